@@ -8,6 +8,7 @@ not return from a function written in C, no handler runs: then `SignalThread` ac
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -22,7 +23,7 @@ from _signal import signal as set_handler
 from sys import _getframe, modules
 from threading import get_ident
 from types import FrameType
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 from synkhronos.host.handler_errors import is_below
 
@@ -62,8 +63,7 @@ class DeferredSignal:
         self._installed: Any = None
         self._frame: Any = None  # the frame interrupted by the first signal
         self._announced = False
-        #: Called by the handler of the first signal, if it is not None.
-        self.on_first: Callable[[], None] | None = None
+        self._on_first: Callable[[], None] | None = None  # called by the handler of the first signal
         self._main_thread = threading.main_thread().ident
 
     # Every command calls these two methods, so they are short.
@@ -108,11 +108,22 @@ class DeferredSignal:
     def _receive(self, number, frame):
         if not self._received:
             self._received, self._frame, self._announced = 1, frame, False
-            if self.on_first is not None:
-                self.on_first()
+            if self._on_first is not None:
+                self._on_first()
         elif self._received == 1 and frame.f_code not in _STEPS:
             self._received, self._frame = 2, None
             self._installed.handler(number, frame)
+
+    @contextlib.contextmanager
+    def calling(self, on_first: Callable[[], None]) -> Iterator[None]:
+        """Let ``on_first()`` be called for the first signal, which may have been deferred already."""
+        self._on_first = on_first
+        if self.is_pending:
+            on_first()
+        try:
+            yield
+        finally:
+            self._on_first = None
 
     @property
     def is_pending(self) -> bool:
@@ -129,7 +140,7 @@ class DeferredSignal:
         if self._received == 1 and not self._announced:
             self._announced = True
             message = "%s: the processes finish their command first; a second one ends them at once"
-            if self.on_first is not None:
+            if self._on_first is not None:
                 message = "%s: all ranks are asked to stop; a second one ends them at once"
             _log.warning(message, signal.Signals(self._number).name)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import pickle
 import time
 from abc import ABC, abstractmethod
@@ -18,10 +19,10 @@ from typing import Any, Callable, NamedTuple, Protocol, Sequence
 import numpy as np
 
 from synkhronos._errors import SynkhronosError
-from synkhronos.machines.joined_commons import Address, JointCommons
 from synkhronos.machines.links import Links, LostError
 from synkhronos.machines.neighbours import Neighbours
-from synkhronos.stores.commons import Commons
+from synkhronos.stores.commons import Commons, LockFile, SharedCommons, open_unnamed
+from synkhronos.stores.memory import SharedMemory
 from synkhronos.transports.children import has_ended
 from synkhronos.transports.semaphore import NBYTES, Semaphore
 
@@ -37,8 +38,8 @@ _WANTED, _RUNNING, _SEEN, _FAILED = range(4)
 _WORDS = 8
 
 
-class Desk:
-    """Where a courier works.
+class WorkContext:
+    """What the courier of a machine works with.
 
     Attributes
     ----------
@@ -73,8 +74,8 @@ class Desk:
 class Work(Protocol):
     """What a courier does. It is pickled."""
 
-    def run(self, desk: Desk) -> None:
-        """Work until ``desk.is_over()``."""
+    def run(self, context: WorkContext) -> None:
+        """Work until ``context.is_over()``."""
 
 
 class Courier(ABC):
@@ -126,6 +127,51 @@ class NoCourier(Courier):
         return True
 
 
+class Address(NamedTuple):
+    """Where another process finds the files of `JointCommons`."""
+
+    pid: int
+    memory: int
+    locks: int
+
+
+class JointCommons(SharedCommons):
+    """Commons that can be joined by a process that was not forked from their creator.
+
+    Their memory and their locks are files without names. A process of the same user opens them by the
+    process id of their creator and the numbers of its descriptors.
+
+    Parameters
+    ----------
+    address : Address, optional
+        The address of the commons to join. By default, new commons are created.
+
+    Attributes
+    ----------
+    address : Address
+    """
+
+    def __init__(self, address: Address | None = None) -> None:
+        if address is None:
+            self._memory_file = open_unnamed("synkhronos-commons")
+            locks = open_unnamed("synkhronos-locks")
+            self.address = Address(os.getpid(), self._memory_file.fileno(), locks.fileno())
+        else:
+            self._memory_file, locks = (
+                open(f"/proc/{address.pid}/fd/{number}", "r+b", buffering=0) for number in address[1:]
+            )
+            self.address = address
+        super().__init__(SharedMemory(1, self._memory_file.fileno()), LockFile(locks))
+
+    def use_in_fork(self) -> None:
+        """Called in a process that was forked from a rank and is itself a rank."""
+        self.memory.use_span(0)  # nothing is allocated from it
+
+    def close(self) -> None:
+        super().close()
+        self._memory_file.close()
+
+
 class TaskCourier(Courier):
     """A courier that is another task of the MPI job. It joins the commons when it is first needed.
 
@@ -142,14 +188,14 @@ class TaskCourier(Courier):
         table, bell = memory.allocate(8 * _WORDS), memory.allocate(NBYTES)
         self._table, self._bell = table.view(np.int64), Semaphore(array=bell)
         self._table[:] = 0
-        self._place = _Place(
+        self._world = _World(
             next(_worlds), self.commons.address, memory.offset(table), memory.offset(bell)
         )
         self._started = 0
 
     def start(self, number: int, work: Work) -> None:
         self._table[_WANTED] = self._started = number
-        content = self._place, number, pickle.dumps(work)
+        content = self._world, number, pickle.dumps(work)
         self._links.send(_COURIER, _TAG, pickle.dumps(content))
         self._bell.post()
 
@@ -176,19 +222,19 @@ class TaskCourier(Courier):
             time.sleep(_NAP)
 
 
-class _Place(NamedTuple):
-    """Where a courier finds the commons, the table and the bell.
+class _World(NamedTuple):
+    """A world of the leader, and where a courier finds its commons, the table and the bell.
 
     Attributes
     ----------
-    world : int
+    number : int
         Numbers the worlds of the leader.
     address : Address
     table, bell : int
         Offsets in the memory of the commons.
     """
 
-    world: int
+    number: int
     address: Address
     table: int
     bell: int
@@ -249,23 +295,23 @@ def _serve(here, couriers, neighbours):
         if content is None:
             return
         if isinstance(content, list):
-            neighbours.names = content
+            neighbours.name(content)
             continue
-        place, number, work = content
-        if joined is None or joined.place.world != place.world:
+        world, number, work = content
+        if joined is None or joined.world.number != world.number:
             if joined is not None:
                 joined.commons.close()
-            joined = _join(place)
+            joined = _join(world)
         if joined is not None:
             joined.run(here, couriers, neighbours, number, work)
 
 
-def _join(place):
+def _join(world):
     """Return the world of a leader; None if the leader has died."""
     try:
-        return _Joined(place)
+        return _Joined(world)
     except OSError as error:
-        if has_ended(place.address.pid):
+        if has_ended(world.address.pid):
             return None
         raise SynkhronosError(
             f"the second task on this machine cannot open the memory of the first: {error}; start both "
@@ -277,11 +323,11 @@ def _join(place):
 class _Joined:
     """The memory of the world to which this machine's ranks belong."""
 
-    def __init__(self, place: _Place) -> None:
-        self.place, self.commons = place, JointCommons(place.address)
+    def __init__(self, world: _World) -> None:
+        self.world, self.commons = world, JointCommons(world.address)
         mapping = self.commons.memory.mapping
-        self._table = np.ndarray(_WORDS, np.int64, mapping, place.table)
-        self.bell = Semaphore(array=np.ndarray(NBYTES, np.uint8, mapping, place.bell), is_new=False)
+        self._table = np.ndarray(_WORDS, np.int64, mapping, world.table)
+        self.bell = Semaphore(array=np.ndarray(NBYTES, np.uint8, mapping, world.bell), is_new=False)
         self._kept: dict[str, Any] = {}
 
     def wait(self) -> None:
@@ -299,11 +345,11 @@ class _Joined:
             neighbours.check()
             return table[_WANTED] != number or bool(here.lost())  # the leader
 
-        desk = Desk(self.commons, couriers, number, is_over, self.bell.wait, self._kept)
+        context = WorkContext(self.commons, couriers, number, is_over, self.bell.wait, self._kept)
         table[_RUNNING] = table[_SEEN] = number
         try:
-            if not desk.is_over():
-                pickle.loads(work).run(desk)
+            if not context.is_over():
+                pickle.loads(work).run(context)
         except LostError:  # the leaders then end the world
             table[_FAILED] = number
         finally:

@@ -3,7 +3,7 @@
 A *meeting* is an exchange of items among all leaders inside a command, or the end of transfers of arrays
 between some of them. All leaders count the meetings of a command. A *notice* tells the others that
 something ends: a rank has failed (`ABORT`); a machine has lost a rank (`BROKEN`); the master ends the
-world (`END`); a request to stop was made (`FLAG`); or a leader does not come to a meeting (`Absent`).
+world (`END`); a request to stop was made (`FLAG`); or a leader does not come to a meeting (`ENDED`).
 Notices carry the number of the command to which they belong, so old ones are ignored.
 
 A leader reads notices while it waits. MPI has to be polled: a leader polls continuously for a short
@@ -22,11 +22,12 @@ from typing import Any, Callable, Sequence
 import numpy as np
 
 from synkhronos._errors import CollectiveAbortedError, MissingRankError, WorldBrokenError
+from synkhronos.arithmetic.clocks import Ping, Reading, read_clock
 from synkhronos.machines.links import Links, LostError, Receipt, as_bytes
-from synkhronos.machines.missing import AFTER, ASK, ENDED, Absent
+from synkhronos.transports.base import do_nothing
 from synkhronos.transports.waiting import Patience
 
-ABORT, BROKEN, END, FLAG = range(4)
+ABORT, BROKEN, END, FLAG, ASK, ENDED = range(6)  # notices
 
 # Tags: of notices, of messages between commands, and of the streams of messages inside a command.
 _NOTICE, CONTROL, REPLY = range(3)
@@ -42,6 +43,8 @@ SHORTEST_NAP = 2e-5  # seconds
 LONGEST_NAP = 1e-3  # inside a command
 _LONGEST_IDLE_NAP = 2e-2
 
+_ASKS_AFTER = 0.01  # seconds of waiting after which a leader asks whether the others come
+
 _STILL_ARRIVING = 100  # commands after an aborted one in which its messages are discarded
 
 _POLLS = range(4)  # polls between two readings of the clock; each takes about 2 microseconds
@@ -49,6 +52,10 @@ _POLLS = range(4)  # polls between two readings of the clock; each takes about 2
 _SMALL = 4096  # bytes of an array that is sent in the message that announces it
 _KEPT = 1 << 16  # bytes of a pickle that is kept in case it is sent again
 _HEAD = struct.Struct("=qQ")  # of a message: the number of its command, and the length of the pickle
+
+#: The number of pings for a reading of a clock. Some of them are short, also on machines that are busy.
+PINGS = 30
+_TIME = struct.Struct("=d")
 
 
 def _tag(number, stream):
@@ -61,6 +68,8 @@ class Leaders:
     Parameters
     ----------
     links : Links
+    clock : callable, optional
+        Returns the time on this machine in seconds. Machines have different ones.
 
     Attributes
     ----------
@@ -68,41 +77,20 @@ class Leaders:
         The number of the command. It keeps increasing from world to world.
     passed : int
         The meetings of this command that this leader has passed.
-    watch : callable
-        ``watch(inside)`` is called while it waits, in a meeting or not. It raises if this machine's
-        ranks cannot continue.
-    labels : list of str
-        The ranks of each machine, for messages to users.
-    leave : callable
-        Called when a meeting cannot be passed. It lets this machine's ranks leave theirs.
-    may_poll : bool
-        Whether there is a core for each rank of this machine, so that this leader may poll.
-    expire : callable
-        ``expire(seconds)`` is called while it waits inside a command, with the time it has waited. It
-        raises if that is too long.
     first_number : int
         The number of the first command of this world.
-    flag : int
-        The largest number of the notices `FLAG` of this command.
-    clock : callable
-        Returns the time on this machine in seconds. Machines have different ones.
+    ended : EndedLeaders
     """
 
-    def __init__(self, links: Links) -> None:
-        self.links = links
+    def __init__(self, links: Links, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.links, self.clock = links, clock
         self.rank, self.size = links.rank, links.size
         self.number = self.passed = 0
-        self.watch: Callable[[bool], None] = lambda inside: None
-        self.labels = [str(machine) for machine in range(self.size)]
-        self.leave: Callable[[], None] = lambda: None
-        self.may_poll = True
-        self.expire: Callable[[float], None] = lambda seconds: None
-        self.first_number = 0
         self._notices: list[tuple] = []  # of later commands
         self._aborted = 0  # the first meeting that cannot be passed, from 1; 0 if all can
-        self.absent = Absent(self.notify)
-        self.flag = 0
-        self.clock: Callable[[], float] = time.perf_counter
+        self.ended = EndedLeaders(self.notify)
+        self._flag: np.ndarray | None = None
+        self._highest = 0  # of the notices `FLAG` of this command
         self._broken: tuple[int, str] | None = None  # the number of the command, and the cause
         self._postponed: tuple[int, Any] | None = None
         # By leader and tag: the last object with its arrays' types, pickled and not, if it is not large.
@@ -112,16 +100,43 @@ class Leaders:
         self._receiving: dict[Receipt, None] = {}  # a set in the order of insertion
         self._inside = Patience()
         self._between = Patience(self._inside)
+        self.begin_world()
 
     # Worlds
 
-    def begin_world(self) -> None:
-        """Start a world with the command that has begun."""
+    def begin_world(
+        self,
+        labels: Sequence[str] | None = None,
+        may_poll: bool = True,
+        watch: Callable[[bool], None] = do_nothing,
+        expire: Callable[[float], None] = do_nothing,
+        leave: Callable[[], None] = do_nothing,
+    ) -> None:
+        """Start a world with the command that has begun.
+
+        Parameters
+        ----------
+        labels : sequence of str, optional
+            The ranks of each machine, for messages to users.
+        may_poll : bool
+            Whether there is a core for each rank of this machine, so that this leader may poll.
+        watch : callable, optional
+            ``watch(inside)`` is called while it waits, in a meeting or not. It raises if this machine's
+            ranks cannot continue.
+        expire : callable, optional
+            ``expire(seconds)`` is called while it waits inside a command, with the time it has waited.
+            It raises if that is too long.
+        leave : callable, optional
+            Called when a meeting cannot be passed. It lets this machine's ranks leave theirs.
+        """
         self.first_number = self.number
+        self._labels = list(map(str, range(self.size))) if labels is None else labels
+        self._may_poll, self._watch, self._expire, self._leave = may_poll, watch, expire, leave
 
     def end_world(self) -> None:
         """End the world; notices that belong to it are ignored from now on."""
-        self.first_number = self.number + 1
+        self.begin_world()
+        self.first_number += 1
 
     # Commands
 
@@ -135,8 +150,9 @@ class Leaders:
         self._aborted_commands = [
             one for one in self._aborted_commands if number - one < _STILL_ARRIVING
         ]
-        self.number, self.passed, self._aborted, self.flag = number, 0, 0, 0
-        self.absent.begin()
+        self.number, self.passed, self._aborted = number, 0, 0
+        self._flag, self._highest = None, 0
+        self.ended.begin()
         early, self._notices = self._notices, []
         for notice in early:
             self._take(notice)
@@ -222,19 +238,17 @@ class Leaders:
         while distance < self.size:
             count = min(distance, self.size - distance)
             known = pickle.dumps(items[:count]) if count > 1 else items[0]
-            self.send_inside((self.rank - distance) % self.size, known)
-            received = self.receive_inside((self.rank + distance) % self.size)
+            self._send_inside((self.rank - distance) % self.size, known)
+            received = self._receive_inside((self.rank + distance) % self.size)
             items += pickle.loads(received) if count > 1 else [received]
             distance *= 2
         self.passed += 1
         return [items[(rank - self.rank) % self.size] for rank in range(self.size)]
 
-    def send_inside(self, to: int, data: bytes) -> None:
-        """Send bytes to a leader, as a part of a meeting."""
+    def _send_inside(self, to, data):
         self.links.send(to, self._tag(_MEETING), data)
 
-    def receive_inside(self, source: int) -> bytes:
-        """Return the bytes that another leader has sent in this meeting."""
+    def _receive_inside(self, source):
         return self.wait_inside(lambda: self.links.receive(source, self._tag(_MEETING)))[1]
 
     def barrier(self) -> None:
@@ -272,7 +286,7 @@ class Leaders:
         def ready_or_aborted():
             found = ready()
             if not found and 0 < self._aborted <= self.passed + 1:
-                self.leave()
+                self._leave()
                 raise CollectiveAbortedError(
                     "a rank left a collective: a rank of another machine failed in this command"
                 )
@@ -289,10 +303,10 @@ class Leaders:
             raise
 
     def _check_missing(self):
-        machine = self.absent.find(self.passed)
+        machine = self.ended.find(self.passed)
         if machine is not None and not self._aborted:
             raise MissingRankError(
-                f"a rank waits in a collective for rank {self.labels[machine]}, which ended the "
+                f"a rank waits in a collective for rank {self._labels[machine]}, which ended the "
                 f"program without it; let every rank call the same collectives in the same order"
             )
 
@@ -346,9 +360,59 @@ class Leaders:
         elif kind == ABORT:
             self._aborted = min(self._aborted or value, value)
         elif kind in (ASK, ENDED):
-            self.absent.take(kind, machine, value)
+            self.ended.take(kind, machine, value)
         else:
-            self.flag = max(self.flag, value)
+            self._highest = max(self._highest, value)
+
+    # A request to stop
+
+    def spread(self, flag: np.ndarray) -> None:
+        """In this command, let all machines see the highest value of a number in the commons of each."""
+        self._flag = flag
+
+    def pass_on_flag(self) -> None:
+        """Raise the number to the highest on the other machines, or tell them if it is higher here."""
+        if self._flag is None:
+            return
+        own = int(self._flag[0])
+        if own > self._highest:
+            self._highest = own
+            self.notify(FLAG, own)
+        elif own < self._highest:
+            self._flag[0] = self._highest
+
+    # Clocks
+
+    def compare_clocks(self) -> list[Reading]:
+        """Read the clock of each machine, a meeting of all leaders.
+
+        The master's machine reads one after another, as messages that travel at the same time would hold
+        each other up.
+
+        Returns
+        -------
+        list of Reading
+            By machine; empty for other leaders than the master's.
+        """
+        readings = []
+        if self.rank == 0:
+            now = self.clock()
+            readings = [Reading(now, now, 0.0)]
+            for machine in range(1, self.size):
+                readings.append(read_clock([self._ping(machine) for _ in range(PINGS)]))
+        else:
+            for _ in range(PINGS):
+                self._receive_inside(0)
+                self._send_inside(0, _TIME.pack(self.clock()))
+        self.passed += 1
+        return readings
+
+    def _ping(self, machine):
+        sent = self.clock()
+        self._send_inside(machine, b"")
+        answer = self._receive_inside(machine)
+        received = self.clock()
+        return Ping(sent, _TIME.unpack(answer)[0], received)
 
     # Waiting
 
@@ -364,12 +428,12 @@ class Leaders:
         longest = _LONGEST_IDLE_NAP if idle else LONGEST_NAP
         while not found:
             self.read_notices()
-            self.watch(inside)
+            self._watch(inside)
             waited = time.monotonic() - began
-            if inside and waited > AFTER:
-                self.absent.ask(self.passed)
+            if inside and waited > _ASKS_AFTER:
+                self.ended.ask(self.passed)
             if not idle:
-                self.expire(waited)
+                self._expire(waited)
             found = ready()
             if not found:
                 time.sleep(min(max(SHARE * waited, SHORTEST_NAP), longest))
@@ -377,7 +441,7 @@ class Leaders:
         return found
 
     def _poll(self, ready, patience, began, worked):
-        if not self.may_poll:
+        if not self._may_poll:
             return None
         until = began + patience.fraction * patience.limit(worked)
         while time.monotonic() < until:
@@ -387,3 +451,56 @@ class Leaders:
                     return found
             os.sched_yield()  # another leader may be on this core
         return None
+
+
+class EndedLeaders:
+    """Leaders that have ended a command without coming to a meeting at which others still wait.
+
+    A leader says so only if it is asked: one that has waited for a while asks all others, once in each
+    meeting. So a command in which all ranks do the same needs no further message.
+
+    Parameters
+    ----------
+    notify : callable
+        ``notify(kind, passed, to)`` sends a notice to the leaders `to`, by default to all.
+    """
+
+    def __init__(self, notify: Callable[..., None]) -> None:
+        self._notify = notify
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a command."""
+        self._own: int | None = None  # how many meetings this leader has passed, once it has ended
+        self._asked: int | None = None  # in which meeting this leader has asked
+        self._asking: dict[int, int] = {}  # by leader: how many meetings it has passed
+        self._ended: dict[int, int] = {}
+
+    def ask(self, passed: int) -> None:
+        """Ask the others whether they come to the meeting after the first `passed`."""
+        if self._asked != passed:
+            self._asked = passed
+            self._notify(ASK, passed)
+
+    def end(self, passed: int) -> None:
+        """Note that this leader has ended the command, and has passed so many meetings."""
+        self._own = passed
+        for machine, others in self._asking.items():
+            self._answer(machine, others)
+
+    def take(self, kind: str, machine: int, passed: int) -> None:
+        """Take a notice of another leader."""
+        if kind == ENDED:
+            self._ended[machine] = passed
+        else:
+            self._asking[machine] = passed
+            if self._own is not None:
+                self._answer(machine, passed)
+
+    def _answer(self, machine, passed):
+        if self._own <= passed:
+            self._notify(ENDED, self._own, [machine])
+
+    def find(self, passed: int) -> int | None:
+        """Return a leader that does not come to the meeting after the first `passed`, or None."""
+        return next((one for one, others in self._ended.items() if others <= passed), None)

@@ -68,6 +68,10 @@ class Links(ABC):
     size: int
     names: Sequence[str] = ()
 
+    def name(self, names: Sequence[str]) -> None:
+        """Let messages to users call the leaders by these names."""
+        self.names = names
+
     @abstractmethod
     def lost(self) -> Collection[int]:
         """Return the leaders that are known to have died."""

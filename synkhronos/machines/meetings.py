@@ -5,11 +5,10 @@ from __future__ import annotations
 import pickle
 
 from synkhronos._errors import CollectiveAbortedError
-from synkhronos.machines.store import Part, name_of
 from synkhronos.stores.required_rows import Need
 
 
-class Inside:
+class MachineGroup:
     """The ranks of one machine, as a `Group`. The leader reports their failures to the other leaders."""
 
     def __init__(self, local, leaders):
@@ -56,41 +55,39 @@ class Meetings:
 
     Attributes
     ----------
-    inside : Inside
+    group : MachineGroup
     """
 
     def __init__(self, local, leaders, store, machines):
-        self.inside = Inside(local, leaders)
+        self.group = MachineGroup(local, leaders)
         self._leader, self._store = local.master_rank, store
         self._machines = machines
-        self._kept = []  # arrays of other machines
-        self._lasting = {}  # kept arrays, by the names of their handles
 
     def barrier(self):
-        if self.inside.size > 1:
-            self.inside.barrier()
-        if self.inside.leaders is not None:
-            self.inside.leaders.barrier()
-        if self.inside.size > 1:
-            self.inside.barrier()
+        if self.group.size > 1:
+            self.group.barrier()
+        if self.group.leaders is not None:
+            self.group.leaders.barrier()
+        if self.group.size > 1:
+            self.group.barrier()
 
     def exchange(self, item):
         """Return the items of all ranks. The arrays that this rank has put into the store go along."""
         own = item, self._store.take_exports()
         here = [own]
-        if self.inside.size > 1:
-            here = [pickle.loads(one) for one in self.inside.exchange(pickle.dumps(own))]
-        items, parts = self._of_leaders(here) if self.inside.leaders is not None else (None, None)
-        if self.inside.size > 1:
-            shared = self.inside.exchange(b"" if items is None else pickle.dumps((items, parts)))
+        if self.group.size > 1:
+            here = [pickle.loads(one) for one in self.group.exchange(pickle.dumps(own))]
+        items, rows = self._of_leaders(here) if self.group.leaders is not None else (None, None)
+        if self.group.size > 1:
+            shared = self.group.exchange(b"" if items is None else pickle.dumps((items, rows)))
             if items is None:
-                items, parts = pickle.loads(shared[self._leader])
-                self._store.keep(parts)
+                items, rows = pickle.loads(shared[self._leader])
+                self._store.keep(rows)
         return items
 
     def _of_leaders(self, here):
         """Return the items of all ranks, and the arrays of other machines that were sent along."""
-        leaders = self.inside.leaders
+        leaders = self.group.leaders
         exports = [handle for _, handles in here for handle in handles]
         own = pickle.dumps(([item for item, _ in here], exports))
         met = [pickle.loads(one) for one in leaders.exchange(own)]
@@ -106,32 +103,10 @@ class Meetings:
         leaders.complete(receipts, sent)
         items = [None] * sum(map(len, self._machines))
         for ranks, (given, _) in zip(self._machines, met):
-            place(items, ranks, given)
-        return items, self.keep(needs, received)
-
-    def keep(self, needs, arrays):
-        """Put arrays of other machines into this machine's store; return the list of `Part`."""
-        for need, array in zip(needs, arrays):
-            if need.lasts:
-                self._lasting[name_of(need.handle)] = array
-            else:
-                self._kept.append(array)
-        parts = [Part(need, self._store.local.put(array)) for need, array in zip(needs, arrays)]
-        self._store.keep(parts)
-        return parts
-
-    def drop(self, keys):
-        """Forget kept arrays."""
-        self._store.drop(keys)
-        for key in keys:
-            self._lasting.pop(key, None)
-
-    def begin(self):
-        """Start a command: the arrays of other machines are not needed any more."""
-        self._store.begin()
-        self._kept.clear()
+            set_items(items, ranks, given)
+        return items, self._store.receive(needs, received)
 
 
-def place(items, ranks, given):
+def set_items(items, ranks, given):
     """Set the items of consecutive ranks."""
     items[ranks.start : ranks.stop] = given

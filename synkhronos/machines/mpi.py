@@ -55,10 +55,11 @@ class MpiLinks(Links):
     Parameters
     ----------
     comm : mpi4py.MPI.Comm
+    names : sequence of str, optional
     """
 
-    def __init__(self, comm):
-        self._comm = comm
+    def __init__(self, comm, names=()):
+        self._comm, self.names = comm, names
         self.rank, self.size = comm.rank, comm.size
         self._numbers = itertools.count()
         self._sending = {}  # by number: the requests, and the memory
@@ -259,8 +260,9 @@ class Tasks:
         couriers = world.Split(0 if role == _COURIER else MPI.UNDEFINED)
         have_couriers = world.allreduce(roles[:2] == (_LEADER, _COURIER), MPI.LAND)
         takes_part = have_couriers and role in (_LEADER, _COURIER)
-        self._here = MpiLinks(here)
-        self._here.names = [f"task {one} of {socket.gethostname()}" for one in range(here.size)]
+        self._here = MpiLinks(
+            here, [f"task {one} of {socket.gethostname()}" for one in range(here.size)]
+        )
         self.links = MpiLinks(leaders) if role == _LEADER else None
         self.here = self._here if takes_part else None
         self.couriers = MpiLinks(couriers) if have_couriers and role == _COURIER else None

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 
-from synkhronos.machines.courier import Courier, Desk
+from synkhronos.machines.courier import Courier, WorkContext
 from synkhronos.machines.links import Links, Receipt, as_bytes
 
 
@@ -96,7 +96,7 @@ class NaiveCourier(Courier):
         def run():
             is_over = lambda: self._wanted != number  # noqa: E731
             try:
-                work.run(Desk(self.commons, self._links, number, is_over, kept=self._kept))
+                work.run(WorkContext(self.commons, self._links, number, is_over, kept=self._kept))
             finally:
                 self.commons.release_locks()
 

@@ -71,11 +71,6 @@ class Neighbours:
         The links between the couriers, which nothing else uses.
     end : callable
         Ends the job.
-
-    Attributes
-    ----------
-    names : mapping or list
-        What messages to users call the machines, by their numbers.
     """
 
     def __init__(
@@ -86,7 +81,7 @@ class Neighbours:
         links: Links,
         end: Callable[[], None],
     ) -> None:
-        self.names: Mapping[int, str] | Sequence[str] = {
+        self._names: Mapping[int, str] | Sequence[str] = {
             one.machine: f"machine {one.host}" for one in (own, *others)
         }
         self._machine, self._leader, self._links, self._end = own.machine, leader, links, end
@@ -101,6 +96,10 @@ class Neighbours:
         self._is_ending = self._has_reported = self._is_leaving = False
         self._handlers: dict[int, Any] = {}  # of signals, as they were before
         self._thread: SignalThread | None = None
+
+    def name(self, names: Sequence[str]) -> None:
+        """Let messages to users call the machines by these names, by their numbers."""
+        self._names = names
 
     def check(self) -> None:
         """Report a lost machine, and end the job. It may be called at any time, and often."""
@@ -187,7 +186,7 @@ class Neighbours:
         if self._has_reported or not causes:
             return
         self._has_reported = True
-        lines = [f"{self.names[machine]} was lost: {cause}\n" for machine, cause in causes.items()]
+        lines = [f"{self._names[machine]} was lost: {cause}\n" for machine, cause in causes.items()]
         with contextlib.suppress(OSError):  # nobody reads it
             os.write(2, "".join(lines).encode())
 

@@ -7,28 +7,34 @@ computed everything, it takes the results from the commons, or waits for them.
 
 The commons have a vector for each rank and a table. The table has, for each rank, how many buckets it
 has put there and its number of rows; and how many buckets are reduced. It is zero between commands.
+
+It is the courier that keeps what a wire format has not sent. For a checkpoint it copies this to the
+commons, where the leader finds it, or takes from there what the leader has put.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 
 from synkhronos._errors import CollectiveAbortedError
 from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import find_operation
-from synkhronos.comms.wire_state import Kept
-from synkhronos.machines.courier import Courier, Desk
-from synkhronos.machines.leaders import LONGEST_NAP, SHARE, SHORTEST_NAP
-from synkhronos.machines.wire_state import CopyKept, Shelf, communicator_of, vector
+from synkhronos.comms.wire_state import Kept, kept_by, restore
+from synkhronos.machines.buckets import BucketCommunicator
+from synkhronos.machines.courier import Courier, WorkContext
+from synkhronos.machines.leaders import LONGEST_NAP, SHARE, SHORTEST_NAP, Leaders
+from synkhronos.machines.meetings import MachineGroup
 from synkhronos.stores.commons import Commons
 
 _READY, _ROWS = range(2)  # columns; the first of the last row counts reduced buckets
+_DONE, _REST, _FACTORS, _COUNTS = range(4)  # words of the table of `WireState`; the counts come last
+_KEPT = "ahead"
 
 
-class Running(NamedTuple):
+class RunningReduction(NamedTuple):
     """A reduction that has begun in this command.
 
     Attributes
@@ -47,12 +53,12 @@ class Running(NamedTuple):
     table: np.ndarray
 
 
-class Ahead:
-    """The reductions of one rank; each command can make one of them.
+class OverlappedReduction:
+    """The reductions of one rank while it computes; each command can make one of them.
 
     Parameters
     ----------
-    inside : Inside
+    group : MachineGroup
         The ranks of this machine.
     check : callable
         Raises if the command cannot continue.
@@ -60,24 +66,24 @@ class Ahead:
         Whether the courier is free; in a program it is not.
     courier : Courier
     first : int
-        The rank of the leader in `inside`.
+        The rank of the leader in `group`.
 
     Attributes
     ----------
-    running : Running or None
+    running : RunningReduction or None
     """
 
     def __init__(
         self,
-        inside: Any,
+        group: MachineGroup,
         check: Callable[[], None],
         is_free: Callable[[], bool],
         courier: Courier,
         first: int,
     ) -> None:
-        self._inside, self._check, self._is_free = inside, check, is_free
+        self._group, self._check, self._is_free = group, check, is_free
         self._courier, self._first = courier, first
-        self.running: Running | None = None
+        self.running: RunningReduction | None = None
         self._may_begin = False
         self._table: np.ndarray | None = None  # in the leader, while the courier works
 
@@ -104,13 +110,13 @@ class Ahead:
             self._begin(buckets, function)
         if self.running is None:
             return
-        place, own = buckets.slices()[number], self.running.vectors[self._inside.rank]
+        place, own = buckets.slices()[number], self.running.vectors[self._group.rank]
         operation = find_operation(buckets.op)
         if rows or operation.weighted:
             own[place] = array[place]
         else:
             own[place] = operation.neutral(own.dtype)
-        row = self.running.table[self._inside.rank]
+        row = self.running.table[self._group.rank]
         row[_ROWS] = rows
         row[_READY] = number + 1
 
@@ -118,11 +124,12 @@ class Ahead:
         may_begin, self._may_begin, self.running = self._may_begin, False, None
         if not (may_begin and self._is_free()):
             return
-        size, leaders = self._inside.size, self._inside.leaders
-        self.running = Running(buckets, function, *_memory(self._courier.commons, buckets, size))
+        size, leaders = self._group.size, self._group.leaders
+        memory = _memory(self._courier.commons, buckets, size)
+        self.running = RunningReduction(buckets, function, *memory)
         if leaders is not None:
             self._table = self.running.table
-            self._courier.start(leaders.number, ReduceAhead(buckets, size, self._first))
+            self._courier.start(leaders.number, ReduceBuckets(buckets, size, self._first))
 
     def forget(self) -> None:
         """Discard what is being reduced: the vector may get another value."""
@@ -143,23 +150,23 @@ class Ahead:
 
     def kept(self, buckets: Buckets) -> Kept:
         """In the leader, once in a command: return what the courier keeps for the format of a vector."""
-        found = self._copy_kept(buckets, is_given=False).get()
+        found = self._transfer(buckets, is_given=False).get()
         return found._replace(rest=found.rest.copy(), factors=found.factors.copy())
 
     def keep(self, buckets: Buckets, kept: Kept) -> None:
         """In the leader, once in a command: let the courier keep this."""
-        Shelf(self._courier.commons, buckets).put(kept)
-        self._copy_kept(buckets, is_given=True)
+        WireState(self._courier.commons, buckets).put(kept)
+        self._transfer(buckets, is_given=True)
 
-    def _copy_kept(self, buckets, is_given):
-        leaders, shelf = self._inside.leaders, Shelf(self._courier.commons, buckets)
-        self._table = shelf.table
-        self._courier.start(leaders.number, CopyKept(buckets, is_given))
-        leaders.wait_inside(shelf.is_done, meets=False)
-        return shelf
+    def _transfer(self, buckets, is_given):
+        leaders, state = self._group.leaders, WireState(self._courier.commons, buckets)
+        self._table = state.table
+        self._courier.start(leaders.number, TransferWireState(buckets, is_given))
+        leaders.wait_inside(state.is_done, meets=False)
+        return state
 
     def _wait(self, ready):
-        leaders = self._inside.leaders
+        leaders = self._group.leaders
         if leaders is not None:
             leaders.wait_inside(ready, meets=False)
             return
@@ -173,12 +180,12 @@ class Ahead:
         """In the leader, at the end of a command that all ranks of this machine have left."""
         if self._table is not None:
             self._courier.end()
-            self._inside.leaders.wait(self._courier.has_stopped)
+            self._group.leaders.wait(self._courier.has_stopped)
             self._table[...] = 0
             self.running = self._table = None
 
 
-class ReduceAhead:
+class ReduceBuckets:
     """What a courier does for the reduction. It is a `Work`.
 
     Parameters
@@ -193,12 +200,13 @@ class ReduceAhead:
     def __init__(self, buckets: Buckets, size: int, first: int) -> None:
         self._buckets, self._size, self._first = buckets, size, first
 
-    def run(self, desk: Desk) -> None:
-        leaders, communicator = communicator_of(desk)
-        leaders.watch = lambda inside: _check(desk)
-        leaders.begin(desk.number)
+    def run(self, context: WorkContext) -> None:
+        leaders, communicator = _communicator_of(context)
+        # The ranks need the cores.
+        leaders.begin_world(may_poll=False, watch=lambda inside: _check(context))
+        leaders.begin(context.number)
         try:
-            self._reduce(desk.commons, leaders, communicator)
+            self._reduce(context.commons, leaders, communicator)
         except CollectiveAbortedError:
             leaders.abort()
 
@@ -213,12 +221,97 @@ class ReduceAhead:
             table[-1, _READY] = number + 1
 
 
-def _check(desk):
-    if desk.is_over():
+def _check(context):
+    if context.is_over():
         raise CollectiveAbortedError("the ranks of this machine have left the command")
 
 
 def _memory(commons: Commons, buckets: Buckets, size: int) -> tuple[list[np.ndarray], np.ndarray]:
     """Return the vectors of the ranks of a machine, and the table."""
-    vectors = [vector(commons, buckets, rank) for rank in range(size)]
+    vectors = [_vector(commons, buckets, rank) for rank in range(size)]
     return vectors, commons.array("ahead", (size + 1, 2), np.int64)
+
+
+def _vector(commons, buckets, rank):
+    """Return the memory for the vector of a rank of a machine.
+
+    Vectors of the same size have the same memory. Between commands nothing refers to it, so it can be
+    freed at the end of a program.
+    """
+    return commons.array(f"ahead {buckets.dtype} {buckets.size} {rank}", buckets.size, buckets.dtype)
+
+
+def _communicator_of(context):
+    """Return what a courier needs to reduce buckets; all `Work` of a world shares it."""
+    if _KEPT not in context.kept:
+        leaders = Leaders(context.links)
+        context.kept[_KEPT] = leaders, BucketCommunicator(leaders)
+    return context.kept[_KEPT]
+
+
+class WireState(NamedTuple):
+    """Where the `Kept` of a vector is in the commons, in one command that transfers it.
+
+    Attributes
+    ----------
+    commons : Commons
+    buckets : Buckets
+    """
+
+    commons: Commons
+    buckets: Buckets
+
+    @property
+    def table(self) -> np.ndarray:
+        """Whether the work is done, how long the vectors are, and the counts; 0 between commands."""
+        length = _COUNTS + len(self.buckets.shapes)
+        return self.commons.array(f"kept {length}", length, np.int64)
+
+    def put(self, kept: Kept) -> None:
+        """Write what is kept."""
+        table = self.table
+        table[_REST], table[_FACTORS], table[_COUNTS:] = kept.rest.size, kept.factors.size, kept.counts
+        for own, given in zip(self._vectors(table), kept[1:]):
+            own[:] = given
+
+    def get(self) -> Kept:
+        """Return what was put here, without copying the vectors."""
+        table = self.table
+        return Kept(table[_COUNTS:].tolist(), *self._vectors(table))
+
+    def _vectors(self, table):
+        rest, factors = _vector(self.commons, self.buckets, 0), np.empty(0, np.float32)
+        if length := int(table[_FACTORS]):
+            factors = self.commons.array(f"kept factors {length}", length, np.float32)
+        return rest[: table[_REST]], factors
+
+    def mark_done(self) -> None:
+        """Let the leader continue."""
+        self.table[_DONE] = 1
+
+    def is_done(self) -> bool:
+        """Whether the courier has done its work."""
+        return bool(self.table[_DONE])
+
+
+class TransferWireState:
+    """What a courier does to transfer the state of a wire format. It is a `Work`.
+
+    Parameters
+    ----------
+    buckets : Buckets
+    is_given : bool
+        Whether the leader gives the state or gets it.
+    """
+
+    def __init__(self, buckets: Buckets, is_given: bool) -> None:
+        self._buckets, self._is_given = buckets, is_given
+
+    def run(self, context: WorkContext) -> None:
+        wires = _communicator_of(context)[1].wires(self._buckets)
+        state = WireState(context.commons, self._buckets)
+        if self._is_given:
+            restore(wires, self._buckets.sizes(), state.get())
+        else:
+            state.put(kept_by(wires))
+        state.mark_done()

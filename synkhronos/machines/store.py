@@ -58,7 +58,7 @@ def lasts(handle: Handle) -> bool:
     return isinstance(handle, FileHandle) or getattr(handle, "dropped", None) is not None
 
 
-class Part(NamedTuple):
+class ReceivedRows(NamedTuple):
     """Rows of another machine's array, in this machine's store or in one of its files."""
 
     need: Need
@@ -87,10 +87,13 @@ class MachinesStore(Store):
         self.epoch = local.epoch
         self._numbers, self._epochs = itertools.count(), itertools.count(1)
         self.dropped: list[tuple[int, int]] = []
-        self._parts: dict[Hashable, Part] = {}
-        self._lasting: dict[Hashable, Part] = {}
+        self._received: dict[Hashable, ReceivedRows] = {}
+        self._lasting: dict[Hashable, ReceivedRows] = {}
+        # In a leader, the arrays in which these rows are
+        self._arrays: list[np.ndarray] = []
+        self._lasting_arrays: dict[Hashable, np.ndarray] = {}
         self._exports: list[MachineHandle] | None = None
-        self._of_command: Sequence[Part] = ()  # what came with the last command
+        self._of_command: Sequence[ReceivedRows] = ()  # what came with the last command
 
     def use(self, rank: int, commons: Commons | None) -> None:
         """Let this rank use the store, and these commons in place of the machine's own commons."""
@@ -98,6 +101,10 @@ class MachinesStore(Store):
         if self.commons is not self.local.commons:  # of a former courier
             self.commons.close()
         self.commons = self.local.commons if commons is None else commons
+
+    def use_in_fork(self, rank: int) -> None:
+        """Called in a rank that was forked from the leader."""
+        self.rank = rank
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
         return self.local.empty(shape, dtype)
@@ -111,16 +118,16 @@ class MachinesStore(Store):
         return handle
 
     def get(self, handle: Handle) -> np.ndarray:
-        part = self._part(handle)
-        if part is None:
+        received = self._find_received(handle)
+        if received is None:
             return super().get(handle)
-        if part.need.rows is not None:
+        if received.need.rows is not None:
             raise LookupError(f"of the array of {handle.shape} only some rows were sent")
-        return self.local.get(part.local)
+        return self.local.get(received.local)
 
-    def _part(self, handle):
+    def _find_received(self, handle):
         name = name_of(handle)
-        return self._parts.get(name) or self._lasting.get(name)
+        return self._received.get(name) or self._lasting.get(name)
 
     def _get(self, handle: MachineHandle) -> np.ndarray:
         if handle.machine != self._machine:
@@ -131,10 +138,10 @@ class MachinesStore(Store):
         return self.local.get(handle.local)
 
     def _find(self, handle: Handle, rows: Rows) -> tuple[np.ndarray, Rows]:
-        part = self._part(handle)
-        if part is None or part.need.rows is None:
+        received = self._find_received(handle)
+        if received is None or received.need.rows is None:
             return self.get(handle), rows
-        return self.local.get(part.local), positions(rows, part.need.rows)
+        return self.local.get(received.local), positions(rows, received.need.rows)
 
     def free(self, handle: Handle) -> None:
         self.local.free(handle.local)  # type: ignore[attr-defined]
@@ -160,7 +167,8 @@ class MachinesStore(Store):
 
     def begin(self) -> None:
         """Forget what was received for the last command; arrays put from now on are exported."""
-        self._parts.clear()
+        self._received.clear()
+        self._arrays.clear()
         self._exports = []
 
     def end(self) -> list[MachineHandle]:
@@ -182,22 +190,34 @@ class MachinesStore(Store):
             array = take_along(array, need.rows, need.axis)
         return np.asarray(array, order="C")
 
-    def keep(self, parts: Iterable[Part]) -> None:
-        """Let handles refer to these parts, until the next `begin`, or until `drop` if they are kept."""
-        for part in parts:
-            parts_by_name = self._lasting if part.need.lasts else self._parts
-            parts_by_name[name_of(part.need.handle)] = part
+    def receive(self, needs: Sequence[Need], arrays: Sequence[np.ndarray]) -> list[ReceivedRows]:
+        """Leader: put rows of arrays of other machines into this machine's store."""
+        for need, array in zip(needs, arrays):
+            if need.lasts:
+                self._lasting_arrays[name_of(need.handle)] = array
+            else:
+                self._arrays.append(array)
+        rows = [ReceivedRows(need, self.local.put(array)) for need, array in zip(needs, arrays)]
+        self.keep(rows)
+        return rows
 
-    def keep_for_command(self, parts: Sequence[Part]) -> None:
+    def keep(self, every: Iterable[ReceivedRows]) -> None:
+        """Let handles refer to these rows, until the next `begin`, or until `drop` if they are kept."""
+        for rows in every:
+            by_name = self._lasting if rows.need.lasts else self._received
+            by_name[name_of(rows.need.handle)] = rows
+
+    def keep_for_command(self, every: Sequence[ReceivedRows]) -> None:
         """Keep what came with a command: the same object if everything is in the same memory."""
-        if parts is not self._of_command:
-            self._of_command = parts
+        if every is not self._of_command:
+            self._of_command = every
             # Of other rows than a range there are no views.
-            are_views = all([type(part.need.rows) is not np.ndarray for part in parts])
+            are_views = all([type(rows.need.rows) is not np.ndarray for rows in every])
             self.epoch = next(self._epochs) if are_views and self.local.epoch is not None else None
-        self.keep(parts)
+        self.keep(every)
 
     def drop(self, keys: Iterable[tuple[int, int]]) -> None:
-        """Forget kept parts."""
+        """Forget kept rows."""
         for key in keys:
             self._lasting.pop(key, None)
+            self._lasting_arrays.pop(key, None)

@@ -13,25 +13,22 @@ import pickle
 from synkhronos._errors import (
     REMEDY,
     CollectiveAbortedError,
+    SynkhronosError,
     WorldBrokenError,
 )
 from synkhronos.comms.alone import AloneCommunicator
 from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.host.machine import cores
-from synkhronos.machines.cached_arrays import COMMAND, FILE, Lasting
-from synkhronos.machines.clocks import compare_clocks
+from synkhronos.machines.commands import CommandReceiver, CommandSender, Frames
 from synkhronos.machines.communicator import MachinesCommunicator
 from synkhronos.machines.courier import NoCourier
-from synkhronos.machines.delivery import Orders
-from synkhronos.machines.leaders import CONTROL, END, REPLY
-from synkhronos.machines.meetings import Meetings, place
-from synkhronos.machines.overlap import Ahead
+from synkhronos.machines.leaders import END, REPLY
+from synkhronos.machines.meetings import Meetings, set_items
+from synkhronos.machines.overlap import OverlappedReduction
 from synkhronos.machines.relay.relay import Relay
-from synkhronos.machines.stop_request import SpreadFlag
 from synkhronos.machines.store import MachinesStore
-from synkhronos.machines.waiting import Watch
 from synkhronos.stores.required_rows import Need
-from synkhronos.transports.base import Transport
+from synkhronos.transports.base import Transport, do_nothing
 
 NO_COURIER = NoCourier()
 
@@ -49,7 +46,8 @@ class MachinesTransport(Transport):
     Parameters
     ----------
     local : Transport
-        The transport of the ranks of this machine. Its master is the leader.
+        The transport of the ranks of this machine, with their numbers among all ranks as labels. Its
+        master is the leader.
     leaders : Leaders
     machines : list of range
         The ranks of each machine.
@@ -67,7 +65,7 @@ class MachinesTransport(Transport):
     inherits = forks_all = False
     can_replace = True
 
-    in_program, is_copy, pass_fds = map(_of_local, ("in_program", "is_copy", "pass_fds"))
+    in_program, is_copy = map(_of_local, ("in_program", "is_copy"))
 
     def __init__(
         self, local, leaders, machines, master_rank=0, timeout=None, courier=NO_COURIER, job=None,
@@ -79,7 +77,6 @@ class MachinesTransport(Transport):
         self.master_rank, self.timeout = master_rank, timeout
         self.ranks_here = local.ranks_here
         self.labels = range(self.size)
-        local.labels = machines[self.machine]
         self._courier, self.is_home = courier, self.machine == 0
         self.has_commons = courier.commons is not None
         if store is None:
@@ -88,25 +85,25 @@ class MachinesTransport(Transport):
         self.store, self._job = store, job
         self._is_alone = local.size == 1  # on this machine
         self._others = [machine for machine in range(len(machines)) if machine != self.machine]
-        self._orders = Orders(len(machines))
         self._has_aborted = False  # this rank, in this command
-        self._lasting = Lasting(leaders, self.store, machines)
-        self._flag = SpreadFlag(leaders)
-        self.on_death = None
+        self._sender = CommandSender(leaders, self.store, machines)
+        self._receiver = CommandReceiver(leaders, self.store)
+        self._frames = Frames()
+        self._while_waiting = do_nothing
         self._ran_program = False  # in the last command; the machine's transport forgets it
         self._meetings = Meetings(local, leaders, self.store, machines)
         if self.has_commons:
             is_free = lambda: not self.in_program  # noqa: E731
-            inside = self._meetings.inside
-            self.ahead = Ahead(inside, self.check, is_free, courier, local.master_rank)
+            group = self._meetings.group
+            self.ahead = OverlappedReduction(group, self.check, is_free, courier, local.master_rank)
         if self.is_leader:
-            watch = Watch(self, leaders, self._meetings.inside, self._flag, courier)
-            leaders.watch, leaders.expire = watch.others, watch.expire
-            local.while_waiting = watch.own
-            leaders.may_poll = local.ranks_here <= cores()
-            leaders.labels = [", ".join(map(str, ranks)) for ranks in machines]
-            leaders.leave = self._abort_here
-            leaders.begin_world()
+            leaders.begin_world(
+                labels=[", ".join(map(str, ranks)) for ranks in machines],
+                may_poll=local.ranks_here <= cores(),
+                watch=self._check_here,
+                expire=self._check_time,
+                leave=self._abort_here,
+            )
 
     @property
     def rank(self):
@@ -125,12 +122,12 @@ class MachinesTransport(Transport):
     def is_master(self):
         return self.rank == self.master_rank
 
-    def communicator(self):
-        inside = self._meetings.inside
-        local = AloneCommunicator(inside) if self._is_alone else self.local.communicator()
-        local.group = inside
+    def communicator(self, group=None):
+        here = self._meetings.group
+        local = AloneCommunicator(here) if self._is_alone else self.local.communicator(here)
         leaders = LinkedCommunicator(self.leaders)
-        return MachinesCommunicator(self, local, leaders, self.local.master_rank, self._machines)
+        group = self if group is None else group
+        return MachinesCommunicator(group, local, leaders, self.local.master_rank, self._machines)
 
     def possible_sizes(self):
         return self._job.possible_sizes()
@@ -140,13 +137,14 @@ class MachinesTransport(Transport):
 
     # Starting and ending
 
-    def start(self, serve):
+    def start(self, serve, while_waiting=do_nothing, pass_fds=()):
         """Start the ranks of this machine."""
+        self._while_waiting = while_waiting
 
         def serve_here(local):
             transport = self
             if local is self.local:  # forked: a copy
-                self.store.rank = self.rank
+                self.store.use_in_fork(self.rank)
                 self._courier.use_in_fork()
             else:  # a thread
                 transport = MachinesTransport(
@@ -155,7 +153,7 @@ class MachinesTransport(Transport):
             serve(transport)
 
         if not self._is_alone:
-            self.local.start(serve_here)
+            self.local.start(serve_here, self._check_others, pass_fds)
 
     def is_master_process(self):
         return self.machine == 0 and self.local.is_master_process()
@@ -186,22 +184,19 @@ class MachinesTransport(Transport):
     def post(self, payload, needs=None):
         self.end_copy()
         self.posted = False
-        wanted = [self._lasting.still_needed(machine, needs) for machine in self._others]
+        needed = self._sender.find_needed(needs)
         self._begin(self.leaders.number + 1)
-        arrays = [[self.store.cut(need) for need in one] for one in wanted]
-        dropped = self._lasting.take_dropped()
-        self._post_here(payload, (), ())
+        arrays = self._sender.cut(needed)
+        dropped = self._sender.take_dropped()
+        self._post_here(payload)
         self.posted = True
-        for machine, needed, sent in zip(self._others, wanted, arrays):
-            message = self._orders.message(machine, payload, needed, dropped)
-            self.leaders.send(machine, CONTROL, message, sent)
-            self._lasting.mark_sent(machine, needed)
+        self._sender.send(payload, needed, arrays, dropped)
 
-    def _post_here(self, payload, parts, dropped):
+    def _post_here(self, *content):
         if not self._is_alone:
-            self.local.post(self._orders.frame(payload, parts, dropped))
+            self.local.post(self._frames.pack(*content))
 
-    def receive(self):
+    def receive(self, when_idle=do_nothing):
         self.end_copy()
         self.posted = False
         if self.is_leader:
@@ -211,40 +206,26 @@ class MachinesTransport(Transport):
         self._begin_ahead()
         if not frame:
             return frame
-        parts, dropped, payload = self._orders.open(frame)
+        payload, rows, dropped = self._frames.unpack(frame)
         self.store.drop(dropped)
-        self.store.keep_for_command(parts)
+        self.store.keep_for_command(rows)
         return payload
 
     def _receive_of_master(self):
-        files, former = [], self._orders.received
-        while True:
-            number, message, arrays = self.leaders.receive(0, CONTROL, self.store.empty, True, former)
-            if message[0] == COMMAND:
-                break
-            if message[0] != FILE:
-                # The master has broken this world, and the notice has not been read yet.
-                self.leaders.postpone(number, message)
-                raise WorldBrokenError("the master has ended the ranks")
-            files += self._lasting.find_file(*message[1:])
-        _, payload, wanted, dropped = message
+        number = self._receiver.receive()
         if self._ran_program:  # it has ended, on all ranks
-            self._end_program()
+            self._forget_program()
         self._begin(number)
-        self._meetings.drop(dropped)
-        if message is not former[0] or files:
-            self._orders.received = message, arrays
-            self._orders.parts = files + self._meetings.keep(wanted, arrays)
-        self.store.keep_for_command(self._orders.parts)
-        self._post_here(payload, self._orders.parts, dropped)
-        return payload
+        content = self._receiver.open()
+        self._post_here(*content)
+        return content[0]
 
     def _begin(self, number):
         self.leaders.begin(number)
-        self._meetings.begin()
+        self.store.begin()
         self._begin_ahead()
         self._has_aborted = self.in_program = False
-        self._flag.begin()
+        self._on_death = None
 
     def reply(self, payload):
         self.end_copy()
@@ -264,10 +245,10 @@ class MachinesTransport(Transport):
     def _collect_here(self):
         """Return the exports and the replies of the other ranks of this machine."""
         self._ran_program = self.in_program
-        self.leaders.absent.end(self.leaders.passed)
+        self.leaders.ended.end(self.leaders.passed)
         exports, replies = [], [None] if self._is_alone else self.local.collect()
         self._end_ahead()
-        self._flag.pass_on()
+        self.leaders.pass_on_flag()
         for rank, reply in enumerate(replies):
             if reply is not None:
                 more, has_aborted, replies[rank] = pickle.loads(reply)
@@ -280,19 +261,19 @@ class MachinesTransport(Transport):
         self.store.end()
         may_last = self.in_program
         replies = [None] * self.size
-        place(replies, self._machines[self.machine], self._collect_here()[1])
+        set_items(replies, self._machines[self.machine], self._collect_here()[1])
         for machine in self._others:
             number = -1
             while number < self.leaders.number:  # others belong to a world that broke
                 number, (given, exports), arrays = self.leaders.receive(
                     machine, REPLY, self.store.empty, may_last
                 )
-            self._meetings.keep([Need(handle) for handle in exports], arrays)
-            place(replies, self._machines[machine], given)
+            self.store.receive([Need(handle) for handle in exports], arrays)
+            set_items(replies, self._machines[machine], given)
         if may_last:
             self._end_relay()
             self.leaders.read_notices()  # requests to stop; others are read while it waits
-        self._flag.pass_on()
+        self.leaders.pass_on_flag()
         return replies
 
     # Among all ranks
@@ -308,7 +289,7 @@ class MachinesTransport(Transport):
         return self.leaders.clock
 
     def compare_clocks(self):
-        return compare_clocks(self.leaders) if self.is_leader else []
+        return self.leaders.compare_clocks() if self.is_leader else []
 
     def abort(self):
         self.end_copy()
@@ -322,31 +303,64 @@ class MachinesTransport(Transport):
             self.local.abort()
 
     def check(self):
-        self._meetings.inside.guard(self.local.check)
+        self._meetings.group.guard(self.local.check)
         if self.is_leader:
             self.leaders.read_notices()
             self._courier.check()
-            self._flag.pass_on()
+            self.leaders.pass_on_flag()
             if self.leaders.is_aborted:
                 self._abort_here()
                 raise CollectiveAbortedError(
                     f"rank {self.rank} left the program: a rank of another machine failed in it"
                 )
 
+    # What a leader checks while it waits
+
+    def _check_here(self, inside):
+        """While it waits for other machines: raise if this machine's ranks cannot continue."""
+        self.leaders.pass_on_flag()
+        self._courier.check()
+        try:
+            self._meetings.group.guard(self.local.check)
+        except CollectiveAbortedError:
+            if inside:
+                raise
+        if self.is_master:
+            self._while_waiting()
+
+    def _check_others(self):
+        """While it waits for its own machine: raise if other machines cannot continue."""
+        self.leaders.read_notices()
+        self._courier.check()
+        self.leaders.pass_on_flag()
+        if self.is_master:
+            self._while_waiting()
+
+    def _check_time(self, seconds):
+        """While it waits for other machines in a command: raise if it has waited too long."""
+        limit = self.timeout
+        if limit is None or seconds <= limit:
+            return
+        if self.is_master:
+            self.kill()
+            raise WorldBrokenError(
+                f"a barrier lasted longer than fork(timeout={limit}) seconds, for ranks of other "
+                f"machines; every worker was ended; {REMEDY}"
+            )
+        if self.in_program:
+            raise SynkhronosError(
+                f"rank {self.rank} waited longer than fork(timeout={limit}) seconds inside a program, "
+                f"for ranks of other machines"
+            )
+
     # The couriers, in programs and during calls
 
-    @property
-    def on_death(self):
-        return self._on_death
+    def begin_program(self, on_death=None):
+        def on_death_here(dead):
+            on_death({self.near[rank]: cause for rank, cause in dead.items()})
 
-    @on_death.setter
-    def on_death(self, on_death):
-        """Let it be called with the ranks' numbers in the world."""
-        self._on_death, self.local.on_death = on_death, None
-        if on_death is not None:
-            self.local.on_death = lambda dead: on_death(
-                {self.near[rank]: cause for rank, cause in dead.items()}
-            )
+        self._on_death = on_death
+        self.local.begin_program(None if on_death is None else on_death_here)
 
     def replace(self, rank, prepare):
         self.local.replace(self.near.index(rank), prepare)
@@ -380,13 +394,12 @@ class MachinesTransport(Transport):
 
     def spread(self, flag):
         if self.is_leader:
-            self._flag.begin(flag)
+            self.leaders.spread(flag)
 
-    def _end_program(self):
+    def _forget_program(self):
         """On machines other than the master's: forget the program, which has ended on all ranks."""
         self._end_relay()
         self.store.commons.clear()
-        replacing, self.on_death = self.on_death, None
-        complaint = None if replacing is None else replacing.complaint()
+        complaint = None if self._on_death is None else self._on_death.complaint()
         if complaint is not None:
             raise WorldBrokenError(complaint)

@@ -72,7 +72,7 @@ class Center:
         self._check_variables()
         self._buffers: dict[int, np.ndarray] = {}  # for variables that are not used in place
         layout = Layout(self._shapes, self._dtypes)
-        self._parts = layout.parts
+        self._contents = layout.stripes
         # The changes of one piece; half-precision changes are computed in single precision.
         self._scratch = {dtype: np.empty(layout.largest[dtype], _wide(dtype)) for dtype in layout.totals}
         self._totals = layout.totals
@@ -82,7 +82,7 @@ class Center:
         self._stripes = open_stripes(
             f"center {name}", layout.encode(),
             lambda there: layout.check(there, f"center {name!r}", labels),
-            len(layout.parts), layout.nbytes, lambda *place: self._fill(arrays, *place), pause,
+            len(layout.stripes), layout.nbytes, lambda *place: self._fill(arrays, *place), pause,
         )  # fmt: skip
         if self._stripes.is_first:
             self._remember(arrays)
@@ -154,7 +154,7 @@ class Center:
         base = self._bases()
 
         def work(number, memory):
-            dtype, pieces = self._parts[number]
+            dtype, pieces = self._contents[number]
             center = _items(memory, dtype)
             for variable, items, places, flat in pieces:
                 np.copyto(arrays[variable][items], center[places])
@@ -189,7 +189,7 @@ class Center:
         arrays, _ = self._open()
 
         def work(number, memory, new):
-            dtype, pieces = self._parts[number]
+            dtype, pieces = self._contents[number]
             center, new = _items(memory, dtype), _items(new, dtype)
             for variable, items, places, flat in pieces:
                 own, former = arrays[variable][items], base[dtype][flat]
@@ -236,7 +236,7 @@ class Center:
         arrays, staged = self._open()
 
         def work(number, memory, new):
-            dtype, pieces = self._parts[number]
+            dtype, pieces = self._contents[number]
             center, new = _items(memory, dtype), _items(new, dtype)
             factor = self._scratch[dtype].dtype.type(alpha)
             for variable, items, places, _ in pieces:
@@ -261,7 +261,7 @@ class Center:
         flat = [array.reshape(-1) for array in arrays]
 
         def work(number, memory):
-            dtype, pieces = self._parts[number]
+            dtype, pieces = self._contents[number]
             center = _items(memory, dtype)
             for variable, items, places, _ in pieces:
                 np.copyto(flat[variable][items], center[places])
@@ -284,7 +284,7 @@ class Center:
     # Details
 
     def _fill(self, arrays, number, memory):
-        dtype, pieces = self._parts[number]
+        dtype, pieces = self._contents[number]
         center = _items(memory, dtype)
         for variable, items, places, _ in pieces:
             np.copyto(center[places], arrays[variable][items])
@@ -296,7 +296,7 @@ class Center:
 
     def _remember(self, arrays):
         base = self._bases()
-        for dtype, pieces in self._parts:
+        for dtype, pieces in self._contents:
             for variable, items, _, flat in pieces:
                 np.copyto(base[dtype][flat], arrays[variable][items])
 

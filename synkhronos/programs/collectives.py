@@ -1,19 +1,22 @@
-"""The collectives of a program: all ranks run the usual collectives' commands at the same point."""
+"""The collectives of a program: all ranks run the usual collectives' commands at the same point.
+
+Ranks come to a collective by themselves, so each rank first tells the others which collective it is at.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable
+import pickle
+from typing import Any, Callable, Hashable
 
 import numpy as np
 
-from synkhronos._errors import MissingRankError
+from synkhronos._errors import MissingRankError, SynkhronosError
 from synkhronos._typing import ReduceOp, SharedVariable, SharedVariables
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.arithmetic.partition import select
 from synkhronos.comms.formats import Format, check_format
-from synkhronos.programs.meeting import Meeting
-from synkhronos.programs.stopping import Stop, StopProgram
+from synkhronos.programs.stopping import Run, StopProgram
 from synkhronos.variables.arguments import as_list, check_has_rows, conditioned
 from synkhronos.variables.collectives import Broadcast, Gather, join
 from synkhronos.variables.reductions import Reduce, check_wire
@@ -28,22 +31,18 @@ class Collectives:
     Parameters
     ----------
     here : Here
+    run : Run
     may_meet : bool
         Whether the program may use collectives.
     waits : bool
         Whether a call waits while another thread of this rank makes one.
     """
 
-    def __init__(self, here: Here, may_meet: bool, waits: bool) -> None:
-        self._here, self._may_meet = here, may_meet
-        self.turn = Turn(waits, self._check)
-        flag = here.store.commons.array("stop", (1,), "int64")
-        here.transport.spread(flag)
-        self._stop = Stop(flag)
-        self._meeting = Meeting(here, self._stop)
+    def __init__(self, here: Here, run: Run, may_meet: bool, waits: bool) -> None:
+        self._here, self._program, self._stop, self._may_meet = here, run, run.stop, may_meet
+        self.turn = Turn(waits, run.check)
         self._numbers: dict[SharedVariable, int] = {}
         self._prepared: dict[tuple, Callable[[Any], Any]] = {}  # collectives that may be repeated
-        self._has_ended = False
 
     @property
     def rank(self) -> int:
@@ -243,9 +242,30 @@ class Collectives:
         with self._stopped_by_others():
             return run(change)
 
-    def _meet(self, name, *what, own=None):
+    def _meet(self, name: str, *what: Hashable, own: Any = None) -> list:
+        """Wait for all ranks, which must call it with equal arguments; return each rank's `own`.
+
+        Raises
+        ------
+        SynkhronosError
+            On every rank, if the arguments differ: the ranks are at different points of the program.
+        """
+        self._before_meeting()
+        called = name, *what
+        item = pickle.dumps((called, self._stop.is_asked, own), pickle.HIGHEST_PROTOCOL)
         with self._stopped_by_others():
-            return self._meeting.agree(name, *what, own=own)
+            by_rank = [pickle.loads(one) for one in self._here.transport.exchange(item)]
+        if any(one[0] != called for one in by_rank):
+            listed = "; ".join(f"rank {rank}: {_text(one[0])}" for rank, one in enumerate(by_rank))
+            raise SynkhronosError(
+                f"the ranks of the program are at different collectives: {listed}; let every rank call "
+                f"the same ones in the same order, for the same variables"
+            )
+        self._stop.met(any(one[1] for one in by_rank))
+        return [one[2] for one in by_rank]
+
+    def _before_meeting(self) -> None:
+        """Called before each meeting."""
 
     @contextlib.contextmanager
     def _stopped_by_others(self):
@@ -260,8 +280,7 @@ class Collectives:
 
     def _enter(self) -> None:
         """Begin a method: end the program if it has to end."""
-        self._check()
-        self._stop.check()
+        self._program.enter()
 
     def _enter_meeting(self) -> None:
         self._enter()
@@ -270,20 +289,6 @@ class Collectives:
                 "a program with on_death='continue' cannot use collectives, as ranks that are left "
                 "would wait for a dead one; use rank.center, send and receive, or ask"
             )
-
-    def _check_running(self) -> None:
-        """Raise if the program has ended; its memory in the commons may have another use now."""
-        if self._has_ended:
-            raise RuntimeError(
-                f"the program of rank {self.rank} has ended; use a rank and its centers only inside the "
-                f"program that got the rank, and return from it what is needed outside"
-            )
-
-    def _check(self) -> None:
-        self._check_running()
-        self._here.transport.check()
-        if self._here.is_master and self._stop.is_interrupted:
-            self._here.transport.while_waiting()
 
     def _numbers_of(self, shared_vars, with_rows=False, what=""):
         given = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
@@ -307,3 +312,8 @@ class Collectives:
                 f"shared_vars: {shared} is not used by any function built with synk.function()"
             )
         return self._numbers[shared]
+
+
+def _text(called):
+    name, *what = called
+    return f"{name}({', '.join(map(str, what))})"

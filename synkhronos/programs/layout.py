@@ -27,7 +27,7 @@ class Piece(NamedTuple):
     flat: slice  # among the items of all arrays with this dtype
 
 
-class Part(NamedTuple):
+class StripeContents(NamedTuple):
     """What is in one stripe."""
 
     dtype: np.dtype
@@ -44,8 +44,7 @@ class Layout:
 
     Attributes
     ----------
-    parts : list of Part
-        One for each stripe.
+    stripes : list of StripeContents
     nbytes : int
         The size of the largest stripe.
     totals, largest : dict
@@ -54,7 +53,7 @@ class Layout:
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype]) -> None:
         self.shapes, self.dtypes = list(shapes), list(dtypes)
-        self.parts: list[Part] = []
+        self.stripes: list[StripeContents] = []
         self.totals: dict[np.dtype, int] = {}
         self.largest: dict[np.dtype, int] = {}
         self.nbytes = _ALIGNMENT
@@ -75,9 +74,9 @@ class Layout:
         while start < stop:
             low = start % items
             if low == 0:
-                self.parts.append(Part(dtype, []))
+                self.stripes.append(StripeContents(dtype, []))
             end = min(stop, start - low + items, start + _PIECE_BYTES // dtype.itemsize)
-            self.parts[-1].pieces.append(
+            self.stripes[-1].pieces.append(
                 Piece(
                     array=number,
                     items=slice(start - first, end - first),

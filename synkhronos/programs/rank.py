@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from typing import Any, Iterator, Sequence
 
 import numpy as np
@@ -18,18 +17,15 @@ from synkhronos.functions.function import Function
 from synkhronos.programs import own_call
 from synkhronos.programs.center import Center
 from synkhronos.programs.collectives import Collectives
-from synkhronos.programs.stopping import ASKED
-from synkhronos.services.controller import Line
+from synkhronos.programs.stopping import ASKED, Run
+from synkhronos.services.controller import ControllerChannel
 from synkhronos.services.messages import Messages
-from synkhronos.services.rank_numbers import CLOCKS, ENDED, RESTARTS
-from synkhronos.services.reports import Reports
+from synkhronos.services.reports import CLOCKS, ENDED, RESTARTS, Reports
 from synkhronos.services.stripes import Stripes
 from synkhronos.stores.commons import Commons
 from synkhronos.world.here import Here
 from synkhronos.world.turn import takes_turn
 
-_NAP = 2e-4  # seconds between two attempts to acquire what another rank holds
-_NEW_WAIT = 1.0  # seconds without a pause after which a new wait has begun
 _AWAKE = 0.1  # seconds between two checks of a rank that waits for a message
 
 #: Why a program on several machines cannot use what belongs to no rank
@@ -58,24 +54,23 @@ class Rank(Collectives):
     def __init__(
         self,
         here: Here,
+        run: Run,
         token: bytes,
         entropy: Sequence[int],
         has_controller: bool,
         may_meet: bool,
         waits: bool,
     ) -> None:
-        super().__init__(here, may_meet, waits)
+        super().__init__(here, run, may_meet, waits)
         commons = here.store.commons
         self._clocks, restarts, self._ended = (
             commons.array(name, (here.size,), "int64") for name in (CLOCKS, RESTARTS, ENDED)
         )
         restarts[here.rank] = self.restarts = here.restarts
-        self._began = self._paused = 0.0  # when the wait began, and the last pause in it
-        commons.pause = self._pause
         self._token = token
         self._reports = Reports(commons, here.rank, here.size)
         self._has_controller = has_controller
-        self._line: Line | None = None
+        self._controller: ControllerChannel | None = None
         self._messages: Messages | None = None
         self._centers: dict[str, Center] = {}
         self.random = np.random.default_rng([*entropy, here.rank, here.restarts])
@@ -209,7 +204,7 @@ class Rank(Collectives):
 
         Ranks that meet in collectives get the same answer at the same point of the program.
         """
-        self._check()
+        self._program.check()
         return self._stop.watch()
 
     @property
@@ -223,12 +218,12 @@ class Rank(Collectives):
 
     @in_step.setter
     def in_step(self, value: bool) -> None:
-        self._check_running()
-        self._stop.in_step = bool(value)
+        self._program.check_running()
+        self._stop.meet_in_step(bool(value))
 
     def stop(self) -> None:
         """Ask all ranks to stop: at their next minibatch, or at their next call of a method."""
-        self._check_running()
+        self._program.check_running()
         self._stop.ask(ASKED)
 
     @takes_turn
@@ -284,11 +279,12 @@ class Rank(Collectives):
             if here.transport.is_home:
                 open_stripes = functools.partial(Stripes, commons)
             else:
-                from synkhronos.machines.relay.remote_stripes import Counter, RemoteStripes
+                from synkhronos.machines.relay.remote_stripes import RemoteStripes, StripeChannel
 
-                counter = Counter(commons, self.rank)
-                open_stripes = functools.partial(RemoteStripes, counter, self.restarts)
-            made = Center(open_stripes, here.engine, given, key, self._pause, self._enter, self.turn)
+                channel = StripeChannel(commons, self.rank)
+                open_stripes = functools.partial(RemoteStripes, channel, self.restarts)
+            pause = self._program.pause
+            made = Center(open_stripes, here.engine, given, key, pause, self._enter, self.turn)
             for method in ("assign", "elastic", "pull", "push", "value"):
                 if here.log is not None:
                     here.log.replace(made, method, "reduce")
@@ -351,14 +347,18 @@ class Rank(Collectives):
                         "come"
                     )
                 messages.wait(_AWAKE)  # meanwhile another thread may send
-                self._pause(0)
+                self._program.pause(0)
 
     def _find_messages(self):
         if self._messages is None:
             near = self._here.transport.near
             self._messages = Messages(self._commons("send"), self.rank, self.size, near)
-            self._meeting.before = self._messages.settle
         return self._messages
+
+    def _before_meeting(self) -> None:
+        # What a rank sent before a meeting can be received after it.
+        if self._messages is not None:
+            self._messages.settle()
 
     @takes_turn
     def ask(self, request: Any, info: Any = None) -> Any:
@@ -379,10 +379,11 @@ class Rank(Collectives):
         self._enter()
         if not self._has_controller:
             raise RuntimeError("rank.ask: there is no controller; give one: spmd(..., controller=...)")
-        if self._line is None:
-            self._line = Line(self._commons("ask"), self.rank, self.size, self._pause)
+        if self._controller is None:
+            commons, pause = self._commons("ask"), self._program.pause
+            self._controller = ControllerChannel(commons, self.rank, self.size, pause)
         with self._timed("wait", "ask"):
-            return self._line.ask(request, info)
+            return self._controller.ask(request, info)
 
     # Clocks
 
@@ -447,7 +448,7 @@ class Rank(Collectives):
             return
         with self._timed("wait", "clocks"):
             while any(self._clocks[rank] < least for rank in self._others_running()):
-                self._pause()
+                self._program.pause()
 
     # Internal
 
@@ -460,24 +461,6 @@ class Rank(Collectives):
         if not self._here.transport.has_commons:
             raise SynkhronosError(f"rank.{method}: {NO_COMMONS}; or use collectives only")
         return self._here.store.commons
-
-    def _enter(self) -> None:
-        super()._enter()
-        self._began = time.monotonic()
-
-    def _pause(self, seconds: float = _NAP) -> None:
-        """Wait briefly for another process; raise if the program has to end, or the wait is too long."""
-        self._check()
-        limit, now = self._here.transport.timeout, time.monotonic()
-        if now - self._paused > _NEW_WAIT:
-            self._began = now
-        self._paused = now
-        if limit is not None and now - self._began > limit:
-            raise SynkhronosError(
-                f"rank {self.rank} waited longer than fork(timeout={limit}) seconds for another process"
-            )
-        if seconds:
-            time.sleep(seconds)
 
     @contextlib.contextmanager
     def _timed(self, category, name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import Any, Callable, Iterator, Sequence
 
 import cloudpickle
@@ -13,10 +14,10 @@ from synkhronos.functions.replicate import replicate
 from synkhronos.host.handler_errors import pass_on
 from synkhronos.programs import sending
 from synkhronos.programs.rank import NO_COMMONS, Rank
-from synkhronos.programs.stopping import INTERRUPTED, Stop, StopProgram
+from synkhronos.programs.stopping import INTERRUPTED, Run, Stop, StopProgram
 from synkhronos.services.controller import Answer, Controller
-from synkhronos.services.rank_numbers import ENDED
-from synkhronos.stores.commons import Commons, nap
+from synkhronos.services.reports import ENDED
+from synkhronos.stores.commons import Commons
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.required_rows import Need
 from synkhronos.world import generators
@@ -64,6 +65,8 @@ class Program(Command):
         The program itself, in the master.
     needed : list of Handle
         Handles to what the pickle refers to, in the master.
+    on_death : callable, optional
+        What the master does if workers die; see `Transport.begin_program`.
     """
 
     def __init__(
@@ -76,10 +79,11 @@ class Program(Command):
         may_meet: bool,
         own: Any = None,
         needed: Sequence[Handle] = (),
+        on_death: Callable[[dict[int, str]], None] | None = None,
     ) -> None:
         self.handle, self.token, self.entropy, self.states = handle, token, entropy, states
         self.has_controller, self.may_meet, self.own = has_controller, may_meet, own
-        self.needed = needed
+        self.needed, self.on_death = needed, on_death
 
     def __reduce__(self) -> tuple:
         of_script = self.entropy, self.states
@@ -98,7 +102,6 @@ class Program(Command):
         finally:
             here.transport.end_copy()
             here.restarts = 0
-            commons.pause = nap
             _ended(commons, here.size)[here.rank] = 1
             commons.release_locks()  # the locks of centers, and any left by an interrupt
         if here.is_master:
@@ -116,20 +119,25 @@ class Program(Command):
 
     def _run(self, here, world):
         """Return what the program returns, what it has reported, and whether it was ended."""
-        here.transport.in_program = True
-        here.transport.relay()
+        commons, on_death = here.store.commons, self.on_death
         if not self.may_meet and not here.is_master:
-            here.transport.on_death = Replacing(world, _ended(here.store.commons, here.size))
+            on_death = Replacing(world, _ended(commons, here.size))
+        here.transport.begin_program(on_death)
+        here.transport.relay()
         program, args, kwargs = self.own or sending.unpack(here, world, self.handle)
-        waits = world.options.waits
-        rank = Rank(here, self.token, self.entropy, self.has_controller, self.may_meet, waits)
+        run = Run(here, world.defer_interrupt.announce)
         result, ended = None, False
-        try:
-            result = program(rank, *args, **kwargs)
-        except StopProgram:
-            ended = True
-        finally:
-            rank._has_ended = True
+        with commons.pausing(run.pause):
+            rank = Rank(
+                here, run, self.token, self.entropy, self.has_controller, self.may_meet,
+                world.options.waits,
+            )  # fmt: skip
+            try:
+                result = program(rank, *args, **kwargs)
+            except StopProgram:
+                ended = True
+            finally:
+                run.end()
         return result, rank._reports.own, ended
 
     def describe(self, here: Here) -> str:
@@ -137,9 +145,10 @@ class Program(Command):
 
 
 class _Programs:
-    """How many programs a world has run."""
+    """Counts the programs of a world, from 1."""
 
-    count = 0
+    def __init__(self):
+        self.numbers = itertools.count(1)
 
 
 @in_turn
@@ -222,25 +231,24 @@ def spmd(
     world = current_world()
     _check(world, program, controller, on_death)
     replicate(world)
-    programs = world.part(_Programs)
-    programs.count += 1
     may_meet = on_death == "raise"
     handle: Handle | None = None
     needed: list[Handle] = []
     kept: list[Any] = []
     if world.size > 1:
         handle, needed, kept = sending.pack(world, (program, args, kwargs))
-    of_script = generators.entropy(programs.count), generators.states()
+    number = next(world.part(_Programs).numbers)
+    of_script = generators.entropy(number), generators.states()
     own = program, args, kwargs
-    may_ask = controller is not None
-    command = Program(handle, world.registry.token, *of_script, may_ask, may_meet, own, needed)
+    what = handle, world.registry.token, *of_script, controller is not None, may_meet, own, needed
     agreement_of(world).local.update(world.registry.numbers.values())
     with world.defer_interrupt, _commons(world) as commons:
         stop = Stop(commons.array("stop", (1,), "int64"))
         ended = _ended(commons, world.size)
         surviving = contextlib.nullcontext() if may_meet else replacing_dead(world, ended)
-        with _answering(world, controller), _asked_by_signal(world, stop), surviving:
-            outcomes = [_loaded(outcome) for outcome in world.run(command)]
+        asked = world.defer_interrupt.calling(lambda: stop.ask(INTERRUPTED))
+        with _answering(world, controller), asked, surviving as handle_deaths:
+            outcomes = [_loaded(one) for one in world.run(Program(*what, handle_deaths))]
             del kept
         results = Results(result for result, _, _ in outcomes)
         results.reports = [reports for _, reports, _ in outcomes]
@@ -297,19 +305,6 @@ def _answering(world: World, controller: Answer | None) -> Iterator[None]:
         yield
     finally:
         answering.end()
-
-
-@contextlib.contextmanager
-def _asked_by_signal(world: World, stop: Stop) -> Iterator[None]:
-    """Let Ctrl-C ask the ranks to stop inside the block."""
-    deferred = world.defer_interrupt
-    deferred.on_first = lambda: stop.ask(INTERRUPTED)
-    if deferred.is_pending:
-        stop.ask(INTERRUPTED)
-    try:
-        yield
-    finally:
-        deferred.on_first = None
 
 
 def _loaded(outcome):

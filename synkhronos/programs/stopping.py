@@ -1,4 +1,4 @@
-"""How the ranks of a program are asked to stop, and where each of them stops.
+"""One rank's run of a program: when it has to end, and how the ranks are asked to stop.
 
 A request is a flag in memory that all ranks read. Ranks that do not meet in collectives stop where they
 notice it: between two minibatches, or at the next call of their `Rank` if the program never asks. Ranks
@@ -8,9 +8,18 @@ tells every rank whether any rank has noticed the request, and all stop after th
 
 from __future__ import annotations
 
+import time
+from typing import Callable
+
 import numpy as np
 
+from synkhronos._errors import SynkhronosError
+from synkhronos.world.here import Here
+
 ASKED, INTERRUPTED = 1, 2
+
+_NAP = 2e-4  # seconds between two attempts to acquire what another rank holds
+_NEW_WAIT = 1.0  # seconds without a pause after which a new wait has begun
 
 
 class StopProgram(BaseException):
@@ -49,6 +58,10 @@ class Stop:
         """Ask all ranks to stop."""
         self._flag[0] = max(self._flag[0], how)  # an interrupt is not overwritten
 
+    def meet_in_step(self, value: bool) -> None:
+        """Set `in_step`."""
+        self.in_step = value
+
     def watch(self) -> bool:
         """Return whether this rank has to stop, for a program that ends its loops by itself."""
         self._is_watched = True
@@ -61,5 +74,68 @@ class Stop:
 
     def met(self, asked: bool) -> None:
         """Record a collective, and whether any rank had noticed a request before it."""
-        self.in_step = self.in_step or self._is_watched
+        self.meet_in_step(self.in_step or self._is_watched)
         self._is_agreed = self._is_agreed or asked
+
+
+class Run:
+    """This rank's run of a program, which ends if another rank fails or a wait is too long.
+
+    Parameters
+    ----------
+    here : Here
+    announce : callable
+        Called by the master from time to time after an interrupt.
+
+    Attributes
+    ----------
+    stop : Stop
+    """
+
+    def __init__(self, here: Here, announce: Callable[[], None]) -> None:
+        self._here, self._announce = here, announce
+        flag = here.store.commons.array("stop", (1,), "int64")
+        here.transport.spread(flag)
+        self.stop = Stop(flag)
+        self._has_ended = False
+        self._began = self._paused = 0.0  # when the wait began, and the last pause in it
+
+    def end(self) -> None:
+        """Refuse everything from now on; the memory in the commons may have another use."""
+        self._has_ended = True
+
+    def check_running(self) -> None:
+        """Raise if the program has ended."""
+        if self._has_ended:
+            raise RuntimeError(
+                f"the program of rank {self._here.rank} has ended; use a rank and its centers only "
+                f"inside the program that got the rank, and return from it what is needed outside"
+            )
+
+    def check(self) -> None:
+        """Raise if the program has ended, or has to end because another rank has failed."""
+        self.check_running()
+        self._here.transport.check()
+        if self._here.is_master and self.stop.is_interrupted:
+            self._announce()
+
+    def enter(self) -> None:
+        """Begin a method of `Rank`: end the program if it has to end."""
+        self.check()
+        self.stop.check()
+        self._began = time.monotonic()
+
+    def pause(self, seconds: float = _NAP) -> None:
+        """Wait briefly for another process; raise if the program has to end, or the wait is too long."""
+        self.check()
+        limit, now = self._here.transport.timeout, time.monotonic()
+        if now - self._paused > _NEW_WAIT:
+            self._began = now
+        self._paused = now
+        if limit is not None and now - self._began > limit:
+            raise SynkhronosError(
+                f"rank {self._here.rank} waited longer than fork(timeout={limit}) seconds for another "
+                f"process"
+            )
+        if seconds:
+            time.sleep(seconds)

@@ -1,9 +1,9 @@
 """A controller: a process without a rank, which answers the questions of the ranks in order.
 
-Each rank has a register for its question, and one for the answer. They need no locks, unlike mailboxes,
-to which all ranks write. This matters because a rank asks after it has computed, when none of this code
-is in its caches, so that each line takes several times as long as usual. The controller holds one lock
-as long as it lives, so that every rank can tell when it has died.
+Each rank has a channel for its questions, which needs no locks, unlike mailboxes, to which all ranks
+write. This matters because a rank asks after it has computed, when none of this code is in its caches,
+so that each line takes several times as long as usual. The controller holds one lock as long as it
+lives, so that every rank can tell when it has died.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 import time
 import traceback
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 import cloudpickle
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from synkhronos._errors import SynkhronosError
 from synkhronos.host.handler_errors import pass_on
 from synkhronos.host.signals import DeferredSignals
-from synkhronos.services.register import Register
+from synkhronos.services.channel import Channel
 from synkhronos.services.wakeups import find_bells
 from synkhronos.stores.commons import Commons, Lock
 from synkhronos.transports.base import Attendant, Transport
@@ -92,9 +92,10 @@ def bells_of(commons: Commons, size: int) -> list[Semaphore]:
     return find_bells(commons, "controller", size + 1)
 
 
-def registers_of(commons: Commons, rank: int) -> tuple[Register, Register]:
-    """Return the registers for the questions of a rank, and for the answers."""
-    return Register(commons, f"question of rank {rank}"), Register(commons, f"answer to rank {rank}")
+def channels_of(commons: Commons, ranks: Iterable[int], size: int) -> dict[int, Channel]:
+    """Return the channel to the controller of each of these ranks, by rank."""
+    *bells, own = bells_of(commons, size)
+    return {rank: Channel(commons, f"controller, rank {rank}", bells[rank], own.post) for rank in ranks}
 
 
 def is_alive_lock(commons: Commons) -> Lock:
@@ -107,33 +108,30 @@ def _serve(commons: Commons, size: int, answer: Answer) -> None:
     state = state_of(commons)
     alive = is_alive_lock(commons)
     alive.try_acquire()
-    *bells, own_bell = bells_of(commons, size)
-    registers = [registers_of(commons, rank) for rank in range(size)]
-    latest = [0] * size  # the numbers of the questions that were answered
+    bell = bells_of(commons, size)[-1]
+    channels = channels_of(commons, range(size), size)
     if not state[0]:
         state[0] = READY
     while state[0] != ENDING:
-        own_bell.drain()
-        found = _oldest(registers, latest)
+        bell.drain()
+        found = _oldest(channels)
         if found is None:
-            own_bell.wait(_LONGEST)
+            bell.wait(_LONGEST)
             continue
         rank, number, question = found
-        latest[rank] = number
-        _reply(registers[rank][1], number, _answered(answer, rank, question))
-        bells[rank].post()
+        _reply(channels[rank], number, _answered(answer, rank, question))
     alive.release()
 
 
-def _oldest(registers, latest):
+def _oldest(channels):
     """Return the rank, the number and the bytes of the oldest question; None if there is none."""
     waiting = []
-    for rank, (question, _) in enumerate(registers):
-        number, moment = question.label()
-        if number != latest[rank]:
+    for rank, channel in channels.items():
+        moment = channel.question.written_since()
+        if moment is not None:
             waiting.append((moment, rank))
     for _, rank in sorted(waiting):
-        complete = registers[rank][0].read()
+        complete = channels[rank].question.read_new()
         if complete is not None:  # otherwise it is still being written, and the bell will ring
             return (rank, *complete)
     return None
@@ -148,11 +146,11 @@ def _answered(answer, rank, question):
         return _dumps((None, traceback.format_exc()))
 
 
-def _reply(register, number, reply):
+def _reply(channel, number, reply):
     try:
-        register.write(number, reply)
+        channel.reply(number, reply)
     except MemoryError:
-        register.write(number, _dumps((None, traceback.format_exc())))
+        channel.reply(number, _dumps((None, traceback.format_exc())))
 
 
 def _dumps(value):
@@ -169,7 +167,7 @@ def _dumps(value):
     return data if is_plain else cloudpickle.dumps(value)
 
 
-class Line:
+class ControllerChannel:
     """A rank's connection to the controller.
 
     Parameters
@@ -181,9 +179,7 @@ class Line:
     """
 
     def __init__(self, commons: Commons, rank: int, size: int, pause: Callable[[float], None]) -> None:
-        self._question, self._answer = registers_of(commons, rank)
-        bells = bells_of(commons, size)
-        self._bell, self._controllers_bell = bells[rank], bells[-1]
+        self._channel = channels_of(commons, [rank], size)[rank]
         self._state, self._alive, self._pause = state_of(commons), is_alive_lock(commons), pause
 
     def ask(self, request: Any, info: Any) -> Any:
@@ -206,24 +202,12 @@ class Line:
                 f"rank.ask: the request or the info cannot be pickled: {error}; ask with numbers, text, "
                 f"arrays, or lists and dictionaries of these"
             ) from error
-        number = self._question.label()[0] + 1  # continue after the numbers of a dead predecessor
-        self._bell.drain()
-        self._question.write(number, question)
-        self._controllers_bell.post()
-        while True:
-            is_there = self._answer.label()[0] == number  # and not the previous answer
-            answer = self._answer.read() if is_there else None
-            if answer is None:
-                self._wait()
-                continue
-            value, failure = pickle.loads(answer[1])
-            if failure is not None:
-                raise SynkhronosError(f"rank.ask: the controller raised an exception:\n{failure}")
-            return value
+        value, failure = pickle.loads(self._channel.ask(question, _AWAKE, self._check))
+        if failure is not None:
+            raise SynkhronosError(f"rank.ask: the controller raised an exception:\n{failure}")
+        return value
 
-    def _wait(self):
-        if self._bell.wait(_AWAKE):
-            return
+    def _check(self):
         if self._state[0] == READY and self._alive.is_free():
             raise SynkhronosError(
                 "rank.ask: the controller has died; ranks that need its answers cannot go on"

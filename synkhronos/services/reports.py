@@ -1,4 +1,4 @@
-"""Numbers that the ranks report: each rank keeps its own, and all ranks can read the latest.
+"""What each rank shows to all: a few numbers of its own, and the latest of its reports.
 
 The latest report of a rank is in one of two places, to which the rank writes alternately, so no reader
 waits and no report is lost. A checksum tells a reader which places are complete.
@@ -17,14 +17,18 @@ import numpy as np
 
 from synkhronos.stores.commons import Commons
 
+#: Arrays in the commons with a number for each rank, which only the rank itself sets: its clock, how
+#: often it was replaced, and whether it has ended its program
+CLOCKS, RESTARTS, ENDED = NUMBERS = "clocks", "restarts", "ended"
+
 _ROOM = 4094  # bytes for a report
 _HEAD = struct.Struct("=qHI")  # its number, the length, and the checksum of number and text
 _NUMBER = struct.Struct("=q")
 _MOST_READS = 100  # attempts, for a rank that writes all the time
 
 
-class Places:
-    """Where the reports of all ranks are.
+class LatestReports:
+    """Where the latest reports of all ranks are.
 
     Parameters
     ----------
@@ -74,8 +78,8 @@ class Reports:
     """
 
     def __init__(self, commons: Commons, rank: int, size: int) -> None:
-        self._places, self._rank, self._size = Places(commons, size), rank, size
-        self._number = self._places.read(rank)[0]  # of a rank that died
+        self._latest, self._rank, self._size = LatestReports(commons, size), rank, size
+        self._number = self._latest.read(rank)[0]  # of a rank that died
         self._began = time.perf_counter()
         self.own: list[dict[str, float]] = []
 
@@ -98,11 +102,11 @@ class Reports:
             )
         self.own.append(report)
         self._number += 1
-        self._places.write(self._rank, self._number, text)
+        self._latest.write(self._rank, self._number, text)
 
     def latest(self) -> list[dict[str, float] | None]:
         """Return the latest report of each rank; None for a rank that has none."""
-        texts = [self._places.read(rank)[1] for rank in range(self._size)]
+        texts = [self._latest.read(rank)[1] for rank in range(self._size)]
         return [json.loads(text) if text else None for text in texts]
 
 

@@ -129,29 +129,24 @@ class Stripes:
 
     def read(self, work: Callable[[int, np.ndarray], None]) -> None:
         """Call ``work(number, memory)`` for each stripe, under its lock."""
+        self._visit(work)
 
+    def change(self, work: Callable[[int, np.ndarray, np.ndarray], None]) -> None:
+        """Call ``work(number, memory, new)`` for each stripe, under its lock. It writes all of `new`."""
+
+        def replace(number, memory):
+            work(number, memory, self.spare)
+            self.replace(number)
+
+        self._visit(replace)
+
+    def _visit(self, work):
         def visit(number):
             memory = self.enter(number)
             if memory is None:
                 return False
             try:
                 work(number, memory)
-            finally:
-                self.leave(number)
-            return True
-
-        visit_all(self.order, visit, self._pause)
-
-    def change(self, work: Callable[[int, np.ndarray, np.ndarray], None]) -> None:
-        """Call ``work(number, memory, new)`` for each stripe, under its lock. It writes all of `new`."""
-
-        def visit(number):
-            memory = self.enter(number)
-            if memory is None:
-                return False
-            try:
-                work(number, memory, self.spare)
-                self.replace(number)
             finally:
                 self.leave(number)
             return True

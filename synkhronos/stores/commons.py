@@ -17,6 +17,7 @@ A rank may be killed at any point, so nothing may depend on its next step:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -29,7 +30,7 @@ import tempfile
 import time
 import weakref
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -76,8 +77,7 @@ class Lock(ABC):
         """Whether no rank holds it."""
 
 
-def nap() -> None:
-    """Sleep a little."""
+def _sleep():
     time.sleep(_NAP)
 
 
@@ -88,10 +88,22 @@ class Commons(ABC):
     ----------
     pause : callable
         Called while this rank waits for another rank that holds a lock briefly, and may have been
-        stopped. It sleeps briefly, and raises if this rank must not wait any longer.
+        stopped. It sleeps briefly; see `pausing`.
     """
 
-    pause: Callable[[], None] = staticmethod(nap)
+    pause: Callable[[], None] = staticmethod(_sleep)
+
+    @contextlib.contextmanager
+    def pausing(self, pause: Callable[[], None]) -> Iterator[None]:
+        """Inside the block, let this rank pause by ``pause()``.
+
+        It sleeps briefly, and raises if this rank must not wait any longer.
+        """
+        self.pause = pause
+        try:
+            yield
+        finally:
+            self.pause = _sleep
 
     @abstractmethod
     def array(self, name: str, shape: int | Sequence[int], dtype: DTypeLike) -> np.ndarray:

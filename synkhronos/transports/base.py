@@ -12,9 +12,13 @@ from typing import Any, Callable, Sequence
 import numpy as np
 
 from synkhronos.arithmetic.clocks import Reading
-from synkhronos.comms.base import Communicator
+from synkhronos.comms.base import Communicator, Group
 from synkhronos.stores.base import Store
 from synkhronos.stores.required_rows import Needs
+
+
+def do_nothing(*args: object) -> None:
+    """Do nothing: the default of a function to call."""
 
 
 class Attendant(ABC):
@@ -61,28 +65,17 @@ class Transport(ABC):
         Whether this rank communicates with other machines.
     ranks_here : int
         The number of ranks that share this machine, and therefore its cores.
-    while_waiting : callable
-        Called by the master from time to time while it waits.
-    when_idle : callable
-        May be called by a worker when it has waited for a command for some time.
     labels : sequence of int
         The number of each rank in messages to users.
     in_program : bool
-        Set by each rank inside a command in which ranks work at their own pace; the next command resets
-        it. The finish barrier then has no time limit, but the waits of workers inside the command do.
-    on_death : callable or None
-        Inside such a command, the master, or another rank that has forked the dead one, calls
-        ``on_death({rank: cause})`` instead of ending all workers. It must call `replace` or
-        `answer_for` for each of these ranks, or raise.
-    ahead : Ahead or None
+        Whether this rank is inside a command in which ranks work at their own pace; see `begin_program`.
+    ahead : OverlappedReduction or None
         Reduces vectors while this rank computes them, if another process can do so.
     is_copy : bool
         Whether the script, or an operation, has forked this process from the one of a rank. It may read
         what it has inherited, and is ended when it goes on as that rank: see `end_copy`.
     posted : bool
         Whether another rank may have noticed the last `post` or `reply`, even if it raised.
-    pass_fds : sequence of int
-        The file descriptors of the script that forked workers keep in any case.
     clock : callable
         Returns the time on this rank's machine in seconds.
     """
@@ -100,14 +93,11 @@ class Transport(ABC):
     machine: int = 0
     ranks_here: int
     labels: Sequence[int]
-    while_waiting: Callable[[], None] = staticmethod(lambda: None)
-    when_idle: Callable[[], None] = staticmethod(lambda: None)
     is_copy: bool = False
     posted: bool = False
     in_program: bool = False
-    on_death: Callable[[dict[int, str]], None] | None = None
+    _on_death: Callable[[dict[int, str]], None] | None = None
     ahead: Any = None
-    pass_fds: Sequence[int] = ()
     clock: Callable[[], float] = staticmethod(time.perf_counter)
 
     def end_copy(self) -> None:
@@ -138,8 +128,11 @@ class Transport(ABC):
         return (self.rank - self.master_rank) % self.size
 
     @abstractmethod
-    def communicator(self) -> Communicator:
-        """Return the fastest communicator for NumPy arrays of these ranks."""
+    def communicator(self, group: Group | None = None) -> Communicator:
+        """Return the fastest communicator for NumPy arrays of these ranks.
+
+        Its ranks meet by `group`, by default by this transport.
+        """
 
     @property
     def near(self) -> range:
@@ -158,8 +151,21 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def start(self, serve: Callable[[Transport], None]) -> None:
+    def start(
+        self,
+        serve: Callable[[Transport], None],
+        while_waiting: Callable[[], None] = do_nothing,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
         """Start the workers. Each calls ``serve(transport)``, with its own transport, and then ends.
+
+        Parameters
+        ----------
+        serve : callable
+        while_waiting : callable, optional
+            Called by the master from time to time while it waits, from now on.
+        pass_fds : sequence of int, optional
+            The file descriptors of the script that forked workers keep in any case.
 
         Raises
         ------
@@ -203,8 +209,11 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def receive(self) -> bytes:
-        """Worker: wait for a command and return its bytes."""
+    def receive(self, when_idle: Callable[[], None] = do_nothing) -> bytes:
+        """Worker: wait for a command and return its bytes.
+
+        `when_idle` may be called, once, when it has waited for some time.
+        """
 
     @abstractmethod
     def reply(self, payload: bytes) -> None:
@@ -248,12 +257,28 @@ class Transport(ABC):
             In the master, if a worker died. All workers are ended first.
         """
 
+    def begin_program(self, on_death: Callable[[dict[int, str]], None] | None = None) -> None:
+        """From now until the end of this command, ranks work at their own pace.
+
+        The finish barrier then has no time limit, but the waits of workers inside the command do.
+
+        Parameters
+        ----------
+        on_death : callable, optional
+            If workers die, the rank that has forked them calls ``on_death({rank: cause})`` instead of
+            ending all workers. It must call `replace` or `answer_for` for each of them, or raise.
+        """
+        self.in_program, self._on_death = True, on_death
+
+    def _end_program(self) -> None:
+        self.in_program, self._on_death = False, None
+
     def replace(self, rank: int, prepare: Callable[[bool], None]) -> None:
         """Master: start a new worker in place of a dead one.
 
         The new worker inherits the state of the master, which waits until ``prepare(takes_part)`` has
         returned in the worker. It then runs the current command, so `takes_part` is True, unless the
-        dead worker had replied to it. If it dies before that, `on_death` is called again.
+        dead worker had replied to it. If it dies before that, ``on_death`` is called again.
         """
         raise NotImplementedError("only workers that inherit the state of the master can be replaced")
 

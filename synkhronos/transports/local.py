@@ -31,7 +31,7 @@ from synkhronos.host.machine import affinity, cores, leave_core_of
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.transports import limits
-from synkhronos.transports.base import Transport
+from synkhronos.transports.base import Transport, do_nothing
 from synkhronos.transports.children import Children
 from synkhronos.transports.mailbox import Mailbox
 from synkhronos.transports.milestones import Milestones
@@ -59,6 +59,8 @@ class LocalTransport(Transport):
         Whether a waiting rank may poll; None to poll if there is a core for each rank.
     store : SharedMemoryStore, optional
         The store of a former transport, whose workers must end before `start`; by default a new one.
+    labels : sequence of int, optional
+        The number of each rank in messages to users; by default the rank itself.
     """
 
     inherits = True
@@ -66,11 +68,11 @@ class LocalTransport(Transport):
     _checked = 0.0  # when `check` last looked at the processes
     _cause = f"the workers were ended from another thread; {REMEDY}"  # why they were ended
 
-    def __init__(self, size, master_rank=0, timeout=None, may_poll=None, store=None):
+    def __init__(self, size, master_rank=0, timeout=None, may_poll=None, store=None, labels=None):
         if size > 1:
             limits.check_may_have_children()
         self.size = self.ranks_here = size
-        self.labels = range(size)
+        self.labels = range(size) if labels is None else labels
         self.rank = self.master_rank = master_rank
         self.timeout = timeout
         try:
@@ -83,7 +85,7 @@ class LocalTransport(Transport):
         self._may_poll_by_choice = may_poll
         self._may_poll = size <= cores() if may_poll is None else may_poll
         self._inside = Patience()  # waits inside a command
-        self._between = Patience(self._inside)
+        self._between = Patience(self._inside, self._leave_core)
         self._make_boxes()
         memory = self.store.memory
         self._starts = [Semaphore(memory) for _ in range(size)]
@@ -92,7 +94,6 @@ class LocalTransport(Transport):
         self._barriers = [[Semaphore(memory) for _ in range(rounds)] for _ in range(size)]
         self._read = 0  # of the workers' replies to this command
         self._awaited = None  # the rank whose reply the master waits for
-        self._between.leave_core = self._leave_core
         self._find_partners()
 
     def _make_boxes(self):
@@ -115,8 +116,8 @@ class LocalTransport(Transport):
             for k, semaphore in enumerate(self._barriers[self.rank])
         ]
 
-    def communicator(self):
-        return SharedMemoryCommunicator(self, self.store)
+    def communicator(self, group=None):
+        return SharedMemoryCommunicator(self if group is None else group, self.store)
 
     def possible_sizes(self):
         return range(1, self.store.ranks + 1)
@@ -126,8 +127,8 @@ class LocalTransport(Transport):
 
     # Starting and ending
 
-    def start(self, serve):
-        self._serve = serve
+    def start(self, serve, while_waiting=do_nothing, pass_fds=()):
+        self._serve, self._while_waiting, self._pass_fds = serve, while_waiting, pass_fds
         self._children.run(self._fork_workers)
 
     def _fork_workers(self):
@@ -153,11 +154,10 @@ class LocalTransport(Transport):
             raise limits.too_many_workers(error, number, len(self._workers)) from error
 
     def _become_worker(self, rank, inherited, prepare):
-        give_up(inherited, self.pass_fds)
+        give_up(inherited, self._pass_fds)
         self.rank = rank
         self._own_pid, self.is_copy = os.getpid(), False
-        self._between.leave_core = functools.partial(leave_core_of, self._master_pid)
-        self._between.when_idle = lambda: self.when_idle()
+        self._between = Patience(self._inside, functools.partial(leave_core_of, self._master_pid))
         self.store.memory.use_span(self.distance)  # the master has the first
         self._find_partners()
         self._check_master()
@@ -191,7 +191,7 @@ class LocalTransport(Transport):
         while not self._finishes[rank].wait(CHECK_INTERVAL):
             if rank in self._children.find_dead():
                 return False
-            self.while_waiting()
+            self._while_waiting()
             if time.monotonic() - began > limit:
                 self._end_workers(limits.not_started(self.labels[rank], limit))
         return True
@@ -238,7 +238,8 @@ class LocalTransport(Transport):
             self.end_copy()
         # A rank that failed may have passed fewer barriers.
         self._turn = self._passed = self._read = 0
-        self.posted = self.in_program = False
+        self.posted = False
+        self._end_program()
         self._milestones.begin()
         self._mailbox.put(payload)
         self.posted = True
@@ -262,16 +263,17 @@ class LocalTransport(Transport):
         self._mailbox.clear()
         if self._milestones.aborted or self.in_program:
             self._milestones.abort(0)
-            self.in_program = False
+            self._end_program()
             for semaphore in itertools.chain.from_iterable(self._barriers):
                 semaphore.drain()
         return replies
 
-    def receive(self):
+    def receive(self, when_idle=do_nothing):
         self.end_copy()
         self._turn = self._passed = 0
-        self.posted = self.in_program = False
-        self._wait(self._starts[self.rank], self._between)
+        self.posted = False
+        self._end_program()
+        self._wait(self._starts[self.rank], self._between, when_idle=when_idle)
         return self._mailbox.get()
 
     def reply(self, payload):
@@ -316,13 +318,13 @@ class LocalTransport(Transport):
 
     # Waiting
 
-    def _wait(self, semaphore, patience, waited=0.0):
+    def _wait(self, semaphore, patience, waited=0.0, when_idle=do_nothing):
         """Wait for a post; return the total seconds of waiting at this barrier, `waited` included."""
         if not semaphore.try_wait():
             return waited
         began = checked = time.monotonic()
         worked = began - patience.resumed
-        if self._has_cores[0] and patience.poll(semaphore.try_wait, began, worked):
+        if self._has_cores[0] and patience.poll(semaphore.try_wait, began, worked, when_idle):
             return waited + patience.resumed - began
         while not semaphore.wait(CHECK_INTERVAL):
             # Signal handlers of the script may end a wait early.
@@ -368,7 +370,7 @@ class LocalTransport(Transport):
                 )
             return waited
         self._check_workers()
-        self.while_waiting()
+        self._while_waiting()
         if self.in_program and not inside and not self._milestones.aborted:
             if self.timeout is None or not self._children.find_stopped():
                 return 0.0  # a program may take any time
@@ -426,7 +428,7 @@ class LocalTransport(Transport):
         dead = self._children.find_dead()
         if not dead:
             return
-        if self.in_program and self.on_death is not None:
-            return self.on_death(dead)
+        if self.in_program and self._on_death is not None:
+            return self._on_death(dead)
         causes = ", ".join(f"rank {self.labels[rank]} ({cause})" for rank, cause in dead.items())
         self._end_workers(f"a worker died: {causes}; the others were ended; {REMEDY}")

@@ -21,7 +21,7 @@ from synkhronos._errors import (
 )
 from synkhronos.comms.naive import NaiveCommunicator
 from synkhronos.stores.naive import NaiveStore
-from synkhronos.transports.base import Attendant, Transport
+from synkhronos.transports.base import Attendant, Transport, do_nothing
 
 
 class _Ranks:
@@ -40,6 +40,21 @@ class _Ranks:
         self.finished = {}  # by finished rank: how many meetings it took part in
         self.aborted = self.ended = False
 
+    def abort(self):
+        """Let all ranks leave the meetings of this command."""
+        with self.changed:
+            self.aborted = True
+            self.changed.notify_all()
+
+    def end(self):
+        """Let the workers end the next time they wait."""
+        threads, self.threads = self.threads, {}
+        with self.changed:
+            self.ended = True
+            self.changed.notify_all()
+        for rank in threads:
+            self.commands[rank].put(None)
+
 
 class NaiveTransport(Transport):
     """The transport of one rank.
@@ -51,13 +66,16 @@ class NaiveTransport(Transport):
         Seconds after which a barrier fails.
     store : NaiveStore, optional
         The store of a former transport; by default a new one.
+    labels : sequence of int, optional
+        The number of each rank in messages to users; by default the rank itself.
     """
 
     inherits = False
+    _while_waiting = staticmethod(do_nothing)
 
-    def __init__(self, size, master_rank=0, timeout=None, store=None):
+    def __init__(self, size, master_rank=0, timeout=None, store=None, labels=None):
         self.size = self.ranks_here = size
-        self.labels = range(size)
+        self.labels = range(size) if labels is None else labels
         self.rank = self.master_rank = master_rank
         self.timeout = timeout
         self.store = NaiveStore(size) if store is None else store
@@ -65,8 +83,8 @@ class NaiveTransport(Transport):
         self._passed = 0  # meetings of this command
         self._pid = os.getpid()
 
-    def communicator(self):
-        return NaiveCommunicator(self)
+    def communicator(self, group=None):
+        return NaiveCommunicator(self if group is None else group)
 
     def possible_sizes(self):
         return range(1, self.store.ranks + 1)
@@ -74,11 +92,12 @@ class NaiveTransport(Transport):
     def successor(self, size, master_rank):
         return NaiveTransport(size, master_rank, self.timeout, self.store)
 
-    def start(self, serve):
+    def start(self, serve, while_waiting=do_nothing, pass_fds=()):
+        self._while_waiting = while_waiting
         for rank in range(self.size):
             if rank != self.rank:
-                own = NaiveTransport(self.size, self.master_rank, self.timeout, self.store)
-                own.rank, own._ranks, own.labels = rank, self._ranks, self.labels
+                own = NaiveTransport(self.size, self.master_rank, self.timeout, self.store, self.labels)
+                own.rank, own._ranks = rank, self._ranks
                 thread = threading.Thread(
                     target=own._serve, args=(serve,), name=f"synkhronos-{rank}", daemon=True
                 )
@@ -100,7 +119,8 @@ class NaiveTransport(Transport):
     def post(self, payload, needs=None):
         self._passed = 0
         self._ranks.reset()
-        self.posted, self.in_program = True, False
+        self.posted = True
+        self._end_program()
         for rank in self._ranks.threads:
             self._ranks.commands[rank].put(payload)
 
@@ -118,7 +138,7 @@ class NaiveTransport(Transport):
 
     def _check(self, rank, began):
         """Raise `WorldBrokenError` if a worker has ended or the timeout has expired."""
-        self.while_waiting()
+        self._while_waiting()
         dead = [rank for rank, thread in self._ranks.threads.items() if not thread.is_alive()]
         cause = f"a worker died: rank {self.labels[dead[0]]}" if dead else None
         if self._ranks.ended:
@@ -136,8 +156,9 @@ class NaiveTransport(Transport):
         is_collecting = self.rank in self._ranks.finished
         return not (self.in_program and is_collecting) or self._ranks.aborted
 
-    def receive(self):
-        self._passed, self.in_program = 0, False
+    def receive(self, when_idle=do_nothing):
+        self._passed = 0
+        self._end_program()
         payload = self._ranks.commands[self.rank].get()
         if payload is None:
             raise SystemExit
@@ -191,9 +212,7 @@ class NaiveTransport(Transport):
                 )
 
     def abort(self):
-        with self._ranks.changed:
-            self._ranks.aborted = True
-            self._ranks.changed.notify_all()
+        self._ranks.abort()
 
     def check(self):
         if self._ranks.aborted:
@@ -211,12 +230,7 @@ class NaiveTransport(Transport):
     # Ending
 
     def kill(self):
-        threads, self._ranks.threads = self._ranks.threads, {}
-        with self._ranks.changed:
-            self._ranks.ended = True
-            self._ranks.changed.notify_all()
-        for rank in threads:
-            self._ranks.commands[rank].put(None)
+        self._ranks.end()
 
     def close(self, grace):
         deadline = time.monotonic() + grace

@@ -34,6 +34,9 @@ class Patience:
     ----------
     inside : Patience, optional
         Of waits inside a command, if this is for waits between commands.
+    leave_core : callable, optional
+        Called after this rank has slept, to leave the core of the rank that woke it. Returns whether it
+        did.
 
     Attributes
     ----------
@@ -42,19 +45,12 @@ class Patience:
     resumed : float
         When the last wait of this kind ended, by ``time.monotonic``. The work before a wait between
         commands is the whole last command, whatever waits there were inside it.
-    leave_core : callable
-        Called after this rank has slept, to leave the core of the rank that woke it. Returns whether it
-        did.
-    when_idle : callable
-        Called once in a wait after long work, unless the wait ends at once.
     """
 
-    def __init__(self, inside=None):
+    def __init__(self, inside=None, leave_core=lambda: False):
         self.fraction = 1.0
         self.resumed = time.monotonic()
-        self._inside = inside
-        self.leave_core = lambda: False
-        self.when_idle = lambda: None
+        self._inside, self._leave_core = inside, leave_core
 
     def resume(self):
         """Note that a wait has ended; return the time."""
@@ -68,7 +64,7 @@ class Patience:
         """Return the limit, in seconds, after `worked` seconds of work."""
         return min(max(SHARE * worked, SHORTEST), LONGEST)
 
-    def poll(self, try_wait, began, worked):
+    def poll(self, try_wait, began, worked, when_idle=None):
         """Poll until ``try_wait()`` returns 0, and note the time, or until the limit is reached.
 
         Parameters
@@ -78,13 +74,15 @@ class Patience:
             The start of the wait, by ``time.monotonic``.
         worked : float
             Seconds of work before the wait.
+        when_idle : callable, optional
+            Called once after long work, unless the wait ends at once.
 
         Returns
         -------
         bool
             Whether ``try_wait()`` returned 0.
         """
-        now, until, is_cold = began, None, worked > _COLD
+        now, until, is_cold = began, None, when_idle is not None and worked > _COLD
         while True:
             for _ in _POLLS:
                 if not try_wait():
@@ -95,7 +93,7 @@ class Patience:
                     return True
             if is_cold:
                 is_cold = False
-                self.when_idle()
+                when_idle()
             now = time.monotonic()
             if until is None:
                 until = began + min(self.fraction * self.limit(worked), LONGEST)
@@ -115,7 +113,7 @@ class Patience:
             Whether there is a core for each rank. If another rank was on this rank's core nevertheless,
             the wait was longer than it would otherwise have been.
         """
-        if has_core and self.leave_core():
+        if has_core and self._leave_core():
             self.fraction = AFTER_MOVE
         elif waited < self.limit(worked):
             self.fraction = 1.0

@@ -142,19 +142,19 @@ class Machines:
 
     def _transport(self, world, former=None):
         ranges = world.ranges
-        own, store = ranges[self.leaders.rank], None
+        own = ranges[self.leaders.rank]
         first = own.index(world.master_rank) if self.leaders.rank == 0 else 0
-        if former is None:
-            local = LocalTransport(len(own), first, world.timeout)
-        else:
-            local, store = former.local.successor(len(own), first), former.store
+        store = None if former is None else former.store
+        local_store = None if store is None else store.local
+        local = LocalTransport(len(own), first, world.timeout, store=local_store, labels=own)
         courier = NO_COURIER if self._tasks.here is None else TaskCourier(self._tasks.here)
-        self.leaders.links.names = [
+        names = [
             f"machine {fact.host} (rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))})"
             for fact, ranks in zip(self.facts, ranges)
         ]
+        self.leaders.links.name(names)
         if self._tasks.here is not None:
-            couriers.send_names(self._tasks.here, self.leaders.links.names)
+            couriers.send_names(self._tasks.here, names)
         return MachinesTransport(
             local, self.leaders, ranges, world.master_rank, world.timeout, courier, self, store
         )
@@ -266,7 +266,6 @@ class Machines:
             if not isinstance(error, Exception):
                 raise
         finally:
-            self.leaders.watch = lambda inside: None
             self.leaders.end_world()
 
     def finish(self) -> None:

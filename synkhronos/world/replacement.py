@@ -26,7 +26,7 @@ class _Replacements(collections.Counter):
 
 
 class Replacing:
-    """Handles workers of this machine that die in a program; see `Transport.on_death`.
+    """Handles workers of this machine that die in a program; see `Transport.begin_program`.
 
     Parameters
     ----------
@@ -67,14 +67,15 @@ class Replacing:
 
 
 @contextlib.contextmanager
-def replacing_dead(world: World, ended: np.ndarray) -> Iterator[None]:
-    """Continue if workers die in a program in this block, and replace them if workers can be forked."""
+def replacing_dead(world: World, ended: np.ndarray) -> Iterator[Replacing]:
+    """Return what handles the death of workers in a program in this block.
+
+    The program continues, and dead workers are replaced if workers can be forked.
+    """
     replacing = Replacing(world, ended)
-    world.on_death(replacing)
     try:
-        yield
+        yield replacing
     finally:
-        world.on_death(None)
         complaint = replacing.complaint()
         if complaint is not None and world.broken is None:
             world.mark_broken(complaint)

@@ -36,10 +36,9 @@ def work(here: Here, threads: ThreadLimits, profile: bool = False) -> None:
 
 def _run_commands(here, threads):
     threads.limit(here.transport.ranks_here)
-    here.transport.when_idle = here.rehearse
     gc.freeze()  # garbage collection then neither scans nor copies the master's objects
     while True:
-        payload = here.transport.receive()
+        payload = here.transport.receive(here.rehearse)
         if payload == b"":
             return
         reply = here.execute(payload)

@@ -97,8 +97,6 @@ class World:
         self._threads.limit(transport.ranks_here)
         self.started = False
         self.broken: str | None = None
-        transport.pass_fds = self.options.pass_fds
-        transport.while_waiting = self.defer_interrupt.announce
 
     def _make_here(self, transport, engine):
         return Here(transport, engine)
@@ -143,7 +141,8 @@ class World:
                 warn_of_threads()
                 heap.trim()  # workers need not inherit freed memory
                 try:
-                    self.transport.start(self.work)
+                    announce = self.defer_interrupt.announce
+                    self.transport.start(self.work, announce, self.options.pass_fds)
                 except WorldBrokenError as broken:
                     self.mark_broken(str(broken))
                     raise
@@ -189,10 +188,6 @@ class World:
             return program()
         finally:
             self.in_program = False
-
-    def on_death(self, handle: Callable[[dict[int, str]], None] | None) -> None:
-        """Set what is called if workers die in a program, as described for `Transport`."""
-        self.transport.on_death = handle
 
     # Commands
 

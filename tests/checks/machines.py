@@ -35,13 +35,13 @@ class ThreadedMachines(MachinesTransport):
         first, *self._links = NaiveNetwork(len(sizes)).links()
         self._between_couriers = NaiveNetwork(len(sizes)).links() if have_couriers else None
         own = sizes[0], self._ranges[0].index(master_rank)
-        local = NaiveTransport(*own, timeout) if former is None else former.local.successor(*own)
+        local = NaiveTransport(*own, timeout, former and former.local.store, self._ranges[0])
         courier = self._courier_for(local, first)
         store = None if former is None else former.store
-        super().__init__(local, Leaders(first), self._ranges, master_rank, timeout, courier, store=store)
         self._threads = []
         self._clocks = clocks or [time.perf_counter] * len(sizes)
-        self.leaders.clock = self._clocks[0]
+        leaders = Leaders(first, self._clocks[0])
+        super().__init__(local, leaders, self._ranges, master_rank, timeout, courier, store=store)
 
     def possible_sizes(self):
         return range(len(self._most), sum(self._most) + 1)
@@ -58,16 +58,17 @@ class ThreadedMachines(MachinesTransport):
             return NO_COURIER
         return NaiveCourier(local.store.commons, self._between_couriers[links.rank])
 
-    def start(self, serve):
+    def start(self, serve, *options):
         for links in self._links:
             thread = threading.Thread(target=self._serve_machine, args=(links, serve), daemon=True)
             self._threads.append(thread)
             thread.start()
-        super().start(serve)
+        super().start(serve, *options)
 
     def _serve_machine(self, links, serve):
-        local, leaders = NaiveTransport(len(self._ranges[links.rank]), 0, self.timeout), Leaders(links)
-        leaders.clock = self._clocks[links.rank]
+        own = self._ranges[links.rank]
+        local = NaiveTransport(len(own), 0, self.timeout, labels=own)
+        leaders = Leaders(links, self._clocks[links.rank])
         transport = MachinesTransport(
             local, leaders, self._ranges, self.master_rank, self.timeout,
             self._courier_for(local, links),

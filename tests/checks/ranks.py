@@ -23,15 +23,17 @@ class Ranks:
         The master's transport, not started yet.
     make : callable, optional
         ``make(transport)`` returns the subject of a rank. By default, the subject is the transport.
+    *options
+        Further arguments of the start of the transport.
     """
 
-    def __init__(self, transport, make=lambda transport: transport):
+    def __init__(self, transport, make=lambda transport: transport, *options):
         self.size = transport.size
         self.transport = transport
         self._make = make
         self._subject = make(transport)
         if self.size > 1:
-            transport.start(self.serve)
+            transport.start(self.serve, *options)
 
     def serve(self, transport):
         """Run programs as a worker, until the master closes the world."""

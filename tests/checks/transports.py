@@ -78,7 +78,7 @@ def sum_of_ranks(transport):
 
 def work_at_own_pace(transport, failing):
     """Work without barriers until a rank fails; return how long it took to notice."""
-    transport.in_program = True
+    transport.begin_program()
     transport.barrier()
     if transport.rank == failing:
         raise ZeroDivisionError
@@ -90,7 +90,7 @@ def work_at_own_pace(transport, failing):
 
 def meet_without(transport, missing, before):
     """Pass some barriers; one rank then ends while the others wait at another barrier."""
-    transport.in_program = True
+    transport.begin_program()
     for _ in range(before):
         transport.barrier()
     if transport.rank != missing:

@@ -46,8 +46,9 @@ def test_nobody_waits_longer_than_it_may_for_a_rank_that_is_stopped_while_it_mak
     def stop_waiting():
         raise TimeoutError
 
-    commons.pause = stop_waiting
-    with child(lambda: commons._file.try_acquire(module._DIRECTORY)) as holder:
+    with commons.pausing(stop_waiting), child(
+        lambda: commons._file.try_acquire(module._DIRECTORY)
+    ) as holder:
         os.kill(holder, signal.SIGSTOP)
         assert commons.array("before", 3, "int8").tolist() == [0] * 3
         with pytest.raises(TimeoutError):

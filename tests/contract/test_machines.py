@@ -19,15 +19,14 @@ from synkhronos.comms.linked import _CHUNK, _WINDOW, LinkedCommunicator
 from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.comms.repeating import RepeatingCommunicator
 from synkhronos.comms.wires import WireReduction
-from synkhronos.machines.store import MachineHandle, MachinesStore, Part
+from synkhronos.machines.store import MachineHandle, MachinesStore, ReceivedRows
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.naive import NaiveStore
 from synkhronos.stores.required_rows import Need, combine, positions
 from synkhronos.stores.shared import SharedMemoryStore
-from synkhronos.machines.cached_arrays import COMMAND
 from synkhronos.machines.leaders import CONTROL, END, REPLY, Leaders
 from synkhronos.machines.naive import NaiveLinks, NaiveNetwork
-from synkhronos.machines.delivery import Orders
+from synkhronos.machines.commands import COMMAND, CommandSender, Frames
 from synkhronos.machines.transport import MachinesTransport
 from synkhronos.transports.naive import NaiveTransport
 from synkhronos.world.placement import Fact, check_versions
@@ -428,7 +427,7 @@ def test_arguments_last_as_long_as_what_came_with_the_command():
     store = MachinesStore(shared, 1, 1)
     handle = MachineHandle(0, (0, 0), shared.put(np.arange(8.0)))
     own = shared.put(np.arange(8.0))
-    parts = [Part(Need(handle, range(2, 6)), own)]
+    parts = [ReceivedRows(Need(handle, range(2, 6)), own)]
     epochs = []
     for given in (parts, parts, list(parts), parts):
         store.begin()
@@ -436,7 +435,7 @@ def test_arguments_last_as_long_as_what_came_with_the_command():
         assert store.rows(handle, range(3, 5)).tolist() == [1, 2]
         epochs.append(store.epoch)
     assert epochs[0] == epochs[1] and len(set(epochs)) == 3 and None not in epochs
-    store.keep_for_command([Part(Need(handle, np.array([0, 2, 5])), own)])
+    store.keep_for_command([ReceivedRows(Need(handle, np.array([0, 2, 5])), own)])
     assert store.epoch is None  # a copy of the rows
     naive = MachinesStore(NaiveStore(1), 1, 1)
     naive.keep_for_command([])
@@ -444,21 +443,23 @@ def test_arguments_last_as_long_as_what_came_with_the_command():
     store.close(), naive.close()
 
 
-def test_a_command_that_is_repeated_is_framed_and_opened_once():
-    master, other = Orders(2), Orders(2)
-    payload, needed, parts = bytes(1000), [Need("data")], [Part(Need("data", range(3)), "own")]
+def test_a_command_that_is_repeated_is_framed_and_unpacked_once():
+    master, leader, rank = CommandSender(None, None, ranks_of_machines([1, 2])), Frames(), Frames()
+    payload, needed = bytes(1000), [Need("data")]
+    rows = [ReceivedRows(Need("data", range(3)), "own")]
     first = master.message(1, payload, needed, [])
     assert master.message(1, payload, needed, []) is first
     assert first == (COMMAND, payload, needed, [])
     for changed in ((bytes(999), needed, []), (payload, list(needed), []), (payload, needed, [3])):
         message = master.message(1, *changed)
         assert message[1:] == changed and message is not first
-    framed = [other.frame(payload, *rest) for rest in [(parts, [])] * 2 + [(parts, [3]), ([], [])]]
-    assert framed[0] is framed[1] and len(set(framed)) == 3
-    opened = [master.open(one) for one in framed]
-    assert opened[0] is opened[1]
-    assert opened == [(parts, [], payload)] * 2 + [(parts, [3], payload), ([], [], payload)]
-    assert other.frame(b"", (), ()) == b""
+    contents = [(payload, rows, [])] * 2 + [(payload, rows, [3]), (payload, [], [])]
+    frames = [leader.pack(*content) for content in contents]
+    assert frames[0] is frames[1] and len(set(frames)) == 3
+    unpacked = [rank.unpack(frame) for frame in frames]
+    assert unpacked[0] is unpacked[1]
+    assert unpacked == contents
+    assert leader.pack(b"") == b""
 
 
 @pytest.mark.parametrize(

@@ -264,8 +264,8 @@ def test_a_send_ends_if_the_box_stays_locked_and_the_program_has_to_end(store, m
         write(box, slot, parts)
         assert box._lock.try_acquire()  # as a rank that is stopped then
 
-    store.commons.pause = stop_waiting
-    with monkeypatch.context() as patch, pytest.raises(TimeoutError):
+    pausing = store.commons.pausing(stop_waiting)
+    with monkeypatch.context() as patch, pausing, pytest.raises(TimeoutError):
         patch.setattr(Mailbox, "write", write_and_lock)
         other.send(0, 1)
     other._boxes[0]._lock.release()
@@ -273,7 +273,7 @@ def test_a_send_ends_if_the_box_stays_locked_and_the_program_has_to_end(store, m
     assert [int(own.receive()[1]) for _ in range(8)] == list(range(8))
     [bells] = store.commons.locks("mailbox bells", 1)
     bells.try_acquire()
-    with pytest.raises(TimeoutError):
+    with store.commons.pausing(stop_waiting), pytest.raises(TimeoutError):
         Messages(store.commons, 2, 3)
 
 

@@ -133,7 +133,7 @@ class LateSignal:
 class Learned(Patience):
     """Does not poll."""
 
-    def poll(self, try_wait, began, worked):
+    def poll(self, try_wait, began, worked, when_idle):
         return False
 
     def learn(self, worked, waited, has_cores):
@@ -165,14 +165,18 @@ def test_the_work_before_a_wait_for_a_command_is_the_whole_last_command():
 # Time-outs and deaths
 
 
+def itself(transport):
+    return transport
+
+
 def nap(transport, seconds):
     time.sleep(seconds if transport.rank == 1 else 0)
 
 
 @pytest.mark.parametrize("make", TRANSPORTS, ids=lambda make: make.__name__)
 def test_the_master_calls_a_function_while_it_waits(make):
-    ranks, calls = Ranks(make(2, 0, timeout=30)), []
-    ranks.transport.while_waiting = lambda: calls.append(1)
+    calls = []
+    ranks = Ranks(make(2, 0, timeout=30), itself, lambda: calls.append(1))
     ranks.values(nap, 0.7)
     assert calls
     ranks.close()
@@ -206,7 +210,7 @@ def test_a_barrier_that_lasts_too_long_breaks_the_world(make):
 
 
 def work_long(transport, how):
-    transport.in_program = True
+    transport.begin_program()
     if transport.rank == 1:
         time.sleep(1)
     if how == "meet":
@@ -227,8 +231,11 @@ def test_a_program_may_last_longer_than_the_limit_but_no_wait_inside(make):
     ranks.close()
 
 
+handlers = []  # of the deaths of workers, in the process of the master
+
+
 def die_once(transport, first, path):
-    transport.in_program = True
+    transport.begin_program(handlers[-1] if transport.is_master_process() else None)
     if transport.rank in first and not os.path.exists(f"{path}{transport.rank}"):
         open(f"{path}{transport.rank}", "w").close()
         os.kill(os.getpid(), 9)
@@ -257,7 +264,7 @@ def test_dead_workers_are_replaced_in_a_program(tmp_path, fails):
             ranks.transport.replace(rank, prepare)
 
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    ranks.transport.on_death = replace
+    handlers.append(replace)
     expected = [(rank, True) for rank in range(4)]
     assert ranks.values(die_once, {0, 3}, str(tmp_path / "died")) == expected
     assert prepared.tolist() == [1 + (fails == 0), 0, 0, 1]
@@ -281,7 +288,7 @@ def test_a_reply_counts_if_the_worker_dies_before_the_master_knows_of_it(monkeyp
             transport.replace(rank, lambda takes_part: os._exit(1) if takes_part else None)
 
     monkeypatch.setattr(Milestones, "finish", finish_and_die)
-    transport.on_death = replace
+    handlers.append(replace)
     ranks = Ranks(transport)
     assert ranks.values(end_early) == [0, 1, 2]
     assert died == [1, 2]
@@ -312,7 +319,7 @@ def test_milestones_of_an_earlier_command_do_not_count():
 
 
 def end_early(transport):
-    transport.in_program = True
+    transport.begin_program(handlers[-1] if transport.is_master_process() else None)
     if transport.rank == 1:
         threading.Timer(0.3, os._exit, [3]).start()
     elif transport.rank == 0:
@@ -327,7 +334,7 @@ def exchange_ranks(transport):
 
 
 def meet_without_one(transport, number):
-    transport.in_program = True
+    transport.begin_program()
     if transport.rank == number:
         return "ended"
     with pytest.raises(SynkhronosError) as raised:
@@ -352,7 +359,7 @@ def test_a_barrier_that_a_program_went_on_without_leaves_no_post_to_the_next_com
 
 
 def stop_in_program(transport):
-    transport.in_program = True
+    transport.begin_program()
     if transport.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -372,7 +379,7 @@ def test_the_master_answers_for_a_dead_worker_that_is_not_replaced(tmp_path, siz
         for rank in dead:
             ranks.transport.answer_for(rank, pickle.dumps(Outcome("dead")))
 
-    ranks.transport.on_death = answer
+    handlers.append(answer)
     values = ranks.values(die_once, {size - 1}, str(tmp_path / "died"))
     assert values == [(rank, True) for rank in range(size - 1)] + ["dead"]
     ranks.transport.kill()

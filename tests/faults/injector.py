@@ -23,9 +23,8 @@ from scenarios import EXIT_CODE, PROGRAM, SIGNALS, STEPS
 from synkhronos.functions import call as _call
 from synkhronos.functions import replicate
 from synkhronos.programs.center import Center
-from synkhronos.services.controller import Line
+from synkhronos.services.channel import Channel, Register
 from synkhronos.services.mailbox import Mailbox
-from synkhronos.services.register import Register
 from synkhronos.services.stripes import Stripes
 from synkhronos.stores.commons import SharedCommons
 from synkhronos.transports import children, local
@@ -194,7 +193,7 @@ class Injector:
                 (Mailbox, "_places", self.pieces),
                 (Mailbox, "_recover", self.recover),
                 (Register, "write", self.write_question),
-                (Line, "_wait", self.wait_for_answer),
+                (Channel, "put", self.ask),
                 (program, "reach", self.reach),
             ]:
                 stack.enter_context(mock.patch.object(owner, name, _wrap(wrapper, getattr(owner, name))))
@@ -230,7 +229,7 @@ class Injector:
         if self.scenario.of_master and self.forks == 1:
             self.at("fork")
 
-    def receive(self, original, transport):
+    def receive(self, original, transport, *args):
         """Wrap the method with which a worker waits for a command.
 
         At the seam "idle", the fault occurs before the worker waits for the command of the scenario's
@@ -242,7 +241,7 @@ class Injector:
         if fault.seam == "idle" and self.rank == fault.rank and self.board.armed:
             if self.step is not None and STEPS[self.step + 1] == fault.step:
                 self.have_it()
-        payload = original(transport)
+        payload = original(transport, *args)
         self.step = int(self.board.step)
         if payload == b"":
             self.at("close", 0)
@@ -359,9 +358,9 @@ class Injector:
             self.at("ask", 0)
         original(register, number, data)
 
-    def wait_for_answer(self, original, line):
+    def ask(self, original, channel, number, question):
+        original(channel, number, question)
         self.at("ask", 1)
-        original(line)
 
     def perform(self):
         fault = self.scenario

@@ -39,7 +39,8 @@ def transport_of(leaders, master):
     own = machines[leaders.rank]
     first = own.index(master) if leaders.rank == 0 else 0
     leaders.begin(leaders.number + 1)
-    return MachinesTransport(LocalTransport(len(own), first, 60), leaders, machines, master, 60)
+    local = LocalTransport(len(own), first, 60, labels=own)
+    return MachinesTransport(local, leaders, machines, master, 60)
 
 
 def run(leaders, master, checks, make, folder, results):

@@ -156,7 +156,7 @@ def watched(monkeypatch, pair, other_pair):
 
 
 def test_a_silent_machine_is_named_once_and_the_job_is_ended(watched, capfd):
-    watched.neighbours.names = ["machine there (rank 0)", "machine here (ranks 1, 2)"]
+    watched.neighbours.name(["machine there (rank 0)", "machine here (ranks 1, 2)"])
     watched.courier = neighbours.LIMIT - 0.1
     watched.check()
     assert capfd.readouterr().err == "" and not watched.ends

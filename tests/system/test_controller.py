@@ -14,7 +14,7 @@ import pytest
 import synkhronos as synk
 from synkhronos._errors import SynkhronosError
 from synkhronos.services.controller import Controller
-from synkhronos.services.register import Register
+from synkhronos.services.channel import Register
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.naive import NaiveCommons
 from synkhronos.stores.shared import SharedMemoryStore

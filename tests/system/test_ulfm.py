@@ -64,7 +64,7 @@ def test_the_script_goes_on_without_couriers_if_one_has_died(machines, tmp_path,
 def test_a_dead_leader_is_named_until_the_others_acknowledge_it():
     network = NaiveNetwork(3)
     first, _, third = (Leaders(links) for links in network.links())
-    first.links.names = ["machine a", "machine b", "machine c"]
+    first.links.name(["machine a", "machine b", "machine c"])
     network.lost.add(1)
     first.notify(FLAG, 1)  # nobody waits for the dead
     for call in (first.read_notices, lambda: first.send(1, 0, "text")):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from synkhronos.machines.missing import Absent
+from synkhronos.machines.leaders import EndedLeaders
 
 
 class Leaders:
@@ -10,7 +10,7 @@ class Leaders:
 
     def __init__(self, size):
         self.sent = []
-        self.leaders = [Absent(self._sender(number)) for number in range(size)]
+        self.leaders = [EndedLeaders(self._sender(number)) for number in range(size)]
 
     def _sender(self, number):
         def notify(kind, passed, to=None):

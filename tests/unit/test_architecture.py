@@ -59,6 +59,20 @@ MUTATORS = {
     "popleft", "appendleft", "remove", "reverse", "setdefault", "sort", "update",
 }  # fmt: skip
 
+#: The folders of what runs and joins the ranks
+OF_RANKS = {"comms", "machines", "programs", "services", "stores", "transports", "world"}
+#: Attributes that are set from outside, and why.
+SET_BY_OTHERS = {
+    "functions", "shareds", "device", "comm", "restarts",  # of `Here`: what one rank has now
+    "is_copy",  # in a process that the script has forked
+    "resumed",  # in each wait of a rank, where a call would take time
+    "count", "array",  # of a wire format and of a buffer, in a reduction
+    "copy", "any_lost",  # of handles and memory that are freed
+    "_results", "_failed", "_held",  # of the results of `fuse`
+    "_world",  # of the number that `fork` returns
+    "daemon", "atexit", "key", "writeable",  # of objects of Python and NumPy
+}  # fmt: skip
+
 
 def name_of(path):
     parts = path.relative_to(ROOT.parent).with_suffix("").parts
@@ -426,6 +440,37 @@ def changes_of_a_world(tree):
 def test_only_a_world_changes_its_attributes():
     others = [name for name in FILES if name != "synkhronos.world.world"]
     assert not [(name, line) for name in others for line in changes_of_a_world(TREES[name])]
+
+
+def made_in(function):
+    """Return the names of objects that a function creates."""
+    made = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            created = getattr(node.value.func, "attr", getattr(node.value.func, "id", ""))
+            if created.lstrip("_")[:1].isupper() or created in ("__new__", "copy"):
+                made.update(one.id for one in node.targets if isinstance(one, ast.Name))
+    return made
+
+
+def attributes_set_on_others(function):
+    """Yield the attributes that a function sets on objects that it has not created, but `self`."""
+    own = {"self", "cls"} | made_in(function)
+    for node in ast.walk(function):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if not (isinstance(node.value, ast.Name) and node.value.id in own):
+                yield node.attr
+
+
+def test_objects_get_what_they_need_when_they_are_made_or_started_and_not_by_assignments():
+    found = {
+        (name.partition(".")[2], attribute)
+        for name, function in FUNCTIONS
+        if room(name) in OF_RANKS
+        for attribute in attributes_set_on_others(function)
+        if attribute not in SET_BY_OTHERS
+    }
+    assert not found
 
 
 def test_functions_change_nothing_at_module_level():

@@ -11,7 +11,7 @@ from test_engines import NaiveLab
 import synkhronos as synk
 from synkhronos._errors import SynkhronosError
 from synkhronos.machines.relay import relay
-from synkhronos.machines.courier import Desk
+from synkhronos.machines.courier import WorkContext
 from synkhronos.machines.naive import NaiveNetwork
 from synkhronos.transports.naive import NaiveTransport
 from synkhronos.world.threads import ThreadLimits
@@ -325,8 +325,8 @@ def test_a_courier_without_work_looks_for_it_50_times_a_second(monkeypatch):
 
     monkeypatch.setattr(relay, "time", SimpleNamespace(monotonic=lambda: now))
     commons, links = NaiveTransport(1, 0, None).store.commons, NaiveNetwork(2).links()
-    desk = Desk(commons, links[0], 1, lambda: now > 5, sleep)
-    relay.Relay([range(0, 1), range(1, 2)]).run(desk)
+    context = WorkContext(commons, links[0], 1, lambda: now > 5, sleep)
+    relay.Relay([range(0, 1), range(1, 2)]).run(context)
     began = looks[10][0]  # the numbers and reports of the ranks are sent first
     assert all(seconds <= max(2e-5, 0.02 * time) for time, seconds in looks)
     assert all(seconds >= 0.02 * (time - began) for time, seconds in looks if time < 0.5)

@@ -28,10 +28,10 @@ class Clock:
 def poll(monkeypatch):
     """Function that polls, and returns whether it succeeded, and how long it took."""
 
-    def poll(patience, worked, posted):
+    def poll(patience, worked, posted, when_idle=None):
         clock = Clock(posted)
         monkeypatch.setattr(waiting, "time", clock)
-        success = patience.poll(clock.try_wait, 100.0, worked)
+        success = patience.poll(clock.try_wait, 100.0, worked, when_idle)
         return success, clock.now - 100
 
     return poll
@@ -110,10 +110,9 @@ def test_the_fraction_is_halved_restored_and_never_more_than_the_whole(poll):
 
 def test_a_rank_that_has_left_the_core_of_another_one_polls_for_longer_once(poll):
     asked = []
-    patience = Patience()
+    patience = Patience(leave_core=lambda: asked.append(1) or True)
     for _ in range(10):
-        patience.learn(worked=0, waited=1)
-    patience.leave_core = lambda: asked.append(1) or True
+        patience.learn(worked=0, waited=1, has_core=False)
     patience.learn(worked=0, waited=1, has_core=False)
     assert not asked and patience.fraction == LEAST
     patience.learn(worked=0, waited=1)
@@ -135,11 +134,14 @@ def test_the_core_is_offered_to_others_at_each_look_at_the_clock(poll, monkeypat
 def test_a_wait_after_long_work_calls_when_idle_once(poll):
     calls = []
     patience = Patience()
-    patience.when_idle = lambda: calls.append(None)
-    poll(patience, worked=0.1, posted=1e-6)  # has ended before
-    poll(patience, worked=1e-4, posted=1e-4)  # the caches still have everything
+
+    def note():
+        calls.append(None)
+
+    poll(patience, worked=0.1, posted=1e-6, when_idle=note)  # has ended before
+    poll(patience, worked=1e-4, posted=1e-4, when_idle=note)  # the caches still have everything
     assert not calls
-    assert poll(patience, worked=0.1, posted=2e-2)[0]
+    assert poll(patience, worked=0.1, posted=2e-2, when_idle=note)[0]
     assert len(calls) == 1
-    assert not poll(patience, worked=0.1, posted=1)[0]
+    assert not poll(patience, worked=0.1, posted=1, when_idle=note)[0]
     assert len(calls) == 2

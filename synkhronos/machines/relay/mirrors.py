@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from synkhronos.machines.relay.boxes import Boxes
-from synkhronos.machines.relay.post import Part, Place
-from synkhronos.machines.relay.visitors import Visitors
-from synkhronos.services import reports
-from synkhronos.services.rank_numbers import ENDED, NAMES, RESTARTS
+from synkhronos.machines.relay.messages import RelayedMessages
+from synkhronos.machines.relay.part import RelayContext, RelayPart
+from synkhronos.machines.relay.remote_stripes import RelayedStripes
+from synkhronos.services.reports import ENDED, NUMBERS, RESTARTS, LatestReports
 
 _REPORTS = "reports"
 _REPORT_INTERVAL = 0.01  # seconds between two checks for reports
 
 
-class Mirrors(Part):
+class MirroredNumbers(RelayPart):
     """Sends the numbers of this machine's ranks to the other machines when they have changed.
 
     They are sent after the ranks' messages have arrived. So a rank that sees a clock has received the
@@ -23,29 +22,31 @@ class Mirrors(Part):
 
     Parameters
     ----------
-    place : Place
-    boxes : Boxes
-    visitors : Visitors
+    context : RelayContext
+    messages : RelayedMessages
+    stripes : RelayedStripes
         Notified of ranks that have ended or were replaced.
     """
 
-    name = "mirrors"
+    name = "numbers"
 
-    def __init__(self, place: Place, boxes: Boxes, visitors: Visitors) -> None:
-        super().__init__(place)
-        self._boxes, self._visitors = boxes, visitors
-        self._arrays = {name: self.commons.array(name, (place.size,), "int64") for name in NAMES}
-        self._sent = {name: [0] * len(place.own) for name in NAMES}
-        self._reports = reports.Places(self.commons, place.size)
-        self._reported = [0] * len(place.own)
+    def __init__(
+        self, context: RelayContext, messages: RelayedMessages, stripes: RelayedStripes
+    ) -> None:
+        super().__init__(context)
+        self._messages, self._stripes = messages, stripes
+        self._arrays = {name: self.commons.array(name, (context.size,), "int64") for name in NUMBERS}
+        self._sent = {name: [0] * len(context.own) for name in NUMBERS}
+        self._reports = LatestReports(self.commons, context.size)
+        self._reported = [0] * len(context.own)
         self._next = 0.0
 
     def look(self) -> bool:
-        own = self.place.own
+        own = self.context.own
         changed = False
         for name, array in self._arrays.items():
             numbers = array[own.start : own.stop].tolist()
-            if numbers != self._sent[name] and self._boxes.are_empty():
+            if numbers != self._sent[name] and self._messages.have_arrived():
                 self._sent[name] = numbers
                 self._send(name, numbers)
                 changed = True
@@ -56,7 +57,7 @@ class Mirrors(Part):
 
     def _look_for_reports(self):
         found = []
-        for index, rank in enumerate(self.place.own):
+        for index, rank in enumerate(self.context.own):
             number, text = self._reports.read(rank)
             if number > self._reported[index]:
                 self._reported[index] = number
@@ -66,18 +67,18 @@ class Mirrors(Part):
         return bool(found)
 
     def _send(self, name, content):
-        for machine in self.place.others:
-            self.post.send(machine, self.name, name, content)
+        for machine in self.context.others:
+            self.links.send(machine, self.name, name, content)
 
     def take(self, source: int, name: str, content: Any) -> None:
         if name == _REPORTS:
             for report in content:
                 self._reports.write(*report)
             return
-        ranks = self.place.machines[source]
+        ranks = self.context.machines[source]
         self._arrays[name][ranks.start : ranks.stop] = content
         for rank, number in zip(ranks, content):
             if name == RESTARTS:
-                self._visitors.drop(rank, before=number)
+                self._stripes.drop(rank, before=number)
             elif name == ENDED and number:
-                self._visitors.drop(rank)
+                self._stripes.drop(rank)

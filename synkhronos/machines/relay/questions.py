@@ -1,7 +1,7 @@
 """Questions to the controller, which is a process on the first machine.
 
 On other machines, the courier stands in for the controller: it holds the lock that shows the ranks that
-the controller is alive, passes on the registers of the questions, and writes the answers.
+the controller is alive, passes on the questions, and writes the answers.
 """
 
 from __future__ import annotations
@@ -9,39 +9,33 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from synkhronos.machines.relay.post import Part, Place
+from synkhronos.machines.relay.part import RelayContext, RelayPart
 from synkhronos.services import controller
 
 _HOME = 0
 
 
-class Questions(Part):
+class RelayedQuestions(RelayPart):
     """Passes on questions of this machine's ranks, or answers of the controller on this machine."""
 
     name = "questions"
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        self._is_home = place.machine == _HOME
+    def __init__(self, context: RelayContext) -> None:
+        super().__init__(context)
+        self._is_home = context.machine == _HOME
         self._state = controller.state_of(self.commons)
         self._alive = controller.is_alive_lock(self.commons)
-        *self._bells, self._controllers_bell = controller.bells_of(self.commons, place.size)
-        ranks = [rank for rank in range(place.size) if (rank in place.own) != self._is_home]
-        self._registers = {rank: controller.registers_of(self.commons, rank) for rank in ranks}
-        self._numbers = dict.fromkeys(ranks, 0)  # of the latest sent questions or answers
+        ranks = [rank for rank in range(context.size) if (rank in context.own) != self._is_home]
+        self._channels = controller.channels_of(self.commons, ranks, context.size)
         self._told = 0, False  # the state, and whether the controller is alive, as last sent
 
     def look(self) -> bool:
         changed = self._tell() if self._is_home else False
-        for rank, registers in self._registers.items():
-            register = registers[1 if self._is_home else 0]
-            if register.label()[0] == self._numbers[rank]:
-                continue
-            complete = register.read()
+        for rank, channel in self._channels.items():
+            complete = (channel.answer if self._is_home else channel.question).read_new()
             if complete is not None:
-                self._numbers[rank] = complete[0]
-                to = self.place.machine_of(rank) if self._is_home else _HOME
-                self.post.send(to, self.name, rank, *complete)
+                to = self.context.machine_of(rank) if self._is_home else _HOME
+                self.links.send(to, self.name, rank, *complete)
                 changed = True
         return changed
 
@@ -52,24 +46,22 @@ class Questions(Part):
         if now == self._told:
             return False
         self._told = now
-        for machine in self.place.others:
-            self.post.send(machine, self.name, None, *now)
+        for machine in self.context.others:
+            self.links.send(machine, self.name, None, *now)
         return True
 
     def take(self, source: int, rank: int | None, *content: Any) -> None:
         if rank is None:
             self._set_alive(*content)
             return
-        question, answer = self._registers[rank]
+        channel = self._channels[rank]
         if self._is_home:
-            question.write(*content)
-            self._controllers_bell.post()
+            channel.put(*content)
             return
         try:
-            answer.write(*content)
+            channel.reply(*content)
         except MemoryError as error:
-            answer.write(content[0], pickle.dumps((None, str(error))))
-        self._bells[rank].post()
+            channel.reply(content[0], pickle.dumps((None, str(error))))
 
     def _set_alive(self, state, is_alive):
         if is_alive:

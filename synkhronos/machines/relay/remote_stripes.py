@@ -1,8 +1,8 @@
 """The stripes of a center on another machine, visited through the couriers.
 
-A rank writes its request to a register, and the new contents of a stripe to memory beside it. The
-courier of its machine sends both to the courier of the center's machine (``relay/visitors``), which
-visits the stripe for the rank and sends back its contents. While the rank computes, the courier there
+A rank writes its request to a channel, and the new contents of a stripe to memory beside it. The
+courier of its machine sends both to the courier of the center's machine, which visits the stripe for the
+rank and sends back its contents. While the rank computes, the courier there
 holds the lock of the stripe. The request that stores a stripe also takes the next one, so that there is
 one round trip for each.
 """
@@ -14,12 +14,14 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos.services.register import Register
-from synkhronos.services.stripes import order_of, visit_all
+from synkhronos.machines.relay.part import RelayContext, RelayPart
+from synkhronos.services.channel import Channel
+from synkhronos.services.stripes import Stripes, order_of, visit_all
 from synkhronos.services.wakeups import find_bells
 from synkhronos.stores.commons import Commons
 
 _AWAKE = 0.1  # seconds between two checks of a rank that waits
+_HOME = 0  # the machine of the centers
 
 
 class Request(NamedTuple):
@@ -35,7 +37,7 @@ class Request(NamedTuple):
         The name of the stripes.
     arguments : tuple
     nbytes : int
-        The length of each of the two memories beside the register; 0 for none.
+        The length of each of the two memories beside the channel; 0 for none.
     has_data : bool
         Whether the first one has data to send.
     """
@@ -48,8 +50,8 @@ class Request(NamedTuple):
     has_data: bool
 
 
-class Counter:
-    """Where a rank and the courier of its machine exchange requests and answers.
+class StripeChannel(Channel):
+    """Where a rank and the courier of its machine exchange requests, answers and contents of stripes.
 
     Parameters
     ----------
@@ -59,9 +61,8 @@ class Counter:
 
     def __init__(self, commons: Commons, rank: int) -> None:
         self._commons, self._name = commons, f"stripes for rank {rank}"
-        self.request = Register(commons, f"{self._name}: request")
-        self.answer = Register(commons, f"{self._name}: answer")
-        [self.bell] = find_bells(commons, self._name, 1)
+        [bell] = find_bells(commons, self._name, 1)
+        super().__init__(commons, self._name, bell)
 
     def memories(self, restarts: int, nbytes: int) -> Sequence[np.ndarray]:
         """Return the memory for what a rank sends, and the memory for what it receives."""
@@ -74,7 +75,7 @@ class RemoteStripes:
 
     Parameters
     ----------
-    counter : Counter
+    channel : StripeChannel
     restarts : int
         How often the rank has died and was replaced.
     name, layout, check, count, nbytes, fill, pause
@@ -88,7 +89,7 @@ class RemoteStripes:
 
     def __init__(
         self,
-        counter: Counter,
+        channel: StripeChannel,
         restarts: int,
         name: str,
         layout: bytes,
@@ -98,9 +99,9 @@ class RemoteStripes:
         fill: Callable[[int, np.ndarray], None],
         pause: Callable[[], None],
     ) -> None:
-        self._counter, self._restarts, self._name, self._pause = counter, restarts, name, pause
+        self._channel, self._restarts, self._name, self._pause = channel, restarts, name, pause
         self._nbytes = nbytes
-        self._sent, self._received = counter.memories(restarts, nbytes)
+        self._sent, self._received = channel.memories(restarts, nbytes)
         answer = "busy"
         while True:
             answer, found = self._ask("open", layout, count, nbytes)
@@ -146,14 +147,147 @@ class RemoteStripes:
             self._ask("visit", changed, None, changes, has_data=True)
 
     def _ask(self, kind, *arguments, has_data=False) -> Any:
-        counter = self._counter
         request = Request(self._restarts, kind, self._name, arguments, self._nbytes, has_data)
-        number = counter.request.label()[0] + 1
-        counter.bell.drain()
-        counter.request.write(number, pickle.dumps(tuple(request)))
-        while True:
-            answer = counter.answer.read() if counter.answer.label()[0] == number else None
-            if answer is not None:
-                return pickle.loads(answer[1])
-            if not counter.bell.wait(_AWAKE):
-                self._pause()
+        asked = pickle.dumps(tuple(request))
+        return pickle.loads(self._channel.ask(asked, _AWAKE, self._pause))
+
+
+class _Busy(Exception):
+    """Another rank holds a lock."""
+
+
+class _Absent(Exception):
+    """There is no center of this name yet."""
+
+
+class _Other(Exception):
+    """The center has another layout, which is the argument."""
+
+
+class _RemoteRank:
+    """A rank of another machine, and the stripe that it has entered."""
+
+    def __init__(self, commons, restarts):
+        self.restarts = restarts
+        self._commons = commons
+        self._stripes: dict[str, Stripes] = {}
+        self._fillings: dict[str, dict[int, np.ndarray]] = {}  # for centers that do not exist yet
+        self._entered: tuple[Stripes, int] | None = None
+
+    def do(self, kind, name, arguments, data):
+        """Return the answer and the memory to send, if any."""
+        if kind == "open":
+            return self._open(name, *arguments), None
+        if kind == "fill":
+            self._fillings.setdefault(name, {})[arguments[0]] = data
+            return None, None
+        return self._visit(self._stripes[name], *arguments, data)
+
+    def _open(self, name, layout, count, nbytes):
+        filling = self._fillings.pop(name, None)
+
+        def check(there):
+            if there != layout:
+                raise _Other(there)
+
+        def fill(number, memory):
+            if filling is None:
+                raise _Absent
+            memory[...] = filling[number]
+
+        try:
+            stripes = Stripes(self._commons, name, layout, check, count, nbytes, fill, _raise_busy)
+        except _Busy:
+            if filling is not None:
+                self._fillings[name] = filling
+            return "busy", None
+        except _Absent:
+            return "absent", None
+        except _Other as error:
+            return "other", error.args[0]
+        self._stripes[name] = stripes
+        return "opened", (stripes.is_first, stripes.member)
+
+    def _visit(self, stripes, stored, number, changes, data):
+        if stored is not None:
+            stripes.spare[...] = data
+            stripes.replace(stored)
+        self.leave()
+        memory = None if number is None else stripes.enter(number)
+        if memory is None:
+            return False, None
+        self._entered = stripes, number
+        if not changes:
+            memory = memory.copy()
+            self.leave()
+        return True, memory
+
+    def leave(self):
+        """Give back the lock of the stripe that it has entered."""
+        entered, self._entered = self._entered, None
+        if entered is not None:
+            stripes, number = entered
+            stripes.leave(number)
+
+    def close(self):
+        self.leave()
+        for stripes in self._stripes.values():
+            stripes.resign()
+
+
+def _raise_busy():
+    raise _Busy
+
+
+class RelayedStripes(RelayPart):
+    """Passes on requests of this machine's ranks, or serves requests of other machines."""
+
+    name = "stripes"
+
+    def __init__(self, context: RelayContext) -> None:
+        super().__init__(context)
+        self._ranks: dict[int, _RemoteRank] = {}
+        ranks = [] if context.machine == _HOME else context.own
+        self._channels = {rank: StripeChannel(self.commons, rank) for rank in ranks}
+        self._asked = {rank: (0, Request(0, "", "", (), 0, False)) for rank in ranks}
+
+    def look(self) -> bool:
+        changed = False
+        for rank, channel in self._channels.items():
+            complete = channel.question.read_new()
+            if complete is not None:
+                self._send(rank, channel, *complete)
+                changed = True
+        return changed
+
+    def _send(self, rank, channel, number, request):
+        request = Request(*pickle.loads(request))
+        self._asked[rank] = number, request
+        data = channel.memories(request.restarts, request.nbytes)[0] if request.has_data else None
+        content = request.restarts, request.kind, request.name, request.arguments
+        self.links.send(_HOME, self.name, rank, number, content, data)
+
+    def take(self, source: int, rank: int, number: int, content: Any, data: np.ndarray | None) -> None:
+        if self.context.machine == _HOME:
+            restarts, *asked = content
+            self.drop(rank, before=restarts)
+            rank_there = self._ranks.setdefault(rank, _RemoteRank(self.commons, restarts))
+            answer, memory = rank_there.do(*asked, data)
+            self.links.send(source, self.name, rank, number, answer, memory)
+            return
+        asked, request = self._asked[rank]
+        if asked == number:
+            channel = self._channels[rank]
+            if data is not None:
+                channel.memories(request.restarts, request.nbytes)[1][...] = data
+            channel.reply(number, pickle.dumps(content))
+
+    def drop(self, rank: int, before: float = np.inf) -> None:
+        """Forget what a rank was doing before its latest restart."""
+        if rank in self._ranks and self._ranks[rank].restarts < before:
+            self._ranks.pop(rank).close()
+
+    def close(self) -> None:
+        """Give back all locks."""
+        for rank in list(self._ranks):
+            self.drop(rank)

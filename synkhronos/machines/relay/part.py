@@ -16,8 +16,8 @@ _FIRST_TAG, _TAGS = END_OF_TAGS, 2  # couriers also meet as leaders do
 _NUMBERS = 1 << 20
 
 
-class Post:
-    """Messages between the parts of relays.
+class RelayLinks:
+    """Messages between the parts of the relays of all machines.
 
     Parameters
     ----------
@@ -56,21 +56,21 @@ class Post:
         self._links.discard(self._tag + 1)
 
 
-class Place(NamedTuple):
-    """Where a part is.
+class RelayContext(NamedTuple):
+    """What the parts of the relay of a machine work with.
 
     Attributes
     ----------
     commons : Commons
-        The commons of its machine.
-    post : Post
+        The commons of the machine.
+    links : RelayLinks
     machine : int
     machines : list of range
         The ranks of each machine.
     """
 
     commons: Commons
-    post: Post
+    links: RelayLinks
     machine: int
     machines: list[range]
 
@@ -94,13 +94,13 @@ class Place(NamedTuple):
         return next(machine for machine, ranks in enumerate(self.machines) if rank in ranks)
 
 
-class Part(ABC):
+class RelayPart(ABC):
     """A part of the relay of one machine."""
 
     name: str
 
-    def __init__(self, place: Place) -> None:
-        self.place, self.commons, self.post = place, place.commons, place.post
+    def __init__(self, context: RelayContext) -> None:
+        self.context, self.commons, self.links = context, context.commons, context.links
 
     @abstractmethod
     def look(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Iterator
 
 import numpy as np
 
-from synkhronos.machines.relay.post import Part, Place
+from synkhronos.machines.relay.part import RelayContext, RelayPart
 from synkhronos.services.mailbox import Mailbox, Taken
 from synkhronos.services.messages import BELLS, box_of, full_boxes
 from synkhronos.services.wakeups import find_bells
@@ -48,26 +48,26 @@ class _Expected:
             self._box.publish(self._slot)
 
 
-class Boxes(Part):
+class RelayedMessages(RelayPart):
     """Passes on messages to and from this machine."""
 
-    name = "boxes"
+    name = "messages"
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        self._bells = find_bells(self.commons, BELLS, place.size)
+    def __init__(self, context: RelayContext) -> None:
+        super().__init__(context)
+        self._bells = find_bells(self.commons, BELLS, context.size)
         self._boxes = {
             rank: Mailbox(self.commons, box_of(rank))
-            for machine in place.others
-            for rank in place.machines[machine]
+            for machine in context.others
+            for rank in context.machines[machine]
         }
-        self._full = full_boxes(self.commons, place.size)
+        self._full = full_boxes(self.commons, context.size)
         # By rank, the machines that have more messages for it
-        self._more: dict[int, set[int]] = {rank: set() for rank in place.own}
+        self._more: dict[int, set[int]] = {rank: set() for rank in context.own}
         self._sending: dict[int, Taken] = {}  # by receiver
         self._refused: dict[int, tuple[float, float]] = {}  # by receiver: first and last time
         self._expected: dict[int, collections.deque[_Expected]] = {
-            machine: collections.deque() for machine in place.others
+            machine: collections.deque() for machine in context.others
         }
 
     # What leaves
@@ -89,10 +89,10 @@ class Boxes(Part):
             return False
         self._sending[rank] = taken
         offer = "offer", rank, *taken[1:], box.has_messages()
-        self.post.send(self.place.machine_of(rank), self.name, *offer)
+        self.links.send(self.context.machine_of(rank), self.name, *offer)
         return True
 
-    def are_empty(self) -> bool:
+    def have_arrived(self) -> bool:
         """Whether all messages from here have arrived, except to ranks that do not read theirs."""
         latest = time.monotonic() - _PATIENCE
         return not any(
@@ -116,7 +116,7 @@ class Boxes(Part):
             self._full[rank] = 0
             taken = self._sending[rank]
             for piece in self._boxes[rank].pieces(taken.slot, taken.nbytes):
-                self.post.send_piece(source, piece)
+                self.links.send_piece(source, piece)
         else:
             self._boxes[rank].free(self._sending.pop(rank).slot)
 
@@ -130,14 +130,14 @@ class Boxes(Part):
         slot = box.reserve(nbytes, head, sender, tag)
         if slot is None:
             self._note_more(rank, source, True)
-            self.post.send(source, self.name, "full", rank)
+            self.links.send(source, self.name, "full", rank)
             return
         self._expected[source].append(_Expected(box, rank, slot, nbytes, more))
-        self.post.send(source, self.name, "accepted", rank)
+        self.links.send(source, self.name, "accepted", rank)
 
     def _receive(self, source):
         expected = self._expected[source]
-        received = self.post.receive_piece(source) if expected else None
+        received = self.links.receive_piece(source) if expected else None
         if received is None:
             return False
         expected[0].add(received)
@@ -145,5 +145,5 @@ class Boxes(Part):
             rank, more = expected[0].rank, expected.popleft().more
             self._note_more(rank, source, more)
             self._bells[rank].post()
-            self.post.send(source, self.name, "arrived", rank)
+            self.links.send(source, self.name, "arrived", rank)
         return True
