@@ -104,12 +104,7 @@ class Function(Inputs, Copyable):
         return sorted({"name", "update_modes", *parts} - _INTERNAL)
 
     def get_shared(self) -> list[SharedVariable]:
-        """Return the shared variables that the function reads or updates.
-
-        Returns
-        -------
-        list of shared variables
-        """
+        """Return a list of the shared variables that the function reads or updates."""
         engine = (self._world or self._usable_world()).here.engine
         return [*engine.shareds(self.replica.compiled), *self.sliceable]
 
@@ -130,15 +125,15 @@ class Function(Inputs, Copyable):
         Parameters
         ----------
         *args, **inputs_by_name : Data or array-like
-            The inputs, the scattered ones first, by position or by the name of the variable. For inputs
-            that are omitted, the `Data` bound to them is used. Arrays are converted to the dtype of
+            The inputs, scattered inputs first, by position or by the name of the variable. For omitted
+            inputs, the `Data` bound to them is used. Arrays are converted to the dtype of
             the input if they can be cast safely; a `Data` must have this dtype.
         output_subset : list of int, optional
             The outputs to compute and return.
         batch : int, slice, 1-d array-like of int or bool, optional
             Rows of the scattered inputs to use, as in NumPy's indexing; an int `k` means the first `k`.
             All rows by default.
-        batch_s : slice, 1-d array-like of int or bool, or a list of one of these per rank, optional
+        batch_s : slice, 1-d array-like of int or bool, or a list of these by rank, optional
             Rows of each rank's sliceable shared variables to use. All rows by default.
         num_slices : int, default: 1
             The number of slices in which each rank computes on its rows, to use less memory.
@@ -147,8 +142,8 @@ class Function(Inputs, Copyable):
         -------
         numpy.ndarray or list of numpy.ndarray
             The outputs, as the Theano function would return them: a list if `outputs` was a list. They
-            have the dtypes of the output variables. A reduced output has the shape that it has on each
-            rank. An output with ``"gather"`` has the rows of all ranks in its order, with the shape
+            have the dtypes of the output variables. A reduced output has the same shape as on each rank.
+            An output with ``"gather"`` has the rows of all ranks in its order, with the shape
             ``(sum of rows, ...)``, or ``(n,)`` for a scalar on each of `n` ranks. Inside a ``fuse()``
             block, an object whose ``result()`` returns this after the block.
 
@@ -163,12 +158,6 @@ class Function(Inputs, Copyable):
             If `batch` or `batch_s` contains a row, or `output_subset` an index, that does not exist.
         MemoryError
             If there is too little shared memory for an input.
-        ClosedError
-            If the processes of the function were closed.
-        WorkerError
-            If a worker raised an exception. An exception in the master is raised as it is.
-        WorldBrokenError
-            If a worker died or a barrier timed out, in this call or before.
 
         Examples
         --------
@@ -218,14 +207,14 @@ class Function(Inputs, Copyable):
     def reduced_by_step(
         self, reduced: Mapping[SharedVariable, tuple[str, str]], is_doubtful: bool
     ) -> None:
-        """Take note of the variables that a step reduces after each call.
+        """Record the variables that a step reduces after each call.
 
         Parameters
         ----------
         reduced : dict
-            What messages call each variable, and the operation.
+            For each variable, its name in messages and the operation.
         is_doubtful : bool
-            Whether a warning has already said that the step differs from the serial one.
+            Whether a warning has already said that the step differs from the serial step.
         """
         if self._world is None:  # a copy that programs use
             return
@@ -248,13 +237,13 @@ class Function(Inputs, Copyable):
         Parameters
         ----------
         commands : list of Command
-            As they were recorded.
+            The recorded commands of the step.
         outputs : dict
             For each output of the step by name, the number of the command, and its number there.
         variables : iterable of shared variables
-            Those that the step updates.
-        rtol, atol
-            As for `check`.
+            The variables that the step updates.
+        rtol, atol : float, optional
+            The tolerances, as for `check`.
         """
         return check_commands(self._usable_world(), self, commands, outputs, variables, rtol, atol)
 
@@ -319,7 +308,7 @@ class Function(Inputs, Copyable):
         shared variables and random streams again, also after an error.
 
         Results that depend on random numbers cannot be compared with more than one rank, since the
-        ranks draw different ones; nor can the master's own value (op None), one number per rank (op
+        ranks draw different numbers. Neither can the master's own value (op None), a number per rank (op
         ``"gather"``), or results of variables that differ by rank because they were scattered.
 
         Parameters
@@ -337,21 +326,19 @@ class Function(Inputs, Copyable):
         Returns
         -------
         Comparison
-            The differences found, all within the tolerances, and what could not be compared.
+            The differences, all within the tolerances, and the results that could not be compared.
 
         Raises
         ------
         MismatchError
-            If an output or a new value differs by more. It names all that differ, how much, and the
-            usual reason.
+            If an output or a new value differs by more. The error names each of them, the difference
+            and the usual reason.
         TypeError, ValueError, IndexError
             For wrong arguments, as in a call, or tolerances that are not numbers of at least 0.
         RuntimeError
             Inside a ``fuse()`` block.
         MemoryError
             If there is too little memory for copies of the inputs and of the updated variables.
-        ClosedError, WorkerError, WorldBrokenError
-            As in a call.
 
         Examples
         --------
@@ -410,8 +397,6 @@ class Function(Inputs, Copyable):
         ------
         TypeError, IndexError
             For wrong arguments, as in a call.
-        ClosedError, WorldBrokenError
-            If there are no processes that can be used.
         """
         world = self._usable_world()
         if output_subset is not None:

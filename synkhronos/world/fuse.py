@@ -28,15 +28,17 @@ class FusedCommand(Command):
         return FusedCommand, (self.commands,)
 
     def with_command(self, place: int, command: Command, rest: Any = None) -> FusedCommand:
-        """Return the same commands with another one in a place.
+        """Return the same commands with another command in a place.
 
         Parameters
         ----------
         place : int
+            The position among the commands.
         command : Command
+            The other command.
         rest : object, optional
-            What the command in this place is joined with to make the other one: then only that is sent,
-            to ranks that have this fused command.
+            The part that turns the command in this place into the other command: then only this part is
+            sent, to ranks that have this fused command.
         """
         if command is self.commands[place]:
             return self
@@ -229,7 +231,9 @@ class RecordedCalls:
     Parameters
     ----------
     world : World
+        The world of the calls.
     calls : list of (Command, Finish)
+        The commands of the calls, and the functions that convert their results.
     """
 
     def __init__(self, world: World, calls: Sequence[tuple[Command, Finish]]) -> None:
@@ -266,16 +270,13 @@ def fuse() -> contextlib.AbstractContextManager[Any]:
     """Combine the calls of functions and collectives in the block into one command.
 
     Every rank runs the calls in order at the end of the block, between one start and one finish barrier.
-    Inside the block, a call returns an object whose ``result()`` is available after the block.
+    Inside the block, a call returns an object whose ``result()`` is available after the block. Errors of
+    the calls are raised at the end of the block.
 
     Raises
     ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     FuseError
         If the block is inside another ``fuse()`` block, or if ``result()`` is called before its end.
-    WorkerError
-        At the end of the block, if a worker raised an exception.
 
     Examples
     --------
