@@ -39,7 +39,7 @@ def set_shmems(
         The variables are inputs of functions, or shared variables. A `Data` is bound itself; an array
         is copied into the `Data` that is already bound, or into a new one.
     oversize : float, default: 1
-        If new memory is needed, how much to allocate, as a multiple of the size, in [1, 2].
+        The size of new memory, if it is needed, as a multiple of the size of the data, in [1, 2].
 
     Returns
     -------
@@ -48,8 +48,6 @@ def set_shmems(
 
     Raises
     ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     TypeError
         If `vars_data` does not consist of such pairs, or a value has the wrong ndim or cannot be cast
         safely. No data is bound then.
@@ -113,8 +111,6 @@ def get_shmems(*variables: Variable) -> Any:
 
     Raises
     ------
-    NotForkedError, ClosedError
-        If there are no processes.
     TypeError
         If no variable is given.
     ValueError
@@ -139,8 +135,6 @@ def free_shmems(*variables: Variable) -> None:
 
     Raises
     ------
-    NotForkedError, ClosedError
-        If there are no processes.
     TypeError
         If no variable is given.
     ValueError
@@ -159,7 +153,7 @@ def bind(
     oversize: float | None,
     what: str,
 ) -> dict[Variable, Data]:
-    """Bind data to variables. All pairs are checked before the first one is bound."""
+    """Bind data to variables. All pairs are checked before any is bound."""
     prepared = [(variable, _prepare(world, variable, value, what)) for variable, value in pairs]
     oversize = check_oversize(1 if oversize is None else oversize)
     bindings = world.part(_Bindings)
@@ -185,7 +179,7 @@ def rebind(world: World, pairs: Sequence[tuple[Variable, Variable]]) -> None:
 
 
 def _prepare(world, variable, value, what):
-    """Return what to bind to a variable: a `Data`, or an array of its type."""
+    """Return the `Data`, or the array of its type, that is bound to a variable."""
     try:
         kind = world.here.engine.type_of(variable)
     except TypeError as error:

@@ -44,22 +44,20 @@ def data(
     force_cast : bool, default: False
         Whether to cast values that cannot be cast safely.
     oversize : float, default: 1
-        How much memory to allocate, as a multiple of the size, in [1, 2].
+        The size of the allocated memory, as a multiple of the size of the array, in [1, 2].
     name : str, optional
         A name for messages.
     constant : bool, default: False
-        Whether it never changes; its views are read-only then. On several machines, each machine keeps
-        a constant array that it has received.
+        Whether the array never changes; its views are read-only then. On several machines, each machine
+        keeps a constant array that it has received.
 
     Returns
     -------
     Data
-        An array of the shape of `value`, or of `shape`, or without rows.
+        An array with the shape of `value`, with `shape`, or else without rows.
 
     Raises
     ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     TypeError
         If `value` is not an array of numbers, has the wrong ndim, or cannot be cast safely.
     ValueError

@@ -170,12 +170,12 @@ class Data:
         Parameters
         ----------
         value : array-like
-            Of the same ndim, of any shape. A ``numpy.memmap`` of the same dtype is not copied: every
-            rank maps the file.
+            The new contents, of the same ndim and any shape. A ``numpy.memmap`` of the same dtype is not
+            copied: every rank maps the file.
         force_cast : bool, default: False
             Whether to cast values that cannot be cast safely.
         oversize : float, default: 1
-            If new memory is needed, how much to allocate, as a multiple of the size, in [1, 2].
+            The size of new memory, if it is needed, as a multiple of the size of the array, in [1, 2].
 
         Raises
         ------
@@ -185,8 +185,6 @@ class Data:
             If `oversize` is out of range.
         MemoryError
             If there is too little shared memory.
-        ClosedError
-            If its processes were closed.
         """
         oversize = check_oversize(oversize)
         self._check_open()
@@ -215,8 +213,6 @@ class Data:
             If `length` is negative, `oversize` is out of range, or the ndim is 0.
         MemoryError
             If there is too little shared memory.
-        ClosedError
-            If its processes were closed.
         """
         length = check_extent(length, "length")
         if not self.ndim:
@@ -241,8 +237,6 @@ class Data:
             If an extent is negative, the ndim differs, or `oversize` is out of range.
         MemoryError
             If there is too little shared memory.
-        ClosedError
-            If its processes were closed.
         """
         self._check_changeable("set_shape")
         oversize = check_oversize(oversize)
@@ -274,6 +268,7 @@ class Data:
         Parameters
         ----------
         value : array-like
+            The value to convert.
         force_cast : bool, default: False
             Whether to cast values that cannot be cast safely.
 

@@ -28,15 +28,16 @@ _PIECE = 16 << 20
 
 
 def write(path: PathLike, description: Any, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write a file. An existing file of this name is unchanged until the new one is complete.
+    """Write a file. An existing file of this name is unchanged until the new file is complete.
 
     Parameters
     ----------
     path : str or path-like
+        The file to write.
     description : object
         A value that JSON can represent.
     arrays : iterable of (str, numpy.ndarray)
-        Names and arrays. Each pair is requested after the previous one has been written.
+        Names and arrays. Each pair is requested after the previous pair has been written.
     """
     with replacing(path) as file:
         try:
@@ -81,6 +82,7 @@ class Reader:
     Attributes
     ----------
     description : object
+        The description that `write` was given.
 
     Raises
     ------

@@ -51,6 +51,7 @@ class _Restore(Command):
     Parameters
     ----------
     numbers : list of int
+        The numbers of the variables.
     handles : list of list
         For each variable, one handle for all ranks, or one handle per rank.
     streams : list of int
@@ -87,12 +88,12 @@ def save(
 ) -> None:
     """Write all shared variables and random streams of all ranks to a file.
 
-    On several machines, it also contains the state that each machine keeps for wire formats (error
+    On several machines, the file also contains the state that each machine keeps for wire formats (error
     feedback).
 
-    The new file replaces an existing one only when it is complete: if the process is killed meanwhile,
-    either the old or the new file exists. It is an ``.npz`` file without pickles. It keeps the mode of
-    the file that it replaces.
+    The new file replaces an existing file only when it is complete: if the process is killed before
+    that, the old file still exists. It is an ``.npz`` file without pickles. It keeps the mode of the
+    file that it replaces.
 
     Parameters
     ----------
@@ -107,8 +108,6 @@ def save(
 
     Raises
     ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     TypeError
         If a variable is neither a tensor nor a random stream, or if `extra` is not a dict or contains
         a value that cannot be saved.
@@ -116,8 +115,6 @@ def save(
         If no function uses a variable in `without`.
     RuntimeError
         Inside a ``fuse()`` block.
-    WorkerError
-        If a worker raised an exception, for example because memory ran out.
     OSError
         If the file cannot be written, also because another user has created it, or a link to it, in a
         folder for everybody, such as ``/tmp``. An existing file is then unchanged.
@@ -244,7 +241,8 @@ def load(path: PathLike, check: Callable[[dict[str, Any]], Any] | None = None) -
     changed.
 
     The state that the machines kept for wire formats is restored as well. On a different number of
-    machines, the first one gets the sum of what had not been sent. On one machine it is ignored.
+    machines, the first machine gets the sum of the parts that had not been sent. On one machine the
+    state is ignored.
 
     Parameters
     ----------
@@ -257,12 +255,10 @@ def load(path: PathLike, check: Callable[[dict[str, Any]], Any] | None = None) -
     Returns
     -------
     dict
-        The `extra` that was passed to `save`.
+        The argument `extra` of `save`.
 
     Raises
     ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     FileNotFoundError
         If there is no such file.
     ValueError

@@ -29,13 +29,14 @@ _logger = logging.getLogger("synkhronos")
 
 
 class Owner(NamedTuple):
-    """What kept state belongs to.
+    """The variable and the format to which kept state belongs.
 
     Attributes
     ----------
     number : int
         The number of the shared variable.
     wire : Format
+        The format of the reductions.
     buckets : Buckets or None
         The buckets in which the couriers reduce it, if they keep the state.
     """
@@ -52,7 +53,7 @@ class Owner(NamedTuple):
         return [make_wire(self.wire, here.pieces(self.number, shape))], [math.prod(shape)]
 
     def kept(self, here: Here) -> Kept:
-        """Return what this leader keeps."""
+        """Return the state that this leader keeps."""
         if self.buckets is not None:
             return here.ahead.kept(self.buckets)
         found = here.wires.get((self.number, self.wire))
@@ -104,10 +105,13 @@ class _Keep(Command):
     Parameters
     ----------
     owner : Owner
+        The variable and the format of the state.
     counts : list of int
+        How often the variable, or each bucket, was reduced.
     rests : dict
-        Handles by rank. Leaders that are not in it get zeros.
+        By rank, a handle to the part that was not sent. Leaders that are not in it get zeros.
     factors : Handle or None
+        A handle to the state that is the same on all machines.
     """
 
     def __init__(self, owner, counts, rests, factors):

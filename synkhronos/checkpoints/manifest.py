@@ -29,9 +29,11 @@ class Entry(NamedTuple):
     name, nth : str or None, int
         Its key.
     dtype : str
+        The dtype of the values.
     shapes : list of tuple
+        A single shape, or the shape on each rank.
     members : list of str
-        The arrays in the file, one for each shape: a single one, or one per rank.
+        The names of the arrays in the file, one for each shape.
     """
 
     name: str | None
@@ -65,7 +67,7 @@ class Feedback(NamedTuple):
     counts : list of int
         How often the variable, or each bucket, was reduced in the format.
     members : list of str
-        The arrays in the file with what was not sent, one per machine.
+        The arrays in the file with the parts that were not sent, one per machine.
     factors : str or None
         The array with the state that is the same on all machines.
     """
@@ -91,7 +93,9 @@ class Manifest(NamedTuple):
     ranks, master_rank : int
         The size and the master's rank of the world that was saved.
     entries : list of Entry
+        The saved variables.
     left_out : list of keys
+        The variables that were not saved.
     kept : list of Feedback
         Empty in older files, which do not contain it.
     """

@@ -1,6 +1,6 @@
-"""A file that is replaced in a single step, when the new one is complete and on disk.
+"""A file that is replaced in a single step, when the new file is complete and on disk.
 
-The new file is written next to the old one. A process that is killed before it replaces the old one
+The new file is written next to the old file. A process that is killed before it replaces the old file
 leaves an unfinished file. Its lock is then released, so the next writer recognizes the file as a
 leftover and removes it.
 
@@ -34,10 +34,6 @@ def replacing(path: PathLike) -> Iterator[BinaryIO]:
 
     The mode of the file that is replaced is kept, and so are its owner and group if this user may set
     them. A file that did not exist gets the mode of the umask.
-
-    Raises
-    ------
-    OSError
     """
     path = target(path)
     folder, name = os.path.split(path)
@@ -76,6 +72,7 @@ def target(path: PathLike) -> str:
     Parameters
     ----------
     path : str or path-like
+        The path that the script has given.
 
     Raises
     ------

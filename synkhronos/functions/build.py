@@ -77,7 +77,7 @@ def function(
         of rows), ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"gather"`` (concatenated along axis 0),
         or None for the master's own value. With the prefix ``"c_"`` the reduction uses the CPU.
     bcast_inputs : list of variables, optional
-        Every rank gets the whole value. In a call they follow `inputs`.
+        Further inputs, which every rank gets whole. In a call they follow `inputs`.
     updates : list of (shared, new) or (shared, new, op), or an ordered dict, optional
         Each rank updates its own replica only. `op`, by default ``"avg"``, combines the new values of
         several slices (``num_slices``).
@@ -87,32 +87,30 @@ def function(
     sliceable_shareds : list of shared variables, optional
         Variables that hold rows of data, from which `batch_s` and `num_slices` select.
     **kwargs
-        Passed to ``theano.function``.
+        Further arguments of ``theano.function``.
 
     Returns
     -------
     Function
+        The function; call it like a Theano function.
 
     Warns
     -----
     SynkhronosWarning
-        If the graph shows that an output is a sum over the rows, or has a row for each of them, but no
-        If nothing is divided although an index selects something in `givens`, or an output is a gradient
+        If an index selects values in `givens` but nothing is divided, or if an output is a gradient
         whose operation is not the `loss_op` of the collectives in the graph. Also before the first call,
-        if a result differs from one process.
+        if a result differs from the result of one process.
 
     Raises
     ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     TypeError
         If an argument is not a variable of the right kind, or an operation is not defined for the dtype
         of an output.
     ValueError
         If an input cannot be split along its axis, or a scan along this axis computes each step from
-        earlier ones; an operation does not exist; a variable is given twice; a sliceable shared variable
-        is unused, updated by the function or replaced by `givens`; or rows that an index selects cannot
-        be divided.
+        earlier steps; an operation does not exist; a variable is given twice; a sliceable shared
+        variable is unused, updated by the function or replaced by `givens`; or rows that an index
+        selects cannot be divided.
     SynkhronosError
         If there is no room on disk for Theano's compiled code.
 
@@ -187,7 +185,7 @@ def _rows(inputs, windows, sliceable):
 
 
 def _described(outputs):
-    """Return what a replica has to know about the outputs."""
+    """Return the properties of the outputs that a replica needs."""
     return {
         "output_modes": [one.op for one in outputs],
         "output_dtypes": [np.dtype(one.dtype) for one in outputs],

@@ -121,12 +121,7 @@ class Function:
         return sorted({"name", "update_modes", *vars(Function)} - _INTERNAL)
 
     def get_shared(self) -> list[SharedVariable]:
-        """Return the shared variables that the function reads or updates.
-
-        Returns
-        -------
-        list of shared variables
-        """
+        """Return a list of the shared variables that the function reads or updates."""
         engine = (self._world or self._usable_world()).here.engine
         return [*engine.shareds(self.replica.compiled), *self.sliceable]
 
@@ -147,15 +142,15 @@ class Function:
         Parameters
         ----------
         *args, **inputs_by_name : Data or array-like
-            The inputs, the scattered ones first, by position or by the name of the variable. For inputs
-            that are omitted, the `Data` bound to them is used. Arrays are converted to the dtype of
+            The inputs, scattered inputs first, by position or by the name of the variable. For omitted
+            inputs, the `Data` bound to them is used. Arrays are converted to the dtype of
             the input if they can be cast safely; a `Data` must have this dtype.
         output_subset : list of int, optional
             The outputs to compute and return.
         batch : int, slice, 1-d array-like of int or bool, optional
             Rows of the scattered inputs to use, as in NumPy's indexing; an int `k` means the first `k`.
             All rows by default.
-        batch_s : slice, 1-d array-like of int or bool, or a list of one of these per rank, optional
+        batch_s : slice, 1-d array-like of int or bool, or a list of these by rank, optional
             Rows of each rank's sliceable shared variables to use. All rows by default.
         num_slices : int, default: 1
             The number of slices in which each rank computes on its rows, to use less memory.
@@ -164,8 +159,8 @@ class Function:
         -------
         numpy.ndarray or list of numpy.ndarray
             The outputs, as the Theano function would return them: a list if `outputs` was a list. They
-            have the dtypes of the output variables. A reduced output has the shape that it has on each
-            rank. An output with ``"gather"`` has the rows of all ranks in its order, with the shape
+            have the dtypes of the output variables. A reduced output has the same shape as on each rank.
+            An output with ``"gather"`` has the rows of all ranks in its order, with the shape
             ``(sum of rows, ...)``, or ``(n,)`` for a scalar on each of `n` ranks. Inside a ``fuse()``
             block, an object whose ``result()`` returns this after the block.
 
@@ -180,12 +175,6 @@ class Function:
             If `batch` or `batch_s` contains a row, or `output_subset` an index, that does not exist.
         MemoryError
             If there is too little shared memory for an input.
-        ClosedError
-            If the processes of the function were closed.
-        WorkerError
-            If a worker raised an exception. An exception in the master is raised as it is.
-        WorldBrokenError
-            If a worker died or a barrier timed out, in this call or before.
 
         Examples
         --------
@@ -296,7 +285,7 @@ class Function:
         shared variables and random streams again, also after an error.
 
         Results that depend on random numbers cannot be compared with more than one rank, since the
-        ranks draw different ones; nor can the master's own value (op None), one number per rank (op
+        ranks draw different numbers. Neither can the master's own value (op None), a number per rank (op
         ``"gather"``), or results of variables that differ by rank because they were scattered.
 
         Parameters
@@ -314,21 +303,19 @@ class Function:
         Returns
         -------
         Comparison
-            The differences found, all within the tolerances, and what could not be compared.
+            The differences, all within the tolerances, and the results that could not be compared.
 
         Raises
         ------
         MismatchError
-            If an output or a new value differs by more. It names all that differ, how much, and the
-            usual reason.
+            If an output or a new value differs by more. The error names each of them, the difference
+            and the usual reason.
         TypeError, ValueError, IndexError
             For wrong arguments, as in a call, or tolerances that are not numbers of at least 0.
         RuntimeError
             Inside a ``fuse()`` block.
         MemoryError
             If there is too little memory for copies of the inputs and of the updated variables.
-        ClosedError, WorkerError, WorldBrokenError
-            As in a call.
 
         Examples
         --------
@@ -387,8 +374,6 @@ class Function:
         ------
         TypeError, IndexError
             For wrong arguments, as in a call.
-        ClosedError, WorldBrokenError
-            If there are no processes that can be used.
         """
         world = self._usable_world()
         if output_subset is not None:

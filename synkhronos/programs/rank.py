@@ -94,14 +94,15 @@ class Rank(Collectives):
     ) -> Result:
         """Call this rank's replica of a function; nothing is split or reduced.
 
-        If there are collectives in its graph, from `synkhronos.ops`, this call is one as well: all ranks
-        have to call the function at the same point.
+        If there are collectives in its graph, from `synkhronos.ops`, this call is a collective as well:
+        all ranks have to call the function at the same point.
 
         Parameters
         ----------
         f : Function
+            A function that was built with `function` before the program.
         *inputs, **inputs_by_name : Data or array-like
-            As in a call outside a program.
+            The inputs, as in a call outside a program.
         batch : int, slice, 1-d array-like of int or bool, optional
             The rows of the scattered inputs to use, all of them on this rank.
         batch_s : slice, 1-d array-like of int or bool, optional
@@ -163,6 +164,7 @@ class Rank(Collectives):
         batch_size : int
             The largest number of rows of this rank in a minibatch.
         epochs : int, default: 1
+            The number of passes over the share.
         seed : int, optional
             Determines the order. By default it is drawn from `random`.
         shuffle : bool, default: True
@@ -171,6 +173,7 @@ class Rank(Collectives):
         Yields
         ------
         numpy.ndarray of int64
+            The row numbers of a minibatch.
         """
         length = check_int(length, "rank.minibatches: length", self.size)
         batch_size = check_int(batch_size, "rank.minibatches: batch_size", 1)
@@ -236,6 +239,7 @@ class Rank(Collectives):
         Parameters
         ----------
         **numbers : float
+            The numbers by name.
         """
         self._enter()
         self._reports.add(numbers)
@@ -250,21 +254,22 @@ class Rank(Collectives):
 
     @takes_turn
     def center(self, shared_vars: SharedVariables, name: str | None = None) -> Center:
-        """Return the center of shared variables: one copy that belongs to no rank.
+        """Return the center of shared variables: a copy that belongs to no rank.
 
-        The first rank that asks for a center gives it its own values. The variables of every other rank
-        are set to the center's values, and the same applies to a rank that replaces a dead one.
+        The first rank that requests a center gives it its own values. The variables of every other rank,
+        and of a rank that replaces a dead rank, are set to the center's values.
 
         Parameters
         ----------
         shared_vars : shared variable, or list of these
-            The same on all ranks.
+            The variables, the same on all ranks.
         name : str, optional
             Distinguishes several centers of the same variables.
 
         Returns
         -------
         Center
+            The methods for exchanges with the center.
         """
         self._enter()
         numbers = self._numbers_of(shared_vars)
@@ -298,8 +303,9 @@ class Rank(Collectives):
         Parameters
         ----------
         to : int
-            A rank.
+            The rank of the receiver.
         arrays : array-like, or list of these
+            The contents of the message.
         tag : int, default: 0
             The kind of the message; the receiver asks for messages with a tag.
 
@@ -318,18 +324,20 @@ class Rank(Collectives):
         Parameters
         ----------
         tag : int, default: 0
+            The kind of the message.
         wait : bool, default: False
-            Whether to wait for a message. The wait ends without one when the ranks are asked to stop.
+            Whether to wait for a message. The wait ends without a message when the ranks are asked to
+            stop.
 
         Returns
         -------
         (int, numpy.ndarray or list of these) or None
-            The sender, and what it sent; None if there is no message.
+            The sender and the arrays; None if there is no message.
 
         Raises
         ------
         SynkhronosError
-            If it waits, and all other ranks have ended.
+            If `wait` is set, and all other ranks have ended.
         """
         with self.turn:
             self._enter()
@@ -391,7 +399,7 @@ class Rank(Collectives):
     def clock(self) -> int:
         """A number that this rank sets and all ranks can read, such as its step count; initially 0.
 
-        It outlives the rank: a new rank that replaces a dead one finds the number there.
+        The number outlives the rank: a new rank that replaces a dead rank finds it there.
         """
         self._enter()
         return int(self._clocks[self.rank])
@@ -411,20 +419,22 @@ class Rank(Collectives):
     def memory(self, name: str, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> np.ndarray:
         """Return an array of this rank that outlives it; it is zero when it is first requested.
 
-        A new rank that replaces a dead one finds the same values there, such as the losses of its steps.
-        The array can be used until the program ends.
+        A new rank that replaces a dead rank finds the same values there, such as the losses of its
+        steps. The array can be used until the program ends.
 
         Parameters
         ----------
         name : str
-            Each name is an array of its own.
+            The name of the array; another name is another array.
         shape : int or tuple of int
+            The shape of the array.
         dtype : dtype, default: "float64"
+            The dtype of the array.
 
         Raises
         ------
         ValueError
-            If it exists with another shape or dtype.
+            If the array exists with another shape or dtype.
         MemoryError
             If there is too little memory.
         """
@@ -437,7 +447,7 @@ class Rank(Collectives):
         Parameters
         ----------
         least : int
-            At most this rank's own clock.
+            The number, at most this rank's own clock.
         """
         self._enter()
         self._commons("wait_for_clocks")
@@ -457,7 +467,7 @@ class Rank(Collectives):
         return [rank for rank in range(self.size) if rank != self.rank and not self._ended[rank]]
 
     def _commons(self, method: str) -> Commons:
-        """Return what belongs to no rank, or raise if not all ranks share it."""
+        """Return the commons, or raise if not all ranks share them."""
         if not self._here.transport.has_commons:
             raise SynkhronosError(f"rank.{method}: {NO_COMMONS}; or use collectives only")
         return self._here.store.commons

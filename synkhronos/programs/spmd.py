@@ -28,13 +28,13 @@ from synkhronos.world.world import World, current_world
 
 
 class Results(list):
-    """What the program returned on each rank, by rank; None for a rank that was ended.
+    """The return values of a program by rank; None for a rank that was ended.
 
     Attributes
     ----------
     reports : list of list of dict
-        What each rank has reported, by rank: each report has the numbers by name, and ``"seconds"``
-        since the start of the program.
+        The reports of each rank, by rank: each has the numbers by name, and ``"seconds"`` since the
+        start of the program.
     stopped : bool
         Whether the ranks were asked to stop, by ``rank.stop()`` or by Ctrl-C.
     interrupted : bool
@@ -64,7 +64,7 @@ class Program(Command):
     own : callable, optional
         The program itself, in the master.
     needed : list of Handle
-        Handles to what the pickle refers to, in the master.
+        Handles to the arrays that the pickle refers to, in the master.
     on_death : callable, optional
         What the master does if workers die; see `Transport.begin_program`.
     """
@@ -118,7 +118,7 @@ class Program(Command):
             ) from error
 
     def _run(self, here, world):
-        """Return what the program returns, what it has reported, and whether it was ended."""
+        """Return the program's result and its reports, and whether it was ended."""
         commons, on_death = here.store.commons, self.on_death
         if not self.may_meet and not here.is_master:
             on_death = Replacing(world, _ended(commons, here.size))
@@ -161,20 +161,23 @@ def spmd(
 ) -> Results:
     """Run a program on every rank, the master included, each at its own pace.
 
-    Functions and shared variables are replicated first. Every rank calls ``program(rank, *args,
-    **kwargs)``; the methods of ``rank``, a `Rank`, are all that a program needs of this package. Other
-    public functions of the package cannot be used inside, with the exception of methods of `Data`.
+    Functions and shared variables are replicated first. Every rank calls
+    ``program(rank, *args, **kwargs)``. A program uses the methods of ``rank``, a `Rank`, and of `Data`;
+    other public functions of the package cannot be used inside.
 
     The program is sent to the workers by value, with the current values of its arguments and global
     variables, unless it belongs to an imported module (on several machines, even then). Shared variables
     and functions in it refer to each rank's own replicas. `Data`, and arrays of 64 kB or more, are not
     copied for each rank: all ranks use the same memory, and such arrays are read-only in the workers.
 
-    The first Ctrl-C asks all ranks to stop, as ``rank.stop()`` does; a second one ends them.
+    The first Ctrl-C asks all ranks to stop, as ``rank.stop()`` does; a second Ctrl-C ends them. If the
+    program raises an exception on a rank, the other ranks leave their programs with an error, and the
+    processes can still be used.
 
     Parameters
     ----------
     program : callable
+        The function that every rank calls.
     *args, **kwargs
         Further arguments of the program.
     controller : callable, optional
@@ -184,28 +187,23 @@ def spmd(
     on_death : {"raise", "continue"}
         What happens if a rank dies. By default all ranks are ended and a `WorldBrokenError` is raised.
         With ``"continue"``, for programs without collectives, the remaining ranks continue. On the CPU,
-        a new rank replaces the dead one and starts the program again, with the current values of the
+        a new rank replaces the dead rank and starts the program again, with the current values of the
         master's replicas; a rank that dies repeatedly breaks the world. The master itself is not
         replaced. On several machines, the first rank of each machine is not replaced, and a new rank
         starts with the values of the first rank of its machine.
 
     Returns
     -------
-    list
-        What the program returned, by rank, with the attributes ``reports``, ``stopped`` and
+    Results
+        A list of the program's return values by rank, with the attributes ``reports``, ``stopped`` and
         ``interrupted``; see `Results`.
 
     Raises
     ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     FuseError
         Inside a ``fuse()`` block.
     TypeError, ValueError
         If an argument is wrong, or the program cannot be sent to the workers.
-    WorkerError
-        If the program raised an exception in a worker. An exception in the master is raised as it is.
-        The other ranks leave their programs with an error, and the processes can still be used.
 
     Examples
     --------
@@ -308,7 +306,7 @@ def _answering(world: World, controller: Answer | None) -> Iterator[None]:
 
 
 def _loaded(outcome):
-    """Return ``(result, reports, was_ended)`` of a rank; it is None for a dead one."""
+    """Return ``(result, reports, was_ended)`` of a rank; it is None for a dead rank."""
     if outcome is None:
         return None, [], True
     return outcome if isinstance(outcome, tuple) else cloudpickle.loads(outcome)

@@ -56,7 +56,7 @@ def register(world: World, variables: Sequence[SharedVariable]) -> None:
 
 
 def submit(world: World, command: Command, finish: Finish, used: Any) -> Any:
-    """Replicate what is missing, then run a command; see `World.submit`."""
+    """Replicate missing functions and variables, then run a command; see `World.submit`."""
     replicate(world)
     return world.submit(command, finish, used)
 
@@ -82,7 +82,7 @@ def numbers_of(world: World, variables: Sequence[SharedVariable]) -> list[int]:
 
 
 def storages(here: Here, numbers: Sequence[int]) -> list[Any]:
-    """Return the arrays of this rank's replicas, or raise ``ValueError`` if one is None."""
+    """Return the arrays of this rank's replicas, or raise ``ValueError`` if an array is None."""
     found = [here.engine.storage(here.shareds[number]) for number in numbers]
     for number, array in zip(numbers, found):
         if array is None:
@@ -91,7 +91,7 @@ def storages(here: Here, numbers: Sequence[int]) -> list[Any]:
 
 
 def as_list(shared_vars: SharedVariables, values: Values, what: str) -> list[Any]:
-    """Return one value for each variable. If `shared_vars` is a list, `values` must be one, too."""
+    """Return one value for each variable. If `shared_vars` is a list, so must `values` be."""
     if not isinstance(shared_vars, (list, tuple)):
         return [values]
     if not isinstance(values, (list, tuple)) or len(values) != len(shared_vars):

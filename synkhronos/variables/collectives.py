@@ -78,8 +78,6 @@ def broadcast(
 
     Raises
     ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     TypeError
         If a variable is not a shared tensor, a value has the wrong ndim or cannot be cast safely, or
         `nccl` is not a bool.
@@ -87,8 +85,6 @@ def broadcast(
         If a variable is given twice, or the number of values is wrong.
     MemoryError
         If there is too little shared memory for `values`.
-    WorkerError
-        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------
@@ -176,20 +172,16 @@ def gather(shared_vars: SharedVariables, nd_up: Literal[0, 1] = 1, nccl: bool = 
         The values, in the dtype of the variable. With ``nd_up=1`` the shape is ``(n, *shape)`` for `n`
         ranks; if the ranks' shapes differ, the result is a list of arrays by rank instead. With
         ``nd_up=0`` it is ``(sum of rows, ...)``: the ranks' lengths of axis 0 are added, and all other
-        axes must be equal. If `shared_vars` is a list, the result is a list with one such item per
-        variable.
+        axes must be equal. If `shared_vars` is a list, the result is a list with such an item for
+        each variable.
 
     Raises
     ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     TypeError
         If a variable is not a shared tensor, or `nccl` is not a bool.
     ValueError
         If no function uses a variable, a variable is given twice, `nd_up` is neither 0 nor 1, or with
         ``nd_up=0`` if a variable has no axis 0 or the shapes differ in other axes.
-    WorkerError
-        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------
@@ -224,7 +216,7 @@ def gather(shared_vars: SharedVariables, nd_up: Literal[0, 1] = 1, nccl: bool = 
 
 
 def join(arrays: list[np.ndarray], nd_up: int) -> Any:
-    """Return what `gather` returns for the values of one variable by rank."""
+    """Return the result of `gather` for the values of a variable by rank."""
     if nd_up == 0:
         if len({array.shape[1:] for array in arrays}) > 1:
             raise ValueError(
@@ -253,15 +245,11 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | Non
 
     Raises
     ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     TypeError
         If a variable is not a shared tensor, or `nccl` is not a bool.
     ValueError
         If no function uses a variable, a variable is given twice, it has no axis 0, its type allows one
         row only, or the replicas' shapes differ in other axes.
-    WorkerError
-        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------
@@ -339,6 +327,7 @@ def reduce(
     shared_vars : shared variable, or list of these
         Each must be used by a function built with `function`.
     op : {"avg", "sum", "prod", "min", "max"}
+        How the values are combined; ``"avg"``, the default, is weighted by `weights`.
     in_place : bool, default: True
         Whether the master's replica is set to the result. Otherwise the result is returned.
     nccl : bool, default: True
@@ -354,8 +343,6 @@ def reduce(
 
     Raises
     ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     TypeError
         If a variable is not a shared tensor, the operation is not defined for its dtype, such as
         ``"avg"`` of integers, `nccl` is not a bool, or the weights are not numbers.
@@ -363,8 +350,6 @@ def reduce(
         If the ranks' shapes differ, the operation does not exist, no function uses a variable, the
         weights are negative, all zero or not one per rank, or `weights` is given for an operation other
         than ``"avg"``.
-    WorkerError
-        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------
@@ -415,6 +400,7 @@ def all_reduce(
     shared_vars : shared variable, or list of these
         Each must be used by a function built with `function`.
     op : {"avg", "sum", "prod", "min", "max"}
+        How the values are combined; ``"avg"``, the default, is weighted by `weights`.
     nccl : bool, default: True
         Whether NCCL may be used. It has no effect on the CPU.
     weights : Function, or sequence of float, optional
@@ -422,26 +408,22 @@ def all_reduce(
         had in its last call. The average is then exact for batches that do not divide evenly.
     wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
         The format in which arrays are sent between machines, for ``"avg"`` and ``"sum"`` of float32, so
-        that they take fewer bytes; by default they are sent as they are. Arrays of at most 64 kB are
-        always sent as they are. It has no effect within a machine, and therefore none on a single
-        machine. ``"int8"``, `PowerSGD` and `TopK` keep what they leave out and add it to the next
-        reduction of the variable in the same format.
+        that they take fewer bytes; by default they are sent unchanged. Arrays of at most 64 kB are
+        always sent unchanged. It has no effect within a machine, and therefore none on a single
+        machine. ``"int8"``, `PowerSGD` and `TopK` keep the part that they leave out and add it to the
+        next reduction of the variable in the same format.
 
     Raises
     ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     TypeError
         If a variable is not a shared tensor, the operation is not defined for its dtype, such as
-        ``"avg"`` of integers, `nccl` is not a bool, the weights are not numbers, or `wire` is of no type
-        of format.
+        ``"avg"`` of integers, `nccl` is not a bool, the weights are not numbers, or `wire` has the
+        wrong type.
     ValueError
         If the ranks' shapes differ, the operation does not exist, no function uses a variable, the
         weights are negative, all zero or not one per rank, `weights` is given for an operation other
-        than ``"avg"``, or `wire` is not the name of a format, or cannot be used for the operation or
+        than ``"avg"``, or `wire` is not the name of a format or cannot be used for the operation or
         the variables.
-    WorkerError
-        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------

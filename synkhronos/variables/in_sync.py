@@ -40,14 +40,10 @@ def in_sync(shared_vars: SharedVariables | None = None) -> bool:
     MismatchError
         If replicas differ. It names the variables, the ranks that differ from the master, and by how
         much.
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     TypeError
         If a variable is not a shared tensor.
     ValueError
         If no function uses a variable, or a variable is given twice.
-    WorkerError
-        If a worker raised an exception, for example because memory ran out.
     RuntimeError
         Inside a ``fuse()`` block.
 

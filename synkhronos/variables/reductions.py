@@ -29,12 +29,16 @@ class Reduce(Command):
     Parameters
     ----------
     numbers : list of int
+        The numbers of the variables.
     op : str
+        The operation.
     target : {"all", "master", "new"}
+        Where the result is written: every rank's replica, the master's, or a new array.
     weights : list of float, dict, int, or None
         Weights by rank (a program knows only its own), or the number of a function: each rank's row
         count in its last call.
     nccl : bool
+        Whether NCCL may be used.
     wire : Format, optional
         The format in which the arrays are sent between machines, if the target is "all".
     begun : dict of int to int

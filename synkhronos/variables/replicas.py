@@ -105,7 +105,7 @@ def scatter(
 ) -> Pending | None:
     """Split rows of `values` over the ranks, and set each rank's replica to its share.
 
-    The shares are as even as possible; the lower ranks get the longer ones.
+    The shares are as even as possible; the lower ranks get the longer shares.
 
     Parameters
     ----------
@@ -119,8 +119,6 @@ def scatter(
 
     Raises
     ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     TypeError
         If a variable is not a shared tensor, or a value has the wrong ndim or cannot be cast safely.
     ValueError
@@ -129,8 +127,6 @@ def scatter(
         If `batch` contains a row that does not exist.
     MemoryError
         If there is too little shared memory for the values.
-    WorkerError
-        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------
@@ -177,7 +173,7 @@ def set_value(
     Parameters
     ----------
     rank : int
-        From 0 to ``n - 1``.
+        The rank, from 0 to ``n - 1``.
     shared_vars : shared variable, or list of these
         Each must be used by a function built with `function`.
     values : array-like or Data, or list of these
@@ -187,8 +183,6 @@ def set_value(
 
     Raises
     ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     TypeError
         If a variable is not a shared tensor, a value has the wrong ndim or cannot be cast safely, or
         `rank` is not an int.
@@ -198,8 +192,6 @@ def set_value(
         If there is no such rank, or `batch` contains a row that does not exist.
     MemoryError
         If there is too little shared memory for the values.
-    WorkerError
-        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------
@@ -257,27 +249,24 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Any:
     Parameters
     ----------
     rank : int
-        From 0 to ``n - 1``.
+        The rank, from 0 to ``n - 1``.
     shared_vars : shared variable, or list of these
         Each must be used by a function built with `function`.
 
     Returns
     -------
     numpy.ndarray, or list of these
-        The values, in the shape and dtype of the variable on that rank; a list if `shared_vars` is one.
+        The values, in the shape and dtype of the variable on that rank; a list if `shared_vars` is
+        a list.
 
     Raises
     ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     TypeError
         If a variable is not a shared tensor, or `rank` is not an int.
     ValueError
         If no function uses a variable, or a variable is given twice.
     IndexError
         If there is no such rank.
-    WorkerError
-        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------
@@ -336,18 +325,15 @@ def get_shapes(shared_vars: SharedVariables) -> Any:
     Returns
     -------
     list of tuple of int
-        The shape on each rank. If `shared_vars` is a list, a list with one such item per variable.
+        The shape on each rank. If `shared_vars` is a list, a list with such an item for each
+        variable.
 
     Raises
     ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     TypeError
         If a variable is not a shared tensor.
     ValueError
         If no function uses a variable, or a variable is given twice.
-    WorkerError
-        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------
@@ -397,19 +383,15 @@ def get_lengths(shared_vars: SharedVariables) -> Any:
     Returns
     -------
     list of int
-        The length of axis 0 on each rank. If `shared_vars` is a list, a list with one such item per
+        The length of axis 0 on each rank. If `shared_vars` is a list, a list with such an item for each
         variable.
 
     Raises
     ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     TypeError
         If a variable is not a shared tensor.
     ValueError
         If no function uses a variable, a variable is given twice, or a variable has no axis 0.
-    WorkerError
-        If a worker raised an exception, for example because memory ran out.
 
     Examples
     --------

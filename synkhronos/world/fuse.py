@@ -206,7 +206,9 @@ class RecordedCalls:
     Parameters
     ----------
     world : World
+        The world of the calls.
     calls : list of (Command, Finish)
+        The commands of the calls, and the functions that convert their results.
     """
 
     def __init__(self, world: World, calls: Sequence[tuple[Command, Finish]]) -> None:
@@ -244,16 +246,13 @@ def fuse() -> contextlib.AbstractContextManager[Any]:
     """Combine the calls of functions and collectives in the block into one command.
 
     Every rank runs the calls in order at the end of the block, between one start and one finish barrier.
-    Inside the block, a call returns an object whose ``result()`` is available after the block.
+    Inside the block, a call returns an object whose ``result()`` is available after the block. Errors of
+    the calls are raised at the end of the block.
 
     Raises
     ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
     FuseError
         If the block is inside another ``fuse()`` block, or if ``result()`` is called before its end.
-    WorkerError
-        At the end of the block, if a worker raised an exception.
 
     Examples
     --------

@@ -90,8 +90,9 @@ def fork(
     Parameters
     ----------
     n_parallel : int, optional
-        The number of processes, on all machines. By default one per GPU, or on the CPU one per core that
-        this process may use; or the number that the job requests, for example with ``launch --ranks``.
+        The number of processes, on all machines. By default a process per GPU, or on the CPU a process
+        per core that this process may use; or the number that the job requests, for example with
+        ``launch --ranks``.
     use_gpu : bool, optional
         Whether to use GPUs. By default they are used if pygpu finds any.
     master_rank : int, default: 0
@@ -101,7 +102,7 @@ def fork(
     max_n_var, max_dim : int
         Ignored; accepted for compatibility.
     devices : list of str, optional
-        One device per rank: devices of Theano, such as ``["cuda0", "cuda1"]``, where a device may be
+        The device of each rank: devices of Theano, such as ``["cuda0", "cuda1"]``, where a device may be
         repeated; or devices of JAX, such as ``["jax:cpu", "jax:cpu"]``, for which PyTensor then compiles
         with JAX.
     timeout : float, optional
@@ -113,20 +114,20 @@ def fork(
         variables. By default it is True if the environment variable ``SYNKHRONOS_CHECK`` is 1.
     verify : {"first", "always", "off", "raise"}, optional
         Which calls of functions and training steps are compared with the same calls on one process, on
-        some of their rows, before they are made. A result that differs by more than rounding is a
+        some of their rows, before they are made. A result that differs by more than rounding gives a
         `SynkhronosWarning`, or with ``"raise"`` a `MismatchError`. By default it is the value of the
         environment variable ``SYNKHRONOS_VERIFY``, or else ``"first"``: the first call of each.
     threads : {"refuse", "wait"}
         What happens to a call that a thread makes during a call of another thread: an error is raised,
-        or the call waits. During a call of the same thread, as in a signal handler, it is an error.
+        or the call waits. A call during a call of the same thread, as in a signal handler, is an error.
     kernels : {"fast", "theano"}, optional
-        Whether Theano's functions that are compiled from now on have this library's operations on the
-        CPU, which give the same results in less time, or only Theano's own. By default it is the value
-        of the environment variable ``SYNKHRONOS_KERNELS``, or else ``"fast"``. It applies to every
-        ``theano.function`` of this process, also after `close`.
+        Whether Theano's functions that are compiled from now on use this library's operations on the
+        CPU, which give the same results in less time, or only Theano's own operations. By default it is
+        the value of the environment variable ``SYNKHRONOS_KERNELS``, or else ``"fast"``. It applies to
+        every ``theano.function`` of this process, also after `close`.
     pass_fds : list of int or file, optional
-        Files that the workers may use although they are pipes, sockets or locked files, as file objects
-        or descriptors. Of all others of these, the workers give up their copies when they start.
+        Pipes, sockets and locked files that the workers may use, as file objects or descriptors. The
+        workers give up their copies of all other pipes, sockets and locked files when they start.
     restart : bool, default: False
         Whether existing processes are closed first, as in a notebook cell that is run again. Functions
         and `Data` must be built again.
@@ -134,8 +135,8 @@ def fork(
     Returns
     -------
     int
-        The number of processes, `n`. It is also a context manager: ``with synk.fork(2):`` calls `close`
-        at the end of the block.
+        The number of processes, `n`. The int is also a context manager: ``with synk.fork(2):`` calls
+        `close` at the end of the block.
 
     Raises
     ------
@@ -146,7 +147,7 @@ def fork(
     RuntimeError
         If this process already uses a GPU or JAX, even with ``restart=True``.
     SynkhronosError
-        If the system refuses a resource. The message says which limit was reached, and what to do.
+        If the system refuses a resource. The message names the limit and the remedy.
 
     Examples
     --------
@@ -296,7 +297,7 @@ def close() -> None:
     Raises
     ------
     SynkhronosError
-        If it is called in a worker.
+        If `close` is called in a worker.
 
     Warns
     -----
@@ -318,15 +319,6 @@ def close() -> None:
 def size() -> int:
     """Return the number of processes.
 
-    Returns
-    -------
-    int
-
-    Raises
-    ------
-    NotForkedError, ClosedError
-        If there are no processes.
-
     Examples
     --------
     See `fork`.
@@ -336,10 +328,6 @@ def size() -> int:
 
 def is_forked() -> bool:
     """Return whether there are processes: `fork` has been called, and `close` has not.
-
-    Returns
-    -------
-    bool
 
     Examples
     --------

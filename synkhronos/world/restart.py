@@ -41,8 +41,6 @@ def restart(n_parallel: int | None = None) -> int:
 
     Raises
     ------
-    NotForkedError, ClosedError
-        If there are no processes.
     TypeError, ValueError
         If the number of processes is not an int, or out of range.
     RuntimeError
