@@ -8,6 +8,7 @@ from synkhronos._typing import Batch, Rows
 from synkhronos.arithmetic.partition import select
 from synkhronos.arrays.data import Data
 from synkhronos.functions.call import CallFunction
+from synkhronos.stores.handle import Handle
 from synkhronos.world.plans import Plan, PlannedCommand
 from synkhronos.world.world import World
 
@@ -47,14 +48,7 @@ class CallPlan(Plan):
             If the script has changed the layout of an array.
         """
         handles = self.command.handles
-        if len(args) != len(handles):
-            return False
-        for arg, handle in zip(args, handles):
-            if type(arg) is not Data or arg.last_handle is not handle:
-                return False
-            if arg.is_shown:
-                arg.check_layout()
-        return True
+        return len(args) == len(handles) and are_unmoved(args, handles)
 
     def on_batch(self, batch: Batch | None) -> PlannedCommand | None:
         """Return the command of a call on a batch, or None if the call has to be checked.
@@ -72,6 +66,22 @@ class CallPlan(Plan):
         if len(rows) < self._size:  # functions may require that some ranks have rows
             return None
         return PlannedCommand(self, _change_to(rows))
+
+
+def are_unmoved(values: Sequence[Any], handles: Sequence[Handle]) -> bool:
+    """Whether all values are `Data` with these handles.
+
+    Raises
+    ------
+    ValueError
+        If the script has changed the layout of an array.
+    """
+    for value, handle in zip(values, handles):
+        if type(value) is not Data or value.last_handle is not handle:
+            return False
+        if value.is_shown:
+            value.check_layout()
+    return True
 
 
 def _change_to(rows: Rows) -> Any:

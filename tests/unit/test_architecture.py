@@ -41,14 +41,6 @@ FOR_EXTENSIONS = {
     "synkhronos.engines.analysis.rows", "synkhronos.engines.analysis.windows",
     "synkhronos.functions.steps", "synkhronos.host.compiler", "synkhronos.host.progress",
 }  # fmt: skip
-#: What the repetition of steps uses besides, until steps are plans that are sent once.
-OF_REPEATED_STEPS = {
-    "synkhronos.extensions.steps.repetition": {
-        "change", "check_layout", "is_shown", "is_valid", "last_handle", "on_batch", "plan", "run_with",
-        "watch",
-    },
-    "synkhronos.extensions.steps.step": {"recorded", "results", "turn"},
-}  # fmt: skip
 #: Attributes of Keras's models, which classes of this package have, too.
 OF_KERAS = {"optimizer", "targets", "weights"}
 #: The extensions that are for one compiler, and import it by its own name.
@@ -361,7 +353,7 @@ def test_extensions_use_documented_attributes_only():
         (name, line, attribute)
         for name in extensions
         for attribute, line in attributes_used(TREES[name])
-        if attribute in hidden and attribute not in OF_REPEATED_STEPS.get(name, ())
+        if attribute in hidden
     ]
     assert not found
 

@@ -4,8 +4,7 @@
 each of them, ``update_rules`` converts update rules from any source to one form, and ``step_inputs``
 matches the data of a call. ``reduced_expressions`` finds what is reduced over the ranks: gradients,
 losses, and ``marked_expressions``. ``plan`` divides a step into what each rank computes on its rows and
-what follows the all-reduce, ``step`` carries it out on all ranks, with ``repetition`` for a step that
-differs only in its rows, and ``serial_step`` in one process.
+what follows the all-reduce, ``step`` carries it out on all ranks, and ``serial_step`` in one process.
 
 ``plan`` has the values to be reduced in ``reduced_vectors``; ``clipped_gradients`` gives operations
 that change gradients, by their ``homogeneity``, the gradients of the serial loss; ``losses`` warns

@@ -10,9 +10,8 @@ from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.fixed_draws import with_fixed_draws
 from synkhronos.extensions.steps.plan import Plan, make_plan
-from synkhronos.extensions.steps.repetition import Repetition, are_in_store, is_observed
 from synkhronos.extensions.steps.traversal import inputs_first, operands_with
-from synkhronos.functions.steps import compare_step, reduces
+from synkhronos.functions.steps import RepeatedStep, compare_step, reduces
 
 
 class _Phase(NamedTuple):
@@ -119,7 +118,11 @@ class Step:
         called = [*self._before, *counts, self._rows, *self._later]
         self._called, self._place = [phase.function for phase in called], called.index(self._rows)
         self.functions = self._called[len(self._before) :]
-        self._repetition: Repetition | None = None  # of the last step that was recorded
+        self._repeated = self._repeat()
+
+    def _repeat(self):
+        # The count is called on rows, too.
+        return RepeatedStep(self._called, self._place, may_repeat=self._count is None)
 
     def _build_count(self, builder, plan, sliceable):
         """Return the phase that counts the rows of all ranks, and whether they are sliceable."""
@@ -133,36 +136,26 @@ class Step:
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles record steps of their own, and are without the script's expressions.
-        own = dict.fromkeys(("_repetition", "_definition", "_with_fixed_draws"))
+        own = dict.fromkeys(("_repeated", "_definition", "_with_fixed_draws"))
         return {**vars(self), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+        self._repeated = self._repeat()
         reduces(self._rows.function, *self._told)
 
     def __call__(
         self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any = None
     ) -> list[Any]:
         """Take a step; return the list of outputs."""
-        results = None
-        with self._rows.function.turn:
-            if self._repetition is not None and num_slices == 1 and batch_s is None:
-                results = self._repetition.take(values, batch)
-            if results is None:
-                results = self._record(values, batch, num_slices, batch_s)
+        results = self._repeated.take(
+            lambda: self._make_calls(values, batch, num_slices, batch_s),
+            values,
+            batch,
+            num_slices != 1 or batch_s is not None,
+        )
         first, last = results[self._place], results[-1]
         return [(last if is_last else first)[index] for is_last, index in self._places]
-
-    def _record(self, values, batch, num_slices, batch_s):
-        """Take a step of which all is checked; return the results of its calls."""
-        self._repetition = None
-        may_repeat = num_slices == 1 and batch_s is None and not is_observed(self._called)
-        may_repeat = may_repeat and self._count is None  # which is called on rows, too
-        with synk.fuse() as block:
-            self._make_calls(values, batch, num_slices, batch_s)
-        if may_repeat and are_in_store(values):
-            self._repetition = Repetition(block.recorded, self._called, self._place, values)
-        return block.results()
 
     def _make_calls(self, values, batch, num_slices, batch_s):
         positional, named = self._inputs.select(self._rows.indices, values)
