@@ -37,6 +37,7 @@ PATHS = [ROOT, FOLDER, *(FOLDER / name for name in ("support", "unit", "contract
 PYTHONPATH = os.pathsep.join(map(str, PATHS))
 _LENGTH = struct.Struct("!Q")
 MODULES = ("numpy", "psutil", "synkhronos", "theano", "pytensor", "pytest")
+_FEW_MODULES = 20
 _IN_CHILD = "_tests_in_child"  # an attribute of this module's, in processes that run programs
 
 
@@ -225,8 +226,7 @@ def serve():
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)
     wait_briefly_for_the_compile_lock()
-    read_compile_cache()
-    gc.freeze()  # or each program would look at all objects, and so copy them, when it ends
+    n_modules = read_compile_cache()
     connection = socket.socket(fileno=int(descriptor))
     while True:
         try:
@@ -241,6 +241,7 @@ def serve():
         os.close(stdout), os.close(stderr)
         _send(connection, pid)
         _send(connection, os.waitpid(pid, 0)[1])
+        n_modules = read_compile_cache(n_modules)
 
 
 def _be_program(request, stdout, stderr):
@@ -279,14 +280,24 @@ def wait_briefly_for_the_compile_lock():
     compilelock.lock = functools.partial(compilelock.lock, min_wait=0.05, max_wait=0.1, verbosity=0)
 
 
-def read_compile_cache():
-    """Have the compiler read its cache now, and not in each program again."""
+def read_compile_cache(n_known=None):
+    """Have the compiler read what is new in its cache now, and not in each program again.
+
+    Returns the number of modules in the cache. With few more than `n_known`, nothing is read.
+    """
     if importlib.util.find_spec("theano") is None:
         from pytensor.link.c.basic import get_module_cache
     else:
         from theano.gof.cc import get_module_cache
 
-    get_module_cache()
+    cache = get_module_cache()
+    n_modules = len(os.listdir(cache.dirname))
+    if n_known is not None:
+        if n_modules < n_known + _FEW_MODULES:
+            return n_known
+        cache.refresh(cleanup=False)
+    gc.freeze()  # or each program would look at all objects, and so copy them, when it ends
+    return n_modules
 
 
 @pytest.fixture(scope="session")
