@@ -131,8 +131,11 @@ class Rank(Collectives):
         if not self._here.functions[command.number].has_collectives:
             return form(command.run(self._here))
         self._enter_meeting()
-        what = f.name, command.number, command.num_slices, command.subset
-        return form(self._run("call", command, *what))
+        what: tuple[Any, ...] = f.name, command.number, command.num_slices, command.subset
+        self._meet("call", *what)
+        with self._stopped_by_others():
+            outputs = command.run(self._here)
+        return form(outputs)
 
     def rows(self, length: int) -> range:
         """Return this rank's share of the rows; the lower ranks have the longer shares.
