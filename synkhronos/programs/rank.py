@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -284,6 +284,7 @@ class Rank(Collectives):
             variables = [here.shareds[number] for number in numbers]
             given = variables if isinstance(shared_vars, (list, tuple)) else variables[0]
             commons = self._commons("center")
+            open_stripes: Callable[..., Any]
             if here.transport.is_home:
                 open_stripes = functools.partial(Stripes, commons)
             else:
