@@ -129,7 +129,8 @@ class TrainFunction:
             If `random` is True, and the step draws no random numbers.
         """
         values, batch, num_slices = self._matched(data, data_by_name, batch, num_slices)
-        return self._step.check(values, batch, num_slices, None, random, rtol, atol)
+        check = self._step.check  # type: ignore[union-attr]  # a serial step has none
+        return check(values, batch, num_slices, None, random, rtol, atol)
 
 
 class ParallelFunction:

@@ -39,7 +39,7 @@ class Repetition:
         self, recorded: Any, functions: Sequence[synk.Function], place: int, values: Sequence[synk.Data]
     ) -> None:
         self._recorded, self._functions, self._place = recorded, functions, place
-        self._plan = functions[place].plan
+        self._plan: Any = functions[place].plan
         self._handles = [value.last_handle for value in values]
 
     def take(self, values: Sequence[Any], batch: Any) -> list[Any] | None:

@@ -39,6 +39,7 @@ class SerialStep:
 
     def __call__(self, values: Sequence[Any], batch: Any, num_slices: int) -> list[Any]:
         """Take a step; return the list of outputs. The result does not depend on `num_slices`."""
+        rows: slice | numpy.ndarray
         if batch is None or isinstance(batch, (int, numpy.integer)):
             rows = slice(batch)
         else:
