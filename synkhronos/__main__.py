@@ -184,8 +184,8 @@ def launch(parser: argparse.ArgumentParser, arguments: List[str]) -> int:
         launcher.check_mpi4py()
     except JobError as error:
         parser.error(str(error))
-    options = {"survives_deaths": mpirun.survives_deaths}
-    return launcher.run(launcher.command(what, line, mpirun.path, **options))
+    survives = mpirun.survives_deaths
+    return launcher.run(launcher.command(what, line, mpirun.path, survives_deaths=survives))
 
 
 def options_before_program(arguments: Sequence[str]) -> int:

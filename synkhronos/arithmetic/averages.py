@@ -16,8 +16,6 @@ from typing import Any, Iterable, Sequence
 
 import numpy as np
 
-from synkhronos._typing import DTypeLike
-
 #: The part of each array that is processed at a time, so that it stays in the cache.
 PIECE_BYTES = 1 << 18
 #: The same for averages, which need memory for the sum besides two operands.
@@ -242,7 +240,7 @@ class GrowingSum:
             return False
         return True
 
-    def divided(self, divisor: float, dtype: DTypeLike) -> np.ndarray:
+    def divided(self, divisor: float, dtype: Any) -> np.ndarray:
         """Return the quotient of the sum and a number of at least 1, in a dtype; the sum is lost."""
         quotient = self._sum
         if divisor != 1:

@@ -17,9 +17,9 @@ _REAL = {"complex64": "float32", "complex128": "float64"}
 
 def digest(array: np.ndarray) -> bytes:
     """Return a digest of the dtype, the shape and the bytes of an array."""
-    flat = np.asarray(array, order="C").reshape(-1)
+    flat: Any = np.asarray(array, order="C").reshape(-1).view(np.uint8)
     made = hashlib.blake2b(f"{array.dtype.str} {array.shape}".encode(), digest_size=32)
-    made.update(flat.view(np.uint8))
+    made.update(flat)
     return made.digest()
 
 

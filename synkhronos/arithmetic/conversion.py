@@ -33,7 +33,7 @@ def condition(
     return array
 
 
-def as_array(value: ArrayLike, dtype: DTypeLike, label: str) -> np.ndarray:
+def as_array(value: ArrayLike, dtype: DTypeLike | None, label: str) -> np.ndarray:
     """Return an array. Python numbers get the requested dtype if it can represent them."""
     array: np.ndarray
     if isinstance(value, np.memmap):

@@ -68,7 +68,7 @@ GENERATORS = (np.random.RandomState, np.random.Generator)
 class _Kind(NamedTuple):
     """A bit generator: its class, and its state as fields, each of a number of 64-bit words."""
 
-    make: type
+    make: Any  # its class; None if this NumPy has none
     state: tuple[tuple[str, int], ...]  # the fields of the dictionary "state"
     rest: tuple[str, ...]  # fields beside it, of one word each
     buffered: int = 0  # the words of the field "buffer"

@@ -42,6 +42,8 @@ class Data:
     that the array has at the time of the call.
     """
 
+    _view: Any  # None if the memory was freed
+
     def __init__(
         self,
         world: World,
@@ -57,7 +59,7 @@ class Data:
         self.name = name
         self._shape = (0,) * ndim  # no rows after the memory was freed
         self._items: Any = None  # 1-d, all allocated items; None if freed or mapped from a file
-        self._view: Any = None  # None if the memory was freed
+        self._view = None
         self._kept: Any = None  # another view of it, which the script never has
         self._file: Handle | None = None  # the file, if it is a numpy.memmap
         # A new object whenever the array has moved
@@ -128,7 +130,7 @@ class Data:
     def __setitem__(self, index: Any, value: ArrayLike) -> None:
         self._allocated()[index] = value
 
-    def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         view = self._allocated()
         array = view.view() if dtype is None else view.astype(dtype, copy=False)
         if copy is False and array.dtype != view.dtype:

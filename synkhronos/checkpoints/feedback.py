@@ -259,7 +259,7 @@ def restore_all(world: Any, given: Sequence[Given], numbers: Sequence[int]) -> N
     anew = [
         Given(owner, [0] * len(owner.buckets.shapes), [], None)
         for owner in _of_couriers(world.here, numbers)
-        if owner not in owners
+        if owner.buckets is not None and owner not in owners
     ]
     leaders = {machine: rank for rank, machine in enumerate(world.run(_Leaders()))}
     store = world.here.store

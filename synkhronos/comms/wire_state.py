@@ -54,7 +54,7 @@ def restore(wires: Sequence[Wire], sizes: Sequence[int], kept: Kept) -> None:
         wire.prepare(size)
         wire.reset()
         for which, own in enumerate(wire.state() if count else ()):
-            given = kept[1 + which]
+            given = (kept.rest, kept.factors)[which]
             if given.size:
                 own[...] = given[starts[which] : starts[which] + own.size]
             starts[which] += own.size

@@ -12,6 +12,8 @@ on rank s has to be the sum of the gradients of l_r, each times n_r / n_s ("avg"
 linear collective this is the adjoint in the inner product with the weights n_r, or with equal weights.
 """
 
+from typing import Tuple
+
 from synkhronos.engines.names import (
     Apply,
     DisconnectedType,
@@ -82,7 +84,7 @@ class Collective(Op):
         The position among the collectives of a function.
     """
 
-    __props__ = ("loss_op", "number")
+    __props__: Tuple[str, ...] = ("loss_op", "number")
 
     is_same_everywhere = False  # whether the result is the same on every rank
     is_of_master = False  # whether the result is the value of the master

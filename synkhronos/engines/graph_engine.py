@@ -5,6 +5,7 @@ import copyreg
 import inspect
 import io
 from abc import abstractmethod
+from typing import Any, Dict
 
 import numpy as np
 
@@ -33,7 +34,7 @@ from synkhronos.host import compiler
 class GraphEngine(Engine):
     """A compiler that uses Theano's graphs."""
 
-    reducers = {}  # additional functions to pickle objects in graphs, by type
+    reducers: Dict[type, Any] = {}  # additional functions to pickle objects in graphs, by type
 
     def __init__(self):
         self._main = MainNames()

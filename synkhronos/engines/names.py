@@ -11,11 +11,14 @@ expression can take several times as long as its parts.
 
 import contextlib
 import importlib
+from typing import Any, Tuple
 
 from synkhronos.host import compiler
 
 #: The modules of operations on sparse matrices are imported when they are used.
 _SPARSE = {"SparseType", "SparseTensorType"}
+
+_Kinds = Tuple[Any, ...]
 
 if compiler.NAME == "pytensor":
     import pytensor as package
@@ -87,17 +90,26 @@ if compiler.NAME == "pytensor":
     HAS_MRG = False  # streams whose states are arrays
     AsTensorError = NotImplementedError  # besides TypeError and ValueError
     Reciprocal = scalar.Reciprocal
-    MEANS, POOLS, CONVOLUTIONS = (), (), ()
-    ANY_POOLS, ANY_CONVOLUTIONS, FORWARD, TO_IMAGES, OLD_CONVOLUTIONS = (), (), (), (), ()
-    BY_ROW, LINEAR_BY_ROW, WITH_BIAS = (), (), ()
-    COUNTING, WITH_EXTENTS = (Scan, Eye), (Alloc, SpecifyShape)
-    SOFTMAXES = (Softmax, LogSoftmax)
-    LARGEST = (Argmax,)
-    RANDOM = (RandomVariable,)
-    COPIES = (SpecifyShape, ViewOp, CheckAndRaise, TensorFromScalar, ScalarFromTensor)
-    VIEWS = (DimShuffle, SpecifyShape, Subtensor, IncSubtensor, Join)
-    WRITES = (IncSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1)
-    LINEAR = (DimShuffle, Sum, SpecifyShape, ViewOp)
+    MEANS: _Kinds = ()
+    POOLS: _Kinds = ()
+    ANY_POOLS: _Kinds = ()
+    CONVOLUTIONS: _Kinds = ()
+    ANY_CONVOLUTIONS: _Kinds = ()
+    OLD_CONVOLUTIONS: _Kinds = ()
+    FORWARD: _Kinds = ()
+    TO_IMAGES: _Kinds = ()
+    BY_ROW: _Kinds = ()
+    LINEAR_BY_ROW: _Kinds = ()
+    WITH_BIAS: _Kinds = ()
+    COUNTING: _Kinds = (Scan, Eye)
+    WITH_EXTENTS: _Kinds = (Alloc, SpecifyShape)
+    SOFTMAXES: _Kinds = (Softmax, LogSoftmax)
+    LARGEST: _Kinds = (Argmax,)
+    RANDOM: _Kinds = (RandomVariable,)
+    COPIES: _Kinds = (SpecifyShape, ViewOp, CheckAndRaise, TensorFromScalar, ScalarFromTensor)
+    VIEWS: _Kinds = (DimShuffle, SpecifyShape, Subtensor, IncSubtensor, Join)
+    WRITES: _Kinds = (IncSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1)
+    LINEAR: _Kinds = (DimShuffle, Sum, SpecifyShape, ViewOp)
 
     def then(first, second):
         """Return a rewriter that applies two, one after the other."""
@@ -179,8 +191,12 @@ else:
     from theano.ifelse import IfElse
     from theano.sandbox.rng_mrg import mrg_uniform_base
     from theano.scan_module.scan_op import Scan
-    from theano.tensor import AsTensorError, TensorType, continuous_dtypes
-    from theano.tensor import patternbroadcast as with_pattern
+    from theano.tensor import (  # type: ignore[no-redef]  # PyTensor's are defined above
+        AsTensorError,
+        TensorType,
+        continuous_dtypes,
+    )
+    from theano.tensor import patternbroadcast as with_pattern  # type: ignore[no-redef]
     from theano.tensor.basic import (
         Alloc,
         ARange,
@@ -198,7 +214,7 @@ else:
     from theano.tensor.blas import BatchedDot
     from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise, Sum
     from theano.tensor.extra_ops import CpuContiguous
-    from theano.tensor.extra_ops import cpu_contiguous as unfused
+    from theano.tensor.extra_ops import cpu_contiguous as unfused  # type: ignore[no-redef]
     from theano.tensor.nnet import abstract_conv, conv, nnet
     from theano.tensor.opt import Assert, MakeVector
     from theano.tensor.raw_random import RandomFunction

@@ -95,7 +95,7 @@ class _OfGraphs:
         return super().reducer_override(item)
 
 
-class _PythonPickler(pickle._Pickler):  # type: ignore[name-defined]
+class _PythonPickler(pickle._Pickler):
     """cloudpickle's pickler on Python's own code, which recurses without the C stack."""
 
     def __init__(self, file, protocol):
@@ -180,9 +180,9 @@ def with_deep_stack(work):
             f"of {_DEEP_STACK} bytes, and the system refused the address space or the thread: raise "
             f"'ulimit -v' or 'ulimit -u', or build all functions before the first distribute()"
         ) from error
-    result, error = outcome[0]
-    if error is not None:
-        raise error
+    result, raised = outcome[0]
+    if raised is not None:
+        raise raised
     return result
 
 

@@ -37,8 +37,8 @@ class OperationTime(NamedTuple):
 def sum_by_operation(timed: Iterable[tuple[str, str, float]]) -> list[OperationTime]:
     """Return the sums over nodes, given the name, the class and the seconds of each."""
     sums: dict[tuple[str, str], list[float]] = {}
-    for *key, seconds in timed:
-        sums.setdefault(tuple(key), []).append(seconds)
+    for name, kind, seconds in timed:
+        sums.setdefault((name, kind), []).append(seconds)
     return [
         OperationTime(name, kind, _kernel(kind), len(each), sum(each))
         for (name, kind), each in sums.items()

@@ -127,9 +127,12 @@ class TrainFunction:
             reason.
         ValueError
             If `random` is True, and the step draws no random numbers.
+        TypeError
+            If this is the serial step of `make_train_function_theano`.
         """
         values, batch, num_slices = self._matched(data, data_by_name, batch, num_slices)
-        return self._step.check(values, batch, num_slices, None, random, rtol, atol)
+        check = self._step.check
+        return check(values, batch, num_slices, None, random, rtol, atol)
 
 
 class ParallelFunction:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Collection, Sequence
 
 from synkhronos._errors import warn
 from synkhronos._typing import Compiled, SharedVariable, Variable
@@ -104,7 +104,7 @@ def check_recurrence(
     engine: Engine,
     compiled: Compiled,
     inputs: Sequence[Input],
-    selected: Sequence[Variable],
+    selected: Collection[Variable],
     sliceable: Sequence[SharedVariable],
 ) -> None:
     """Raise if a loop depends on earlier steps along an axis that is divided among the ranks.

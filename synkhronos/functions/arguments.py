@@ -142,7 +142,7 @@ def _check_extents(shape, one):
 def plan(
     world: World,
     function: Any,
-    datas: Sequence[Data],
+    datas: Sequence[Any],
     output_subset: Sequence[int] | None,
     batch: Batch | None,
     batch_s: Batch | Sequence[Batch | None] | None,

@@ -33,8 +33,8 @@ Update = Union[Tuple[SharedVariable, Any], Tuple[SharedVariable, Any, Optional[R
 
 def _accumulated(
     world: World, compiled: Compiled, ops: Mapping[SharedVariable, str | None]
-) -> tuple[list[tuple[int, str | None]], list[SharedVariable]]:
-    """Return how updates accumulate over slices, and the variables whose updates cannot accumulate.
+) -> tuple[list[tuple[int, str | None]], list[str]]:
+    """Return how updates accumulate over slices, and for each that cannot, a sentence that says why.
 
     The first is a list of ``(number, op)``, which includes default updates. Random streams are not
     included: they continue from slice to slice.

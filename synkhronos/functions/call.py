@@ -106,7 +106,7 @@ class CallFunction(Command):
         made.most = most
         return made
 
-    def run(self, here: Here) -> tuple:
+    def run(self, here: Here) -> Sequence[Any]:
         """Return the number of rows of this rank, followed by its outputs if there are rows."""
         replica = here.functions[self.number]
         return self._finish(here, replica, *self._prepare(here, replica))
@@ -146,9 +146,10 @@ class CallFunction(Command):
             call._prepare(here, replica)
 
     def needs(self, ranks: range, size: int) -> list[Need]:
-        if self.rows is not None:
-            start, _ = share(len(self.rows), size, ranks[0])
-            _, stop = share(len(self.rows), size, ranks[-1])
+        all_rows: Any = self.rows  # not None if an argument is split by them
+        if all_rows is not None:
+            start, _ = share(len(all_rows), size, ranks[0])
+            _, stop = share(len(all_rows), size, ranks[-1])
             start = min(start, stop - 1)  # see `_columns`
         needed = []
         for handle, split in zip(self.handles, self.splits or [None] * len(self.handles)):
@@ -157,7 +158,7 @@ class CallFunction(Command):
             elif split is None:
                 needed.append(Need(handle))
             else:
-                rows = range(start, stop) if split.minibatch else self.rows[start:stop]
+                rows = range(start, stop) if split.minibatch else all_rows[start:stop]
                 needed.append(Need(handle, rows, split.axis))
         return needed
 

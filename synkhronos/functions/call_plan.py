@@ -27,6 +27,8 @@ class CallPlan(Plan):
         Whether the call was on all rows, without a batch.
     """
 
+    command: CallFunction
+
     def __init__(
         self, world: World, function: Any, datas: Sequence[Any], command: CallFunction, is_whole: bool
     ) -> None:

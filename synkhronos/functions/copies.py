@@ -67,7 +67,7 @@ class Parts(NamedTuple):
     """
 
     name: str | None
-    replica: Replica
+    replica: Any
     inputs: list[Input]
     update_modes: list[str | None]
     not_accumulated: list[str]

@@ -30,12 +30,13 @@ from synkhronos.functions.description import describe
 from synkhronos.functions.replica import Replica, serial_arguments
 from synkhronos.functions.replicate import Sending, check_sent, replicate
 from synkhronos.functions.signature import Input, Output
+from synkhronos.world.here import Command
 from synkhronos.world.plans import PlannedCommand
 from synkhronos.world.turn import Turn, takes_turn
 from synkhronos.world.world import World, current_world, world_exists
 
 #: An output of a copy: the script is not warned about it again
-_STATED = Output(None, None, None, False, 0, True)
+_STATED = Output(None, None, None, False, 0, True)  # type: ignore[arg-type]  # without a variable
 
 _F = TypeVar("_F", bound="Function")
 
@@ -82,8 +83,8 @@ class Function:
         self.not_accumulated = not_accumulated
         self.form = form
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]  # that of objects can be set
+    def __class__(self) -> type:
         # So that the compiler's tools, such as theano.printing.debugprint, accept this function.
         return Function if self._world is None else type(self.replica.compiled)
 
@@ -197,7 +198,8 @@ class Function:
         with world.turn:
             last = self.plan
             plain = batch_s is None and output_subset is None and num_slices == 1
-            command, datas = None, args
+            command: Command | None = None
+            datas: Sequence[Any] = args
             if plain and last is not None and not inputs_by_name and not world.closed:
                 command = last.on_batch(batch) if last.is_for(args) else None
             if command is None:

@@ -29,7 +29,7 @@ def collect(
         The indices of the outputs; None for all.
     """
     columns = zip(*results)
-    weights = next(columns)
+    weights: Any = next(columns)
     if 0 in weights:
         columns = zip(*[result for result in results if result[0]])
         weights = next(columns, None)

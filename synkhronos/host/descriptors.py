@@ -16,7 +16,7 @@ import logging
 import os
 import stat
 import sys
-from typing import Iterable, Iterator, Mapping
+from typing import Any, Iterable, Iterator, Mapping
 
 _STANDARD = (0, 1, 2)
 
@@ -76,7 +76,8 @@ def _is_locked(descriptor):
 def _of_streams() -> Iterator[int]:
     """The descriptors that printing and logging use."""
     handlers = [reference() for reference in logging._handlerList]  # type: ignore[attr-defined]
-    streams = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]
+    streams: list[Any] = [sys.stdin, sys.stdout, sys.stderr]
+    streams += [sys.__stdin__, sys.__stdout__, sys.__stderr__]
     for one in handlers:
         streams += [getattr(one, name, None) for name in ("stream", "sock", "socket")]
     for stream in streams:

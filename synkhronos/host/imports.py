@@ -98,11 +98,14 @@ class RepairingLoader(SourceFileLoader):
             return self._repair(super().get_data(path).decode()).encode()
         return super().get_data(self._own(path))
 
-    def set_data(self, path: str, data: bytes, **options: Any) -> None:
+    def set_data(self, path: str, data: Any, **options: Any) -> None:
         """Write the bytecode."""
         super().set_data(self._own(path), data, **options)
 
-    def source_to_code(self, data: Any, path: Any, **options: Any) -> Any:
+    # For this loader it is no static method.
+    def source_to_code(  # type: ignore[override]
+        self, data: Any, path: Any, **options: Any
+    ) -> Any:
         """Compile the source code. What Python warns of in it concerns no user."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

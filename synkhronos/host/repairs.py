@@ -40,9 +40,15 @@ class Repair(NamedTuple):
         return self.modules.split()
 
 
-def _in(modules: str, why: str, *pairs: Tuple[str, str], **since: Version) -> List[Repair]:
+def _in(
+    modules: str,
+    why: str,
+    *pairs: Tuple[str, str],
+    python: Optional[Version] = None,
+    numpy: Optional[Version] = None,
+) -> List[Repair]:
     """Return the repairs of some modules that have the same reason."""
-    return [Repair(modules, why, *pair, **since) for pair in pairs]
+    return [Repair(modules, why, *pair, python=python, numpy=numpy) for pair in pairs]
 
 
 MODULES = (
@@ -489,7 +495,8 @@ def needed_here() -> List[Union[Module, Repair]]:
 
     numpy_here = tuple(int(part) for part in numpy.__version__.split(".")[:2])
     python_here = sys.version_info[:2]
-    return [row for row in (*MODULES, *REPAIRS) if is_needed(row, python_here, numpy_here)]
+    rows: List[Union[Module, Repair]] = [*MODULES, *REPAIRS]
+    return [row for row in rows if is_needed(row, python_here, numpy_here)]
 
 
 def is_needed(row: Union[Module, Repair], python: Version, numpy: Version) -> bool:

@@ -326,7 +326,7 @@ class _Joined:
     def __init__(self, world: _World) -> None:
         self.world, self.commons = world, JointCommons(world.address)
         mapping = self.commons.memory.mapping
-        self._table = np.ndarray(_WORDS, np.int64, mapping, world.table)
+        self._table: np.ndarray = np.ndarray(_WORDS, np.int64, mapping, world.table)
         self.bell = Semaphore(array=np.ndarray(NBYTES, np.uint8, mapping, world.bell), is_new=False)
         self._kept: dict[str, Any] = {}
 

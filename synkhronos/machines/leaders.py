@@ -13,6 +13,7 @@ time, and then sleeps between polls.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import struct
@@ -204,6 +205,7 @@ class Leaders:
         number, length = _HEAD.unpack_from(message)
         start = _HEAD.size + length
         pickled = message[_HEAD.size : start]
+        found: Any
         last, found = self._received.get((source, tag), (None, None))
         if pickled != last:  # the same call is often repeated
             found = pickle.loads(pickled)
@@ -274,7 +276,7 @@ class Leaders:
             self.wait_inside(receipt.is_complete)
             self._receiving.pop(receipt, None)
         for number in sent:
-            self.wait_inside(lambda number=number: self.links.is_sent(number))
+            self.wait_inside(functools.partial(self.links.is_sent, number))
         self.passed += 1
 
     def wait_inside(self, ready: Callable[[], Any], meets: bool = True) -> Any:

@@ -80,10 +80,10 @@ def all_reduce(x: Variable, op: ReduceOp = "sum", *, loss_op: Literal["avg", "su
     array(4.66666667)
     >>> synk.close()
     """
-    x = _tensor(x, "all_reduce")
+    tensor = _tensor(x, "all_reduce")
     operation = find_operation(op, "all_reduce: op")
-    operation.check_dtype(x.dtype, f"all_reduce of {x}")
-    return AllReduce(op, _checked(loss_op, "all_reduce")).of(x)
+    operation.check_dtype(tensor.dtype, f"all_reduce of {tensor}")
+    return AllReduce(op, _checked(loss_op, "all_reduce")).of(tensor)
 
 
 def all_gather(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variable:
@@ -123,8 +123,9 @@ def all_gather(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variab
            [2., 2., 8.]])
     >>> synk.close()
     """
-    x = _tensor(x, "all_gather")
-    return AllGather(_checked(loss_op, "all_gather")).of(x if x.ndim else x.dimshuffle("x"))
+    tensor = _tensor(x, "all_gather")
+    rows = tensor if tensor.ndim else tensor.dimshuffle("x")
+    return AllGather(_checked(loss_op, "all_gather")).of(rows)
 
 
 def broadcast(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variable:
@@ -235,7 +236,7 @@ def in_buckets(
     >>> synk.close()
     """
     operation = find_operation(op, "in_buckets: op")
-    operation.check_dtype(vector.dtype, vector)
+    operation.check_dtype(vector.dtype, vector)  # type: ignore[attr-defined]  # of a tensor
     check_format(wire, op)
     if isinstance(wire, PowerSGD) and wire.shapes is not None:
         raise ValueError(

@@ -52,7 +52,7 @@ def of_ranks(
         For each rank, the name of each function, and the times of its operations.
     steps : int
     """
-    functions: dict[str, dict[tuple, list]] = {}
+    functions: dict[str, dict[tuple[str, str, str], list]] = {}
     for by_function in found:
         own: dict[tuple, int] = {}  # of this rank: several functions may have the same name
         for function, times in by_function:

@@ -127,8 +127,8 @@ class Profile:
         title = f"Milliseconds per step, of {len(self.seconds)} steps, and the share of each rank's time"
         found = [_html.table(title, rows, ("", *CATEGORIES, "all"))]
         for function, own in tables.by_function(self.operations, 10).items():
-            cells = map(tables.cells, own)
-            found.append(_html.table(tables.title(function, own), cells, tables.HEADER))
+            each_cells = map(tables.cells, own)
+            found.append(_html.table(tables.title(function, own), each_cells, tables.HEADER))
         return "\n".join(found)
 
     def _milliseconds(self) -> np.ndarray:

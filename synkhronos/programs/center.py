@@ -68,7 +68,8 @@ class Center:
             raise TypeError(f"center: expected a name, a string that is not empty, got {name!r}")
         self.name, self._engine = name, engine
         self._is_single = not isinstance(shareds, (list, tuple))
-        self._shareds = [shareds] if self._is_single else list(shareds)
+        given: Any = shareds
+        self._shareds: list[SharedVariable] = [given] if self._is_single else list(given)
         self._check_variables()
         self._buffers: dict[int, np.ndarray] = {}  # for variables that are not used in place
         layout = Layout(self._shapes, self._dtypes)

@@ -236,9 +236,10 @@ class Collectives:
     ) -> Any:
         """Run the command of a collective once all ranks have reached it, as `what` confirms."""
         self._meet(name, *what)
-        run = self._prepared.get((name, *what))
+        key = (name, *what)
+        run = self._prepared.get(key)
         if run is None:
-            run = self._prepared[(name, *what)] = make_command().prepare(self._here)
+            run = self._prepared[key] = make_command().prepare(self._here)
         with self._stopped_by_others():
             return run(change)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -131,8 +131,11 @@ class Rank(Collectives):
         if not self._here.functions[command.number].has_collectives:
             return form(command.run(self._here))
         self._enter_meeting()
-        what = f.name, command.number, command.num_slices, command.subset
-        return form(self._run("call", command, *what))
+        what: tuple[Any, ...] = f.name, command.number, command.num_slices, command.subset
+        self._meet("call", *what)
+        with self._stopped_by_others():
+            outputs = command.run(self._here)
+        return form(outputs)
 
     def rows(self, length: int) -> range:
         """Return this rank's share of the rows; the lower ranks have the longer shares.
@@ -281,6 +284,7 @@ class Rank(Collectives):
             variables = [here.shareds[number] for number in numbers]
             given = variables if isinstance(shared_vars, (list, tuple)) else variables[0]
             commons = self._commons("center")
+            open_stripes: Callable[..., Any]
             if here.transport.is_home:
                 open_stripes = functools.partial(Stripes, commons)
             else:

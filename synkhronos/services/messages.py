@@ -123,7 +123,7 @@ class Messages:
             return None
         slot = taken.slot
         try:
-            head = np.empty(taken.head, np.uint8)
+            head: Any = np.empty(taken.head, np.uint8)
             box.read(slot, [head])
             is_single, types = pickle.loads(head)
             arrays = [np.empty(shape, dtype) for dtype, shape in types]

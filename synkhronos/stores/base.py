@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -71,7 +71,7 @@ class Store(ABC):
         return self._get(handle)
 
     @abstractmethod
-    def _get(self, handle: Handle) -> np.ndarray:
+    def _get(self, handle: Any) -> np.ndarray:
         """Like `get`, for handles that were returned by `put`."""
 
     def rows(
@@ -99,7 +99,7 @@ class Store(ABC):
         return self.get(handle), rows
 
     @abstractmethod
-    def free(self, handle: Handle) -> None:
+    def free(self, handle: Any) -> None:
         """Free the copy that `put` made for this handle. The handle must not be used afterwards."""
 
     @abstractmethod

@@ -14,6 +14,8 @@ from typing import Any, Hashable, Iterator
 class _Reference(weakref.ref):
     __slots__ = ("key",)
 
+    key: Hashable
+
 
 class Deallocations:
     """The keys of objects that have been deallocated since they were last asked for."""

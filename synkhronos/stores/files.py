@@ -80,7 +80,7 @@ def _is_open(status: os.stat_result) -> bool:
 def digest(array: np.ndarray) -> bytes:
     """Return a digest of the bytes of a C-contiguous array."""
     state = hashlib.blake2b(digest_size=16)
-    flat = array.reshape(-1).view(np.uint8)
+    flat: Any = array.reshape(-1).view(np.uint8)
     for start in range(0, flat.size, _DIGESTED):
         state.update(flat[start : start + _DIGESTED])
     return state.digest()

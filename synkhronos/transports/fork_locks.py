@@ -10,7 +10,7 @@ know of, such as a lock of the script's own, `warn_of_threads` warns of.
 from __future__ import annotations
 
 import gc
-import importlib._bootstrap  # type: ignore[import-not-found]
+import importlib._bootstrap
 import threading
 from typing import Any
 
@@ -56,7 +56,7 @@ class GeneratorLocks:
             elif lock.locked():
                 lock.release()
         # A module that another thread was importing can be imported once more.
-        importlib._bootstrap._module_locks.clear()
+        importlib._bootstrap._module_locks.clear()  # type: ignore[attr-defined]  # it is internal
 
 
 def other_threads() -> list[threading.Thread]:

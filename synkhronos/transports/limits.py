@@ -6,6 +6,7 @@ import os
 import resource
 import sys
 from pathlib import Path
+from typing import Dict, Optional
 
 from synkhronos._errors import REMEDY, SynkhronosError
 from synkhronos.host.handler_errors import pass_on, suppress
@@ -54,7 +55,7 @@ def _most_by_processes():
 def too_many_workers(error: OSError, started: int, wanted: int) -> SynkhronosError:
     """Explain why not all workers could be started. Those that were started have been ended."""
     pass_on(error)
-    remedies = {
+    remedies: Dict[Optional[int], str] = {
         errno.EAGAIN: f"too many processes or threads: {_process_limits()}",
         errno.ENOMEM: "too little memory to fork this process: free some, or allow overcommit "
         "(sysctl vm.overcommit_memory=0)",

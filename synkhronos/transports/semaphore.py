@@ -26,7 +26,7 @@ _NON_BLOCKING = ctypes.PyDLL(None)
 _BLOCKING = ctypes.CDLL(None, use_errno=True)
 if hasattr(_BLOCKING, "sem_clockwait"):
     _CLOCK = time.CLOCK_MONOTONIC
-    _WAIT = (_BLOCKING.sem_clockwait, _CLOCK)
+    _WAIT: tuple = (_BLOCKING.sem_clockwait, _CLOCK)
 else:  # glibc before 2.30
     _CLOCK = time.CLOCK_REALTIME
     _WAIT = (_BLOCKING.sem_timedwait,)

@@ -7,7 +7,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from synkhronos._checks import check_int
-from synkhronos._typing import ArrayLike, Finish, SharedVariable, SharedVariables, Values
+from synkhronos._typing import Finish, SharedVariable, SharedVariables, Values
 from synkhronos.arithmetic.conversion import condition
 from synkhronos.arrays.data import Data
 from synkhronos.engines.base import NO_VALUE, Engine
@@ -27,7 +27,8 @@ def resolve(
     world = current_world()
     world.check_usable()
     single = not isinstance(shared_vars, (list, tuple))
-    variables = [shared_vars] if single else list(shared_vars)
+    given: Any = shared_vars
+    variables: list[SharedVariable] = [given] if single else list(given)
     if not variables:
         raise ValueError("shared_vars: expected at least one shared variable, got an empty list")
     seen = set()
@@ -103,7 +104,7 @@ def as_list(shared_vars: SharedVariables, values: Values, what: str) -> list[Any
 def conditioned(
     engine: Engine,
     variables: Sequence[SharedVariable],
-    values: Sequence[ArrayLike],
+    values: Sequence[Any],
     scattered: bool = False,
 ) -> list[np.ndarray | Data]:
     """Convert values to arrays or `Data` with the dtypes and ndims of the variables."""

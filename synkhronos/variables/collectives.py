@@ -279,7 +279,7 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | Non
 
 
 @overload
-def reduce(  # type: ignore[overload-overlap]
+def reduce(
     shared_vars: SharedVariables,
     op: ReduceOp = ...,
     in_place: Literal[True] = ...,
@@ -370,7 +370,8 @@ def reduce(
     """
     target = "master" if in_place else "new"
     world, variables, command = plan_reduction(shared_vars, op, target, weights, nccl)
-    numbers = command.plain.numbers
+    plain: Any = command.plain  # a `Reduce`
+    numbers = plain.numbers
     agreement_of(world).compared(numbers)
     if in_place:
         agreement_of(world).local.update(numbers)

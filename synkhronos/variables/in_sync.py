@@ -86,7 +86,8 @@ def in_sync(shared_vars: SharedVariables | None = None) -> bool:
     found = find_different(world, numbers)
     if not found:
         return True
-    names, lines = [label(world, number) for number in found], []
+    names = [label(world, number) for number in found]
+    lines: list[str] = []
     for name, (number, ranks) in zip(names[:_MOST_LISTED], found.items()):
         line = f"- {listed([name])}: rank {listed(ranks)}"
         if len(lines) < _MOST_MEASURED:

@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 from importlib.util import find_spec
-from typing import Sequence
+from typing import Any, Sequence
 
 from synkhronos._checks import check_int
 from synkhronos._errors import text_of
@@ -200,7 +200,7 @@ class Bind(Command):
     def run(self, here: Here) -> str | None:
         from synkhronos.comms.staged import StagedCommunicator
 
-        engine = here.engine
+        engine: Any = here.engine  # that of GPUs has a context
         here.device = self.devices[here.rank]
         kind = kind_of(here.device)
         if kind == "opencl" and not here.is_master:

@@ -90,7 +90,7 @@ class Pending:
         )
 
     # Without these, Python and NumPy would use the object itself as a value and raise nothing.
-    __array__ = __bool__ = __eq__ = __ne__ = __format__ = _refuse  # type: ignore[assignment]
+    __array__ = __bool__ = __eq__ = __ne__ = __format__ = _refuse
     __hash__ = object.__hash__
 
 
@@ -101,7 +101,7 @@ class _Exit:
     reference, which tells that the block is over, even while the traceback keeps the block.
     """
 
-    def __get__(self, block: _Block | None, owner: type) -> Callable[..., None]:
+    def __get__(self, block: _Block | None, owner: Any) -> Callable[..., None]:
         if block is None:
             return owner._end_block  # for `ExitStack`
         held = functools.partial(block._end_block)

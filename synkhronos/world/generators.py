@@ -74,7 +74,8 @@ def restore(given: tuple[Any, Any]) -> None:
     random.setstate(of_python)
     kind = of_numpy["bit_generator"]
     if np.random.get_state(legacy=False)["bit_generator"] != kind:
-        np.random.set_bit_generator(getattr(np.random, kind)())
+        module: Any = np.random  # not all of it is in its types
+        module.set_bit_generator(getattr(np.random, kind)())
     np.random.set_state(of_numpy)
 
 

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import traceback
-from typing import NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
@@ -94,7 +94,7 @@ class Machines:
             own = pickle.dumps(self._fact())
             self.facts = [pickle.loads(one) for one in self.leaders.exchange(own)]
             check_versions(self.facts)
-        self._world = None  # the last one
+        self._world: Any = None  # the last one, a `_WorldOfJob`
 
     def _use_all_cores(self):
         """Also use the cores of this machine's other tasks, which only wait."""

@@ -88,7 +88,7 @@ class PlannedCommand(Command):
         return here.plans.run(here, self.plan.number, self.change, self.plan.command)
 
     @property
-    def needs(self) -> Callable[[range, int], Iterable[Need]]:  # type: ignore[override]
+    def needs(self) -> Callable[[range, int], Iterable[Need]]:
         return self.plain.needs
 
     @property

@@ -105,7 +105,7 @@ class Registry:
 
     def number_of(self, function: Any) -> int | None:
         """Return the number of a function; None if it belongs to another world or is a copy."""
-        replica = getattr(function, "replica", None)  # a copy has none
+        replica: Any = getattr(function, "replica", None)  # a copy has none
         is_known = replica is not None and self.functions.get(replica.number) is function
         return replica.number if is_known else None
 

@@ -330,7 +330,7 @@ class World:
             if hasattr(part, "close"):
                 part.close()
         self.here.copy_out_of_store()
-        self.here.comm = None  # type: ignore[assignment]  # it remembers arrays
+        self.here.comm = None  # it remembers arrays
         self.here.store.trim()
         self.here.store.trim_others()
         self.here.store.close()

@@ -263,6 +263,13 @@ def test_the_serial_step_takes_the_batches_that_the_parallel_step_takes(world_of
         np.testing.assert_allclose(parallel(*digits, batch), serial(*digits, batch), rtol=1e-5)
 
 
+def test_the_serial_step_is_not_compared_with_itself(world_of, digits):
+    world_of(2)
+    _, serial, _ = make_both(updates.sgd, learning_rate=0.1)
+    with pytest.raises(TypeError, match="got the serial step"):
+        serial.check(*digits)
+
+
 @pytest.mark.usefixtures("in_python")
 def test_a_list_is_the_data_of_one_input(world_of):
     """A list of labels is one array; only a list of inputs has a list of arrays."""

@@ -17,15 +17,27 @@ MARK = re.compile(r"  # ([a-z-]+)$")
 
 
 @pytest.fixture(scope="module")
-def errors(pytestconfig):
-    """The errors that mypy finds, by file name: pairs of line number and code."""
+def mypy(pytestconfig):
+    """A function that runs mypy with some arguments in a folder."""
     if importlib.util.find_spec("mypy") is None:
         pytest.skip("the test needs mypy")
     cache = pytestconfig.cache.mkdir("mypy")
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file=", "--strict", "--ignore-missing-imports",
-         "--follow-imports=silent", "--cache-dir", str(cache), "script.py", "mistakes.py"],
-        cwd=SCRIPTS, env={"MYPYPATH": str(ROOT)}, capture_output=True, text=True, timeout=200,
+
+    def run(folder, *arguments, **environ):
+        return subprocess.run(
+            [sys.executable, "-m", "mypy", "--cache-dir", str(cache), *arguments],
+            cwd=folder, env=environ, capture_output=True, text=True, timeout=200,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def errors(mypy):
+    """The errors that mypy finds in the scripts, by file name: pairs of line number and code."""
+    done = mypy(
+        SCRIPTS, "--config-file=", "--strict", "--ignore-missing-imports", "--follow-imports=silent",
+        "script.py", "mistakes.py", MYPYPATH=str(ROOT),
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     found = {"script.py": [], "mistakes.py": []}
@@ -45,6 +57,12 @@ def test_mypy_finds_each_mistake_and_no_other(errors):
     marked = [(number, MARK.search(line)[1]) for number, line in lines if MARK.search(line)]
     assert len(marked) > 30
     assert errors["mistakes.py"] == marked
+
+
+def test_mypy_accepts_the_package(mypy):
+    done = mypy(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no issues found" in done.stdout
 
 
 @pytest.mark.skipif(sys.version_info < (3, 9), reason="ndarray has no type arguments before")

@@ -220,18 +220,18 @@ class StepFunction:
         for name, position in self._weights:
             _check_equal(values[position], name)
         if self._trial is not None and length > 1:
-            self._try(values)
+            self._try(self._trial, values)
         self._send(self._shared)
         results = self._function(*values, *([length] if self._counts else []))
         own = iter(results[: self._n_outputs])
         metrics = iter(self._metrics.add(results[self._n_outputs :]))
         return [next(metrics if is_metric else own) for is_metric in self._order]
 
-    def _try(self, values: Sequence[Any]) -> None:
+    def _try(self, trial: Trial, values: Sequence[Any]) -> None:
         """Compare the terms of this batch with the terms of its halves, in the test phase."""
         rows = [value for value, one in zip(values, self._data.inputs) if one.ndim]
         others = [numpy.zeros_like(value) for value in values if not value.ndim]
-        self._trial.check(rows, others)
+        trial.check(rows, others)
         self._trial = None
 
 

@@ -156,7 +156,7 @@ class Trial:
         weights = {"sum": (1, 1), "avg": (half / length, 1 - half / length)}
         for term, value, *parts in zip(self._terms, whole, first, second):
             expected = sum(weight * part for weight, part in zip(weights[term.op], parts))
-            precision = numpy.finfo(value.dtype).eps
+            precision: Any = numpy.finfo(value.dtype).eps
             if not numpy.allclose(value, expected, rtol=1000 * precision, atol=10 * precision):
                 raise ValueError(_refusal(term, value, parts))
 

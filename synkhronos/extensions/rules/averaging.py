@@ -149,7 +149,7 @@ class BSP(LocalSGD):
         self._sums = None  # of gradients times rows, if they accumulate
         if self.restored and "sum 0" in self.restored:
             count = sum(name.startswith("sum ") for name in self.restored)
-            self._sums = unpack("sum", range(count), self.restored)  # type: ignore[arg-type]
+            self._sums = unpack("sum", range(count), self.restored)
 
     def take_step(self, rank: synk.Rank, step: Any, data: Sequence[Any], rows: numpy.ndarray) -> Any:
         """Compute the gradients only, or take the step, and return its outputs.

@@ -158,7 +158,7 @@ class Downpour(_Centered):
 
     def start(self, rank: synk.Rank, params: Params) -> None:
         super().start(rank, params)
-        self._waiting = None  # changes before the last pull that were not pushed
+        self._waiting: list[Any] | None = None  # changes before the last pull that were not pushed
         self._base = values_of(params) if self._pulls_between_pushes() else None
 
     def after_step(self, rank: synk.Rank, params: Params, step: int) -> None:

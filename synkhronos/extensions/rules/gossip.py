@@ -64,7 +64,8 @@ class GoSGD(Rule):
         return self._weight
 
     def after_step(self, rank: synk.Rank, params: Params, step: int) -> None:
-        draw = numpy.random.default_rng([self.seed, rank.rank, step])
+        entropy: list[Any] = [self.seed, rank.rank, step]
+        draw = numpy.random.default_rng(entropy)
         if draw.random() < self.probability and rank.size > 1 and self._weight:
             other = int(draw.integers(rank.size - 1))
             other += other >= rank.rank

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy
 
@@ -22,7 +22,7 @@ class Plan(NamedTuple):
     """The arguments of `train`, checked."""
 
     step: Any
-    params: list[SharedVariable]
+    params: Sequence[SharedVariable]
     data: list[synk.Data]
     rule: Rule
     validation: Validation | None

@@ -45,7 +45,7 @@ def copied(
     options = {**arguments["function_options"], "profile": profile}
     if name is not None or former is not None:
         options["name"] = name if name is not None else f"{former} copy"
-    changed = {"function_options": options}
+    changed: dict[str, Any] = {"function_options": options}
     if delete_updates:
         drawn = [
             one for one in shareds_in(arguments) if getattr(one, "default_update", None) is not None
@@ -74,7 +74,7 @@ def _replaced(item: Any, replace: Callable[[Variable], Any]) -> Any:
         made = [_replaced(one, replace) for one in item]
         return made if isinstance(item, list) else tuple(made)
     if isinstance(getattr(item, "variable", None), Variable):  # a wrapper
-        made = copy.copy(item)
-        made.variable = replace(item.variable)
-        return made
+        wrapper = copy.copy(item)
+        wrapper.variable = replace(item.variable)
+        return wrapper
     return item

@@ -92,7 +92,7 @@ class Definition(NamedTuple):
     wire: Any
     overlap: bool
     rows: dict[Variable, int]
-    index: list[Variable]
+    index: list[Variable]  # type: ignore[assignment]  # the method of tuples is not used
     whole: list[Variable]
     defaults: list[SharedVariable]
     grad_updates: list[Update]
@@ -339,7 +339,8 @@ def _default_updates(
         return added
     targets = {update.target for update in updates}
     parents = operands_with(givens)
-    roots, done = [*outputs, *(update.new for update in updates)], set()
+    roots = [*outputs, *(update.new for update in updates)]
+    done: set[Variable] = set()
     while roots:
         found = []
         for variable in inputs_first(roots, parents, done):

@@ -6,7 +6,7 @@ one. With these numbers in their place it can: a row gets the same ones on whate
 
 from __future__ import annotations
 
-from typing import Iterator
+from typing import Any, Iterator
 
 import numpy
 
@@ -84,7 +84,7 @@ def _fixed(draw: Variable, by_row: Variable, has_rows: bool) -> Variable:
             is_axis = tt.eq(size[axis], length) * (1 - is_by_row)
             along = tt.switch(is_axis, by_row[places % length], along)
             is_by_row = is_by_row + tt.cast(is_axis, "int8")
-        order = ["x"] * draw.ndim
+        order: list[Any] = ["x"] * draw.ndim
         order[axis] = 0
         total = total + along.dimshuffle(*order)
     numbers = (total * _GOLDEN) % 1

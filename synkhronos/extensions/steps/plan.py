@@ -194,7 +194,9 @@ class _Planner:
 
     def _outputs(self) -> tuple[list[Output], list[Variable], list[tuple[bool, int]]]:
         """Return the outputs of the first phase and of the last phase, and where each output is."""
-        first, last, places = [], [], []
+        first: list[Output] = []
+        last: list[Variable] = []
+        places = []
         for output in self.definition.outputs:
             is_last = not output.has_op and self._is_last(output.where, output.variable)
             places.append((is_last, len(last) if is_last else len(first)))
@@ -258,7 +260,9 @@ class _Planner:
 
     def _sorted_updates(self) -> tuple[list[Update], list[Update], list[Update]]:
         """Return the updates that each rank keeps, that are averaged, and that follow the reduction."""
-        own, averaged, last = [], [], []
+        own: list[Update] = []
+        averaged: list[Update] = []
+        last: list[Update] = []
         for update in self.definition.updates:
             if update.is_own:
                 own.append(update)

@@ -30,7 +30,7 @@ class ReducedVectors:
     def __init__(self) -> None:
         self._groups: dict[tuple[str, str, bool], list[tuple[Variable, tuple[int, ...]]]] = {}
         self._pieces: dict[tuple[str, str, bool], list[Variable]] = {}
-        self.updates: list[tuple[SharedVariable, Variable, str]] = []
+        self.updates: list[tuple[SharedVariable, Variable, str | None]] = []
         self.reduced: dict[str, list[SharedVariable]] = {}
         self.gradients: list[SharedVariable] = []
 

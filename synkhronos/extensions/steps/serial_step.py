@@ -37,8 +37,16 @@ class SerialStep:
             **{"name": "gradient", **options},
         )
 
+    def check(self, *_: Any) -> Any:
+        """Refuse to compare the serial step with itself."""
+        raise TypeError(
+            "check: expected a step on all ranks, of make_train_function(), got the serial step of "
+            "make_train_function_theano(); check the former, which is compared with the serial step"
+        )
+
     def __call__(self, values: Sequence[Any], batch: Any, num_slices: int) -> list[Any]:
         """Take a step; return the list of outputs. The result does not depend on `num_slices`."""
+        rows: slice | numpy.ndarray
         if batch is None or isinstance(batch, (int, numpy.integer)):
             rows = slice(batch)
         else:

@@ -60,11 +60,12 @@ class _Builder:
         used = self.used([variable for _, variable in outputs], updates)
         if indices is None:
             indices = [i for i, one in enumerate(self._inputs.variables) if one in used]
-        own, whole = [], []
+        own: list[int] = []
+        whole: list[int] = []
         for index in indices:
             variable = self._inputs.variables[index]
             is_whole = variable in self._broadcast
-            is_whole = is_whole or not (has_rows or getattr(variable.type, "ndim", 0))
+            is_whole = is_whole or not (has_rows or getattr(variable.type, "ndim", 0) > 0)
             (whole if is_whole else own).append(index)
         function = synk.function(
             [self._inputs.given[index] for index in own],
@@ -259,6 +260,7 @@ def _overlapped(plan: Plan, wire: Any) -> list[tuple[SharedVariable, Variable, A
     if not vectors:
         return plan.row_updates
     largest = max(vectors, key=lambda shared: shared.get_value(borrow=True).nbytes)
+    op: Any
     [op] = [op for op, shareds in plan.reduced.items() if largest in shareds]
     return [
         (

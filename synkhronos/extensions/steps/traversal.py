@@ -137,7 +137,7 @@ def rebuilt(
     return [copies[variable] for variable in variables]
 
 
-def with_inputs(node: Apply, inputs: Sequence[Variable]) -> Sequence[Variable]:
+def with_inputs(node: Apply, inputs: Sequence[Variable]) -> list[Variable]:
     """Return the outputs of the same operation for other inputs."""
     is_same = all(new is old for new, old in zip(inputs, node.inputs))
     return node.outputs if is_same else node.clone_with_new_inputs(inputs).outputs

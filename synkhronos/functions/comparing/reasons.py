@@ -90,8 +90,10 @@ def of_output(
             "it contains a sum over the rows, and terms that do not depend on their number: divide the "
             "sum by the number of rows, or make the terms separate outputs"
         )
-    for op in ("sum", GATHER, "avg", "max", "min", "prod") if by_rank is not None else ():
-        if op != mode and _equals(combined(op, by_rank, weights), serial, allows):
+    for op in ("sum", GATHER, "avg", "max", "min", "prod"):
+        if by_rank is None or op == mode:
+            continue
+        if _equals(combined(op, by_rank, weights), serial, allows):
             what = "the concatenation" if op == GATHER else f"the {op}"
             return Reason(
                 f"its op is {mode!r}, but {what} of the ranks' values equals the serial value: give it "

@@ -218,9 +218,10 @@ class Called(NamedTuple):
 
 def called(world: World, command: Command) -> Called:
     """Return a recorded command with its function."""
-    command = command.plain
-    is_call = isinstance(command, CallFunction)
-    return Called(world.registry.functions[command.number] if is_call else None, command)
+    plain = command.plain
+    if isinstance(plain, CallFunction):
+        return Called(world.registry.functions[plain.number], plain)
+    return Called(None, plain)
 
 
 def calls_until(

@@ -156,7 +156,8 @@ def compile_complaint(compiler: str, folders: Sequence[str]) -> Optional[str]:
         source = Path(folder, "module.cpp")
         source.write_text("#include <Python.h>\n")
         output = Path(folder, "module.so")
-        command = [compiler, "-shared", "-fPIC", *(f"-I{one}" for one in folders), source, "-o", output]
+        includes = [f"-I{one}" for one in folders]
+        command = [compiler, "-shared", "-fPIC", *includes, str(source), "-o", str(output)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT)
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -173,7 +174,7 @@ def examine_cache() -> Finding:
     fault = compile_cache.fault(folder)
     if fault is not None:
         raise Fault(*fault)
-    complaint = compile_cache.outsider(folder)
+    complaint = None if folder is None else compile_cache.outsider(folder)
     if complaint is None:
         return f"{folder}, which no other user can change", ""
     return complaint, (

@@ -4,7 +4,7 @@ pygpu and NCCL are tried with the environment variables that ``python -m synkhro
 """
 
 from pathlib import Path
-from typing import Dict, Iterable, List
+from typing import Dict, Iterable, List, Optional
 
 from synkhronos.host import nvidia_libraries, nvidia_links
 from synkhronos.host.doctor.check import Fault, Finding, ProbeError, probe
@@ -83,7 +83,7 @@ def examine_cuda() -> Finding:
     return text, ""
 
 
-def listing(found: Dict[str, Library], driver: Version, hidden: Iterable[str]) -> str:
+def listing(found: Dict[str, Library], driver: Optional[Version], hidden: Iterable[str]) -> str:
     """Return one line per library: its file and version, and whether its bare name is found."""
     lines = []
     for name in NAMES:
@@ -112,7 +112,7 @@ def cudnn() -> str:
     )
 
 
-def dotted(version: Version) -> str:
+def dotted(version: Optional[Version]) -> str:
     """Return a version with dots, or a text that it is not known."""
     return ".".join(map(str, version or ())) or "version unknown"
 

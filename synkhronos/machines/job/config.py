@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 from synkhronos.host import job
 
@@ -204,7 +204,7 @@ def _devices(label: str, value: Any) -> Dict[str, List[str]]:
     return {host: _some(f"{label}: {host}", names) for host, names in _table(label, value).items()}
 
 
-def _some(label: str, value: Any) -> Sequence[str]:
+def _some(label: str, value: Any) -> List[str]:
     if not _strings(label, value):
         raise JobError(f"{label}: expected the name of at least one device, got an empty list")
     return value

@@ -30,7 +30,7 @@ def go_on_in_child() -> None:
     status = os.waitpid(child, 0)[1]
     if not os.WIFSIGNALED(status):
         os._exit(os.WEXITSTATUS(status))
-    number = os.WTERMSIG(status)
-    sys.stderr.write(ENDED.format(signal.Signals(number).name) + "\n")
+    ended_by = os.WTERMSIG(status)
+    sys.stderr.write(ENDED.format(signal.Signals(ended_by).name) + "\n")
     sys.stderr.flush()
-    os._exit(128 + number)
+    os._exit(128 + ended_by)

@@ -141,16 +141,16 @@ def command(
     else:
         apart = job.tasks_apart(environ)
         line += ["--oversubscribe", *([] if apart else ["--map-by", f"ppr:{tasks}:node"])]
-    for name, value in _KEEPALIVE.items():
-        line += ["--mca", f"oob_tcp_keepalive_{name}", str(value)]
+    for name, count in _KEEPALIVE.items():
+        line += ["--mca", f"oob_tcp_keepalive_{name}", str(count)]
     line += ["--mca", "ess_base_forward_signals", f"{INTERRUPT.name},SIGUSR1,SIGUSR2"]
     line += [*(["--with-ft", "ulfm"] if survives_deaths else []), *what.mpi]
     own = {**what.environment, **({job.LAUNCHED: "1", job.SPARE: "1"} if is_script else {})}
     options = [one for name in passed(environ) if name not in own for one in ("-x", name)]
     options += [one for name, value in own.items() for one in ("-x", f"{name}={value}")]
     if not what.by_host:
-        slots = [host for host in what.hosts for _ in range(tasks)]
-        machines = ["-H", ",".join(slots)] if slots else []
+        slots = ",".join(host for host in what.hosts for _ in range(tasks))
+        machines = ["-H", slots] if slots else []
         return [*line, *options, *machines, "-n", str(tasks * what.machines), *program]
     for number, host in enumerate(what.hosts):  # mpirun takes variables separately for each part
         line += [":"] if number else []

@@ -269,10 +269,10 @@ class RelayedStripes(RelayPart):
 
     def take(self, source: int, rank: int, number: int, content: Any, data: np.ndarray | None) -> None:
         if self.context.machine == _HOME:
-            restarts, *asked = content
+            restarts, kind, name, arguments = content
             self.drop(rank, before=restarts)
             rank_there = self._ranks.setdefault(rank, _RemoteRank(self.commons, restarts))
-            answer, memory = rank_there.do(*asked, data)
+            answer, memory = rank_there.do(kind, name, arguments, data)
             self.links.send(source, self.name, rank, number, answer, memory)
             return
         asked, request = self._asked[rank]

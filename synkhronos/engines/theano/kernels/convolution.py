@@ -35,7 +35,7 @@ class _Convolution(cpp.Keyed):
         How many arrays it takes. Missing inputs are null pointers.
     """
 
-    function = None
+    function: str
     inputs_in_c = 2
 
     def c_headers(self):

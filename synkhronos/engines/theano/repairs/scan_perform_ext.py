@@ -14,6 +14,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from typing import Any, List, Tuple
 
 import numpy as np
 import theano
@@ -28,7 +29,7 @@ _logger = logging.getLogger("synkhronos")
 _NAME = "scan_perform"  # of the file in Theano, and of the folder and the module in its cache
 
 #: What is replaced, by what, and how often it occurs if that is not once
-_REPLACED = [
+_REPLACED: List[Tuple[Any, ...]] = [
     # The header was moved.
     ('#include "longintrepr.h"', '#include "cpython/longintrepr.h"'),
     # Code objects, which are for tracebacks only, have other fields.
