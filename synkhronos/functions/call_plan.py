@@ -8,7 +8,6 @@ from synkhronos._typing import Batch, Rows
 from synkhronos.arithmetic.partition import select
 from synkhronos.arrays.data import Data
 from synkhronos.functions.call import CallFunction
-from synkhronos.stores.handle import Handle
 from synkhronos.world.plans import Plan, PlannedCommand
 from synkhronos.world.world import World
 
@@ -70,7 +69,7 @@ class CallPlan(Plan):
         return PlannedCommand(self, _change_to(rows))
 
 
-def are_unmoved(values: Sequence[Any], handles: Sequence[Handle]) -> bool:
+def are_unmoved(values: Sequence[Any], handles: Sequence[Any]) -> bool:
     """Whether all values are `Data` with these handles.
 
     Raises
