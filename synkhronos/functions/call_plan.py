@@ -8,7 +8,7 @@ from synkhronos._typing import Batch, Rows
 from synkhronos.arithmetic.partition import select
 from synkhronos.arrays.data import Data
 from synkhronos.functions.call import CallFunction
-from synkhronos.world.plans import Plan, PlannedCommand
+from synkhronos.world.plans import ChangedPlan, Plan
 from synkhronos.world.world import World
 
 
@@ -51,7 +51,7 @@ class CallPlan(Plan):
         handles = self.command.handles
         return len(args) == len(handles) and are_unmoved(args, handles)
 
-    def on_batch(self, batch: Batch | None) -> PlannedCommand | None:
+    def on_batch(self, batch: Batch | None) -> Plan | ChangedPlan | None:
         """Return the command of a call on a batch, or None if the call has to be checked.
 
         Raises
@@ -60,13 +60,13 @@ class CallPlan(Plan):
             For a wrong batch.
         """
         if batch is None and self._is_whole:
-            return PlannedCommand(self)
+            return self
         if self._length is None:
             return None
         rows = select(batch, self._length)
         if len(rows) < self._size:  # functions may require that some ranks have rows
             return None
-        return PlannedCommand(self, _change_to(rows))
+        return ChangedPlan(self, _change_to(rows))
 
 
 def are_unmoved(values: Sequence[Any], handles: Sequence[Any]) -> bool:

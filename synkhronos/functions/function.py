@@ -31,7 +31,6 @@ from synkhronos.functions.replica import Replica, serial_arguments
 from synkhronos.functions.replicate import Sending, check_sent, replicate
 from synkhronos.functions.signature import Input, Output
 from synkhronos.world.here import Command
-from synkhronos.world.plans import PlannedCommand
 from synkhronos.world.turn import Turn, takes_turn
 from synkhronos.world.world import World, current_world, world_exists
 
@@ -209,8 +208,7 @@ class Function:
                 command = arguments.plan(world, self, datas, output_subset, batch, batch_s, num_slices)
                 self.plan = None
                 if plain and all([type(value) is Data for value in values]):
-                    self.plan = CallPlan(world, self, datas, command, batch is None)
-                    command = PlannedCommand(self.plan)
+                    command = self.plan = CallPlan(world, self, datas, command, batch is None)
             registry = world.registry
             if self.replica.number >= registry.replicated:
                 replicate(world)

@@ -17,7 +17,7 @@ from synkhronos.functions.function import Function
 from synkhronos.variables.arguments import numbers_of, resolve, storages
 from synkhronos.variables.begun import begun, has_completed
 from synkhronos.world.here import Command
-from synkhronos.world.plans import Plan, PlannedCommand
+from synkhronos.world.plans import Plan
 from synkhronos.world.world import World, current_world
 
 _MOST_PLANS = 32
@@ -156,7 +156,7 @@ def plan_reduction(
         _, command = _checked(world, shared_vars, op, target, weights, nccl, wire)
         plan = Plan(world.registry, command)
         known.add(options, objects, plan)
-    return world, objects[: len(plan.command.numbers)], PlannedCommand(plan)
+    return world, objects[: len(plan.command.numbers)], plan
 
 
 def _checked(world, shared_vars, op, target, weights, nccl, wire):

@@ -11,7 +11,7 @@ from synkhronos._errors import FuseError
 from synkhronos._typing import Finish
 from synkhronos.stores.required_rows import Need
 from synkhronos.world.here import Command, Here
-from synkhronos.world.plans import Plan, PlannedCommand
+from synkhronos.world.plans import ChangedPlan, Plan
 from synkhronos.world.world import World, current_world
 
 
@@ -226,7 +226,7 @@ class RecordedCalls:
         if self._plan is None:
             commands = [command.plain for command in self._command.commands]
             self._plan = Plan(self._world.registry, FusedCommand(commands))
-        return self._finished(PlannedCommand(self._plan, (place, change)))
+        return self._finished(ChangedPlan(self._plan, (place, change)))
 
     def _finished(self, command):
         by_rank = self._world.run(command)

@@ -26,7 +26,7 @@ from synkhronos.world.here import Command, Here
 from synkhronos.world.registry import Registry
 
 
-class Plan:
+class Plan(Command):
     """A command that is sent once, and then run by its number.
 
     The ranks drop it when the script has no reference to it any more.
@@ -37,49 +37,56 @@ class Plan:
     command : Command
     """
 
+    change: Any = None  # as in `ChangedPlan`
+
     def __init__(self, registry: Registry, command: Command) -> None:
         self.command = command
         self.number = registry.add_plan(self)
         self._registry = registry
         self._generation: int | None = None  # of the workers that have it
-        self._payload: bytes | None = None  # of a run without a change, once they have it
+        self._payload = pickle.dumps((self.number, None), pickle.HIGHEST_PROTOCOL)
 
     @property
     def is_sent(self) -> bool:
         """Whether all workers have it."""
         return self._generation == self._registry.generation
 
+    def sent(self, change: Any = None) -> tuple:
+        if self._generation == self._registry.generation:
+            return self.number, change
+        return self.number, change, self.command
+
+    def packed(self) -> bytes:
+        return self._payload if self._generation == self._registry.generation else super().packed()
+
     def mark_sent(self) -> None:
-        """Record that all workers have it."""
         self._generation = self._registry.generation
 
-    def packed(self, change: Any) -> bytes:
-        """Return the bytes of a run."""
-        if not self.is_sent:
-            return pickle.dumps((self.number, change, self.command), pickle.HIGHEST_PROTOCOL)
-        if change is not None:
-            return pickle.dumps((self.number, change), pickle.HIGHEST_PROTOCOL)
-        if self._payload is None:
-            self._payload = pickle.dumps((self.number, None), pickle.HIGHEST_PROTOCOL)
-        return self._payload
+    def run(self, here: Here) -> Any:
+        return here.plans.run(here, self.number, None, self.command)
+
+    @property
+    def needs(self) -> Callable[[range, int], Iterable[Need]]:
+        return self.command.needs
+
+    @property
+    def plain(self) -> Command:
+        return self.command
+
+    def describe(self, here: Here) -> str:
+        return self.command.describe(here)
 
 
-class PlannedCommand(Command):
+class ChangedPlan(Command):
     """A run of a plan, changed as in `Command.changed`."""
 
     _plain: Command | None = None
 
-    def __init__(self, plan: Plan, change: Any = None) -> None:
+    def __init__(self, plan: Plan, change: Any) -> None:
         self.plan, self.change = plan, change
 
     def sent(self) -> tuple:
-        plan = self.plan
-        if plan.is_sent:
-            return plan.number, self.change
-        return plan.number, self.change, plan.command
-
-    def packed(self) -> bytes:
-        return self.plan.packed(self.change)
+        return self.plan.sent(self.change)
 
     def mark_sent(self) -> None:
         self.plan.mark_sent()

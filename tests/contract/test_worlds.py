@@ -18,7 +18,7 @@ from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.naive import NaiveTransport
 from synkhronos.world.fuse import FusedCommand
 from synkhronos.world.here import Command
-from synkhronos.world.plans import Plan, PlannedCommand
+from synkhronos.world.plans import ChangedPlan, Plan
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world, world_exists
 
@@ -228,7 +228,7 @@ def test_a_plan_is_sent_and_prepared_once(lab, sent):
     world = current_world()
     plan = Plan(world.registry, Counted("a"))
     for number, change in enumerate((None, "b", None, "c"), 1):
-        results = world.run(PlannedCommand(plan, change))
+        results = world.run(plan if change is None else ChangedPlan(plan, change))
         assert results == [("a" + (change or ""), number)] * world.size
     assert [one[:2] for one in sent] == [(plan.number, change) for change in (None, "b", None, "c")]
     assert [len(one) for one in sent] == [3, 2, 2, 2] and sent[0][2].name == "a"
@@ -239,7 +239,7 @@ def test_a_plan_that_has_failed_is_sent_again(lab, sent):
     plan = Plan(world.registry, Fail([2]))
     for _ in range(2):
         with pytest.raises(synk.WorkerError, match="lost on rank 2"):
-            world.run(PlannedCommand(plan))
+            world.run(plan)
     assert [len(one) for one in sent] == [3, 3]
 
 
@@ -247,7 +247,7 @@ def test_a_block_sends_plans_by_their_numbers(lab, sent):
     world, constant = current_world(), Counted("constant")
     plans = [Plan(world.registry, Counted(name)) for name in "ab"]
     for number in range(1, 4):
-        block = FusedCommand([PlannedCommand(plans[0]), constant, PlannedCommand(plans[1], "c")])
+        block = FusedCommand([plans[0], constant, ChangedPlan(plans[1], "c")])
         assert world.run(block) == [[("a", number), ("constant", 0), ("bc", number)]] * world.size
     (first, _, third), *others = sent
     assert first[:2] == (plans[0].number, None) and third[:2] == (plans[1].number, "c")
@@ -260,7 +260,7 @@ def test_a_plan_of_a_block_is_changed_in_one_place(lab, sent):
     plan = Plan(world.registry, FusedCommand([Counted("a"), Counted("b")]))
     for number, change in enumerate((None, (1, "c"), (0, "d")), 1):
         names = {None: ["a", "b"], (1, "c"): ["a", "bc"], (0, "d"): ["ad", "b"]}[change]
-        results = world.run(PlannedCommand(plan, change))
+        results = world.run(plan if change is None else ChangedPlan(plan, change))
         assert results == [[(name, number) for name in names]] * world.size
     assert sent[1:] == [(plan.number, (1, "c")), (plan.number, (0, "d"))]
 
@@ -276,13 +276,13 @@ def test_plans_that_are_dropped_do_not_accumulate(lab):
     world = current_world()
     world.start()
     for number in range(100):
-        world.run(PlannedCommand(Plan(world.registry, Counted(str(number)))))
+        world.run(Plan(world.registry, Counted(str(number))))
     assert max(world.run(Kept())) < 40
     kept = Plan(world.registry, Counted("kept"))
-    world.run(PlannedCommand(kept))
+    world.run(kept)
     for number in range(100):
-        world.run(PlannedCommand(Plan(world.registry, Counted(str(number)))))
-    assert world.run(PlannedCommand(kept)) == [("kept", 2)] * world.size
+        world.run(Plan(world.registry, Counted(str(number))))
+    assert world.run(kept) == [("kept", 2)] * world.size
 
 
 def test_what_is_prepared_is_not_kept_when_something_is_dropped(lab):
@@ -292,11 +292,11 @@ def test_what_is_prepared_is_not_kept_when_something_is_dropped(lab):
     f = synk.function([], w.sum())
     synk.distribute()
     for number in (1, 2):
-        assert world.run(PlannedCommand(plan)) == [("a", number)] * world.size
+        assert world.run(plan) == [("a", number)] * world.size
     del f, w
     gc.collect()
     for number in (1, 2):
-        assert world.run(PlannedCommand(plan)) == [("a", number)] * world.size
+        assert world.run(plan) == [("a", number)] * world.size
 
 
 def test_a_call_on_other_rows_is_a_few_bytes(lab, rows, sent):
