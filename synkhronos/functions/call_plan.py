@@ -33,6 +33,7 @@ class CallPlan(Plan):
     ) -> None:
         super().__init__(world.registry, command)
         self._size, self._is_whole = world.size, is_whole
+        self._handles, self._n_arguments = command.handles, len(command.handles)
         #: The number of rows of which a batch selects some, or None if the data do not have the same
         self._length: int | None = None
         split = [(one, data) for one, data in zip(function.inputs, datas) if one.axis is not None]
@@ -48,8 +49,7 @@ class CallPlan(Plan):
         ValueError
             If the script has changed the layout of an array.
         """
-        handles = self.command.handles
-        return len(args) == len(handles) and are_unmoved(args, handles)
+        return len(args) == self._n_arguments and are_unmoved(args, self._handles)
 
     def on_batch(self, batch: Batch | None) -> Plan | ChangedPlan | None:
         """Return the command of a call on a batch, or None if the call has to be checked.

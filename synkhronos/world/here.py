@@ -204,6 +204,7 @@ class Here:
         self.wires: dict[tuple[int, Any], Any] = {}
         self._buffers: dict[tuple, np.ndarray] = {}
         self._succeeded: bytes | None = None  # the last payload, if its command has succeeded
+        self._last: Any = None  # the last command, in its sent form
 
     @property
     def rank(self) -> int:
@@ -303,13 +304,15 @@ class Here:
 
     def execute(self, payload: bytes) -> bytes:
         """Run the command in these bytes and return the bytes of the reply."""
-        self._succeeded = None
+        self._succeeded = self._last = None
         try:
-            sent = pickle.loads(payload)
+            self._last = sent = pickle.loads(payload)
             if self.sent:
                 self.sent.clear()
                 self.store.collect()
-            reply = success(self.run_sent(sent))
+            # A plan directly, as it is the most frequent.
+            is_plan = type(sent) is tuple
+            reply = success(self.plans.run(self, *sent) if is_plan else self.run_sent(sent))
             self._succeeded = payload
             return reply
         except Exception as error:

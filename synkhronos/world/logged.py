@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import Any
 
 from synkhronos.host import log
 from synkhronos.host.doctor import blas_kernels
@@ -70,20 +69,12 @@ class LoggedWorld(World):
 class LoggedHere(Here):
     """Logs each command that a worker executes, with the time that it took on this rank."""
 
-    _what = ""
-
     def execute(self, payload: bytes) -> bytes:
         start = time.perf_counter()
-        self._what = "a command that could not be read"
         reply = super().execute(payload)
-        logger.debug("%s: %s", self._what, _since(start))
+        if self._last is not None:
+            logger.debug("%s: %s", Received(self._last).describe(self), _since(start))
         return reply
-
-    def run_sent(self, sent: Any) -> Any:
-        try:
-            return super().run_sent(sent)
-        finally:
-            self._what = Received(sent).describe(self)
 
     def failure(self, error: Exception) -> bytes:
         logger.debug("raised %s, which the master reports", type(error).__name__)

@@ -39,6 +39,8 @@ class Registry:
         Counts the starts of workers.
     dropped : list of int
         What the script has dropped since the ranks were last told.
+    has_dropped : bool
+        Whether the ranks have to be told now what the script has dropped.
     token : bytes
         Identifies the world to all ranks.
     unsent : dict
@@ -64,6 +66,7 @@ class Registry:
         self.generation += 1
         self.dropped: list[int] = []
         self._dropped_plans: list[int] = []
+        self.has_dropped = False
         self.unsent: dict[int, str] = {}
 
     def attach(self, here: Here) -> None:
@@ -102,6 +105,8 @@ class Registry:
 
     def _drop_plan(self, number: int) -> None:
         self._dropped_plans.append(number)
+        if len(self._dropped_plans) >= _MANY_PLANS:  # which are told together
+            self.has_dropped = True
 
     def number_of(self, function: Any) -> int | None:
         """Return the number of a function; None if it belongs to another world or is a copy."""
@@ -118,15 +123,11 @@ class Registry:
             self._has_cycles = True
         self.unsent.pop(number, None)
         self.dropped.append(number)
+        self.has_dropped = True
 
     def mark_unsent(self, number: int, reason: str) -> None:
         """Record why a function cannot be sent to the workers."""
         self.unsent[number] = reason
-
-    @property
-    def has_dropped(self) -> bool:
-        """Whether the ranks have to be told what the script has dropped. Plans are told together."""
-        return bool(self.dropped) or len(self._dropped_plans) >= _MANY_PLANS
 
     @property
     def may_have_new(self) -> bool:
@@ -164,6 +165,9 @@ class Registry:
         known = [number for number in numbers if number < self.replicated]
         results = run(Drop(known, plans, command) if known or plans else command)
         del self.dropped[: len(numbers)], self._dropped_plans[: len(plans)]
+        self.has_dropped = False
+        if self.dropped:  # meanwhile
+            self.has_dropped = True
         return results
 
     def mark_replicated(self, new: Sequence[int]) -> None:
