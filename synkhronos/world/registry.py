@@ -72,6 +72,7 @@ class Registry:
     def attach(self, here: Here) -> None:
         """Let the state of the master use the dictionaries of this registry."""
         here.functions, here.shareds = self._replicas, self._shareds
+        self._plans = here.plans
 
     def new_number(self) -> int:
         """Return the next number."""
@@ -104,6 +105,7 @@ class Registry:
         return number
 
     def _drop_plan(self, number: int) -> None:
+        self._plans.drop([number])  # as it keeps the replica of its function, and so the variables
         self._dropped_plans.append(number)
         if len(self._dropped_plans) >= _MANY_PLANS:  # which are told together
             self.has_dropped = True
@@ -158,9 +160,10 @@ class Registry:
 
         `forget` does so for what only the master keeps.
         """
+        if self.dropped:
+            self.collect()  # which drops more
         numbers, plans = list(self.dropped), list(self._dropped_plans)
         if numbers:
-            self.collect()
             forget(numbers)
         known = [number for number in numbers if number < self.replicated]
         results = run(Drop(known, plans, command) if known or plans else command)

@@ -437,7 +437,7 @@ class KeptForCalls(Command):
             for start, stop in memory._resident.holes()
         )
         gc.collect()
-        return len(here._buffers), len(here._kept), len(here.prepared), len(here.rows), are_free
+        return len(here._buffers), len(here.plans), len(here.rows), are_free
 
 
 def test_calls_of_changing_shape_leave_nothing_behind(world_of):
