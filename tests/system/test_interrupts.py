@@ -65,7 +65,7 @@ PLACES = {
         f"{LOCAL}:LocalTransport.collect",
     ],
     "collective": [
-        "synkhronos.comms.shm:SharedMemoryCommunicator.all_reduce",
+        "synkhronos.comms.shm:SharedMemoryCommunicator.reduce_part",
         f"{LOCAL}:LocalTransport.exchange",
         f"{LOCAL}:LocalTransport.barrier",
         f"{LOCAL}:LocalTransport.collect",
