@@ -6,6 +6,8 @@ import pickle
 import time
 import weakref
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from compilers import Apply, Op, Streams, as_op, compiler, tt
@@ -13,6 +15,7 @@ from prelude import error_of
 from processes import own_process
 
 import synkhronos as synk
+from synkhronos.comms.alone import AloneCommunicator
 from synkhronos.functions.peers import GraphPeers
 from synkhronos.functions.stages import Stages
 from synkhronos.world.world import current_world
@@ -465,7 +468,7 @@ def stages():
             allocated.append(np.empty(shape, dtype))
             return allocated[-1]
 
-    return Stages(Store(), object), allocated
+    return Stages(Store(), AloneCommunicator(SimpleNamespace(rank=0, size=1))), allocated
 
 
 def test_a_stage_is_used_again_once_no_view_of_its_array_is_left():
