@@ -418,7 +418,7 @@ def test_the_report_says_if_tasks_stood_for_machines(monkeypatch, file, why, lin
     written = []
 
     class Reporter:
-        stats = {"passed": [SimpleNamespace(nodeid=f"tests/{file}::test_any")], "": [object()]}
+        stats = {"passed": [SimpleNamespace(nodeid=f"tests/system/{file}::test_any")], "": [object()]}
 
         def write_line(self, line, **markup):
             written.append(line)

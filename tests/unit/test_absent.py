@@ -2,7 +2,7 @@
 
 import pytest
 
-from synkhronos.machines.leaders import EndedLeaders
+from synkhronos.machines.leaders import ASK, ENDED, EndedLeaders
 
 
 class Leaders:
@@ -49,7 +49,7 @@ def test_nothing_is_sent_unless_a_leader_asks_and_it_asks_once_in_a_meeting():
     assert both.sent == []
     for passed in (0, 0, 1, 1):
         waiting.ask(passed)
-    assert both.sent == [("ask", 0, 0), ("ended", 1, 0), ("ask", 0, 1), ("ended", 1, 0)]
+    assert both.sent == [(ASK, 0, 0), (ENDED, 1, 0), (ASK, 0, 1), (ENDED, 1, 0)]
 
 
 def test_a_command_begins_without_what_is_known_of_the_last_one():

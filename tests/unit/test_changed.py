@@ -22,7 +22,7 @@ def files_of(path):
         ("synkhronos/comms/shm.py", {"test_communicators.py"}),  # listed for mutants
         ("synkhronos/_text.py", {"test_text.py"}),
         ("synkhronos/stores/free_list.py", {"test_stores.py"}),  # which imports it
-        ("synkhronos/engines/kernels/pooling.h", {"test_kernels_pooling.py"}),
+        ("synkhronos/engines/theano/kernels/pooling.h", {"test_kernels_pooling.py"}),
         ("tests/unit/test_text.py", {"test_text.py"}),
         ("tests/contract/test_engines.py", {"test_engines.py", "test_feedback.py"}),
         ("tests/support/scheduling.py", {"test_stores.py", "test_turn.py"}),
