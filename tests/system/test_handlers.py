@@ -311,6 +311,8 @@ def struck(work, step, files):
 
 
 def test_ctrl_c_is_not_deferred_for_ever_when_the_end_of_its_block_is_interrupted(alarm):
+    # A shell starts a program in the background with this signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     deferred = DeferredSignal(signal.SIGINT)
 
     def trace(frame, event, arg):
@@ -335,6 +337,7 @@ def test_ctrl_c_is_not_deferred_for_ever_when_the_end_of_its_block_is_interrupte
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     deferred.remove()
+    signal.signal(signal.SIGINT, before)
 
 
 # Memory
