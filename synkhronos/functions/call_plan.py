@@ -33,7 +33,6 @@ class CallPlan(Plan):
     ) -> None:
         super().__init__(world.registry, command)
         self._size, self._is_whole = world.size, is_whole
-        self._handles, self._n_arguments = command.handles, len(command.handles)
         #: The number of rows of which a batch selects some, or None if the data do not have the same
         self._length: int | None = None
         split = [(one, data) for one, data in zip(function.inputs, datas) if one.axis is not None]
@@ -41,24 +40,22 @@ class CallPlan(Plan):
             one, data = split[0]
             self._length = data.shape[one.axis]
 
-    def is_for(self, args: Sequence[Any]) -> bool:
-        """Whether the arguments are the same `Data`, and have not moved: they have passed all checks.
+    def again(self, args: Sequence[Any], batch: Batch | None) -> Plan | ChangedPlan | None:
+        """Return the command of another call, or None if the call has to be checked.
 
-        Raises
-        ------
-        ValueError
-            If the script has changed the layout of an array.
-        """
-        return len(args) == self._n_arguments and are_unmoved(args, self._handles)
-
-    def on_batch(self, batch: Batch | None) -> Plan | ChangedPlan | None:
-        """Return the command of a call on a batch, or None if the call has to be checked.
+        Arguments that are the same `Data`, and have not moved, have passed all checks before.
 
         Raises
         ------
         TypeError, IndexError
             For a wrong batch.
+        ValueError
+            If the script has changed the layout of an array.
         """
+        return self.on_batch(batch) if are_unmoved(args, self.command.handles) else None
+
+    def on_batch(self, batch: Batch | None) -> Plan | ChangedPlan | None:
+        """Like `again`, on the same arguments."""
         if batch is None and self._is_whole:
             return self
         if self._length is None:
@@ -70,13 +67,15 @@ class CallPlan(Plan):
 
 
 def are_unmoved(values: Sequence[Any], handles: Sequence[Any]) -> bool:
-    """Whether all values are `Data` with these handles.
+    """Whether the values are `Data` with these handles.
 
     Raises
     ------
     ValueError
         If the script has changed the layout of an array.
     """
+    if len(values) != len(handles):
+        return False
     for value, handle in zip(values, handles):
         if type(value) is not Data or value.last_handle is not handle:
             return False

@@ -200,7 +200,7 @@ class Function:
             command: Command | None = None
             datas: Sequence[Any] = args
             if plain and last is not None and not inputs_by_name and not world.closed:
-                command = last.on_batch(batch) if last.is_for(args) else None
+                command = last.again(args, batch)
             if command is None:
                 self._usable_world()
                 values = arguments.match(world, self, args, inputs_by_name)

@@ -4,8 +4,8 @@ If stderr is not a terminal, it is one line. Nothing is written about work that 
 
 Functions of `synkhronos.function` show that they are compiled. In scripts that ``python -m synkhronos
 run`` starts, `provide` lets the script's own ``theano.function`` show it, too. For that, ``startup``
-runs this file in processes that do not import the package; so nothing of it is imported here, nor
-Theano, nor at the start a module that such a process may not need.
+runs this file in processes that do not import the package. So this file imports neither the package nor
+Theano, and other modules only where they are used.
 """
 
 from __future__ import annotations

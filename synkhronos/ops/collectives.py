@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Sequence
 
+from synkhronos._checks import check_choice
 from synkhronos._typing import ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.formats import Format, PowerSGD, check_format
@@ -83,7 +84,7 @@ def all_reduce(x: Variable, op: ReduceOp = "sum", *, loss_op: Literal["avg", "su
     tensor = _tensor(x, "all_reduce")
     operation = find_operation(op, "all_reduce: op")
     operation.check_dtype(tensor.dtype, f"all_reduce of {tensor}")
-    return AllReduce(op, _checked(loss_op, "all_reduce")).of(tensor)
+    return AllReduce(op, check_choice(loss_op, "all_reduce: loss_op", LOSS_OPS)).of(tensor)
 
 
 def all_gather(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variable:
@@ -125,7 +126,7 @@ def all_gather(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variab
     """
     tensor = _tensor(x, "all_gather")
     rows = tensor if tensor.ndim else tensor.dimshuffle("x")
-    return AllGather(_checked(loss_op, "all_gather")).of(rows)
+    return AllGather(check_choice(loss_op, "all_gather: loss_op", LOSS_OPS)).of(rows)
 
 
 def broadcast(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variable:
@@ -162,7 +163,7 @@ def broadcast(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variabl
     array([0., 1., 3.])
     >>> synk.close()
     """
-    return Broadcast(_checked(loss_op, "broadcast")).of(_tensor(x, "broadcast"))
+    return Broadcast(check_choice(loss_op, "broadcast: loss_op", LOSS_OPS)).of(_tensor(x, "broadcast"))
 
 
 def in_buckets(
@@ -262,10 +263,3 @@ def _tensor(x, what):
     except (TypeError, ValueError, AsTensorError) as error:
         raise TypeError(f"{what}: expected a tensor, got {x!r}") from error
     return x
-
-
-def _checked(loss_op, what):
-    if loss_op not in LOSS_OPS:
-        error = ValueError if isinstance(loss_op, str) else TypeError
-        raise error(f"{what}: loss_op: expected one of {list(LOSS_OPS)}, got {loss_op!r}")
-    return loss_op

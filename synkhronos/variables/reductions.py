@@ -148,7 +148,8 @@ def plan_reduction(
         objects.append(weights)
     if (weights is not None and not is_weighted) or type(op) is not str or type(nccl) is not bool:
         return (world, *_checked(world, shared_vars, op, target, weights, nccl, wire))
-    wire = check_format(wire, op)
+    if wire is not None:
+        wire = check_format(wire, op)
     known = world.part(_Reductions)
     options = op, target, nccl, wire, is_weighted, world.registry.n_functions
     plan = known.find(options, objects)

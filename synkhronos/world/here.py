@@ -310,9 +310,7 @@ class Here:
             if self.sent:
                 self.sent.clear()
                 self.store.collect()
-            # A plan directly, as it is the most frequent.
-            is_plan = type(sent) is tuple
-            reply = success(self.plans.run(self, *sent) if is_plan else self.run_sent(sent))
+            reply = success(self.run_sent(sent))
             self._succeeded = payload
             return reply
         except Exception as error:

@@ -117,6 +117,18 @@ def test_the_script_learns_from_made_reviews(run_demo, tmp_path):
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_losses_are_those_of_theanos_operations(run_demo, tmp_path, monkeypatch):
+    """Of a recurrent network, as they are printed."""
+    write_files(tmp_path / "data", {name: 8 * texts for name, texts in TEXTS.items()})
+    arguments = ["--data", "data", "--words", "5", "--rule", "bsp", *SMALL]
+    losses = []
+    for kernels in ("fast", "theano"):
+        monkeypatch.setenv("SYNKHRONOS_KERNELS", kernels)
+        done = run_demo(DEMO / "train_lstm.py", *arguments, timeout=300)
+        losses.append(float(re.search(r"Test:   loss ([0-9.]+)", done.stdout)[1]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
 def test_the_script_reads_files(run_demo, tmp_path):
     write_files(tmp_path / "data", {name: 8 * texts for name, texts in TEXTS.items()})
     arguments = ["--data", "data", "--words", "5", "--rule", "bsp", *SMALL]

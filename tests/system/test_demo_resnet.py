@@ -388,6 +388,19 @@ def test_the_main_script_trains_compares_and_reports(run_demo):
     assert "images/s]" not in done.stderr  # no progress bar, as stderr is not a terminal
 
 
+def test_the_losses_are_those_of_theanos_operations(run_demo, monkeypatch):
+    """Of a residual network with batch normalization, within the rounding of float32."""
+    arguments = [*TINY, "--processes", "2", "--slices", "1"]
+    losses = []
+    for kernels in ("fast", "theano"):
+        monkeypatch.setenv("SYNKHRONOS_KERNELS", kernels)
+        done = run_demo(DEMO / "train_resnet.py", *arguments, timeout=300)
+        printed = re.findall(r"^ +[23] +(\d+\.\d+) +(\d+\.\d+) ", done.stdout, re.M)
+        losses.append([[float(one) for one in line] for line in printed])
+    assert np.shape(losses[0]) == (2, 2)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
+
+
 @pytest.mark.parametrize("script", ["train_resnet", "train_resnet_theano"])
 def test_the_scripts_train_on_image_files(run_demo, folder, script):
     own = ["--processes", "2", "--slices", "2", "--batch", "9"] if script == "train_resnet" else []

@@ -268,9 +268,9 @@ def test_only_what_is_required_is_a_problem():
     def fail():
         raise Fault("lost")
 
-    assert Check("this", fail, is_required=True, remedy="mend it").run() == (
-        "this", PROBLEM, "lost", "mend it"
+    assert Check("this", fail, is_required=True, remedy="repair it").run() == (
+        "this", PROBLEM, "lost", "repair it"
     )  # fmt: skip
-    assert Check("this", fail, is_required=False, remedy="mend it").run().state == WARNING
+    assert Check("this", fail, is_required=False, remedy="repair it").run().state == WARNING
     required = [one.name for one in checks.OF_THEANO if one.is_required]
     assert required == [one.name for one in checks.OF_THEANO]
