@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Hashable, Sequence, Tuple, Union
 
 import numpy as np
 
-from synkhronos._typing import Rows
+from synkhronos._typing import Array, Batch, Compiled, Rows
 from synkhronos.arithmetic.conversion import usable
 from synkhronos.arithmetic.partition import select, share
 from synkhronos.functions.columns import NO_LIMIT, Bound, Column, Most, Split
@@ -22,6 +22,15 @@ from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.required_rows import Need
 from synkhronos.world.here import Command, Here
 
+if TYPE_CHECKING:
+    from synkhronos.engines.base import Engine
+    from synkhronos.functions.window import Window
+
+#: Computes the outputs of this rank
+_Compute = Callable[[], Sequence[Any]]
+#: A range of rows as a tuple, an array of rows, or None for the same rows
+_Change = Union[Tuple[int, int, int], np.ndarray, None]
+
 
 class CallFunction(Command):
     """One call of a replicated function.
@@ -31,7 +40,7 @@ class CallFunction(Command):
     number : int
         The number of the function.
     handles : tuple of Handle or Composite
-        A handle to each argument.
+        The arguments.
     splits : list of (Split or None), or None
         How each argument is split; None for an argument that every rank uses as a whole, or instead of
         the list if no argument is split.
@@ -40,9 +49,11 @@ class CallFunction(Command):
     batch_s : list or None
         For each rank, the rows of the sliceable shared variables to use.
     num_slices : int
+        The number of slices in which each rank computes.
     subset : list of int or None
         Outputs to compute.
     most : Most, optional
+        A limit for rows whose number only the ranks know.
     """
 
     is_like_serial = True
@@ -55,7 +66,7 @@ class CallFunction(Command):
         handles: tuple[Handle | Composite, ...],
         splits: list[Split | None] | None,
         rows: Rows | None,
-        batch_s: list | None,
+        batch_s: list[Batch | None] | None,
         num_slices: int,
         subset: list[int] | None,
         most: Most = NO_LIMIT,
@@ -69,16 +80,16 @@ class CallFunction(Command):
         self.subset = subset
         self.most = most
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return CallFunction, tuple([getattr(self, name) for name in _ARGUMENTS])
 
-    def changed(self, change: tuple[int, int, int] | np.ndarray | None) -> CallFunction:
+    def changed(self, change: _Change) -> CallFunction:
         """Return the same call on other rows, a range as a tuple, which is faster to pickle."""
         if change is None:
             return self
-        return self._with_rows(range(*change) if type(change) is tuple else change)
+        return self._with_rows(range(*change) if isinstance(change, tuple) else change)
 
-    def _with_rows(self, rows):
+    def _with_rows(self, rows: Rows | None) -> CallFunction:
         return CallFunction(
             self.number,
             self.handles,
@@ -91,8 +102,8 @@ class CallFunction(Command):
         )
 
     @property
-    def options(self) -> tuple:
-        """What distinguishes kinds of calls of a function."""
+    def options(self) -> tuple[Hashable, ...]:
+        """The options by which calls of a function differ in kind."""
         subset = None if self.subset is None else tuple(self.subset)
         return self.num_slices > 1, self.batch_s is not None, subset
 
@@ -111,7 +122,7 @@ class CallFunction(Command):
         replica = here.functions[self.number]
         return self._finish(here, replica, *self._prepare(here, replica))
 
-    def _finish(self, here, replica, n_rows, compute):
+    def _finish(self, here: Here, replica: Replica, n_rows: int, compute: _Compute) -> tuple[Any, ...]:
         here.rows[self.number] = n_rows
         if not n_rows and not replica.has_collectives:
             return (0,)
@@ -124,12 +135,12 @@ class CallFunction(Command):
             raise better from error
         return (n_rows, *self._send(here, replica, values)) if n_rows else (0,)
 
-    def prepare(self, here: Here) -> Callable[[Any], tuple]:
+    def prepare(self, here: Here) -> Callable[[_Change], Sequence[Any]]:
         replica = here.functions[self.number]
         # The rows and the computation of the unchanged call, and the epoch of the store.
         unchanged, epoch = None, None
 
-        def run(change):
+        def run(change: _Change) -> Sequence[Any]:
             nonlocal unchanged, epoch
             if change is not None:
                 return self.changed(change).run(here)
@@ -140,7 +151,7 @@ class CallFunction(Command):
 
         return run
 
-    def rehearse(self, here: Here, change: Any = None) -> None:
+    def rehearse(self, here: Here, change: _Change = None) -> None:
         call, replica = self.changed(change), here.functions[self.number]
         if call.num_slices == 1 and call._is_constant(here, replica):
             call._prepare(here, replica)
@@ -162,7 +173,7 @@ class CallFunction(Command):
                 needed.append(Need(handle, rows, split.axis))
         return needed
 
-    def _compute(self, here, replica, arguments, n_rows):
+    def _compute(self, here: Here, replica: Replica, arguments: list[Any], n_rows: int) -> list[Any]:
         """Return the outputs for this rank's arguments, or columns if there are slices."""
         if self.num_slices > 1:
             return Slices(self, here, replica, arguments, n_rows).compute()
@@ -183,19 +194,19 @@ class CallFunction(Command):
             peers.weight, peers.is_whole = n_rows, self.num_slices == 1
         if n_rows:
             return here.engine.call(replica.compiled, [*arguments, peers], self.subset)
-        # Its own updates would come from rows that belong to another rank.
+        # The updates would come from rows that belong to another rank.
         own = [here.shareds[number] for number, _ in replica.updates if number not in replica.joint]
         with on_copies(here, own):
             return here.engine.call(replica.compiled, [*arguments, peers], self.subset)
 
-    def _whole(self, here, handle):
+    def _whole(self, here: Here, handle: Handle) -> np.ndarray:
         return here.store.get(handle)
 
-    def _share(self, here, n_rows):
+    def _share(self, here: Here, n_rows: int) -> tuple[int, int]:
         """Return the first row of this rank, and the row after the last."""
         return share(n_rows, here.size, here.rank)
 
-    def _batch_s(self, here):
+    def _batch_s(self, here: Here) -> Batch | None:
         """Return the rows of this rank's sliceable shared variables to use."""
         return None if self.batch_s is None else self.batch_s[here.rank]
 
@@ -203,7 +214,7 @@ class CallFunction(Command):
         name = getattr(here.functions[self.number].compiled, "name", None) or ""
         return f"function {os.path.basename(name)}, {here.rows.get(self.number, 0)} row(s) of this rank"
 
-    def _prepare(self, here, replica):
+    def _prepare(self, here: Here, replica: Replica) -> tuple[int, _Compute]:
         """Return the number of rows of this rank, and a function that computes its outputs."""
         columns, n_rows = self._columns(here, replica)
         if self.num_slices > 1 or not (n_rows or replica.has_collectives):
@@ -215,7 +226,7 @@ class CallFunction(Command):
             compute = partial(_call, here.engine, replica.compiled, arguments)
         return n_rows, compute
 
-    def _is_constant(self, here, replica):
+    def _is_constant(self, here: Here, replica: Replica) -> bool:
         """Whether the arguments are the same views whenever this command is repeated."""
         if here.store.epoch is None or replica.sliceable or replica.window is not None:
             return False
@@ -223,7 +234,7 @@ class CallFunction(Command):
             return False
         return not any([isinstance(handle, Composite) for handle in self.handles])
 
-    def _columns(self, here, replica):
+    def _columns(self, here: Here, replica: Replica) -> tuple[list[Column | Bound], int]:
         """Return a `Column` for each argument, and the number of rows of this rank."""
         n_rows, rows = 1, None
         if self.rows is not None:
@@ -233,7 +244,7 @@ class CallFunction(Command):
             if not n_rows:  # in case it has to compute nevertheless
                 start = stop - 1
             rows = self.rows[start:stop]
-        columns = []
+        columns: list[Any] = []
         for position, handle in enumerate(self.handles):
             split = None if self.splits is None else self.splits[position]
             if split is not None:
@@ -248,7 +259,7 @@ class CallFunction(Command):
             columns.extend(bounds)
         if replica.sliceable:
             sliceable = [self._sliceable(here, number) for number in replica.sliceable]
-            n_own = max(len(column.rows) for column in sliceable)
+            n_own = max(len(column.rows) for column in sliceable)  # type: ignore[arg-type]  # not None
             if replica.has_collectives and not n_own:
                 sliceable = [column.of_last_row() for column in sliceable]
             columns.extend(sliceable)
@@ -258,17 +269,17 @@ class CallFunction(Command):
             check_regrouped(replica, self._n_all, self._at_once(n_rows))
         return columns, n_rows
 
-    def _at_once(self, n_rows):
-        """Return with how many rows the function is computed, the most of all slices."""
+    def _at_once(self, n_rows: int) -> int:
+        """Return the number of rows on which the function is computed, the largest of all slices."""
         return -(-n_rows // self.num_slices)
 
-    def _sliceable(self, here, number):
+    def _sliceable(self, here: Here, number: int) -> Column:
         """Return the column of a sliceable shared variable."""
         array = usable(here.engine.storage(here.shareds[number]))
         own = select(self._batch_s(here), len(array), "batch_s")[: self.most.by_rank]
         return Column(array, own, 0, (self.number, "shared", number))
 
-    def _window(self, here, window, columns):
+    def _window(self, here: Here, window: Window, columns: Sequence[Column]) -> tuple[int, list[Bound]]:
         """Return the number of rows of this rank in the window, and the columns of its bounds."""
         arguments = [column.source for column in columns]
         most = self.most.together
@@ -281,7 +292,7 @@ class CallFunction(Command):
         rows = range(start if start < stop else max(stop - 1, 0), stop)
         return stop - start, [Bound(rows, 0), Bound(rows, 1)]
 
-    def _send(self, here, replica, values):
+    def _send(self, here: Here, replica: Replica, values: Sequence[Any]) -> list[Any]:
         """Return the outputs in the form in which they are sent to the master."""
         modes = replica.output_modes if self.subset is None else self.chosen(replica.output_modes)
         if here.comm.reduces_in_place and self._all_have_rows(here, replica):
@@ -293,10 +304,10 @@ class CallFunction(Command):
         return packed
 
     def chosen(self, items: Sequence[Any]) -> Sequence[Any]:
-        """Return the items of the outputs that are computed."""
+        """Return the items for the outputs that are computed."""
         return items if self.subset is None else [items[index] for index in self.subset]
 
-    def _all_have_rows(self, here, replica):
+    def _all_have_rows(self, here: Here, replica: Replica) -> bool:
         """Whether it is certain, without communication, that every rank has rows."""
         if self.rows is None:
             return not replica.sliceable and replica.window is None
@@ -306,5 +317,5 @@ class CallFunction(Command):
 _ARGUMENTS = ("number", "handles", "splits", "rows", "batch_s", "num_slices", "subset", "most")
 
 
-def _call(engine, compiled, arguments):
+def _call(engine: Engine, compiled: Compiled, arguments: Sequence[Any]) -> list[Array]:
     return engine.call(compiled, arguments)

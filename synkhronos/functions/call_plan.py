@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 from synkhronos._typing import Batch, Rows
 from synkhronos.arithmetic.partition import select
@@ -11,6 +11,9 @@ from synkhronos.functions.call import CallFunction
 from synkhronos.world.plans import ChangedPlan, Plan
 from synkhronos.world.world import World
 
+if TYPE_CHECKING:
+    import numpy as np
+
 
 class CallPlan(Plan):
     """The plan of a call of a function on `Data`, without options other than a batch.
@@ -18,10 +21,13 @@ class CallPlan(Plan):
     Parameters
     ----------
     world : World
+        The world of the function.
     function : Function
+        The function that is called.
     datas : list
         The arguments, in the store.
     command : CallFunction
+        The call.
     is_whole : bool
         Whether the call was on all rows, without a batch.
     """
@@ -43,7 +49,7 @@ class CallPlan(Plan):
     def again(self, args: Sequence[Any], batch: Batch | None) -> Plan | ChangedPlan | None:
         """Return the command of another call, or None if the call has to be checked.
 
-        Arguments that are the same `Data`, and have not moved, have passed all checks before.
+        If the arguments are the same `Data`, in the same place, the checks have been made before.
 
         Raises
         ------
@@ -84,5 +90,5 @@ def are_unmoved(values: Sequence[Any], handles: Sequence[Any]) -> bool:
     return True
 
 
-def _change_to(rows: Rows) -> Any:
+def _change_to(rows: Rows) -> tuple[int, int, int] | np.ndarray:
     return (rows.start, rows.stop, rows.step) if type(rows) is range else rows

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Mapping, Sequence, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Mapping, Sequence, TypeVar, overload
 
 from synkhronos import _html
 from synkhronos._errors import BUSY, ClosedError, SynkhronosError
-from synkhronos._typing import ArrayLike, Batch, Result, SharedVariable
+from synkhronos._typing import ArrayLike, Batch, Finish, Result, SharedVariable
 from synkhronos.arrays.binding import bind, find_bound, rebind
 from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments, outputs
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.call_plan import CallPlan
 from synkhronos.functions.comparing.serial_comparison import Comparison, check_call
-from synkhronos.functions.comparing.watch import watch
+from synkhronos.functions.comparing.watch import Audit, Watch, watch
 from synkhronos.functions.copies import (
     Parts,
     Specification,
@@ -34,6 +34,9 @@ from synkhronos.world.here import Command
 from synkhronos.world.turn import Turn, takes_turn
 from synkhronos.world.world import World, current_world, world_exists
 
+if TYPE_CHECKING:
+    from synkhronos.engines.base import Analysis
+    from synkhronos.functions.comparing.first_calls import Verification
 #: An output of a copy: the script is not warned about it again
 _STATED = Output(None, None, None, False, 0, True)  # type: ignore[arg-type]  # without a variable
 
@@ -56,11 +59,11 @@ class Function:
     _world: World | None = None  # in a copy for programs
     _specification: Specification | None = None
     plan: CallPlan | None = None  # of the last call, if it had no options but a batch
-    watch: Any = None  # what observes the next call; `watcher`, while there is something to observe
-    watcher: Any = None
-    verification: Any = None  # of the first calls
-    analysis: Any = None  # of the graph, once it has been asked for
-    reduced: dict[int, str] = {}  # what a step reduces after a call, and how
+    watch: Watch | Audit | None = None  # `watcher`, if it observes the next call
+    watcher: Watch | Audit | None = None
+    verification: Verification | None = None  # of the first calls
+    analysis: Analysis | None = None  # of the graph, when it is first needed
+    reduced: dict[int, str] = {}  # the operations by which a step reduces variables after a call
 
     def __init__(
         self,
@@ -222,19 +225,19 @@ class Function:
                 return outputs.in_form(self, values, None)
             return self._submit(command)
 
-    def _submit(self, command, kept=None):
-        """Run or record a command, perhaps another one that is observed; `kept` lives until then."""
-        finish = functools.partial(self._finish, getattr(command, "subset", None))
+    def _submit(self, command: Command, kept: Sequence[Any] | None = None) -> Result:
+        """Run or record a command, or an observed form of it; `kept` lives until it has run."""
+        finish: Finish = functools.partial(self._finish, getattr(command, "subset", None))
         if self.verification is not None:
-            self.verification.before(self, command.plain)
+            self.verification.before(self, command.plain)  # type: ignore[arg-type]  # it is a call
         if self.watch is not None:
             observed, finish = self.watch.observe(command.plain, finish)
             if observed is not command.plain:
                 command = observed
-        return self._world.submit(command, finish, kept)
+        return self._world.submit(command, finish, kept)  # type: ignore[union-attr]  # it is usable
 
-    def _finish(self, subset, results):
-        values = outputs.collect(self._world, self, results, subset)
+    def _finish(self, subset: Sequence[int] | None, results: Sequence[tuple[Any, ...]]) -> Result:
+        values = outputs.collect(self._world, self, results, subset)  # type: ignore[arg-type]  # as above
         return outputs.in_form(self, values, subset)
 
     @property
@@ -247,7 +250,7 @@ class Function:
         self.plan = None
         self.watch = self.watcher
 
-    def _usable_world(self):
+    def _usable_world(self) -> World:
         world = self._world
         if world is None:
             if world_exists() and current_world().transport.is_worker_process():
@@ -512,7 +515,7 @@ class Function:
 
     @property
     def specification(self) -> Specification:
-        """What is needed to call the replica of a rank. Copies have it, too."""
+        """The specification, by which a rank calls its replica. Copies have it, too."""
         if self._specification is None:
             self._specification = specify(self)
         return self._specification
@@ -543,7 +546,7 @@ class Function:
         watch(world, made, [_STATED] * len(parts.replica.output_modes))
         return made
 
-    def _is_for_ranks(self):
+    def _is_for_ranks(self) -> bool:
         """Whether a copy is for programs."""
         world = self._world
         return world is None or world.in_program or world.part(Sending).is_active
@@ -588,7 +591,7 @@ class Function:
         Parameters
         ----------
         share_memory : bool, default: False
-            Accepted for compatibility; the copy has intermediate arrays of its own.
+            Accepted for compatibility; the copy always has its own intermediate arrays.
         swap : dict, optional
             From shared variables of this function to those, of the same types, that the copy uses and
             updates in their place. They may be sliceable.

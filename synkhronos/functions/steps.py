@@ -1,11 +1,11 @@
-"""For extensions: what a step needs that is several calls and collectives in a block of `fuse`.
+"""For extensions: functions for steps, which are several calls and collectives in a block of `fuse`.
 
 Scripts do not need it. Apart from this, extensions use the public names of the library only.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
 
 from synkhronos._typing import Batch, SharedVariable
 from synkhronos.arrays.data import Data
@@ -17,6 +17,9 @@ from synkhronos.stores.handle import Handle
 from synkhronos.world.fuse import RecordedCalls, fuse
 from synkhronos.world.turn import Turn
 
+if TYPE_CHECKING:
+    from synkhronos.world.here import Command
+
 
 def turn_of(function: Function) -> Turn:
     """Return the turn that the calls of a function take.
@@ -27,16 +30,16 @@ def turn_of(function: Function) -> Turn:
 
 
 class RepeatedStep:
-    """A step that is taken again and again. On the same data it is a plan, and only rows are sent.
+    """A step that is repeated. On the same data it is a plan, and only row numbers are sent.
 
     Parameters
     ----------
     functions : list of Function
         The functions that the step calls, in order; there are collectives only after the one with rows.
     place : int
-        The place of the function that is called on rows.
+        The index of the function that is called on rows.
     may_repeat : bool
-        Whether the step on other rows differs in the call of this function alone.
+        Whether a step on other rows differs only in the call of this function.
     """
 
     def __init__(self, functions: Sequence[Function], place: int, may_repeat: bool = True) -> None:
@@ -52,7 +55,7 @@ class RepeatedStep:
         batch: Batch | None,
         has_options: bool,
     ) -> list[Any]:
-        """Return the results of the calls of a step. Nothing is checked that has been checked before.
+        """Return the results of the calls of a step. Checks are not repeated for the same data.
 
         Parameters
         ----------
@@ -67,7 +70,7 @@ class RepeatedStep:
         """
         with self._functions[self._place].turn:
             if self._recorded is not None and not has_options:
-                results = self._taken_again(values, batch)
+                results = self._taken_again(self._recorded, values, batch)
                 if results is not None:
                     return results
             self._recorded = None
@@ -80,37 +83,40 @@ class RepeatedStep:
                 self._recorded = block.recorded
             return block.results()
 
-    def _taken_again(self, values, batch):
+    def _taken_again(
+        self, recorded: RecordedCalls, values: Sequence[Any], batch: Batch | None
+    ) -> list[Any] | None:
         """Return the results of the plan on a batch; None if the step has to be recorded."""
-        if self._is_observed() or not self._recorded.is_valid():
+        if self._is_observed() or not recorded.is_valid():
             return None
         if not are_unmoved(values, self._handles):
             return None
-        command = self._plan.on_batch(batch)
-        return None if command is None else self._recorded.run_with(self._place, command.change)
+        command = self._plan.on_batch(batch)  # type: ignore[union-attr]  # set when it was recorded
+        return None if command is None else recorded.run_with(self._place, command.change)
 
-    def _is_observed(self):
-        """Whether the next call of a function observes something, so that it differs from later ones."""
+    def _is_observed(self) -> bool:
+        """Whether the next call of a function is observed, and so differs from later calls."""
         for function in self._functions:  # noqa: SIM110 - any() would take longer
             if function.watch is not None:
                 return True
         return False
 
 
-def _is_in_store(value):
+def _is_in_store(value: object) -> bool:
     return type(value) is Data and value.last_handle is not None
 
 
 def reduces(
     function: Function, reduced: Mapping[SharedVariable, tuple[str, str]], is_doubtful: bool = False
 ) -> None:
-    """Take note of the variables that a step reduces after each call of a function.
+    """Note the variables that a step reduces after each call of a function.
 
     Parameters
     ----------
     function : Function
+        The function that computes their values.
     reduced : dict
-        What messages call each variable, and the operation.
+        The name of each variable in messages, and the operation.
     is_doubtful : bool
         Whether a warning has already said that the step differs from the serial one.
     """
@@ -150,14 +156,14 @@ def compare_step(
     Parameters
     ----------
     function : Function
-        The function by which messages call the step.
+        The function that messages name.
     take_step : callable
         Makes the calls of the step.
     outputs : dict
-        For each output of the step by name: which of the calls of functions returns it, and its number
-        among the outputs of this call.
+        For each output of the step by name: the number of the call that returns it, among the calls of
+        functions, and the number of the output in this call.
     variables : iterable of shared variables
-        Those that the step updates.
+        The variables that the step updates.
     rtol, atol
         As for `Function.check`.
 
@@ -168,7 +174,7 @@ def compare_step(
     """
     found: list[Comparison] = []
 
-    def compare(commands):
+    def compare(commands: Sequence[Command]) -> None:
         calls = [place for place, one in enumerate(commands) if isinstance(one.plain, CallFunction)]
         placed = {name: (calls[call], number) for name, (call, number) in outputs.items()}
         world = function._usable_world()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Hashable, Iterable, Mapping, Sequence, Union
 
 import numpy as np
 
@@ -19,6 +19,13 @@ from synkhronos.variables.begun import begun, has_completed
 from synkhronos.world.here import Command
 from synkhronos.world.plans import Plan
 from synkhronos.world.world import World, current_world
+
+if TYPE_CHECKING:
+    from synkhronos.arithmetic.operations import Operation
+    from synkhronos.world.here import Here
+
+#: The weight of each rank, the number of a function, or None
+Weights = Union[Sequence[float], Mapping[int, float], int, None]
 
 _MOST_PLANS = 32
 
@@ -45,18 +52,27 @@ class Reduce(Command):
         For variables by number: the number of the `Buckets` in which their reduction may have begun.
     """
 
-    def __init__(self, numbers, op, target, weights, nccl, wire=None, begun=()):
+    def __init__(
+        self,
+        numbers: Sequence[int],
+        op: str,
+        target: str,
+        weights: Weights,
+        nccl: bool,
+        wire: Format | None = None,
+        begun: Iterable[tuple[int, int]] = (),
+    ) -> None:
         self.numbers, self.op, self.target = numbers, op, target
         self.weights, self.nccl, self.wire, self.begun = weights, nccl, wire, dict(begun)
 
     @property
-    def is_like_serial(self):
+    def is_like_serial(self) -> bool:  # type: ignore[override]  # a constant of most commands
         return self.target == "all"
 
     def exact(self) -> Reduce:
         return Reduce(self.numbers, self.op, self.target, self.weights, self.nccl)
 
-    def changed(self, change):
+    def changed(self, change: Weights) -> Reduce:
         """Return the same reduction with other weights."""
         if change is None:
             return self
@@ -64,17 +80,17 @@ class Reduce(Command):
             self.numbers, self.op, self.target, change, self.nccl, self.wire, self.begun.items()
         )
 
-    def run(self, here):
+    def run(self, here: Here) -> list[np.ndarray] | None:
         return self.prepare(here)(None)
 
-    def prepare(self, here):
+    def prepare(self, here: Here) -> Callable[[Any], list[np.ndarray] | None]:
         comm = here.communicator(self.nccl)
         is_wired = self.wire is not None and comm.over_cpu.has_wires
         if is_wired:
             comm = comm.over_cpu
         reduce = comm.prepare_reduction(self.op, None if self.target == "all" else here.master_rank)
 
-        def run(weights):
+        def run(weights: Any) -> list[np.ndarray] | None:
             numbers = self.numbers
             if here.ahead is not None:
                 numbers = [number for number in numbers if not has_completed(here, self, number)]
@@ -93,10 +109,11 @@ class Reduce(Command):
                 return [np.array(here.engine.to_host(array)) for array in reduced]
             for number, array in zip(numbers, reduced):
                 here.engine.store(here.shareds[number], array)
+            return None
 
         return run
 
-    def _weight(self, here):
+    def _weight(self, here: Here) -> float:
         if self.weights is None:
             return 1
         if isinstance(self.weights, int):
@@ -105,22 +122,22 @@ class Reduce(Command):
 
 
 class _Reductions:
-    """The plans of reductions of a world, by what the script gave: such a call is checked only once.
+    """The plans of a world's reductions, by the arguments of the call, so that they are checked once.
 
-    The plans are dropped with any function or variable that is.
+    All plans are dropped when a function or variable is dropped.
     """
 
     def __init__(self) -> None:
-        self._plans: dict[tuple, tuple[list[weakref.ref], Plan]] = {}
+        self._plans: dict[tuple[Hashable, ...], tuple[list[weakref.ref[Any]], Plan]] = {}
 
-    def find(self, options: tuple, objects: Sequence[Any]) -> Plan | None:
+    def find(self, options: tuple[Hashable, ...], objects: Sequence[Any]) -> Plan | None:
         """Return the plan for these options, and variables and perhaps a function as `objects`."""
         known = self._plans.get((*options, *map(id, objects)))
         if known is None or not all([ref() is one for ref, one in zip(known[0], objects)]):
             return None
         return known[1]
 
-    def add(self, options: tuple, objects: Sequence[Any], plan: Plan) -> None:
+    def add(self, options: tuple[Hashable, ...], objects: Sequence[Any], plan: Plan) -> None:
         """Keep a plan."""
         if len(self._plans) >= _MOST_PLANS:
             self._plans.clear()
@@ -160,7 +177,15 @@ def plan_reduction(
     return world, objects[: len(plan.command.numbers)], plan
 
 
-def _checked(world, shared_vars, op, target, weights, nccl, wire):
+def _checked(
+    world: World,
+    shared_vars: SharedVariables,
+    op: ReduceOp,
+    target: str,
+    weights: Function | ArrayLike | None,
+    nccl: bool,
+    wire: Format | None,
+) -> tuple[list[SharedVariable], Reduce]:
     """Return the variables and the command of a reduction, after checking the arguments."""
     _, variables, _ = resolve(shared_vars)
     operation, numbers = find_operation(op), numbers_of(world, variables)
@@ -180,7 +205,9 @@ def check_wire(engine: Engine, wire: Format | None, variables: Sequence[SharedVa
         check_arrays(wire, variables, arrays, [engine.pieces_of(variable) for variable in variables])
 
 
-def _check_weights(world, operation, weights):
+def _check_weights(
+    world: World, operation: Operation, weights: Function | ArrayLike | None
+) -> list[float] | int | None:
     if weights is None:
         return None
     if not operation.weighted:
@@ -197,6 +224,6 @@ def _check_weights(world, operation, weights):
     if not fitting or not np.isfinite(numbers).all() or min(numbers) < 0 or not any(numbers):
         raise ValueError(
             f"weights: expected {world.size} numbers, one per rank, none negative and not all zero, "
-            f"got {weights}"
+            f"got {weights}"  # type: ignore[str-bytes-safe]  # bytes are no numbers
         )
     return numbers.tolist()
