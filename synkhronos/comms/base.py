@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Callable, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, List, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -35,6 +35,9 @@ class Group(Protocol):
     def exchange(self, item: bytes) -> list[bytes]:
         """Return the bytes `item` of every rank, by rank."""
 
+
+#: Broadcasts arrays
+Broadcast = Callable[[Sequence[Array]], List[Array]]
 
 #: Reduces arrays, with this rank's weight, by default 1
 Reduction = Callable[..., Sequence[Array]]
@@ -117,7 +120,7 @@ class Communicator(ABC):
     def all_reduce(self, arrays: Sequence[Array], op: str, weight: float = 1) -> Sequence[Array]:
         """Return the reductions on every rank, bit-identical on all ranks. See `reduce`."""
 
-    def prepare_broadcast(self, root: int) -> Callable[[Sequence[Array]], list[Array]]:
+    def prepare_broadcast(self, root: int) -> Broadcast:
         """Return a function of arrays that does what `broadcast` does, again and again.
 
         What its calls have in common may be kept by the function. All ranks call the functions that
@@ -177,19 +180,21 @@ class PreparingCommunicator(Communicator):
     """A communicator whose collectives are prepared, also if they are called only once."""
 
     @abstractmethod
-    def prepare_broadcast(self, root): ...
+    def prepare_broadcast(self, root: int) -> Broadcast: ...
 
     @abstractmethod
-    def prepare_reduction(self, op, root=None): ...
+    def prepare_reduction(self, op: str, root: int | None = None) -> Reduction: ...
 
-    def broadcast(self, arrays, root):
+    def broadcast(self, arrays: Sequence[Array], root: int) -> list[Array]:
         return self.prepare_broadcast(root)(arrays)
 
-    def reduce(self, arrays, op, root, weight=1):
+    def reduce(self, arrays: Sequence[Array], op: str, root: int, weight: float = 1) -> Sequence[Array]:
         return self.prepare_reduction(op, root)(arrays, weight)
 
-    def all_reduce(self, arrays, op, weight=1):
+    def all_reduce(self, arrays: Sequence[Array], op: str, weight: float = 1) -> Sequence[Array]:
         return self.prepare_reduction(op)(arrays, weight)
 
-    def all_reduce_in(self, wires, arrays, op, weight=1):
+    def all_reduce_in(
+        self, wires: Sequence[Any], arrays: Sequence[Array], op: str, weight: float = 1
+    ) -> Sequence[Array]:
         return self.prepare_reduction(op)(arrays, weight, wires)

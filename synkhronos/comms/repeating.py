@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from synkhronos.comms.base import Communicator, PreparingCommunicator
 
+if TYPE_CHECKING:
+    from typing import Sequence
+
+    from synkhronos._typing import Array
+    from synkhronos.comms.base import Broadcast, Reduction
+
 
 class RepeatingCommunicator(PreparingCommunicator):
-    """Calls the collectives of another communicator again and again, on arrays of one kind.
+    """Calls the collectives of a communicator again and again, on arrays of one kind.
 
     Parameters
     ----------
     comm : Communicator
+        The communicator whose collectives are called.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -21,24 +28,24 @@ class RepeatingCommunicator(PreparingCommunicator):
         self._prepared: dict[Any, Any] = {}
 
     @property
-    def has_wires(self):
+    def has_wires(self) -> bool:  # type: ignore[override]  # nothing sets it
         return self._comm.has_wires
 
-    def takes(self, array):
+    def takes(self, array: Array) -> bool:
         return self._comm.takes(array)
 
-    def prepare_broadcast(self, root):
+    def prepare_broadcast(self, root: int) -> Broadcast:
         if root not in self._prepared:
             self._prepared[root] = self._comm.prepare_broadcast(root)
         return self._prepared[root]
 
-    def prepare_reduction(self, op, root=None):
+    def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
         if (op, root) not in self._prepared:
             self._prepared[op, root] = self._comm.prepare_reduction(op, root)
         return self._prepared[op, root]
 
-    def gather(self, arrays, root):
+    def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
         return self._comm.gather(arrays, root)
 
-    def all_gather(self, arrays):
+    def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
         return self._comm.all_gather(arrays)

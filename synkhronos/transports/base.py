@@ -22,7 +22,7 @@ def do_nothing(*args: object) -> None:
 
 
 class Attendant(ABC):
-    """What `Transport.attend` started."""
+    """The process or thread that `Transport.attend` started."""
 
     @abstractmethod
     def is_alive(self) -> bool:
@@ -56,7 +56,7 @@ class Transport(ABC):
     can_replace : bool
         Whether it has `replace`.
     has_commons : bool
-        Whether programs can use ``store.commons`` for what belongs to no rank.
+        Whether programs can use ``store.commons``, for arrays and locks that belong to no rank.
     is_home : bool
         Whether this rank's commons hold the objects that exist in one place only, such as a center.
     machine : int
@@ -72,8 +72,8 @@ class Transport(ABC):
     ahead : OverlappedReduction or None
         Reduces vectors while this rank computes them, if another process can do so.
     is_copy : bool
-        Whether the script, or an operation, has forked this process from the one of a rank. It may read
-        what it has inherited, and is ended when it goes on as that rank: see `end_copy`.
+        Whether the script, or an operation, has forked this process from the process of a rank. It may
+        read the inherited state, and is ended when it goes on as that rank: see `end_copy`.
     posted : bool
         Whether another rank may have noticed the last `post` or `reply`, even if it raised.
     clock : callable
@@ -101,13 +101,13 @@ class Transport(ABC):
     clock: Callable[[], float] = staticmethod(time.perf_counter)
 
     def end_copy(self) -> None:
-        """End this process, with a message, if it is a copy: another one is the rank."""
+        """End this process, with a message, if it is a copy of the process of a rank."""
         if not self.is_copy:
             return
         error = sys.exc_info()[1]
         if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
             sys.stdout.flush()
-            os._exit(error.code or 0)  # as it was told
+            os._exit(error.code or 0)  # as the script requested
         if error is not None:
             traceback.print_exc()
         sys.stderr.write(
@@ -136,7 +136,7 @@ class Transport(ABC):
 
     @property
     def near(self) -> range:
-        """The ranks that have the same commons as this one."""
+        """The ranks that have the same commons as this rank."""
         return range(self.size)
 
     @abstractmethod
@@ -162,6 +162,7 @@ class Transport(ABC):
         Parameters
         ----------
         serve : callable
+            The loop of a worker.
         while_waiting : callable, optional
             Called by the master from time to time while it waits, from now on.
         pass_fds : sequence of int, optional
@@ -188,9 +189,10 @@ class Transport(ABC):
         Parameters
         ----------
         payload : bytes
+            The command.
         needs : callable, optional
             ``needs(ranks, size)`` returns which of the arrays that the master has put into the store
-            these ranks need for the command, a list of `Need`. A rank may not be able to get others.
+            these ranks need for the command, a list of `Need`. A rank may be unable to get other arrays.
 
         Raises
         ------
@@ -294,7 +296,7 @@ class Transport(ABC):
         """
 
     def relay(self) -> None:  # noqa: B027
-        """Let machines exchange what is in their commons, until the end of this command."""
+        """Let machines exchange the contents of their commons, until the end of this command."""
 
     def spread(self, flag: np.ndarray) -> None:  # noqa: B027
         """Let all ranks see a number in the commons that any of them raises in this command."""
@@ -315,7 +317,7 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self, grace: float) -> None:
-        """Master: wait `grace` seconds for the workers to end, then kill the remaining ones."""
+        """Master: wait `grace` seconds for the workers to end, then kill the others."""
 
     def release(self) -> None:  # noqa: B027
         """Master: give up the memory of the store. Nothing can be sent afterwards."""

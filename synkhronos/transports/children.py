@@ -1,5 +1,7 @@
 """The processes that the master forks: workers and attendants. None of them outlives the master."""
 
+from __future__ import annotations
+
 import multiprocessing
 import multiprocessing.util
 import os
@@ -7,6 +9,7 @@ import signal
 import threading
 import time
 import warnings
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping
 
 from synkhronos.host.signals import (
     ENDING,
@@ -17,6 +20,12 @@ from synkhronos.host.signals import (
 )
 from synkhronos.transports.base import Attendant
 from synkhronos.transports.fork_locks import GeneratorLocks
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkProcess
+    from multiprocessing.process import BaseProcess
+
+    from synkhronos._typing import T
 
 
 class Children:
@@ -29,23 +38,24 @@ class Children:
     attendants : list
         The other processes.
     are_ended : bool
-        Whether `kill` was called since the last ones were started.
+        Whether `kill` was called since the last children were started.
     """
 
-    def __init__(self):
-        self.workers, self.attendants = {}, []
+    def __init__(self) -> None:
+        self.workers: dict[int, ForkProcess] = {}
+        self.attendants: list[ForkProcess] = []
         self.are_ended = True
         self._forker = Forker()
-        self._at_exit = None
+        self._at_exit: multiprocessing.util.Finalize | None = None
         self._locks = GeneratorLocks()
-        self._mask = None
+        self._mask: Iterable[int] = ()  # the signals that were blocked before the fork
 
-    def run(self, function, *args):
+    def run(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function that forks children; signals with handlers are deferred meanwhile."""
         with DeferredSignals():
             return self._forker.call(self._run, function, args)
 
-    def _run(self, function, args):
+    def _run(self, function: Callable[..., T], args: tuple) -> T:
         if self._at_exit is None:
             # A child of multiprocessing ends without calling the functions of `atexit`.
             self._at_exit = multiprocessing.util.Finalize(None, self.kill, exitpriority=1)
@@ -57,12 +67,14 @@ class Children:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
-    def fork_worker(self, rank, become):
+    def fork_worker(self, rank: int, become: Callable[[], None]) -> None:
         """Start a worker, which calls ``become()``."""
-        self.workers[rank] = self._prepare(str(rank), become)  # first, so no interrupt leaves it behind
+        self.workers[rank] = self._prepare(
+            str(rank), become
+        )  # first, so an interrupt cannot leave it behind
         self._start(self.workers[rank])
 
-    def fork_attendant(self, name, serve):
+    def fork_attendant(self, name: str, serve: Callable[[], None]) -> Attendant:
         """Start a process that is not a rank and calls ``serve()``; return its `Attendant`."""
         self.end_attendants(0)  # left by a program that was interrupted
         process = self._prepare(name, serve)
@@ -70,7 +82,7 @@ class Children:
         self._start(process)
         return _ForkedAttendant(self, process)
 
-    def _start(self, process):
+    def _start(self, process: ForkProcess) -> None:
         # No signal handler may run meanwhile: the callbacks of `os.fork` drop exceptions.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, handled_signals())
         try:
@@ -81,7 +93,7 @@ class Children:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def end_attendants(self, grace):
+    def end_attendants(self, grace: float) -> None:
         """Wait `grace` seconds for the attendants to end, then kill them."""
         attendants, self.attendants = self.attendants, []
         for process in attendants:
@@ -89,8 +101,8 @@ class Children:
                 process.join(grace)
         kill_and_join(attendants)
 
-    def _prepare(self, name, become):
-        def target():
+    def _prepare(self, name: str, become: Callable[[], None]) -> ForkProcess:
+        def target() -> None:
             self._locks.give_back()
             die_with_parent()
             ignore_signals_for_the_master()
@@ -103,23 +115,23 @@ class Children:
         context = multiprocessing.get_context("fork")
         return context.Process(target=target, name=f"synkhronos-{name}", daemon=True)
 
-    def discard(self, rank):
+    def discard(self, rank: int) -> None:
         """Forget a dead worker."""
         kill_and_join([self.workers.pop(rank)])
 
-    def find_dead(self):
+    def find_dead(self) -> dict[int, str]:
         """Return ``{rank: cause}`` for the workers that have ended."""
         return find_dead(self.workers)
 
-    def find_stopped(self):
+    def find_stopped(self) -> list[int]:
         """Return the ranks of the workers that are stopped by a signal."""
         return find_stopped(self.workers)
 
-    def pids(self):
+    def pids(self) -> list[int]:
         """Return the process ids of the workers."""
-        return [process.pid for process in self.workers.values()]
+        return [process.pid for process in self.workers.values()]  # type: ignore[misc]  # all were started
 
-    def close(self, grace):
+    def close(self, grace: float) -> None:
         """Wait `grace` seconds for the workers to end, then kill the remaining ones."""
         deadline = time.monotonic() + grace
         try:
@@ -128,8 +140,8 @@ class Children:
         finally:
             self.kill()
 
-    def kill(self):
-        """Kill all of them."""
+    def kill(self) -> None:
+        """Kill all children."""
         self.are_ended = True
         if self._at_exit is not None:
             self._at_exit.cancel()
@@ -141,13 +153,13 @@ class Children:
 
 
 class _ForkedAttendant(Attendant):
-    def __init__(self, children, process):
+    def __init__(self, children: Children, process: ForkProcess) -> None:
         self._children, self._process = children, process
 
-    def is_alive(self):
+    def is_alive(self) -> bool:
         return self._process in self._children.attendants and is_running(self._process)
 
-    def end(self, grace):
+    def end(self, grace: float) -> None:
         if self._process in self._children.attendants:
             self._children.end_attendants(grace)
 
@@ -158,16 +170,17 @@ class Forker:
     After `die_with_parent`, a child is killed when the *thread* that forked it ends.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._ended = threading.Event()
 
-    def call(self, function, *args):
+    def call(self, function: Callable[..., T], *args: Any) -> T:
         """Call ``function(*args)``; return its value or raise its exception."""
         if threading.current_thread() is threading.main_thread():
             return function(*args)
-        outcome, done, ended = [], threading.Event(), self._ended
+        outcome: list[tuple[Any, BaseException | None]] = []
+        done, ended = threading.Event(), self._ended
 
-        def run():
+        def run() -> None:
             try:
                 outcome.append((function(*args), None))
             except BaseException as error:
@@ -182,7 +195,7 @@ class Forker:
             raise error
         return result
 
-    def end(self):
+    def end(self) -> None:
         """Let the threads end, when there are no more children."""
         self._ended.set()
         self._ended = threading.Event()  # if it is called again
@@ -191,7 +204,7 @@ class Forker:
 # One process, or some of them
 
 
-def find_dead(processes):
+def find_dead(processes: Mapping[int, BaseProcess]) -> dict[int, str]:
     """Return ``{rank: cause}`` for the processes in ``{rank: process}`` that have ended."""
     causes = {}
     for rank, process in processes.items():
@@ -201,33 +214,37 @@ def find_dead(processes):
     return causes
 
 
-def is_running(process):
+def is_running(process: BaseProcess) -> bool:
     """Whether a child runs.
 
     Its sentinel may be open in a process that it has started, and closed by code of the user. Its method
     ``is_alive`` would drop an ``OSError`` of a signal handler.
     """
     try:
-        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None  # type: ignore[arg-type]  # it was started
     except ChildProcessError:  # reaped by the script, by the kernel for it, or by multiprocessing
         return False
 
 
-def find_stopped(processes):
+def find_stopped(processes: Mapping[int, BaseProcess]) -> list[int]:
     """Return the ranks of the processes in ``{rank: process}`` that are stopped by a signal."""
-    return [rank for rank, process in processes.items() if _is_stopped(process.pid)]
+    return [
+        rank
+        for rank, process in processes.items()
+        if _is_stopped(process.pid)  # type: ignore[arg-type]  # all were started
+    ]
 
 
-def _is_stopped(pid):
+def _is_stopped(pid: int) -> bool:
     return _status(pid) == "stopped"
 
 
-def has_ended(pid):
+def has_ended(pid: int) -> bool:
     """Whether a process of this machine has ended, even if its exit code has not been read yet."""
     return _status(pid) in (None, "zombie", "dead")
 
 
-def _status(pid):
+def _status(pid: int) -> str | None:
     """Return psutil's name of the state of a process; None if there is no such process."""
     import psutil  # takes 6 ms, so not at import
 
@@ -237,7 +254,7 @@ def _status(pid):
         return None
 
 
-def kill_and_join(processes):
+def kill_and_join(processes: Iterable[BaseProcess]) -> None:
     """Kill the processes that were started, and wait until they have ended."""
     with DeferredSignals():
         processes = [process for process in processes if process.pid is not None]
@@ -254,7 +271,7 @@ def kill_and_join(processes):
                 pass  # here, too, multiprocessing never sees it end
 
 
-def _describe_exit(code):
+def _describe_exit(code: int | None) -> str:
     if code is None:
         return "exit code unknown: the script ignores or reaps its children itself"
     if code < 0:
@@ -262,9 +279,9 @@ def _describe_exit(code):
     return f"exit code {code}"
 
 
-def _disown():
+def _disown() -> None:
     """Called in a process that the script forks. Otherwise its exit would end the workers."""
-    children = multiprocessing.process._children
+    children = multiprocessing.process._children  # type: ignore[attr-defined]  # it is internal
     children -= {child for child in children if child.name.startswith("synkhronos-")}
 
 

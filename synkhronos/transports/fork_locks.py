@@ -1,10 +1,10 @@
 """Locks at the moment when a process is forked.
 
-Of the threads of a process, only the one that forks it is in the copy. A lock that another one holds at
-that moment stays locked there, and whoever wants it waits for ever. Python's ``logging`` and the C
-library take care of their locks themselves. `GeneratorLocks` holds those of NumPy's generators, which
-scripts share between a thread that prepares data and operations or programs. What the package cannot
-know of, such as a lock of the script's own, `warn_of_threads` warns of.
+Of the threads of a process, only the one that forks it is in the copy. A lock that another thread holds
+at that moment stays locked there, and a thread that wants it waits for ever. Python's ``logging`` and
+the C library take care of their locks themselves. `GeneratorLocks` holds those of NumPy's generators,
+which scripts share between a thread that prepares data and operations or programs. `warn_of_threads`
+warns of locks that the package cannot know of, such as the script's own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GeneratorLocks:
             self._held.pop().release()
 
     def give_back(self) -> None:
-        """In the copy: release all of them, also those that a thread holds which is not there."""
+        """In the copy: release all of them, also those of threads that the copy does not have."""
         for lock in self._locks:
             # NumPy 2.4 has reentrant locks, which only their holder can release.
             if hasattr(lock, "_at_fork_reinit"):  # since Python 3.9
@@ -65,7 +65,7 @@ def other_threads() -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one not in own and not _is_harmless(one)]
 
 
-def _is_harmless(thread):
+def _is_harmless(thread: threading.Thread) -> bool:
     modules = [type(thread).__module__, getattr(getattr(thread, "_target", None), "__module__", None)]
     return any(str(one).partition(".")[0] in _HARMLESS for one in modules)
 

@@ -1,12 +1,13 @@
 """Explanations of errors of the operating system: which limit was reached, and how to raise it."""
 
+from __future__ import annotations
+
 import errno
 import multiprocessing
 import os
 import resource
 import sys
 from pathlib import Path
-from typing import Dict, Optional
 
 from synkhronos._errors import REMEDY, SynkhronosError
 from synkhronos.host.handler_errors import pass_on, suppress
@@ -39,12 +40,12 @@ def check_size(size: int) -> None:
         )
 
 
-def _most_by_files():
+def _most_by_files() -> int:
     is_open, limit = _files()
     return 1 + max(0, limit - is_open) // 2
 
 
-def _most_by_processes():
+def _most_by_processes() -> int:
     of_user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     found = [process_limit(), None if of_user < 0 or os.geteuid() == 0 else of_user]
     with suppress(OSError):
@@ -55,7 +56,7 @@ def _most_by_processes():
 def too_many_workers(error: OSError, started: int, wanted: int) -> SynkhronosError:
     """Explain why not all workers could be started. Those that were started have been ended."""
     pass_on(error)
-    remedies: Dict[Optional[int], str] = {
+    remedies: dict[int | None, str] = {
         errno.EAGAIN: f"too many processes or threads: {_process_limits()}",
         errno.ENOMEM: "too little memory to fork this process: free some, or allow overcommit "
         "(sysctl vm.overcommit_memory=0)",
@@ -78,7 +79,7 @@ def too_many_files(error: OSError) -> SynkhronosError:
     return SynkhronosError(f"fork(): a file could not be read ({error}): {remedy}")
 
 
-def _files():
+def _files() -> tuple[int, int]:
     """Return how many files are open in this process, and how many may be."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     try:
@@ -88,12 +89,12 @@ def _files():
         return limit, limit
 
 
-def _open_files():
+def _open_files() -> str:
     is_open, limit = _files()
     return f"{is_open} of at most {limit} files are open in this process; raise it with 'ulimit -n'"
 
 
-def _process_limits():
+def _process_limits() -> str:
     of_user, of_group = resource.getrlimit(resource.RLIMIT_NPROC)[0], process_limit()
     return (
         f"this user may have {'any number' if of_user < 0 else of_user} of them, this control group "

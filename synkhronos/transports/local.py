@@ -13,10 +13,13 @@ alive: the master checks the workers' process sentinels, a worker its parent's p
 .. [1] Hensgen, Finkel, Manber: Two algorithms for barrier synchronization, 1988.
 """
 
+from __future__ import annotations
+
 import functools
 import itertools
 import os
 import time
+from typing import TYPE_CHECKING, Callable, Mapping, NoReturn, Sequence
 
 from synkhronos._errors import (
     REMEDY,
@@ -31,12 +34,16 @@ from synkhronos.host.machine import affinity, cores, leave_core_of
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.transports import limits
-from synkhronos.transports.base import Transport, do_nothing
+from synkhronos.transports.base import Attendant, Transport, do_nothing
 from synkhronos.transports.children import Children
 from synkhronos.transports.mailbox import Mailbox
 from synkhronos.transports.milestones import Milestones
 from synkhronos.transports.semaphore import Semaphore
 from synkhronos.transports.waiting import Patience
+
+if TYPE_CHECKING:
+    from synkhronos.comms.base import Communicator, Group
+    from synkhronos.stores.required_rows import Needs
 
 CHECK_INTERVAL = 0.2  # seconds between checks that the other processes are alive
 _START = 60.0  # seconds for a worker to start, if there is no other limit
@@ -53,6 +60,7 @@ class LocalTransport(Transport):
     Parameters
     ----------
     size, master_rank : int
+        The number of ranks, and the rank of this process.
     timeout : float, optional
         Seconds after which a barrier fails; None for no limit as long as every process lives.
     may_poll : bool, optional
@@ -63,12 +71,21 @@ class LocalTransport(Transport):
         The number of each rank in messages to users; by default the rank itself.
     """
 
+    store: SharedMemoryStore
     inherits = True
     can_replace = True
     _checked = 0.0  # when `check` last looked at the processes
     _cause = f"the workers were ended from another thread; {REMEDY}"  # why they were ended
 
-    def __init__(self, size, master_rank=0, timeout=None, may_poll=None, store=None, labels=None):
+    def __init__(
+        self,
+        size: int,
+        master_rank: int = 0,
+        timeout: float | None = None,
+        may_poll: bool | None = None,
+        store: SharedMemoryStore | None = None,
+        labels: Sequence[int] | None = None,
+    ) -> None:
         if size > 1:
             limits.check_may_have_children()
         self.size = self.ranks_here = size
@@ -93,15 +110,15 @@ class LocalTransport(Transport):
         rounds = (size - 1).bit_length()
         self._barriers = [[Semaphore(memory) for _ in range(rounds)] for _ in range(size)]
         self._read = 0  # of the workers' replies to this command
-        self._awaited = None  # the rank whose reply the master waits for
+        self._awaited = -1  # the rank whose reply the master waits for
         self._find_partners()
 
-    def _make_boxes(self):
+    def _make_boxes(self) -> None:
         memory = self.store.memory
         self._mailbox = Mailbox(memory, _MAILBOX_BYTES)
         self._replies = [Mailbox(memory, _SLOT_BYTES) for _ in range(self.size)]
         # Two boxes per rank, used alternately: a rank that writes for this exchange has passed the
-        # barrier of the last one, so every rank has read the boxes of the one before that.
+        # barrier of the last exchange, so every rank has read the boxes of the exchange before that.
         self._slots = [[Mailbox(memory, _SLOT_BYTES) for _ in range(self.size)] for _ in range(2)]
         self._turn = 0
         self._passed = 0  # barriers inside this command
@@ -110,28 +127,33 @@ class LocalTransport(Transport):
         self._has_cores = self.store.empty((1,), "int64").data  # whether there is a core for each rank
         self._has_cores[0] = self._may_poll
 
-    def _find_partners(self):
+    def _find_partners(self) -> None:
         self._partners = [
             (self._barriers[(self.rank + (1 << k)) % self.size][k], semaphore)
             for k, semaphore in enumerate(self._barriers[self.rank])
         ]
 
-    def communicator(self, group=None):
+    def communicator(self, group: Group | None = None) -> Communicator:
         return SharedMemoryCommunicator(self if group is None else group, self.store)
 
-    def possible_sizes(self):
+    def possible_sizes(self) -> range:
         return range(1, self.store.ranks + 1)
 
-    def successor(self, size, master_rank):
+    def successor(self, size: int, master_rank: int) -> LocalTransport:
         return LocalTransport(size, master_rank, self.timeout, self._may_poll_by_choice, self.store)
 
     # Starting and ending
 
-    def start(self, serve, while_waiting=do_nothing, pass_fds=()):
+    def start(
+        self,
+        serve: Callable[[Transport], None],
+        while_waiting: Callable[[], None] = do_nothing,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
         self._serve, self._while_waiting, self._pass_fds = serve, while_waiting, pass_fds
         self._children.run(self._fork_workers)
 
-    def _fork_workers(self):
+    def _fork_workers(self) -> None:
         for rank in self._workers:
             self._finishes[rank].drain()  # posted in an earlier attempt
             self._milestones.forget(rank)
@@ -146,14 +168,19 @@ class LocalTransport(Transport):
             self.kill()
             raise
 
-    def _fork_worker(self, rank, number, prepare=None):
+    def _fork_worker(self, rank: int, number: int, prepare: Callable[[], None] | None = None) -> None:
         inherited = descriptors()
         try:
             self._children.fork_worker(rank, lambda: self._become_worker(rank, inherited, prepare))
         except OSError as error:
             raise limits.too_many_workers(error, number, len(self._workers)) from error
 
-    def _become_worker(self, rank, inherited, prepare):
+    def _become_worker(
+        self,
+        rank: int,
+        inherited: Mapping[int, tuple[int, int] | None],
+        prepare: Callable[[], None] | None,
+    ) -> None:
         give_up(inherited, self._pass_fds)
         self.rank = rank
         self._own_pid, self.is_copy = os.getpid(), False
@@ -166,10 +193,10 @@ class LocalTransport(Transport):
         self._finishes[rank].post()
         self._serve(self)
 
-    def replace(self, rank, prepare):
+    def replace(self, rank: int, prepare: Callable[[bool], None]) -> None:
         self._children.run(self._fork_replacement, rank, prepare)
 
-    def _fork_replacement(self, rank, prepare):
+    def _fork_replacement(self, rank: int, prepare: Callable[[bool], None]) -> None:
         self._children.discard(rank)
         self._starts[rank].drain()
         self._finishes[rank].drain()
@@ -184,7 +211,7 @@ class LocalTransport(Transport):
         elif self._workers.index(rank) >= self._read:
             self._finishes[rank].post()  # the dead worker may not have had time to post
 
-    def _has_started(self, rank):
+    def _has_started(self, rank: int) -> bool:
         """Wait until a new worker is ready; return False if it has died."""
         limit = _START if self.timeout is None else self.timeout
         began = time.monotonic()
@@ -196,44 +223,47 @@ class LocalTransport(Transport):
                 self._end_workers(limits.not_started(self.labels[rank], limit))
         return True
 
-    def answer_for(self, rank, payload):
+    def answer_for(self, rank: int, payload: bytes) -> None:
         self._children.discard(rank)
         if not self._milestones.has_finished(rank):
             self._replies[rank].put(payload)
             self._milestones.finish(rank, 0)
             self._finishes[rank].post()
 
-    def attend(self, name, serve):
-        def become():
+    def attend(self, name: str, serve: Callable[[], None]) -> Attendant:
+        def become() -> None:
             self.store.memory.use_span(self.store.ranks + 1)  # the span before it belongs to the commons
             serve()
 
         return self._children.run(self._children.fork_attendant, name, become)
 
-    def close(self, grace):
+    def close(self, grace: float) -> None:
         # In a process that was forked from the master, the workers belong to the master.
         self._children.close(grace) if self.is_master_process() else self._children.workers.clear()
 
-    def release(self):
-        self._mailbox = self._replies = self._slots = self._milestones = self._has_cores = None
-        self._starts = self._finishes = self._barriers = self._partners = None
+    def release(self) -> None:
+        # Nothing reads them afterwards.
+        self._mailbox = self._replies = self._slots = None  # type: ignore[assignment]
+        self._milestones = self._has_cores = None  # type: ignore[assignment]
+        self._starts = self._finishes = None  # type: ignore[assignment]
+        self._barriers = self._partners = None  # type: ignore[assignment]
 
-    def kill(self):
+    def kill(self) -> None:
         self._children.workers.clear() if self.is_copy else self._children.kill()
 
-    def _leave_core(self):
+    def _leave_core(self) -> bool:
         worker = self._children.workers.get(self._awaited)
-        return worker is not None and leave_core_of(worker.pid)
+        return worker is not None and leave_core_of(worker.pid)  # type: ignore[arg-type]  # it was started
 
-    def is_master_process(self):
+    def is_master_process(self) -> bool:
         return os.getpid() == self._master_pid
 
-    def is_worker_process(self):
+    def is_worker_process(self) -> bool:
         return self.rank != self.master_rank and os.getpid() == self._own_pid
 
     # Between master and workers
 
-    def post(self, payload, needs=None):
+    def post(self, payload: bytes, needs: Needs | None = None) -> None:
         if self.is_copy:
             self.end_copy()
         # A rank that failed may have passed fewer barriers.
@@ -246,14 +276,14 @@ class LocalTransport(Transport):
         for rank in self._workers:
             self._starts[rank].post()
 
-    def collect(self):
+    def collect(self) -> list[bytes | None]:
         if self.is_copy:
             self.end_copy()
         if self._may_poll and self._commands % _COUNT_CORES == 0:
             self._has_cores[0] = affinity([0, *self._children.pids()]) >= self.size
         self._commands += 1
         self._milestones.finish(self.rank, self._passed)
-        replies = [None] * self.size
+        replies: list[bytes | None] = [None] * self.size
         waited = 0.0
         for rank in self._workers:
             self._awaited = rank
@@ -268,7 +298,7 @@ class LocalTransport(Transport):
                 semaphore.drain()
         return replies
 
-    def receive(self, when_idle=do_nothing):
+    def receive(self, when_idle: Callable[[], None] = do_nothing) -> bytes:
         self.end_copy()
         self._turn = self._passed = 0
         self.posted = False
@@ -276,7 +306,7 @@ class LocalTransport(Transport):
         self._wait(self._starts[self.rank], self._between, when_idle=when_idle)
         return self._mailbox.get()
 
-    def reply(self, payload):
+    def reply(self, payload: bytes) -> None:
         self.end_copy()
         self._replies[self.rank].put(payload)
         self.posted = True
@@ -285,7 +315,7 @@ class LocalTransport(Transport):
 
     # Among all ranks
 
-    def barrier(self):
+    def barrier(self) -> None:
         self.end_copy()
         waited = 0.0
         self._milestones.reach(self.rank, self._passed + 1)
@@ -300,7 +330,7 @@ class LocalTransport(Transport):
                 )
         self._passed += 1
 
-    def exchange(self, item):
+    def exchange(self, item: bytes) -> list[bytes]:
         self.end_copy()
         self._turn = 1 - self._turn
         slots = self._slots[self._turn]
@@ -308,7 +338,7 @@ class LocalTransport(Transport):
         self.barrier()
         return [slot.get() for slot in slots]
 
-    def abort(self):
+    def abort(self) -> None:
         self.end_copy()
         self._milestones.abort(self._passed + 1)
         for rank, semaphores in enumerate(self._barriers):
@@ -318,7 +348,13 @@ class LocalTransport(Transport):
 
     # Waiting
 
-    def _wait(self, semaphore, patience, waited=0.0, when_idle=do_nothing):
+    def _wait(
+        self,
+        semaphore: Semaphore,
+        patience: Patience,
+        waited: float = 0.0,
+        when_idle: Callable[[], None] = do_nothing,
+    ) -> float:
         """Wait for a post; return the total seconds of waiting at this barrier, `waited` included."""
         if not semaphore.try_wait():
             return waited
@@ -337,9 +373,9 @@ class LocalTransport(Transport):
         patience.learn(worked, now - began, self._has_cores[0])
         return waited + min(now - checked, _LONGEST_SLEEP)
 
-    # Whether there is anybody to wait for
+    # Whether the other ranks are alive
 
-    def check(self):
+    def check(self) -> None:
         if self.is_copy:
             raise SynkhronosError(
                 f"this process was forked from rank {self.labels[self.rank]}, and only that one may use "
@@ -357,8 +393,8 @@ class LocalTransport(Transport):
             elif self.size > 1:
                 self._check_workers()
 
-    def _check_others(self, waited, inside):
-        """Raise if nobody needs to wait any longer; return the seconds of waiting that count."""
+    def _check_others(self, waited: float, inside: bool) -> float:
+        """Raise if waiting is useless or too long; return the seconds of waiting that count."""
         if inside:
             self._check_missing()
         if self.rank != self.master_rank:
@@ -377,10 +413,10 @@ class LocalTransport(Transport):
         self._check_late(waited)
         return waited
 
-    def _is_late(self, waited):
+    def _is_late(self, waited: float) -> bool:
         return self.timeout is not None and waited > self.timeout
 
-    def _check_late(self, waited):
+    def _check_late(self, waited: float) -> None:
         """In the master: end all workers and raise if it has waited too long."""
         if self._is_late(waited):
             late = self._describe_late()
@@ -389,14 +425,14 @@ class LocalTransport(Transport):
                 f"every worker was ended; {REMEDY}"
             )
 
-    def _end_workers(self, cause):
-        # A program on the leader of a machine may catch the error, or reply with it. The next one must
+    def _end_workers(self, cause: str) -> NoReturn:
+        # A program on the leader of a machine may catch the error, or reply with it. The next error must
         # name the cause, too.
         self._cause = cause
         self.kill()
         raise WorldBrokenError(cause)
 
-    def _check_missing(self):
+    def _check_missing(self) -> None:
         """Raise if a rank has ended the command and will never reach this barrier."""
         missing = self._milestones.missing(self._passed)
         if missing and not self._milestones.aborted:
@@ -411,17 +447,17 @@ class LocalTransport(Transport):
                 f"program without it; let every rank call the same collectives in the same order"
             )
 
-    def _describe_late(self):
+    def _describe_late(self) -> str:
         stopped = self._children.find_stopped()
         if stopped:
             return ", ".join(f"rank {self.labels[rank]} (stopped, as by SIGSTOP)" for rank in stopped)
         return self._milestones.describe_late(self.rank, self.labels)
 
-    def _check_master(self):
+    def _check_master(self) -> None:
         if os.getppid() != self._master_pid:
             os._exit(1)
 
-    def _check_workers(self):
+    def _check_workers(self) -> None:
         """If a worker is dead, end all workers and raise `WorldBrokenError`."""
         if self._children.are_ended:
             raise WorldBrokenError(self._cause)

@@ -4,6 +4,15 @@ Each rank writes to a cache line of its own, with the number of the command. So 
 before the next command, and a short command takes no time for memory that another core has written to.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Sequence
+
+    from synkhronos.stores.base import Store
+
 _LINE = 8  # numbers of 8 bytes in a cache line
 _PASSED, _FINISHED, _REACHED, _REACHED_IN = range(4)  # in the line of a rank
 _NONE = -1  # no command
@@ -16,10 +25,12 @@ class Milestones:
     Parameters
     ----------
     store : Store
+        Where to allocate their memory.
     size : int
+        The number of ranks.
     """
 
-    def __init__(self, store, size):
+    def __init__(self, store: Store, size: int) -> None:
         self._size = size
         self._lines = store.empty((size * _LINE,), "int64").data
         self._command = store.empty((1,), "int64").data  # the number of the last command
@@ -28,41 +39,41 @@ class Milestones:
         for rank in range(size):
             self.forget(rank)
 
-    def begin(self):
+    def begin(self) -> None:
         """Record that a new command begins, in which no rank has reached anything."""
         self._command[0] += 1
 
-    def forget(self, rank):
+    def forget(self, rank: int) -> None:
         """Record that a rank has not reached anything: another process has its place."""
         line = rank * _LINE
         self._lines[line + _FINISHED] = self._lines[line + _REACHED_IN] = _NONE
 
-    def reach(self, rank, barrier):
+    def reach(self, rank: int, barrier: int) -> None:
         """Record that a rank has reached a barrier; they are counted from 1."""
         line = rank * _LINE
         self._lines[line + _REACHED] = barrier
         self._lines[line + _REACHED_IN] = self._command[0]
 
-    def finish(self, rank, passed):
+    def finish(self, rank: int, passed: int) -> None:
         """Record that a rank has finished the command, and how many barriers it has passed."""
         line = rank * _LINE
         self._lines[line + _PASSED] = passed
         self._lines[line + _FINISHED] = self._command[0]
 
-    def has_finished(self, rank):
+    def has_finished(self, rank: int) -> bool:
         """Whether a rank has finished the command."""
         return self._lines[rank * _LINE + _FINISHED] == self._command[0]
 
     @property
-    def aborted(self):
+    def aborted(self) -> int:
         """The first barrier at which the command is aborted; 0 if it is not."""
         return self._aborted[0]
 
-    def abort(self, barrier):
+    def abort(self, barrier: int) -> None:
         """Record that no rank can pass this barrier; 0 for the next command."""
         self._aborted[0] = barrier
 
-    def missing(self, passed):
+    def missing(self, passed: int) -> list[int]:
         """Return the ranks that have finished without reaching the barrier after the first `passed`."""
         return [
             rank
@@ -70,15 +81,15 @@ class Milestones:
             if self.has_finished(rank) and self._lines[rank * _LINE + _PASSED] <= passed
         ]
 
-    def describe_late(self, rank, labels):
-        """Name the ranks that have reached the fewest barriers, for another rank that waits for them."""
+    def describe_late(self, rank: int, labels: Sequence[int]) -> str:
+        """Name the ranks, apart from `rank`, that have reached the fewest barriers."""
         reached = {other: self._reached(other) for other in range(self._size) if other != rank}
         first = min(reached.values())
         doing = "computing" if first == 0 else f"after barrier {first} of the command"
         behind = [other for other in reached if reached[other] == first]
         return ", ".join(f"rank {labels[other]} (running, {doing})" for other in behind)
 
-    def _reached(self, rank):
+    def _reached(self, rank: int) -> int:
         """Return how many barriers a rank has reached."""
         if self.has_finished(rank):
             return _ALL

@@ -11,6 +11,7 @@ import os
 import queue
 import threading
 import time
+from typing import TYPE_CHECKING, Callable, Collection, Sequence
 
 from synkhronos._errors import (
     REMEDY,
@@ -23,30 +24,36 @@ from synkhronos.comms.naive import NaiveCommunicator
 from synkhronos.stores.naive import NaiveStore
 from synkhronos.transports.base import Attendant, Transport, do_nothing
 
+if TYPE_CHECKING:
+    from synkhronos.comms.base import Group
+    from synkhronos.stores.required_rows import Needs
+
 
 class _Ranks:
     """The state that the ranks' transports share."""
 
-    def __init__(self, size):
+    def __init__(self, size: int) -> None:
         self.changed = threading.Condition()
-        self.commands = [queue.SimpleQueue() for _ in range(size)]
-        self.replies = [queue.SimpleQueue() for _ in range(size)]
-        self.threads = {}
+        self.commands: list[queue.SimpleQueue[bytes | None]] = [queue.SimpleQueue() for _ in range(size)]
+        self.replies: list[queue.SimpleQueue[bytes]] = [queue.SimpleQueue() for _ in range(size)]
+        self.threads: dict[int, threading.Thread] = {}
         self.reset()
 
-    def reset(self):
+    def reset(self) -> None:
         """Start a command: no rank has reached a meeting yet."""
-        self.meetings = {}  # the items of each meeting, by rank
-        self.finished = {}  # by finished rank: how many meetings it took part in
+        # The items of each meeting, by rank
+        self.meetings: dict[int, dict[int, bytes]] = {}
+        # By finished rank: how many meetings it took part in
+        self.finished: dict[int, int] = {}
         self.aborted = self.ended = False
 
-    def abort(self):
+    def abort(self) -> None:
         """Let all ranks leave the meetings of this command."""
         with self.changed:
             self.aborted = True
             self.changed.notify_all()
 
-    def end(self):
+    def end(self) -> None:
         """Let the workers end the next time they wait."""
         threads, self.threads = self.threads, {}
         with self.changed:
@@ -62,6 +69,7 @@ class NaiveTransport(Transport):
     Parameters
     ----------
     size, master_rank : int
+        The number of ranks, and the rank of this object.
     timeout : float, optional
         Seconds after which a barrier fails.
     store : NaiveStore, optional
@@ -70,10 +78,18 @@ class NaiveTransport(Transport):
         The number of each rank in messages to users; by default the rank itself.
     """
 
+    store: NaiveStore
     inherits = False
-    _while_waiting = staticmethod(do_nothing)
+    _while_waiting: Callable[[], None] = staticmethod(do_nothing)
 
-    def __init__(self, size, master_rank=0, timeout=None, store=None, labels=None):
+    def __init__(
+        self,
+        size: int,
+        master_rank: int = 0,
+        timeout: float | None = None,
+        store: NaiveStore | None = None,
+        labels: Sequence[int] | None = None,
+    ) -> None:
         self.size = self.ranks_here = size
         self.labels = range(size) if labels is None else labels
         self.rank = self.master_rank = master_rank
@@ -83,16 +99,21 @@ class NaiveTransport(Transport):
         self._passed = 0  # meetings of this command
         self._pid = os.getpid()
 
-    def communicator(self, group=None):
+    def communicator(self, group: Group | None = None) -> NaiveCommunicator:
         return NaiveCommunicator(self if group is None else group)
 
-    def possible_sizes(self):
+    def possible_sizes(self) -> range:
         return range(1, self.store.ranks + 1)
 
-    def successor(self, size, master_rank):
+    def successor(self, size: int, master_rank: int) -> NaiveTransport:
         return NaiveTransport(size, master_rank, self.timeout, self.store)
 
-    def start(self, serve, while_waiting=do_nothing, pass_fds=()):
+    def start(
+        self,
+        serve: Callable[[Transport], None],
+        while_waiting: Callable[[], None] = do_nothing,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
         self._while_waiting = while_waiting
         for rank in range(self.size):
             if rank != self.rank:
@@ -104,19 +125,19 @@ class NaiveTransport(Transport):
                 self._ranks.threads[rank] = thread
                 thread.start()
 
-    def _serve(self, serve):
+    def _serve(self, serve: Callable[[Transport], None]) -> None:
         with contextlib.suppress(SystemExit):
             serve(self)
 
-    def is_master_process(self):
+    def is_master_process(self) -> bool:
         return self.rank == self.master_rank and os.getpid() == self._pid
 
-    def is_worker_process(self):
+    def is_worker_process(self) -> bool:
         return self.rank != self.master_rank and os.getpid() == self._pid
 
     # Between master and workers
 
-    def post(self, payload, needs=None):
+    def post(self, payload: bytes, needs: Needs | None = None) -> None:
         self._passed = 0
         self._ranks.reset()
         self.posted = True
@@ -124,10 +145,10 @@ class NaiveTransport(Transport):
         for rank in self._ranks.threads:
             self._ranks.commands[rank].put(payload)
 
-    def collect(self):
+    def collect(self) -> list[bytes | None]:
         began = time.monotonic()
         self._ranks.finished[self.rank] = self._passed
-        replies = [None] * self.size
+        replies: list[bytes | None] = [None] * self.size
         for rank in self._ranks.threads:
             while replies[rank] is None:
                 try:
@@ -136,7 +157,7 @@ class NaiveTransport(Transport):
                     self._check(rank, began)
         return replies
 
-    def _check(self, rank, began):
+    def _check(self, rank: int, began: float) -> None:
         """Raise `WorldBrokenError` if a worker has ended or the timeout has expired."""
         self._while_waiting()
         dead = [rank for rank, thread in self._ranks.threads.items() if not thread.is_alive()]
@@ -150,13 +171,13 @@ class NaiveTransport(Transport):
             self.kill()
             raise WorldBrokenError(f"{cause}; every worker was ended; {REMEDY}")
 
-    def _is_late(self, began):
+    def _is_late(self, began: float) -> bool:
         if self.timeout is None or time.monotonic() - began <= self.timeout:
             return False
         is_collecting = self.rank in self._ranks.finished
         return not (self.in_program and is_collecting) or self._ranks.aborted
 
-    def receive(self, when_idle=do_nothing):
+    def receive(self, when_idle: Callable[[], None] = do_nothing) -> bytes:
         self._passed = 0
         self._end_program()
         payload = self._ranks.commands[self.rank].get()
@@ -164,17 +185,17 @@ class NaiveTransport(Transport):
             raise SystemExit
         return payload
 
-    def reply(self, payload):
+    def reply(self, payload: bytes) -> None:
         self.posted = True
         self._ranks.finished[self.rank] = self._passed
         self._ranks.replies[self.rank].put(payload)
 
     # Among all ranks
 
-    def barrier(self):
+    def barrier(self) -> None:
         self.exchange(b"")
 
-    def exchange(self, item):
+    def exchange(self, item: bytes) -> list[bytes]:
         began, ranks = time.monotonic(), self._ranks
         self._passed += 1
         with ranks.changed:
@@ -201,7 +222,7 @@ class NaiveTransport(Transport):
                     )
         return [items[rank] for rank in range(self.size)]
 
-    def _check_missing(self, items):
+    def _check_missing(self, items: Collection[int]) -> None:
         """Raise if a rank has ended the command and will never come to this meeting."""
         for rank, passed in list(self._ranks.finished.items()):
             if rank not in items and passed < self._passed:
@@ -211,28 +232,28 @@ class NaiveTransport(Transport):
                     f"the same order"
                 )
 
-    def abort(self):
+    def abort(self) -> None:
         self._ranks.abort()
 
-    def check(self):
+    def check(self) -> None:
         if self._ranks.aborted:
             raise CollectiveAbortedError(
                 f"rank {self.labels[self.rank]} left the program: another rank failed in it"
             )
         if self.rank == self.master_rank:
-            self._check(None, time.monotonic())
+            self._check(self.rank, time.monotonic())
         elif self._ranks.ended:
             raise SystemExit
 
-    def attend(self, name, serve):
+    def attend(self, name: str, serve: Callable[[], None]) -> Attendant:
         return _Thread(name, serve)
 
     # Ending
 
-    def kill(self):
+    def kill(self) -> None:
         self._ranks.end()
 
-    def close(self, grace):
+    def close(self, grace: float) -> None:
         deadline = time.monotonic() + grace
         for thread in self._ranks.threads.values():
             thread.join(max(0, deadline - time.monotonic()))
@@ -242,12 +263,12 @@ class NaiveTransport(Transport):
 class _Thread(Attendant):
     """A thread; it cannot be killed."""
 
-    def __init__(self, name, serve):
+    def __init__(self, name: str, serve: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=serve, name=f"synkhronos-{name}", daemon=True)
         self._thread.start()
 
-    def is_alive(self):
+    def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def end(self, grace):
+    def end(self, grace: float) -> None:
         self._thread.join(grace)

@@ -5,11 +5,19 @@ if the process is killed in between. A semaphore in an anonymous mapping needs n
 and disappears with the last process that has the mapping.
 """
 
+from __future__ import annotations
+
 import ctypes
 import errno
 import os
 import time
 from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from synkhronos.stores.memory import SharedMemory
 
 #: The memory of a semaphore. sem_t is smaller on all systems; each gets its own cache line.
 NBYTES = 64
@@ -54,8 +62,12 @@ class Semaphore:
 
     __slots__ = ("post", "try_wait", "_wait")
 
-    def __init__(self, memory=None, array=None, is_new=True):
-        place = ctypes.byref(_PLACE.from_buffer(memory.allocate(NBYTES) if array is None else array))
+    def __init__(
+        self, memory: SharedMemory | None = None, array: np.ndarray | None = None, is_new: bool = True
+    ) -> None:
+        if array is None:
+            array = memory.allocate(NBYTES)  # type: ignore[union-attr]  # one of the two is given
+        place = ctypes.byref(_PLACE.from_buffer(array))  # type: ignore[arg-type]  # NumPy has no hint
         if is_new and _BLOCKING.sem_init(place, 1, 0):
             raise _error("sem_init")
         self.post = partial(_NON_BLOCKING.sem_post, place)
@@ -63,7 +75,7 @@ class Semaphore:
         function, *clock = _WAIT
         self._wait = partial(function, place, *clock)
 
-    def wait(self, seconds):
+    def wait(self, seconds: float) -> bool:
         """Decrement it. Return False after `seconds`, or if a signal handler must run."""
         fraction, whole = _modf(time.clock_gettime(_CLOCK) + seconds)
         if not self._wait(ctypes.byref(_Time(whole, fraction))):
@@ -72,18 +84,18 @@ class Semaphore:
             return False
         raise _error("sem_wait")
 
-    def drain(self):
+    def drain(self) -> None:
         """Set it to zero."""
         while not self.try_wait():
             pass
 
 
-def _modf(seconds):
+def _modf(seconds: float) -> tuple[int, int]:
     """Return nanoseconds and whole seconds."""
     whole = int(seconds)
     return int((seconds - whole) * 1e9), whole
 
 
-def _error(name):
+def _error(name: str) -> OSError:
     code = ctypes.get_errno()
     return OSError(code, os.strerror(code), name)

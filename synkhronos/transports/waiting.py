@@ -12,8 +12,11 @@ puts the process on the core of the waker, where it has to wait. It also does no
 ran within the last half millisecond. So a woken rank leaves the waker's core by itself.
 """
 
+from __future__ import annotations
+
 import os
 import time
+from typing import Callable
 
 SHARE = 0.25
 SHORTEST = 2e-4  # seconds
@@ -47,12 +50,14 @@ class Patience:
         commands is the whole last command, whatever waits there were inside it.
     """
 
-    def __init__(self, inside=None, leave_core=lambda: False):
+    def __init__(
+        self, inside: Patience | None = None, leave_core: Callable[[], bool] = lambda: False
+    ) -> None:
         self.fraction = 1.0
         self.resumed = time.monotonic()
         self._inside, self._leave_core = inside, leave_core
 
-    def resume(self):
+    def resume(self) -> float:
         """Note that a wait has ended; return the time."""
         self.resumed = now = time.monotonic()
         if self._inside is not None:
@@ -60,16 +65,23 @@ class Patience:
         return now
 
     @staticmethod
-    def limit(worked):
+    def limit(worked: float) -> float:
         """Return the limit, in seconds, after `worked` seconds of work."""
         return min(max(SHARE * worked, SHORTEST), LONGEST)
 
-    def poll(self, try_wait, began, worked, when_idle=None):
+    def poll(
+        self,
+        try_wait: Callable[[], int],
+        began: float,
+        worked: float,
+        when_idle: Callable[[], None] | None = None,
+    ) -> bool:
         """Poll until ``try_wait()`` returns 0, and note the time, or until the limit is reached.
 
         Parameters
         ----------
         try_wait : callable
+            Decrements the semaphore and returns 0, or returns another number if it is zero.
         began : float
             The start of the wait, by ``time.monotonic``.
         worked : float
@@ -91,7 +103,7 @@ class Patience:
                     if self._inside is not None:
                         self._inside.resumed = now
                     return True
-            if is_cold:
+            if is_cold and when_idle is not None:
                 is_cold = False
                 when_idle()
             now = time.monotonic()
@@ -102,16 +114,16 @@ class Patience:
             # Other threads may need the interpreter, and other processes this core.
             os.sched_yield()
 
-    def learn(self, worked, waited, has_core=True):
+    def learn(self, worked: float, waited: float, has_core: int = True) -> None:
         """Adjust the limit after a wait of this duration in which polling failed, and the rank slept.
 
         Parameters
         ----------
         worked, waited : float
             Seconds.
-        has_core : bool
-            Whether there is a core for each rank. If another rank was on this rank's core nevertheless,
-            the wait was longer than it would otherwise have been.
+        has_core : int
+            1 if there is a core for each rank, else 0. If another rank was on this rank's core
+            nevertheless, the wait was longer than it would otherwise have been.
         """
         if has_core and self._leave_core():
             self.fraction = AFTER_MOVE

@@ -36,9 +36,9 @@ class Command(ABC):
     Attributes
     ----------
     is_like_serial : bool
-        Whether it can be run on one rank alone to compare what it does.
+        Whether it can be run on one rank alone, to compare the results.
     takes_master : bool
-        Whether what it changes depends on the master's values only.
+        Whether its changes depend on the master's values only.
     """
 
     is_like_serial = takes_master = False
@@ -71,24 +71,24 @@ class Command(ABC):
     def prepare(self, here: Here) -> Callable[[Any], Any]:
         """Return a function that runs the command on this rank again and again, each time with a change.
 
-        What it keeps is valid until `Plans.forget_prepared`.
+        The prepared state is valid until `Plans.forget_prepared`.
         """
         return lambda change: self.changed(change).run(here)
 
     @property
     def plain(self) -> Command:
-        """The command without what observes it."""
+        """The command without its observers."""
         return self
 
     def exact(self) -> Command:
-        """Return the command without what makes its results depend on former ones, or inexact."""
+        """Return the command without wire formats and state of former runs."""
         return self
 
     def rehearse(self, here: Here, change: Any = None) -> None:  # noqa: B027
         """Do the steps of `run` before it computes: nothing changes, and nothing is waited for."""
 
     def describe(self, here: Here) -> str:
-        """Return what the command does, in a few words, for the log."""
+        """Return a few words about the command, for the log."""
         return type(self).__name__
 
 
@@ -103,7 +103,7 @@ class Received(Command):
 
     def rehearse(self, here: Here, change: Any = None) -> None:
         if type(self._sent) is list:
-            for one in self._sent[:1]:  # the first one's work empties the caches again
+            for one in self._sent[:1]:  # the first command's work empties the caches again
                 Received(one).rehearse(here)
         elif type(self._sent) is tuple:
             number, change, *_ = self._sent
@@ -119,7 +119,7 @@ class Received(Command):
 
 
 class Plans:
-    """The plans that a rank has been sent, by number, and what it has prepared to run them."""
+    """The plans that a rank has been sent, by number, and the functions it has prepared to run them."""
 
     def __init__(self) -> None:
         self._commands: dict[int, Command] = {}
@@ -145,7 +145,7 @@ class Plans:
             self._prepared.pop(number, None)
 
     def forget_prepared(self) -> None:
-        """Free what was prepared: the store, a function or a variable is about to be freed."""
+        """Free the prepared functions: the store, a function or a variable is about to be freed."""
         self._prepared.clear()
 
     def __len__(self) -> int:
@@ -157,11 +157,10 @@ class Here:
 
     Attributes
     ----------
-    transport : Transport
-    store : Store
-    comm : Communicator
-    engine : Engine
+    transport, store, comm, engine : Transport, Store, Communicator, Engine
+        The implementations that this rank uses.
     rank, size, master_rank : int
+        This rank, the number of ranks, and the rank of the master.
     functions : dict of Replica
         This rank's replicas of functions, by number.
     shareds : mapping of shared variables
@@ -177,7 +176,7 @@ class Here:
     device : str
         The name of this rank's device.
     wires : dict
-        What this rank keeps of reductions in wire formats, by the number of the variable and the format.
+        The state of reductions in wire formats, by the number of the variable and the format.
     plans : Plans
         The plans that this rank has been sent.
     restarts : int
@@ -220,7 +219,7 @@ class Here:
         return self.transport.distance
 
     def wire(self, number: int, wire: Any, shape: Sequence[int]) -> Wire:
-        """Return what this rank keeps of reductions of a shared variable in a wire format."""
+        """Return this rank's state of reductions of a shared variable in a wire format."""
         pieces = self.pieces(number, shape)
         kept = self.wires.get((number, wire))
         if kept is None or kept[0] != pieces:
@@ -235,7 +234,7 @@ class Here:
     def keep_replicas(self) -> None:
         """Keep replicas alive until the master sends a command to drop them.
 
-        What a forked worker has inherited of the master's preparations is the master's.
+        Prepared functions that a forked worker has inherited are the master's.
         """
         self.plans.forget_prepared()
         self.functions, self.shareds = dict(self.functions), dict(self.shareds)
@@ -257,7 +256,7 @@ class Here:
         is_copied = isinstance(source, np.ndarray) and type(rows) is not range
         return self.engine.take(source, rows, self._buffer(key, source, rows) if is_copied else None)
 
-    def _buffer(self, key, source, rows, axis=0):
+    def _buffer(self, key: tuple, source: Any, rows: Rows, axis: int = 0) -> np.ndarray:
         """Return an array for a copy of rows, along its first axis."""
         shape = (len(rows), *source.shape[:axis], *source.shape[axis + 1 :])
         size = math.prod(shape)
@@ -267,7 +266,7 @@ class Here:
         return buffer[:size].reshape(shape)
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Free what this rank keeps for functions and shared variables that were dropped."""
+        """Free this rank's state of functions and shared variables that were dropped."""
         numbers = set(numbers)
         for by_number in (self.rows, self.peers):
             for number in numbers & by_number.keys():
@@ -275,7 +274,7 @@ class Here:
         for by_key in (self.wires, self._buffers):  # each key starts with a number
             for key in [key for key in by_key if key[0] in numbers]:
                 del by_key[key]
-        self.plans.forget_prepared()  # it may refer to these
+        self.plans.forget_prepared()  # they may refer to these
 
     def communicator(self, nccl: bool) -> Communicator:
         """Return the communicator to use: NCCL if it is available and allowed."""
@@ -327,13 +326,13 @@ class Here:
         return sent.run(self)
 
     def rehearse(self) -> None:
-        """Read the last command again, up to where it computes, while there is no other one.
+        """Read the last command again, up to where it computes, while there is no other command.
 
-        The next command is often like it, and its steps are in the processor's caches then. Nothing is
-        done while this rank's steps are measured.
+        The next command is often like it, and finds its steps in the processor's caches. Nothing is done
+        while this rank's steps are measured.
         """
         if self._succeeded is not None and self.log is None:
-            with suppress(Exception):  # the command itself will report what is wrong
+            with suppress(Exception):  # running the command will report what is wrong
                 Received(pickle.loads(self._succeeded)).rehearse(self)
 
     def failure(self, error: Exception) -> bytes:

@@ -1,6 +1,6 @@
 """Plans: commands that are run again and again. Every rank is sent a plan once, and prepares it once.
 
-Later runs send the number of the plan, and in what they differ from it: the rows of a call, for example.
+Later runs send the number of the plan, and a change: the rows of a call, for example.
 The sent form of a command is one of these:
 
 =============================  ==============================================================
@@ -34,7 +34,9 @@ class Plan(Command):
     Parameters
     ----------
     registry : Registry
+        The registry that numbers it.
     command : Command
+        The command that is sent.
     """
 
     change: Any = None  # as in `ChangedPlan`
