@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, FrozenSet, Iterable, Mapping, Sequence, Tuple
 
 from synkhronos._text import listed
 from synkhronos._typing import SharedVariable
 from synkhronos.world.world import World
 
 _HARMLESS = 8  # values set on the master without effect after which they are no longer tracked
+
+#: Whether new values are computed from rows, and the numbers of the variables they are computed from
+_Source = Tuple[bool, FrozenSet[int]]
 
 
 class Agreement:
@@ -63,9 +66,9 @@ class Agreement:
         self.suspected: dict[int, Any] = {}
         self.reported: set[int] = set()
         self.stale: set[int] = set()
-        self.sources: dict[int, set[tuple[bool, frozenset[int]]]] = {}
-        self.readers: dict[int, weakref.WeakSet] = {}
-        self.updaters: dict[int, weakref.WeakSet] = {}
+        self.sources: dict[int, set[_Source]] = {}
+        self.readers: dict[int, weakref.WeakSet[Any]] = {}
+        self.updaters: dict[int, weakref.WeakSet[Any]] = {}
         self._harmless: dict[int, int] = {}
         self._world: weakref.ref[World] | None = None
 
@@ -113,7 +116,7 @@ class Agreement:
                 for number in dropped & group.keys():
                     del group[number]
 
-    def _without(self, dropped, number, source):
+    def _without(self, dropped: set[int], number: int, source: _Source) -> _Source:
         """Return a source of a variable without dropped ones; what follows from these is kept."""
         from_rows, shareds = source
         gone = shareds & dropped - {number}
@@ -147,7 +150,7 @@ class Agreement:
             for one in shareds - seen - (self.combined - self.stale)
         )
 
-    def _differs(self, number, seen):
+    def _differs(self, number: int, seen: frozenset[int]) -> bool:
         return number not in self.combined and self.differs_by_calls(number, seen)
 
     def equalized(self, numbers: Sequence[int]) -> None:
@@ -208,7 +211,7 @@ class Agreement:
             world.here.engine.notice_writes(shared, functools.partial(_notice, self._world, number))
 
 
-def _notice(reference, number):
+def _notice(reference: weakref.ref[World], number: int) -> None:
     world = reference()
     # Variables that are not replicated yet will be replicated with the new value.
     if world is None or world.closed or number >= world.registry.replicated:

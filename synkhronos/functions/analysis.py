@@ -6,7 +6,7 @@ from typing import Any, Collection, Sequence
 
 from synkhronos._errors import warn
 from synkhronos._typing import Compiled, SharedVariable, Variable
-from synkhronos.engines.base import BOUND, Analysis, Engine, name_of
+from synkhronos.engines.base import BOUND, Analysis, Dependence, Engine, name_of
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.signature import Input
 from synkhronos.world.world import World
@@ -143,7 +143,7 @@ def check_recurrence(
     )
 
 
-def _of_input(one):
+def _of_input(one: Input) -> tuple[str, str]:
     name, other = name_of(one.variable), 0 if one.axis else 1
     remedy = "If every rank shall have all of it, give it in bcast_inputs"
     if one.type.ndim > 1:
@@ -179,7 +179,7 @@ def collectives_in(
     }
 
 
-def _has_rows(inputs, dependence):
+def _has_rows(inputs: Sequence[Input], dependence: Dependence) -> bool:
     """Whether a value depends on the rows of a rank other than through collectives."""
     return any(
         position >= len(inputs) or inputs[position].axis is not None

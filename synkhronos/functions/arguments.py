@@ -67,7 +67,7 @@ def match(
     ]
 
 
-def _fill(world, function, values):
+def _fill(world: World, function: Any, values: list[Any]) -> list[Any]:
     """Use the bound data, or the default value, of each input for which the call gives no value."""
     for position, one in enumerate(function.inputs):
         if values[position] is MISSING:
@@ -88,7 +88,7 @@ def default_of(one: Input) -> Any:
     return MISSING if one.value is None else one.value
 
 
-def _check_data(world, value, one):
+def _check_data(world: World, value: Data, one: Input) -> Data:
     if value._world is not world:
         raise ClosedError(f"{one.label}: the processes of this Data were closed")
     kind = one.type
@@ -133,7 +133,7 @@ def whole(values: Sequence[Any]) -> list[Any]:
     return [value.data if type(value) is Data else value for value in values]
 
 
-def _check_extents(shape, one):
+def _check_extents(shape: tuple[int, ...], one: Input) -> None:
     for axis, extent in one.fixed.items():
         if shape[axis] != extent:
             raise TypeError(f"{one.label}: expected extent {extent} on axis {axis}, got shape {shape}")
@@ -241,13 +241,15 @@ def check_indices(subset: Sequence[int], n_outputs: int, form: list[str] | bool)
     return [int(index) for index in indices]
 
 
-def _index_of_key(keys, key):
+def _index_of_key(keys: list[str], key: Any) -> Any:
     if isinstance(key, str) and key not in keys:
         raise IndexError(f"output_subset: expected keys of {keys}, got {key!r}")
     return keys.index(key) if isinstance(key, str) else key
 
 
-def _check_master_takes_part(world, function, n_rows, subset, num_slices):
+def _check_master_takes_part(
+    world: World, function: Any, n_rows: int, subset: Sequence[int] | None, num_slices: int
+) -> None:
     modes = function.replica.output_modes
     if function.replica.uses_master:
         _check_master_has_rows(world, function, n_rows, num_slices)
@@ -261,7 +263,7 @@ def _check_master_takes_part(world, function, n_rows, subset, num_slices):
             )
 
 
-def _check_master_has_rows(world, function, n_rows, num_slices):
+def _check_master_has_rows(world: World, function: Any, n_rows: int, num_slices: int) -> None:
     most, own = (share(n_rows, world.size, rank) for rank in (0, world.master_rank))
     needed = min(num_slices, most[1] - most[0])
     if own[1] - own[0] < needed:
@@ -272,7 +274,7 @@ def _check_master_has_rows(world, function, n_rows, num_slices):
         )
 
 
-def _check_batch_s(world, function, batch_s):
+def _check_batch_s(world: World, function: Any, batch_s: Any) -> list[Batch | None]:
     """Return a list with the rows of each rank, checked as far as possible."""
     if not function.replica.sliceable:
         raise ValueError(f"{function!r}: batch_s was given, but there are no sliceable_shareds")
@@ -292,7 +294,7 @@ def _check_batch_s(world, function, batch_s):
     return batches
 
 
-def _check_rows_exist(world, function, batches):
+def _check_rows_exist(world: World, function: Any, batches: Sequence[Batch | None]) -> None:
     """Check that row numbers exist. Only the ranks know their own lengths."""
     replicate(world)
     lengths = world.run(_SliceableLengths(function.replica.sliceable))
@@ -304,8 +306,8 @@ def _check_rows_exist(world, function, batches):
 class _SliceableLengths(Command):
     """Return the number of rows of this rank's replicas."""
 
-    def __init__(self, numbers):
+    def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers = numbers
 
-    def run(self, here):
+    def run(self, here: Here) -> list[int]:
         return [len(here.engine.storage(here.shareds[number])) for number in self.numbers]

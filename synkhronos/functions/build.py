@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Iterable, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -25,6 +25,10 @@ from synkhronos.functions.signature import (
 )
 from synkhronos.functions.window import divide
 from synkhronos.world.world import World, current_world
+
+if TYPE_CHECKING:
+    from synkhronos.engines.base import Engine, Fixed, Windows
+    from synkhronos.functions import signature
 
 Input = Union[Variable, In]
 Output = Union[Variable, Tuple[Variable, Optional[OutputOp]], Out]
@@ -164,7 +168,16 @@ def function(
     return made
 
 
-def _built(engine, inputs, windows, rows, outputs, updates, sliceable, options):
+def _built(
+    engine: Engine,
+    inputs: Sequence[signature.Input],
+    windows: Windows,
+    rows: Mapping[Variable, int],
+    outputs: Sequence[signature.Output],
+    updates: Sequence[tuple[SharedVariable, Any]],
+    sliceable: Sequence[SharedVariable],
+    options: Mapping[str, Any],
+) -> tuple[Compiled, list[Fixed]]:
     """Return the compiled function, and the numbers of rows that are left in its graph."""
     results, updates, givens, fixed = engine.free_rows(
         [one.variable for one in outputs],
@@ -178,13 +191,15 @@ def _built(engine, inputs, windows, rows, outputs, updates, sliceable, options):
     return engine.build(variables, results, updates, givens, sliceable, on_host, **options), fixed
 
 
-def _rows(inputs, windows, sliceable):
+def _rows(
+    inputs: Sequence[signature.Input], windows: Windows, sliceable: Sequence[SharedVariable]
+) -> dict[Variable, int]:
     """Return the variables whose rows are divided among the ranks, and the axis of the rows of each."""
     rows = {one.variable: one.axis for one in inputs if one.axis is not None}
     return {**rows, **windows.divided} or dict.fromkeys(sliceable, 0)
 
 
-def _described(outputs):
+def _described(outputs: Sequence[signature.Output]) -> dict[str, Any]:
     """Return the properties of the outputs that a replica needs."""
     return {
         "output_modes": [one.op for one in outputs],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable, Mapping, NamedTuple
 
 from synkhronos._errors import SynkhronosError
-from synkhronos._typing import SharedVariable
+from synkhronos._typing import Compiled, SharedVariable
 from synkhronos.engines.swap_argument import check_swap
 from synkhronos.functions.agreement import agreement_of, labels
 from synkhronos.functions.compiling import compiling
@@ -13,7 +13,7 @@ from synkhronos.functions.replica import Replica
 from synkhronos.functions.replicate import replicate
 from synkhronos.functions.signature import Input
 from synkhronos.functions.window import Window
-from synkhronos.world.here import Command
+from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World
 
 
@@ -128,7 +128,7 @@ def swapped(
     replica = parts.replica
     name = name or f"{function.name} copy"
 
-    def copied(compiled, without_updates, **options):
+    def copied(compiled: Compiled, without_updates: bool, **options: Any) -> Any:
         own = engine.shareds(compiled)
         of_it = {old: new for old, new in swap.items() if old in own}
         return engine.to_parts(engine.copy(compiled, of_it, without_updates, **options))
@@ -177,7 +177,7 @@ class Duplicate(Command):
     def __init__(self, numbers: Mapping[int, int]) -> None:
         self.numbers = numbers
 
-    def run(self, here):
+    def run(self, here: Here) -> None:
         if not here.is_master:
             for number, new in self.numbers.items():
                 here.shareds[new] = here.engine.duplicate(here.shareds[number])

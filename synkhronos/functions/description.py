@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from synkhronos.arithmetic.operations import GATHER
+
+if TYPE_CHECKING:
+    from synkhronos._typing import SharedVariable
+    from synkhronos.engines.base import InputType
+    from synkhronos.functions.signature import Input
 
 
 def describe(function: Any) -> list[tuple[str, str, str, str]]:
@@ -31,22 +36,22 @@ def describe(function: Any) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def _type(kind):
+def _type(kind: InputType) -> str:
     if kind.format == "object":
         return "object"
     text = f"{kind.dtype}, {kind.ndim} dimension" + "s" * (kind.ndim != 1)
     return text if kind.format == "dense" else f"{kind.format}, {text}"
 
 
-def _split(one):
+def _split(one: Input) -> str:
     return "whole on every rank" if one.axis is None else f"split along axis {one.axis}"
 
 
-def _combination(mode, axis):
+def _combination(mode: str | None, axis: int) -> str:
     if mode is None:
         return "the master's own"
     return f"{GATHER} along axis {axis}" if mode == GATHER else f"{mode} over the ranks"
 
 
-def _name(shared):
+def _name(shared: SharedVariable) -> str:
     return shared.name or str(shared)

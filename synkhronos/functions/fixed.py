@@ -54,7 +54,7 @@ def explained(error: Exception, replica: Replica, n_all: int | None, n_rows: int
     return None
 
 
-def _has_all_rows(text, n_all, n_rows):
+def _has_all_rows(text: str, n_all: int, n_rows: int) -> bool:
     """Whether an operation has failed with operands of all rows beside those of this rank."""
     shapes = _SHAPES.search(text)
     return shapes is not None and {n_all, n_rows} <= set(map(int, re.findall(r"\d+", shapes[1])))

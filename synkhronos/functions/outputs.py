@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Sequence, Tuple
 
 import numpy as np
 
@@ -11,11 +11,14 @@ from synkhronos.arithmetic.operations import GATHER, NUMPY, OPERATIONS
 from synkhronos.functions.packed import NO_ARRAY, unpack
 from synkhronos.world.world import World
 
+#: For each rank, its number of rows, followed by its outputs in the form in which they were sent
+_Results = Sequence[Tuple[Any, ...]]
+
 
 def collect(
     world: World,
     function: Any,
-    results: Sequence[tuple],
+    results: _Results,
     subset: Sequence[int] | None,
 ) -> list[Any]:
     """Return the list of outputs, each reduced over the ranks that had rows.
@@ -41,7 +44,7 @@ def collect(
         mode, first, last = replica.output_modes[index], values[0], values[-1]
         if type(first) is float and type(last) is float and mode != GATHER:
             try:
-                value = OPERATIONS[mode].reduce_floats(values, weights)
+                value: float | np.ndarray | None = OPERATIONS[mode].reduce_floats(values, weights)
             except TypeError:  # another rank has no float
                 value = _of_ranks(world, function, index, values, weights, results)
             outputs.append(np.asarray(value, replica.output_dtypes[index]))
@@ -63,7 +66,7 @@ def in_form(function: Any, values: list[Any], subset: Sequence[int] | None) -> A
     return dict(zip(form if subset is None else [form[index] for index in subset], values))
 
 
-def _of_master(world, function, index, results):
+def _of_master(world: World, function: Any, index: int, results: _Results) -> Sequence[Any]:
     n_rows, *outputs = results[world.master_rank]
     if not n_rows:
         raise ValueError(
@@ -73,16 +76,24 @@ def _of_master(world, function, index, results):
     return outputs
 
 
-def _of_ranks(world, function, index, values, weights, results):
+def _of_ranks(
+    world: World,
+    function: Any,
+    index: int,
+    values: Sequence[Any],
+    weights: Sequence[int],
+    results: _Results,
+) -> np.ndarray | None:
     """Return the output to which the values of the ranks with rows are combined."""
     active = [rank for rank, (n_rows, *_) in enumerate(results) if n_rows]
     if any([value is NO_ARRAY for value in values]):
-        return _check_all_are_none(function, index, values, active)
+        _check_all_are_none(function, index, values, active)
+        return None
     values = [unpack(world.here, value) for value in values]
     return _combine(function, index, values, weights, active, world.master_rank)
 
 
-def _check_all_are_none(function, index, values, active):
+def _check_all_are_none(function: Any, index: int, values: Sequence[Any], active: Sequence[int]) -> None:
     those, others = (
         ", ".join([str(rank) for rank, value in zip(active, values) if (value is NO_ARRAY) == is_none])
         for is_none in (True, False)
@@ -94,7 +105,14 @@ def _check_all_are_none(function, index, values, active):
         )
 
 
-def _combine(function, index, values, weights, active, master):
+def _combine(
+    function: Any,
+    index: int,
+    values: list[Any],
+    weights: Sequence[int],
+    active: Sequence[int],
+    master: int,
+) -> np.ndarray:
     mode = function.replica.output_modes[index]
     shapes = [np.shape(value) for value in values]
     if mode == GATHER:
@@ -123,11 +141,11 @@ def _combine(function, index, values, weights, active, master):
     return operation.reduce_in_pieces(result, values, weights)
 
 
-def _own(value):
+def _own(value: np.ndarray) -> np.ndarray:
     """Return an output of the master as an array that can be written to and returned."""
     fits = value.flags.c_contiguous and value.flags.writeable
     return value if fits else np.array(value, order="C")
 
 
-def _listed(active, shapes):
+def _listed(active: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> str:
     return ", ".join(f"rank {rank}: {shape}" for rank, shape in zip(active, shapes))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import pickle
 import struct
-from typing import Any, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -24,6 +24,10 @@ from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.functions.stages import Stages
 from synkhronos.world.here import Here
+
+if TYPE_CHECKING:
+    from synkhronos.arithmetic.operations import Operation
+    from synkhronos.comms.base import Communicator
 
 _SMALL = 1 << 14  # bytes; arrays up to this size are part of the exchange
 _NUMBERS = struct.Struct("3q")
@@ -93,7 +97,7 @@ class GraphPeers:
         self._headers: dict[_Place, bytes] = {}
         self._stages = Stages(here.store, here.transport.communicator())  # for large arrays
 
-    def __deepcopy__(self, memo: dict) -> GraphPeers:
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphPeers:
         return self  # Theano's DebugMode copies all values
 
     @property
@@ -143,7 +147,7 @@ class GraphPeers:
         """See `synkhronos.engines.base.Peers`."""
         return self._new(np.zeros(array.shape, array.dtype), array)
 
-    def _meet(self, name, number, array, n_rows=0):
+    def _meet(self, name: str, number: int | None, array: Array, n_rows: int = 0) -> list[_Item]:
         """Return the item of each rank, once all have come to this collective."""
         own = _Place(self._function, number, name, tuple(array.shape), array.dtype.str)
         header = self._headers.get(own)
@@ -165,7 +169,7 @@ class GraphPeers:
             )
         return items
 
-    def _read(self, item, own, header):
+    def _read(self, item: bytes, own: _Place, header: bytes) -> _Item:
         length, weight, n_rows = _NUMBERS.unpack_from(item)
         start = _NUMBERS.size + length
         place = own
@@ -177,7 +181,7 @@ class GraphPeers:
             value = np.frombuffer(item, dtype, count, start).reshape(place.shape)
         return _Item(place, weight, n_rows, value)
 
-    def _reduce(self, items, array, op):
+    def _reduce(self, items: Sequence[_Item], array: Array, op: str) -> Array:
         if any([one.place != items[0].place for one in items]):
             raise ValueError(
                 f"all_reduce {op!r}: expected the same shape and dtype on every rank, got "
@@ -200,17 +204,21 @@ class GraphPeers:
             result = self._here.engine.arithmetic.multiply(result, factor)
         return result
 
-    def _reduce_large(self, number, array, operation, weight):
+    def _reduce_large(
+        self, number: int | None, array: Array, operation: Operation, weight: int
+    ) -> Array:
         """Reduce arrays through a communicator."""
 
-        def reduce(own, comm):
+        def reduce(own: Array, comm: Communicator) -> Array:
             if not weight and not operation.weighted:
                 own[...] = operation.neutral(own.dtype)
             return comm.all_reduce([own], operation.name, weight)[0]
 
         return self._on_copy(reduce, number, array)
 
-    def _on_copy(self, collective, number, array):
+    def _on_copy(
+        self, collective: Callable[[Array, Communicator], Array], number: int | None, array: Array
+    ) -> Array:
         """Return the result of a collective on a copy of an array; NumPy arrays use a stage."""
         if not isinstance(array, np.ndarray):
             return collective(array.copy("C"), self._here.comm)
@@ -219,7 +227,7 @@ class GraphPeers:
         result = collective(stage.array, stage.comm)
         return stage.lend() if result is stage.array else result
 
-    def _new(self, value, like):
+    def _new(self, value: np.ndarray, like: Array) -> Array:
         """Return a NumPy array converted to the type of another array."""
         return value if isinstance(like, np.ndarray) else self._here.engine.to_device(value)
 
@@ -235,11 +243,11 @@ def _plain(op: str, weights: Sequence[int], own: int) -> tuple[str, float, bool]
     return op, 1, False
 
 
-def _all_are_sent(items):
+def _all_are_sent(items: Sequence[_Item]) -> bool:
     return all([one.value is not None for one in items])
 
 
-def _specs(items):
+def _specs(items: Sequence[_Item]) -> str:
     places = [one.place for one in items]
     return ", ".join(
         f"rank {rank}: {np.dtype(one.dtype)} {one.shape}" for rank, one in enumerate(places)

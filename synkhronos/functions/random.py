@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Mapping
 
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.world.entry import in_turn
-from synkhronos.world.here import Command
+from synkhronos.world.here import Command, Here
 from synkhronos.world.world import current_world
 
 
 class _Reseed(Command):
     """Set random streams to the states of the master, advanced to this rank's own substreams."""
 
-    def __init__(self, states):
+    def __init__(self, states: Mapping[int, Any]) -> None:
         self.states = states  # by the number of the shared variable
 
-    def run(self, here):
+    def run(self, here: Here) -> None:
         if here.is_master:
             return
         for number, state in self.states.items():

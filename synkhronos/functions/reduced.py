@@ -55,7 +55,9 @@ def reduce_in_place(
     return values
 
 
-def _check_arrays(here, modes, values, indices):
+def _check_arrays(
+    here: Here, modes: Sequence[str | None], values: Sequence[Any], indices: Sequence[int]
+) -> None:
     """Raise if an operation has returned None, as the other ranks may have an array to reduce."""
     for index, mode, value in zip(indices, modes, values):
         if value is None and mode in OPERATIONS:

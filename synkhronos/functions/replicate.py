@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from typing import Any, Iterator
+from typing import TYPE_CHECKING, Any, Iterator, Mapping
 
 import numpy as np
 
@@ -23,8 +23,12 @@ from synkhronos.stores.handle import Handle
 from synkhronos.stores.required_rows import Need
 from synkhronos.world import generators
 from synkhronos.world.entry import in_turn
-from synkhronos.world.here import Command
+from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World, current_world
+
+if TYPE_CHECKING:
+    from synkhronos._typing import Buffer, SharedVariable
+    from synkhronos.functions.replica import Replica
 
 
 class Sending:
@@ -62,10 +66,10 @@ class Replicate(Command):
         self.streams = streams
         self.fingerprints = fingerprints
 
-    def needs(self, ranks, size):
+    def needs(self, ranks: range, size: int) -> list[Need]:
         return [] if self.payload is None else [Need(self.payload)]
 
-    def run(self, here):
+    def run(self, here: Here) -> None:
         if self.payload is not None and not here.is_master:
             replicas, shareds = here.engine.loads(here.store.get(self.payload), here.shareds)
             here.functions.update((replica.number, replica) for replica in replicas)
@@ -86,7 +90,7 @@ def replicate(world: World) -> None:
             _replicate(world)
 
 
-def _replicate(world):
+def _replicate(world: World) -> None:
     here, registry = world.here, world.registry
     functions, shareds = registry.new_functions(), registry.new_shareds()
     if world.started and not functions and not shareds:
@@ -110,12 +114,14 @@ def _replicate(world):
     registry.mark_replicated([*shareds, *(replica.number for replica in replicas)])
 
 
-def _command(world, payload, streams):
+def _command(world: World, payload: Handle | None, streams: list[int]) -> Replicate:
     are_new = not world.registry.replicated
     return Replicate(payload, streams, generators.fingerprints() if are_new else None)
 
 
-def _send(world, replicas, shareds, streams):
+def _send(
+    world: World, replicas: list[Replica], shareds: Mapping[int, SharedVariable], streams: list[int]
+) -> None:
     """Send functions to workers that are running; those that cannot be sent are left out."""
     known = dict(world.registry.numbers)
     for shared in shareds.values():
@@ -130,14 +136,20 @@ def _send(world, replicas, shareds, streams):
     world.here.engine.after_replication()
 
 
-def _send_pickle(world, replicas, shareds, known, streams):
+def _send_pickle(
+    world: World,
+    replicas: list[Replica],
+    shareds: Mapping[int, SharedVariable],
+    known: Mapping[SharedVariable, int],
+    streams: list[int],
+) -> None:
     with _stored(world, _pickle(world, replicas, shareds, known)) as payload:
         heap.trim()  # of the pickle, which may be large
         world.run(_command(world, payload, streams))
 
 
 @contextlib.contextmanager
-def _stored(world, pickled):
+def _stored(world: World, pickled: Buffer) -> Iterator[Handle]:
     """Yield a handle to a copy of a pickle in the store, whose memory is returned after the block."""
     store = world.here.store
     payload = store.put(np.frombuffer(pickled, np.uint8))
@@ -149,11 +161,16 @@ def _stored(world, pickled):
         store.trim()
 
 
-def _pickle(world, replicas, shareds, known):
+def _pickle(
+    world: World,
+    replicas: list[Replica],
+    shareds: Mapping[int, SharedVariable],
+    known: Mapping[SharedVariable, int],
+) -> Buffer:
     """Return a pickle of replicas and shared variables, without replicas that cannot be sent."""
     engine, unsent = world.here.engine, world.registry.unsent
 
-    def sent():
+    def sent() -> list[Replica]:
         return [replica for replica in replicas if replica.number not in unsent]
 
     try:
@@ -166,7 +183,9 @@ def _pickle(world, replicas, shareds, known):
         return engine.dumps((sent(), shareds), known)
 
 
-def _find_unpicklable(world, replicas, known):
+def _find_unpicklable(
+    world: World, replicas: list[Replica], known: Mapping[SharedVariable, int]
+) -> None:
     for replica in replicas:
         try:
             world.here.engine.dumps(replica, known)
@@ -180,13 +199,13 @@ def _find_unpicklable(world, replicas, known):
 class _TryToLoad(Command):
     """Load a pickle of a function and discard it; return why this rank cannot load it, or None."""
 
-    def __init__(self, payload):
+    def __init__(self, payload: Handle) -> None:
         self.payload = payload
 
-    def needs(self, ranks, size):
+    def needs(self, ranks: range, size: int) -> list[Need]:
         return [Need(self.payload)]
 
-    def run(self, here):
+    def run(self, here: Here) -> str | None:
         if here.is_master:
             return None
         try:
@@ -198,7 +217,7 @@ class _TryToLoad(Command):
         return None
 
 
-def _find_unloadable(world, replicas, known):
+def _find_unloadable(world: World, replicas: list[Replica], known: Mapping[SharedVariable, int]) -> bool:
     """Find the functions that a worker cannot load; return whether there are any."""
     unsent = world.registry.unsent
     before = len(unsent)

@@ -139,7 +139,7 @@ def parse_inputs(engine: Engine, inputs: Any, bcast_inputs: Any, downcast: bool 
     return parsed
 
 
-def _parse_input(engine, what, given):
+def _parse_input(engine: Engine, what: str, given: Any) -> Input:
     try:
         wrapped = given if type(given) is In else engine.unwrap_input(given)
         variable = given if wrapped is None else wrapped.variable
@@ -186,7 +186,8 @@ def parse_outputs(engine: Engine, outputs: Any) -> tuple[list[Output], list[str]
     return [_parse_output(engine, f"outputs[{i}]", one) for i, one in enumerate(each)], listed
 
 
-def _parse_output(engine, where, output):
+def _parse_output(engine: Engine, where: str, output: Any) -> Output:
+    mode: str | None
     variable, mode, axis = output, "avg", 0
     if isinstance(output, tuple):
         if len(output) != 2:
@@ -209,7 +210,7 @@ def _parse_output(engine, where, output):
         raise TypeError(f"{where}: {error}") from error
     op, over_cpu = parse_output_mode(mode)
     stated = isinstance(output, (tuple, Out))
-    if not stated and not OPERATIONS[op].is_defined_for(kind.dtype):
+    if not stated and not OPERATIONS["avg"].is_defined_for(kind.dtype):
         raise TypeError(
             f"{where} ({variable}): outputs are averaged by default ('avg'), which is not defined "
             f"for dtype {kind.dtype}; if it has an item for each row, give it as (output, 'gather'); "

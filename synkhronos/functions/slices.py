@@ -7,12 +7,16 @@ fewer rows than slices computes one row again; its result is ignored.
 from __future__ import annotations
 
 import struct
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 from synkhronos.arithmetic.operations import Accumulator
 from synkhronos.arithmetic.partition import share
 from synkhronos.functions.columns import Bound, Column
 from synkhronos.world.here import Here
+
+if TYPE_CHECKING:
+    from synkhronos._typing import SharedVariable
+    from synkhronos.functions.replica import Replica
 
 _COUNTS = struct.Struct("qq")
 
@@ -32,7 +36,7 @@ class Slices:
     """
 
     def __init__(
-        self, call: Any, here: Here, replica: Any, columns: Sequence[Column | Bound], n_rows: int
+        self, call: Any, here: Here, replica: Replica, columns: Sequence[Column | Bound], n_rows: int
     ) -> None:
         self._call, self._here, self._replica = call, here, replica
         self._columns, self._n_rows = columns, n_rows
@@ -70,7 +74,9 @@ class Slices:
         dtypes = call.chosen(replica.output_dtypes) if self._n_rows else ()
         return [accumulator.result(dtype) for accumulator, dtype in zip(outputs, dtypes)]
 
-    def _accumulators(self, updates):
+    def _accumulators(
+        self, updates: Sequence[tuple[int, SharedVariable, str | None]]
+    ) -> tuple[list[Accumulator], list[Accumulator]]:
         """Return what accumulates the outputs, and the new values of updated variables."""
         call, replica, most = self._call, self._replica, self._call.num_slices
         arithmetic, numbers = self._here.engine.arithmetic, range(len(replica.output_modes))
@@ -87,10 +93,11 @@ class Slices:
         ]
         return outputs, news
 
-    def _each(self):
+    def _each(self) -> Iterator[tuple[int, int, list[Column | Bound]]]:
         """Yield, for each slice, the rows of this rank, of all ranks that meet, and the columns."""
         # No more slices than rows; if sliceable variables differ in length, the shortest counts.
         shortest = min([len(column.rows) for column in self._columns if column.rows is not None])
+        by_rank: Sequence[int]
         n_slices, by_rank = min(self._call.num_slices, max(shortest, 1)), [self._n_rows]
         if self._replica.has_collectives and self._here.size > 1:
             told = self._here.transport.exchange(_COUNTS.pack(n_slices, self._n_rows))
@@ -111,5 +118,5 @@ def distinct(values: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _is_among(value, others):
+def _is_among(value: Any, others: Sequence[Any]) -> bool:
     return any([value is other for other in others])

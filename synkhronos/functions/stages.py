@@ -47,7 +47,7 @@ class _Borrower:
 
     __slots__ = ("_owner", "__array_interface__", "__weakref__")
 
-    def __init__(self, array):
+    def __init__(self, array: np.ndarray) -> None:
         self._owner, self.__array_interface__ = array, array.__array_interface__
 
 

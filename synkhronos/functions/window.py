@@ -109,7 +109,13 @@ def divide(
     return windows, Window(lengths, positions, names, [one.label for one in split])
 
 
-def _check_nothing_is_wrong(world, whole, index, outputs, news):
+def _check_nothing_is_wrong(
+    world: World,
+    whole: Sequence[Variable],
+    index: Sequence[Input],
+    outputs: Sequence[Output],
+    news: Sequence[Any],
+) -> None:
     """Say that nothing is divided although `whole` depend on an index; raise if that is wrong."""
     results = [*(one.variable for one in outputs), *news]
     are_used = world.here.engine.are_computed_from(results, whole)

@@ -9,7 +9,7 @@ own.
 from __future__ import annotations
 
 import functools
-from typing import Any, Hashable, Mapping
+from typing import Any, Hashable, Mapping, Sequence
 
 from synkhronos._errors import MismatchError, WorldBrokenError, warn
 from synkhronos.functions.agreement import agreement_of
@@ -58,10 +58,10 @@ class Verification:
         else:
             self._verify([Called(function, command)], 0)
 
-    def _before_block(self, command, commands):
+    def _before_block(self, command: Command, commands: Sequence[Command]) -> None:
         self._verify(*calls_until(self._world, commands, command, bool(self._reduced)))
 
-    def _kind(self, command):
+    def _kind(self, command: CallFunction) -> Hashable:
         return self._world.size, command.options
 
     def add(self, variables: Mapping[int, str], is_doubtful: bool) -> None:
@@ -71,7 +71,7 @@ class Verification:
         """
         self._reduced, self._is_reported = dict(variables), is_doubtful
 
-    def _verify(self, called, place):
+    def _verify(self, called: Sequence[Called], place: int) -> None:
         """Compare calls that are about to be made, and warn if they differ, or raise an error."""
         self._done.add(self._kind(called[place].command))
         if not all([one.command.is_like_serial for one in called]):
@@ -88,7 +88,7 @@ class Verification:
             raise MismatchError(text, [one.what for one in found.complaints])
         warn(text)
 
-    def _found(self, called, place):
+    def _found(self, called: Sequence[Called], place: int) -> SerialComparison | None:
         """Return the comparison; None if nothing can be compared, or nothing differs beyond rounding."""
         few = _on_few_rows(self._world, called)
         try:
@@ -106,7 +106,7 @@ class Verification:
             logger.info("not verified: %s: %s", type(error).__name__, error)
             return None
 
-    def _compared_on(self, called, place):
+    def _compared_on(self, called: Sequence[Called], place: int) -> SerialComparison | None:
         calls = Calls(self._world, called)
         compared = self._comparable(calls, place)
         if not compared.outputs and not compared.variables:
@@ -116,11 +116,11 @@ class Verification:
         found.forgive_rounding()
         return None if found.is_stale else found
 
-    def _comparable(self, calls, place):
+    def _comparable(self, calls: Calls, place: int) -> ToCompare:
         """Leave out what depends on random numbers, or on variables that differ by rank on purpose."""
         different = agreement_of(self._world).different
 
-        def is_same(sources):
+        def is_same(sources: set[int]) -> bool:
             return not sources & different
 
         outputs, reduced = self._compared.outputs, set()
@@ -139,7 +139,7 @@ class Verification:
         )
 
 
-def _on_few_rows(world, called):
+def _on_few_rows(world: World, called: Sequence[Called]) -> list[Called]:
     """Return the calls on rows that take less time than the calls themselves."""
     engine, size = world.here.engine, world.size
     lengths = [len(one.command.rows) for one in called if _rows_of(one.command) is not None]

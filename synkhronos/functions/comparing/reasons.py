@@ -167,5 +167,5 @@ def combined(
     return OPERATIONS[op].reduce(values, weights)
 
 
-def _equals(value, serial, allows):
+def _equals(value: np.ndarray | None, serial: np.ndarray, allows: _Allows) -> bool:
     return value is not None and value.shape == serial.shape and allows(value, serial)

@@ -25,7 +25,7 @@ def samples(here: Here, numbers: Sequence[int]) -> list[tuple[Any, np.ndarray]]:
     return [_sample(here, number, len(numbers)) for number in numbers]
 
 
-def _sample(here, number, n_samples):
+def _sample(here: Here, number: int, n_samples: int) -> tuple[Any, np.ndarray]:
     array = here.engine.storage(here.shareds[number])
     if array is None:  # an operation has returned None for its update
         return None, np.zeros(0)
@@ -48,7 +48,7 @@ class Observed(Command):
 
     def __init__(
         self,
-        look: Callable[[Here, Sequence[int]], list],
+        look: Callable[[Here, Sequence[int]], list[Any]],
         before: Sequence[int],
         call: Command | None = None,
         after: Sequence[int] = (),
@@ -62,7 +62,7 @@ class Observed(Command):
     def needs(self, ranks: range, size: int) -> Iterable[Need]:
         return () if self.call is None else self.call.needs(ranks, size)
 
-    def run(self, here: Here) -> tuple:
+    def run(self, here: Here) -> tuple[Any, list[Any], list[Any]]:
         """Return what the call returns, and what was seen before and after it."""
         before = self.look(here, self.before)
         returned = None if self.call is None else self.call.run(here)

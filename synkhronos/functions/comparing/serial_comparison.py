@@ -10,14 +10,14 @@ from synkhronos import _html
 from synkhronos._checks import check_number
 from synkhronos._errors import MismatchError
 from synkhronos._typing import SharedVariable
-from synkhronos.arithmetic.comparison import Tolerance, difference
+from synkhronos.arithmetic.comparison import Difference, Tolerance, difference
 from synkhronos.arithmetic.operations import GATHER
 from synkhronos.functions.agreement import agreement_of, label, labels
 from synkhronos.functions.analysis import analysis_of, has_rows, suspects_of
 from synkhronos.functions.call import CallFunction
 from synkhronos.functions.comparing import reasons
 from synkhronos.functions.comparing.replicas import find_different
-from synkhronos.functions.comparing.trial_runs import Called, Calls, OnOneRank, called
+from synkhronos.functions.comparing.trial_runs import ByRank, Called, Calls, OnOneRank, called
 from synkhronos.functions.replicate import replicate
 from synkhronos.world.here import Command
 from synkhronos.world.world import World
@@ -87,7 +87,7 @@ class Complaint(NamedTuple):
     how: str
     why: Callable[[], reasons.Reason]
     value: np.ndarray | None
-    find: Callable[[OnOneRank], np.ndarray]
+    find: Callable[[OnOneRank], Any]
 
 
 def tolerance_of(world: World, calls: Calls, rtol: float | None = None, atol: float = 0.0) -> Tolerance:
@@ -163,7 +163,7 @@ class SerialComparison:
         perturbed = self._calls.on_one_rank(list(self._compared.variables), self._most, perturbed=True)
         self.complaints = [one for one in self.complaints if not self._is_rounding(one, perturbed)]
 
-    def _is_rounding(self, complaint, perturbed):
+    def _is_rounding(self, complaint: Complaint, perturbed: OnOneRank) -> bool:
         serial, other = complaint.find(self._on_one_rank), complaint.find(perturbed)
         value = complaint.value
         if value is None or not value.shape == serial.shape == other.shape:
@@ -173,7 +173,7 @@ class SerialComparison:
 
     # What can be compared
 
-    def _can_compare(self, what, sources):
+    def _can_compare(self, what: str, sources: set[int]) -> bool:
         """Note why a result cannot be compared, if it depends on what differs from rank to rank."""
         world, agreement = self._world, agreement_of(self._world)
         if world.size == 1:
@@ -198,7 +198,7 @@ class SerialComparison:
             self._out_of_sync = {*find_different(world, used)}
         return self._out_of_sync
 
-    def _stale(self, sources):
+    def _stale(self, sources: set[int]) -> reasons.Reason | None:
         """Return the reason if replicas already differed before the calls."""
         stale = sorted(sources & self.out_of_sync)
         if not stale:
@@ -210,7 +210,7 @@ class SerialComparison:
 
     # Outputs
 
-    def _compare_output(self, what, position, index):
+    def _compare_output(self, what: str, position: int, index: int) -> None:
         function, command = self._calls.called[position]
         mode = function.output_modes[index]
         place = index if command.subset is None else list(command.subset).index(index)
@@ -232,7 +232,7 @@ class SerialComparison:
         if value is not None and self._agrees(what, value, serial):
             return
 
-        def why():
+        def why() -> reasons.Reason:
             return self._stale(sources) or reasons.of_output(
                 mode,
                 found.values if len(found.values) > 1 else None,
@@ -246,7 +246,9 @@ class SerialComparison:
         find = lambda results: results.outputs[position][place]  # noqa: E731
         self.complaints.append(Complaint(what, how, why, value, find))
 
-    def _compare_no_arrays(self, function, index, what, serial, found):
+    def _compare_no_arrays(
+        self, function: Any, index: int, what: str, serial: np.ndarray | None, found: ByRank
+    ) -> None:
         """Compare an output for which an operation has returned None."""
         are_none = [one is None for one in found.values]
         if any(are_none) and not all(are_none):
@@ -260,10 +262,9 @@ class SerialComparison:
         how = "is not None, but the serial output is"
         if serial is not None:
             how = "is None, but the serial output is not"
-        nothing = lambda *_: reasons.Reason("")  # noqa: E731
-        self.complaints.append(Complaint(what, how, nothing, None, nothing))
+        self.complaints.append(Complaint(what, how, lambda: reasons.Reason(""), None, lambda _: None))
 
-    def _agrees(self, what, value, serial):
+    def _agrees(self, what: str, value: np.ndarray, serial: np.ndarray) -> bool:
         """Whether a value agrees with the serial one; note how much they differ."""
         if value.shape != serial.shape or not self._tolerance.allows(value, serial):
             return False
@@ -273,7 +274,7 @@ class SerialComparison:
 
     # Variables
 
-    def _compare_variable(self, what, number):
+    def _compare_variable(self, what: str, number: int) -> None:
         sources = self._calls.update_sources[number]
         if not self._can_compare(what, sources):
             return
@@ -296,23 +297,27 @@ class SerialComparison:
         find = lambda results: results.news[number]  # noqa: E731
         self.complaints.append(Complaint(what, how, why, master, find))
 
-    def _how_variable_differs(self, values, wrong, serial):
+    def _how_variable_differs(
+        self, values: Sequence[np.ndarray], wrong: Sequence[int], serial: np.ndarray
+    ) -> str:
         same_shape = all(value.shape == serial.shape for value in values)
         how = _largest(values, serial) if same_shape else f"in its shape, serially {serial.shape}"
         if self._is_reduced(values):
             return f"differs {how}"
         return f"the new value differs {how} on rank(s) {', '.join(map(str, wrong))}"
 
-    def _is_reduced(self, values):
+    def _is_reduced(self, values: Sequence[np.ndarray]) -> bool:
         """Whether this is only the value of the master, which all ranks have after a reduction."""
         return len(values) == 1 and self._world.size > 1
 
-    def _why(self, values, weights, serial):
+    def _why(
+        self, values: Sequence[np.ndarray], weights: Sequence[int], serial: np.ndarray
+    ) -> reasons.Reason:
         if self._is_reduced(values):
             return reasons.of_reduced(values[0], serial, self._world.size, self._tolerance.allows)
         return reasons.of_update(values, weights, serial, self._tolerance.allows)
 
-    def _rows_by_rank(self):
+    def _rows_by_rank(self) -> list[int]:
         """Return the numbers of rows of the first call that has outputs, or 1 for each rank."""
         for outputs in self._on_all_ranks.outputs:
             for found in outputs:
@@ -321,7 +326,7 @@ class SerialComparison:
         return [1] * self._world.size
 
 
-def _combined(function, index, found):
+def _combined(function: Any, index: int, found: ByRank) -> np.ndarray | None:
     """Return what a call makes of an output of all ranks; None if it cannot be combined."""
     mode, replica = function.output_modes[index], function.replica
     value = found.values[0]
@@ -330,7 +335,7 @@ def _combined(function, index, found):
     return None if value is None else np.asarray(value, replica.output_dtypes[index])
 
 
-def _how_output_differs(value, serial, found):
+def _how_output_differs(value: np.ndarray | None, serial: np.ndarray, found: ByRank) -> str:
     if value is None:
         shapes = ", ".join([str(one.shape) for one in found.values])
         return f"cannot be combined, as the ranks' values have the shapes {shapes}"
@@ -339,7 +344,7 @@ def _how_output_differs(value, serial, found):
     return f"differs {difference(value, serial)}"
 
 
-def _largest(values, serial):
+def _largest(values: Sequence[np.ndarray], serial: np.ndarray) -> Difference:
     return max((difference(value, serial) for value in values), key=lambda one: one.absolute)
 
 
@@ -377,11 +382,13 @@ def check_commands(
     return _checked(world, function, calls, compared, *tolerances)
 
 
-def _named(world, numbers):
+def _named(world: World, numbers: Iterable[int]) -> dict[int, str]:
     return {number: f"shared variable {label(world, number)}" for number in numbers}
 
 
-def _checked(world, function, calls, compared, rtol, atol):
+def _checked(
+    world: World, function: Any, calls: Calls, compared: ToCompare, rtol: float | None, atol: float
+) -> Comparison:
     found = SerialComparison(world, calls, compared, tolerance_of(world, calls, rtol, atol))
     found.run(everywhere=True)
     if found.complaints:
@@ -390,13 +397,13 @@ def _checked(world, function, calls, compared, rtol, atol):
     return Comparison(found.differences, found.not_compared)
 
 
-def _check_tolerances(rtol, atol):
+def _check_tolerances(rtol: float | None, atol: float | None) -> tuple[float | None, float]:
     """Return the tolerances, or raise if one is not a finite number of at least 0."""
     relative = None if rtol is None else _check_tolerance(rtol, "rtol")
     return relative, 0.0 if atol is None else _check_tolerance(atol, "atol")
 
 
-def _check_tolerance(value, name):
+def _check_tolerance(value: float, name: str) -> float:
     number = check_number(value, f"check: {name}")
     if not 0 <= number < float("inf"):
         raise ValueError(f"check: {name}: expected a finite number, 0 or more, got {value}")

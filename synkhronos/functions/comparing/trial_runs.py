@@ -6,7 +6,7 @@ A rank runs them on copies of what they update, so that its state is then as bef
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -31,6 +31,10 @@ from synkhronos.world import generators
 from synkhronos.world.fuse import FusedCommand
 from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World
+
+if TYPE_CHECKING:
+    from synkhronos._typing import Batch
+    from synkhronos.engines.base import Analysis, Dependence
 
 _ULPS = 4  # by how much `Perturbed` changes a number
 
@@ -74,10 +78,10 @@ class _Single:
 
     rank, size = 0, 1
 
-    def barrier(self):
+    def barrier(self) -> None:
         return
 
-    def exchange(self, item):
+    def exchange(self, item: bytes) -> list[bytes]:
         return [item]
 
 
@@ -115,7 +119,7 @@ class SerialCall(CallFunction):
         made._rows_of = rows_of
         return made
 
-    def _sliceable(self, here, number):
+    def _sliceable(self, here: Here, number: int) -> Column:
         array = self._rows_of[number]
         return Column(array, range(len(array)), 0, (self.number, "shared", number))
 
@@ -159,13 +163,13 @@ class Trial(Command):
     def needs(self, ranks: range, size: int) -> list[Need]:
         return [*self.calls.needs(ranks, size), *map(Need, self.serial.values())]
 
-    def run(self, here: Here) -> tuple:
+    def run(self, here: Here) -> tuple[Any, dict[int, Any]]:
         with without_effects(here, self.updated):
             returned = self.calls.run(here)
             compared = self.compared if here.is_master else self.serial
             return returned, {number: self._new(here, number) for number in compared}
 
-    def _new(self, here, number):
+    def _new(self, here: Here, number: int) -> tuple[Difference | None, np.ndarray | Handle | None]:
         new = here.engine.export(here.shareds[number])
         if here.is_master:
             return None, sampled(new, self.most)
@@ -192,10 +196,12 @@ class SliceableRows(Command):
         At most so many.
     """
 
-    def __init__(self, numbers, batch_s, most):
+    def __init__(
+        self, numbers: Sequence[int], batch_s: Sequence[Batch | None] | None, most: int | None
+    ) -> None:
         self.numbers, self.batch_s, self.most = numbers, batch_s, most
 
-    def run(self, here):
+    def run(self, here: Here) -> list[np.ndarray | Handle]:
         batch = None if self.batch_s is None else self.batch_s[here.rank]
         sent = []
         for number in self.numbers:
@@ -253,7 +259,7 @@ class ByRank(NamedTuple):
         The numbers of rows of these ranks.
     """
 
-    values: list[np.ndarray | None]
+    values: list[Any]
     weights: list[int]
 
 
@@ -313,10 +319,10 @@ class Calls:
             if number not in streams and here.engine.is_tensor(here.shareds[number])
         ]
 
-    def _follow(self, analysis):
+    def _follow(self, analysis: Analysis) -> None:
         numbers, former = self._world.registry.numbers, self.update_sources
 
-        def of(dependence):
+        def of(dependence: Dependence) -> set[int]:
             each = [numbers[shared] for shared in dependence.shareds]
             return set().union(*(former.get(number, {number}) for number in each))
 
@@ -350,13 +356,13 @@ class Calls:
             news = {one: sampled(new, most) for one, new in exported.items()}
         return OnOneRank(outputs, news)
 
-    def _serial(self, command):
+    def _serial(self, command: Any) -> Command:
         replica = self._world.here.functions.get(getattr(command, "number", None))
         if replica is None:
             return command.exact()
         return SerialCall.of(command, self._sliceable_rows(command, replica.sliceable))
 
-    def _sliceable_rows(self, call, numbers):
+    def _sliceable_rows(self, call: CallFunction, numbers: Sequence[int]) -> dict[int, Any]:
         """Return the rows of all ranks of each sliceable variable."""
         if not numbers:
             return {}
@@ -389,7 +395,7 @@ class Calls:
         ]
         return OnAllRanks(outputs, copied)
 
-    def _by_rank(self, results):
+    def _by_rank(self, results: Sequence[tuple[Any, ...]]) -> list[ByRank]:
         """Return the outputs of a call, of which each rank has returned its rows and its values."""
         here = self._world.here
         active = [result for result in results if result[0]]
@@ -403,6 +409,6 @@ class Calls:
         return found
 
 
-def _copied(here, packed):
+def _copied(here: Here, packed: Any) -> np.ndarray | None:
     """Return a copy of an array that has been sent; None if there is none."""
     return None if packed is None or packed is NO_ARRAY else np.array(unpack(here, packed))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
 
 from synkhronos._errors import MismatchError, prepare_warning, warn
 from synkhronos._text import listed
@@ -36,6 +36,9 @@ from synkhronos.host import compiler
 from synkhronos.world.here import Command
 from synkhronos.world.options import OFF
 from synkhronos.world.world import World
+
+if TYPE_CHECKING:
+    import numpy as np
 
 #: Calls after which replicas that differ and were never combined are taken for a mistake.
 PATIENCE = 64
@@ -65,7 +68,7 @@ def watch(world: World, function: Any, given: Sequence[Output]) -> None:
     function.watch = function.watcher = kind(world, function, analysis)
 
 
-def _claimed(world, function, given):
+def _claimed(world: World, function: Any, given: Sequence[Output]) -> ToCompare:
     """Return what of a call has to be as on one process: what the script says nothing else about."""
     modes = function.output_modes
     outputs = {
@@ -102,7 +105,7 @@ class Watch:
             agreement.updaters.setdefault(number, weakref.WeakSet()).add(self)
 
     @property
-    def _function(self):
+    def _function(self) -> Any:
         return self._reference()
 
     def wake(self) -> None:
@@ -122,7 +125,7 @@ class Watch:
         if not numbers:
             return call, finish
 
-        def finish_observed(results):
+        def finish_observed(results: Sequence[tuple[Any, Any, Any]]) -> Any:
             results, before, _ = zip(*results)
             finished = finish(results)
             self._judge(numbers, before)
@@ -130,7 +133,7 @@ class Watch:
 
         return Observed(samples, numbers, call), finish_observed
 
-    def _to_compare(self):
+    def _to_compare(self) -> list[int]:
         """Return the numbers of the variables whose replicas this call compares."""
         agreement = agreement_of(self._world)
         numbers = agreement.set_on_master & self.read
@@ -143,7 +146,9 @@ class Watch:
 
     # Replicas
 
-    def _judge(self, numbers, samples):
+    def _judge(
+        self, numbers: Sequence[int], samples: Sequence[Sequence[tuple[Any, np.ndarray]]]
+    ) -> None:
         """Compare samples of replicas, and warn, or remember what to warn about."""
         world, agreement = self._world, agreement_of(self._world)
         set_alone, updated = {}, {}
@@ -169,7 +174,7 @@ class Watch:
             if found:
                 self._suspect(_Suspicion(world, self._function, found, advice), found)
 
-    def _judge_without_comparing(self):
+    def _judge_without_comparing(self) -> None:
         """Warn about values that were set on the master only, and cannot be compared."""
         world, agreement = self._world, agreement_of(self._world)
         numbers = agreement.set_on_master & self.incomparable
@@ -184,7 +189,7 @@ class Watch:
             names = labels(world, objects)
             warn(f"{self._function!r} uses {names}, set on the master only. {_OLD_OBJECT}")
 
-    def _suspect(self, suspicion, numbers):
+    def _suspect(self, suspicion: _Suspicion, numbers: Iterable[int]) -> None:
         """Issue a warning about variables that differ, or defer it."""
         agreement = agreement_of(self._world)
         agreement.suspected.update(dict.fromkeys(numbers, suspicion))
@@ -195,11 +200,11 @@ class Watch:
             agreement.reported.update(numbers)
             issue()
 
-    def _advice(self, number):
+    def _advice(self, number: int) -> str:
         by_calls = agreement_of(self._world).differs_by_calls(number)
         return _UPDATED if by_calls else _CHANGED_BY_THEANO
 
-    def _is_settled(self, number):
+    def _is_settled(self, number: int) -> bool:
         """Whether this function, or one that updates a variable, has been called often enough."""
         updaters = agreement_of(self._world).updaters.get(number, ())
         return any(watch.calls >= PATIENCE for watch in (self, *updaters))
@@ -234,7 +239,7 @@ class Audit:
             (agreement.local.add if own else agreement.local.discard)(number)
         after = [one for one in expected_equal(world) if one not in agreement.local | agreement.assigned]
 
-        def finish_observed(results):
+        def finish_observed(results: Sequence[tuple[Any, Any, Any]]) -> Any:
             results, before_by_rank, after_by_rank = zip(*results)
             self._compare("before", before, before_by_rank)
             self._compare("after", after, after_by_rank)
@@ -242,7 +247,7 @@ class Audit:
 
         return Observed(digests, before, call, after), finish_observed
 
-    def _compare(self, when, numbers, by_rank):
+    def _compare(self, when: str, numbers: Sequence[int], by_rank: Sequence[Sequence[bytes]]) -> None:
         found = ranks_that_differ(self._world, numbers, by_rank)
         if not found:
             return
@@ -282,7 +287,7 @@ class _Suspicion:
         return functools.partial(self._issue, text + self._advice)
 
 
-def _text(function, names, amounts):
+def _text(function: str, names: str, amounts: Mapping[int, float]) -> str:
     return (
         f"{function} uses {names}, whose replicas differ between the ranks, by up to "
         f"{max(amounts.values()):.3g}: the result differs from one process. "
