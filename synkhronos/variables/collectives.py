@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Sequence, overload
+from typing import TYPE_CHECKING, Any, Callable, Literal, Sequence, overload
 
 import numpy as np
 
@@ -36,22 +36,25 @@ from synkhronos.world.entry import in_turn
 from synkhronos.world.fuse import Pending
 from synkhronos.world.here import Command
 
+if TYPE_CHECKING:
+    from synkhronos.world.here import Here
+
 
 class Broadcast(Command):
     """Set every rank's replicas to the master's."""
 
     is_like_serial = takes_master = True
 
-    def __init__(self, numbers, nccl):
+    def __init__(self, numbers: Sequence[int], nccl: bool) -> None:
         self.numbers, self.nccl = numbers, nccl
 
-    def run(self, here):
+    def run(self, here: Here) -> None:
         self.prepare(here)(None)
 
-    def prepare(self, here):
+    def prepare(self, here: Here) -> Callable[[Any], None]:
         broadcast = here.communicator(self.nccl).prepare_broadcast(here.master_rank)
 
-        def run(_):
+        def run(_: Any) -> None:
             values = broadcast(storages(here, self.numbers))
             for number, value in zip(self.numbers, values):
                 here.engine.store(here.shareds[number], value)
@@ -125,10 +128,10 @@ def broadcast(
 class Gather(Command):
     """Return all replicas to the master, or concatenate them along axis 0 on every rank."""
 
-    def __init__(self, numbers, to_all, nccl):
+    def __init__(self, numbers: Sequence[int], to_all: bool, nccl: bool) -> None:
         self.numbers, self.to_all, self.nccl = numbers, to_all, nccl
 
-    def run(self, here):
+    def run(self, here: Here) -> list[Any] | None:
         comm = here.communicator(self.nccl)
         variables = [here.shareds[number] for number in self.numbers]
         own = storages(here, self.numbers)
@@ -136,6 +139,7 @@ class Gather(Command):
             return comm.gather(own, here.master_rank)
         for variable, arrays in zip(variables, comm.all_gather(own)):
             here.engine.store(variable, here.engine.arithmetic.concatenate(arrays))
+        return None
 
 
 @overload
@@ -206,7 +210,7 @@ def gather(shared_vars: SharedVariables, nd_up: Literal[0, 1] = 1, nccl: bool = 
     if nd_up == 0:
         check_has_rows(world.here.engine, variables, "gather(nd_up=0)")
 
-    def finish(results):
+    def finish(results: Sequence[Any]) -> Any:
         joined = [join(arrays, nd_up) for arrays in results[world.master_rank]]
         return joined[0] if single else joined
 
@@ -376,7 +380,7 @@ def reduce(
     if in_place:
         agreement_of(world).local.update(numbers)
 
-    def finish(results):
+    def finish(results: Sequence[Any]) -> Any:
         if in_place:
             return None
         reduced = results[world.master_rank]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence, overload
+from typing import TYPE_CHECKING, Any, Callable, Sequence, overload
 
 import numpy as np
 
@@ -36,6 +36,10 @@ from synkhronos.world.fuse import Pending
 from synkhronos.world.here import Command
 from synkhronos.world.world import World
 
+if TYPE_CHECKING:
+    from synkhronos.stores.handle import Handle
+    from synkhronos.world.here import Here
+
 
 class Assign(Command):
     """Set replicas to stored arrays: to all rows, or to each rank's share of some rows.
@@ -52,16 +56,22 @@ class Assign(Command):
         The only rank that is affected.
     """
 
-    def __init__(self, numbers, handles, rows=None, only=None):
+    def __init__(
+        self,
+        numbers: Sequence[int],
+        handles: Sequence[Handle],
+        rows: Sequence[Rows] | None = None,
+        only: int | None = None,
+    ) -> None:
         self.numbers, self.handles, self.rows, self.only = numbers, handles, rows, only
 
-    def run(self, here):
+    def run(self, here: Here) -> None:
         if self.only not in (None, here.rank):
             return
         for position, number in enumerate(self.numbers):
             here.engine.write(here.shareds[number], self._value(here, position))
 
-    def needs(self, ranks, size):
+    def needs(self, ranks: range, size: int) -> list[Need]:
         if self.only is not None and self.only not in ranks:
             return []
         if self.rows is None:
@@ -74,7 +84,7 @@ class Assign(Command):
             needed.append(Need(handle, rows))
         return needed
 
-    def _value(self, here, position):
+    def _value(self, here: Here, position: int) -> np.ndarray:
         handle = self.handles[position]
         if self.rows is None:
             return here.store.get(handle)
@@ -219,10 +229,10 @@ def set_value(
 class _Fetch(Command):
     """Send copies of one rank's replicas to the master."""
 
-    def __init__(self, numbers, rank):
+    def __init__(self, numbers: Sequence[int], rank: int) -> None:
         self.numbers, self.rank = numbers, rank
 
-    def run(self, here):
+    def run(self, here: Here) -> Sequence[np.ndarray | Handle] | None:
         if here.rank != self.rank:
             return None
         arrays = storages(here, self.numbers)
@@ -286,7 +296,7 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Any:
     world, variables, single = resolve(shared_vars)
     rank = check_rank(world, rank)
 
-    def finish(results):
+    def finish(results: Sequence[Any]) -> Any:
         values = results[rank]
         if rank != world.master_rank:
             values = [world.here.store.get(handle).copy() for handle in values]
@@ -298,10 +308,10 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Any:
 
 
 class _Shapes(Command):
-    def __init__(self, numbers):
+    def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers = numbers
 
-    def run(self, here):
+    def run(self, here: Here) -> list[tuple[int, ...]]:
         return [np.shape(array) for array in storages(here, self.numbers)]
 
 
@@ -353,10 +363,12 @@ def get_shapes(shared_vars: SharedVariables) -> Any:
     return _of_shapes(world, variables, single, lambda shape: shape)
 
 
-def _of_shapes(world, variables, single, of):
+def _of_shapes(
+    world: World, variables: Sequence[SharedVariable], single: bool, of: Callable[[tuple[int, ...]], Any]
+) -> Any:
     """Return what ``of(shape)`` returns for the replica on each rank."""
 
-    def finish(results):
+    def finish(results: Sequence[Any]) -> Any:
         found = [[of(shape) for shape in by_rank] for by_rank in zip(*results)]
         return found[0] if single else found
 
