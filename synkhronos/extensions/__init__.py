@@ -45,7 +45,7 @@ if _typing.TYPE_CHECKING:
     from synkhronos.extensions import updates as updates
 else:
 
-    def __getattr__(name):
+    def __getattr__(name: str) -> _typing.Any:
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         title = _MODULES[name]
@@ -56,6 +56,6 @@ else:
         return _importlib.import_module(f"{__name__}.{name}")
 
 
-def __dir__():
+def __dir__() -> _typing.List[str]:
     # Completion in IPython evaluates what is listed, so it would import Keras, or PyTensor.
     return [name for name in _MODULES if name not in ("keras", "pymc") or name in globals()]

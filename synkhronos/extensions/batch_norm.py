@@ -203,7 +203,7 @@ def _axes_of(axes: Axes, ndim: int) -> tuple[int, ...]:
     return chosen
 
 
-def _pattern(axes, ndim):
+def _pattern(axes: Sequence[int], ndim: int) -> list[int | str]:
     """Return the pattern that broadcasts the remaining axes to all axes."""
     kept = iter(range(ndim - len(axes)))
     return ["x" if axis in axes else next(kept) for axis in range(ndim)]

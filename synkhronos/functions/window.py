@@ -94,7 +94,8 @@ def divide(
     if not givens or not index:
         return Windows(givens, [], [], {}, []), None
     split = [one for one in inputs if one.axis is not None]
-    divided = {**{one.variable: one.axis for one in split}, **dict.fromkeys(sliceable, 0)}
+    rows = {one.variable: one.axis for one in inputs if one.axis is not None}
+    divided = {**rows, **dict.fromkeys(sliceable, 0)}
     windows = engine.cut_windows(givens, [one.variable for one in index], divided)
     if not windows.bounds:
         if windows.whole and not divided:

@@ -61,7 +61,7 @@ class LocalSGD(Rule):
         if self._pending:
             self._meet(rank, params)
 
-    def _meet(self, rank, params):
+    def _meet(self, rank: synk.Rank, params: Params) -> None:
         self._average(rank, params)
         self._pending = False
 
@@ -171,7 +171,7 @@ class BSP(LocalSGD):
         self._rows += len(rows)
         return outputs
 
-    def _meet(self, rank, params):
+    def _meet(self, rank: synk.Rank, params: Params) -> None:
         if self.average == "params":
             super()._meet(rank, params)
             return
@@ -242,7 +242,7 @@ class DiLoCo(LocalSGD):
         self._outer = values_of(params) if outer is None else outer
         self._momentum = momentum or [numpy.zeros_like(one) for one in self._outer]
 
-    def _meet(self, rank, params):
+    def _meet(self, rank: synk.Rank, params: Params) -> None:
         self._average(rank, params)
         for outer, momentum, average in zip(self._outer, self._momentum, values_of(params)):
             difference = outer - average

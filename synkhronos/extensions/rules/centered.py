@@ -44,7 +44,7 @@ class _Centered(Rule):
         meet(rank)
         return pack("center", self._center.value())
 
-    def _settle(self, params):
+    def _settle(self, params: Params) -> None:
         """Give the center the changes that it does not have yet."""
 
 
@@ -177,10 +177,10 @@ class Downpour(_Centered):
         if pushes or pulls:
             self._base = values_of(params) if pulls_between else None
 
-    def _pulls_between_pushes(self):
+    def _pulls_between_pushes(self) -> bool:
         return self.pull_period % self.push_period != 0
 
-    def _settle(self, params):
+    def _settle(self, params: Params) -> None:
         if self._waiting is None:
             self._center.push()
             return
@@ -231,5 +231,5 @@ class SSP(_Centered):
         rank.wait_for_clocks(step - self.staleness)
         self._center.pull()
 
-    def _settle(self, params):
+    def _settle(self, params: Params) -> None:
         self._center.push()

@@ -74,13 +74,13 @@ class GoSGD(Rule):
                 self._send(rank, params, other)
         self._receive(rank, params)
 
-    def _send(self, rank, params, other):
+    def _send(self, rank: synk.Rank, params: Params, other: int) -> None:
         weight = self._weight / 2
         if rank.send(other, [numpy.float64(weight), *values_of(params)], _TAG):
             self._weight = weight
             self._n_sent[other] += 1
 
-    def _receive(self, rank, params, at_least=0):
+    def _receive(self, rank: synk.Rank, params: Params, at_least: int = 0) -> None:
         """Add all messages that have arrived, and wait until there were `at_least` this many."""
         own = None
         while True:
@@ -110,7 +110,7 @@ class GoSGD(Rule):
         self._settle(rank, params)
         return {"weight": self._weight}
 
-    def _settle(self, rank, params):
+    def _settle(self, rank: synk.Rank, params: Params) -> None:
         meet(rank)  # nothing more is sent
         at_least = 0
         if rank.may_meet:  # otherwise a rank may have died

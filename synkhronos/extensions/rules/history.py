@@ -39,12 +39,12 @@ class History:
             self._blocks.append(self._block(len(self._blocks)))
             self.n_steps += int(numpy.count_nonzero(self._blocks[-1][:, _SAMPLES]))
 
-    def _array(self, name, shape, dtype="float64"):
+    def _array(self, name: str, shape: int | tuple[int, ...], dtype: str = "float64") -> numpy.ndarray:
         if self._rank.may_meet:  # then no rank is replaced
             return numpy.zeros(shape, dtype)
         return self._rank.memory(f"rules.train: {name}", shape, dtype)
 
-    def _block(self, number):
+    def _block(self, number: int) -> numpy.ndarray:
         return self._array(f"steps from {number * _BLOCK}", (_BLOCK, 3))
 
     @property

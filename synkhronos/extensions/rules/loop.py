@@ -80,7 +80,7 @@ def finish_program(rank: synk.Rank, plan: Plan, begin: Saved) -> None:
     _begin(rank, plan, begin).finish(rank, plan.params)
 
 
-def _begin(rank, plan, begin):
+def _begin(rank: synk.Rank, plan: Plan, begin: Saved) -> Rule:
     """Return the rule of this rank, started."""
     rule = copy.copy(plan.rule)
     rule.prepare(plan.step)
@@ -132,7 +132,7 @@ class _Loop:
                 return
             self._validate(epoch + 1)
 
-    def _take(self, rows, epoch, progress):
+    def _take(self, rows: numpy.ndarray, epoch: int, progress: Progress) -> None:
         rank, plan, rule, history = self._rank, self._plan, self._rule, self._history
         loss = _loss_of(rule.take_step(rank, plan.step, plan.data, rows))
         self._steps += 1
@@ -149,7 +149,7 @@ class _Loop:
         if plan.report is not None:
             plan.report(rank, rule, self._steps, loss)
 
-    def _validate(self, epoch):
+    def _validate(self, epoch: int) -> None:
         validation = self._plan.validation
         if validation is None or self._history.validation(epoch) is not None:
             return

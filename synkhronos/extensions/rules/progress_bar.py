@@ -62,7 +62,7 @@ class Progress:
             self._bar.close()
 
 
-def _make_bar(rows):
+def _make_bar(rows: int) -> Any:
     try:
         from tqdm import tqdm
     except ImportError:
@@ -70,7 +70,7 @@ def _make_bar(rows):
     return tqdm(total=rows, unit=" rows", unit_scale=True, leave=False, file=sys.stderr)
 
 
-def _write(line):
+def _write(line: str) -> None:
     try:
         sys.stderr.write(line)
         sys.stderr.flush()

@@ -141,7 +141,7 @@ class Record:
         axes[0].legend()
         figure.savefig(path, dpi=120)
 
-    def _numbers(self):
+    def _numbers(self) -> list[str]:
         known = {"epoch", "rank", "step", "seconds", "samples"}
         names = [name for one in self.validations for name in one if name not in known]
         return list(dict.fromkeys(names))

@@ -174,7 +174,7 @@ def train(
 # The two ways to run it
 
 
-def _train_at_once(programs, seed):
+def _train_at_once(programs: _Programs, seed: int | None) -> Record:
     _start_alike(programs.plan)
     begin = _beginning(seed)
     results = programs.run(train_program, begin, 0.0, programs.plan.epochs, False)
@@ -182,7 +182,7 @@ def _train_at_once(programs, seed):
     return _ended(saved.record, programs.plan, saved.steps, results)
 
 
-def _train_with_checkpoints(programs, seed, path, every):
+def _train_with_checkpoints(programs: _Programs, seed: int | None, path: PathLike, every: int) -> Record:
     plan = programs.plan
     settings = _settings(plan, seed)
     if os.path.exists(path):
@@ -205,14 +205,14 @@ def _train_with_checkpoints(programs, seed, path, every):
     return _ended(saved.record, plan, saved.steps, results)
 
 
-def _start_alike(plan):
+def _start_alike(plan: Plan) -> None:
     """Give every rank the master's parameters, and verify the first step of all ranks."""
     synk.broadcast(plan.params)
     n_rows = min(plan.batch_size * synk.size(), len(plan.data[0]))
     plan.rule.verify(plan.data, n_rows)
 
 
-def _beginning(seed):
+def _beginning(seed: int | None) -> Saved:
     if seed is None:
         seed = int(numpy.random.randint(1 << 31))
     size = synk.size()
@@ -235,14 +235,14 @@ def _after(before: Saved, results: synk.Results) -> Saved:
     return Saved(steps, states, record, before.seed)
 
 
-def _ended(record, plan, steps, results):
+def _ended(record: Record, plan: Plan, steps: Sequence[int], results: synk.Results | None) -> Record:
     per_epoch = synk.Rank.n_minibatches(len(plan.data[0]), synk.size(), plan.batch_size)
     record.stopped = min(steps) < plan.epochs * per_epoch
     record.interrupted = record.stopped and results is not None and results.interrupted
     return record
 
 
-def _settings(plan, seed):
+def _settings(plan: Plan, seed: int | None) -> dict[str, Any]:
     """Return the settings that must be the same to continue from a checkpoint."""
     return {
         "rule": type(plan.rule).__name__,
@@ -255,7 +255,7 @@ def _settings(plan, seed):
 # Arguments
 
 
-def _checked_params(step, params):
+def _checked_params(step: Any, params: Sequence[SharedVariable]) -> list[SharedVariable]:
     if not isinstance(step, (synk.Function, TrainingStep)):
         raise TypeError(
             f"rules.train: step: expected a function built with synk.function(), or a step of "
@@ -272,7 +272,7 @@ def _checked_params(step, params):
     return params
 
 
-def _checked_by_all(validate_by, rule, on_death):
+def _checked_by_all(validate_by: str | None, rule: Rule, on_death: str) -> bool:
     if validate_by not in (None, "one", "all"):
         raise ValueError(f"rules.train: validate_by: expected 'one', 'all' or None, got {validate_by!r}")
     by_all = rule.is_synchronous if validate_by is None else validate_by == "all"
@@ -285,7 +285,7 @@ def _checked_by_all(validate_by, rule, on_death):
     return by_all
 
 
-def _checked_validation(validate, by_all):
+def _checked_validation(validate: Any, by_all: bool) -> Validation | None:
     if validate is None:
         return None
     if isinstance(validate, (tuple, list)) and len(validate) == 2:
@@ -300,7 +300,7 @@ def _checked_validation(validate, by_all):
     )
 
 
-def _as_data(step, data, name="data"):
+def _as_data(step: synk.Function | TrainingStep, data: Any, name: str = "data") -> list[synk.Data]:
     """Return a `Data` for each input, converted once; raise unless their numbers of rows are equal."""
     function = step.compute if isinstance(step, TrainingStep) else step
     if isinstance(data, (synk.Data, numpy.ndarray)) or not isinstance(data, (list, tuple)):
@@ -321,7 +321,7 @@ def _as_data(step, data, name="data"):
     return made
 
 
-def _check_program(report, controller, on_death):
+def _check_program(report: Any, controller: Any, on_death: str) -> None:
     for name, given in (("report", report), ("controller", controller)):
         if given is not None and not callable(given):
             raise TypeError(f"rules.train: {name}: expected a function or None, got {given!r}")
@@ -329,7 +329,7 @@ def _check_program(report, controller, on_death):
         raise ValueError(f"rules.train: on_death: expected 'raise' or 'continue', got {on_death!r}")
 
 
-def _check_lengths(plan):
+def _check_lengths(plan: Plan) -> None:
     rows, size = len(plan.data[0]), synk.size()
     if rows < size:
         raise ValueError(

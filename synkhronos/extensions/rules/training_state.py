@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy
 
@@ -54,9 +54,11 @@ def save(path: PathLike, saved: Saved, settings: Mapping[str, Any]) -> None:
     synk.save(path, {_HEADER: json.dumps(header), _RECORD: record, **arrays})
 
 
-def _packed(rank, state, states, arrays):
+def _packed(
+    rank: int, state: Mapping[str, Any], states: Sequence[Mapping[str, Any]], arrays: dict[str, Any]
+) -> dict[str, list[Any]]:
     """Return a state for JSON; its arrays are added to `arrays`, once if they are equal on all ranks."""
-    packed = {}
+    packed: dict[str, list[Any]] = {}
     for name, value in state.items():
         if isinstance(value, (numpy.ndarray, numpy.generic)):
             everywhere = all(_same(one.get(name), value) for one in states)
@@ -73,7 +75,7 @@ def _packed(rank, state, states, arrays):
     return packed
 
 
-def _same(one, value):
+def _same(one: Any, value: Any) -> bool:
     if not isinstance(one, (numpy.ndarray, numpy.generic)):
         return False
     same_type = one.dtype == value.dtype and one.shape == value.shape
@@ -92,7 +94,9 @@ def load(path: PathLike, settings: Mapping[str, Any], seed: int | None) -> Saved
     return check(synk.load(path, check=check))
 
 
-def _saved(path, settings, seed, extra):
+def _saved(
+    path: PathLike, settings: Mapping[str, Any], seed: int | None, extra: Mapping[str, Any]
+) -> Saved:
     """Return what a checkpoint has besides the shared variables, or raise if it is of something else."""
     if _HEADER not in extra:
         raise ValueError(
@@ -119,7 +123,7 @@ def _saved(path, settings, seed, extra):
     return Saved(header["steps"], states, Record.from_json(extra[_RECORD]), header["seed"])
 
 
-def _unpacked(state, extra):
+def _unpacked(state: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     return {name: extra[one] if kind == "array" else one for name, (kind, one) in state.items()}
 
 

@@ -53,7 +53,7 @@ class Validation(NamedTuple):
         every = rank.exchange((rows, numbers))
         return {"rank": None, **_combined(every)} if rank.rank == 0 else None
 
-    def _compute(self, rank):
+    def _compute(self, rank: synk.Rank) -> tuple[dict[str, float], float]:
         """Return the numbers of this rank, and their weight."""
         if self.data is None:
             numbers = dict(self.function(rank))

@@ -11,7 +11,7 @@ the sum over the rows of a rank cannot be changed as the sum over all rows would
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Container, Iterable, Mapping, Sequence
 
 import numpy
 
@@ -160,11 +160,17 @@ def _changing(
     return changing
 
 
-def _sums(order, carrying, losses, kinds, definition):
+def _sums(
+    order: Sequence[Variable],
+    carrying: Container[Variable],
+    losses: Iterable[Variable],
+    kinds: Mapping[Apply, tuple[str, list[Variable]]],
+    definition: Definition,
+) -> dict[Variable, bool | None]:
     """Return whether each operand is a sum over the rows, or has an axis of rows, or None."""
     reductions = definition.reductions
     numbers = {number for loss in losses for number in reductions.numbers_of_gradients(loss)}
-    found = set()
+    found: set[Variable] = set()
     for one in order:
         if one in carrying:
             above = [] if one.owner is None else [each for each in one.owner.inputs if each in carrying]

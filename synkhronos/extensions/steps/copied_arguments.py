@@ -58,7 +58,7 @@ def _is_shared(variable: Any) -> bool:
     return isinstance(variable, SharedVariable)
 
 
-def _variables_in(arguments):
+def _variables_in(arguments: Arguments) -> list[Variable]:
     found: list[Variable] = []
     _replaced(arguments, found.append)
     return found

@@ -162,7 +162,7 @@ def define_training(
     )
 
 
-def _inputs_of_training(x, y, rule, bcast_inputs):
+def _inputs_of_training(x: Any, y: Any, rule: Any, bcast_inputs: Any) -> StepInputs:
     if rule is None:
         raise TypeError("update_rule: expected a rule, such as updates.adam, got None")
     if y is not None and not isinstance(y, (Variable, list, tuple)) and not hasattr(y, "variable"):
@@ -311,7 +311,9 @@ def _defined(
     )
 
 
-def _divided(inputs, broadcast, sliceable):
+def _divided(
+    inputs: StepInputs, broadcast: Sequence[Variable], sliceable: Sequence[SharedVariable]
+) -> tuple[dict[Variable, int], list[Variable]]:
     """Return the axis of each variable that has rows, and the inputs that may select rows."""
     divided, index = {}, []
     for given, variable in zip(inputs.given, inputs.variables):

@@ -60,7 +60,7 @@ def _size(draw: Variable) -> Variable:
     return sum(parameters[1:], parameters[0]).shape
 
 
-def _is_empty(size):
+def _is_empty(size: Variable) -> bool:
     data = getattr(size, "data", None)
     return data is not None and not len(data)
 

@@ -58,7 +58,7 @@ def kind_of(node: Apply, carrying: set[Variable]) -> str:
     return OTHER if is_product else HOMOGENEOUS
 
 
-def _of_elements(node, carrying, count):
+def _of_elements(node: Apply, carrying: set[Variable], count: int) -> str:
     operation, inputs = node.op.scalar_op, node.inputs
     if isinstance(operation, _SAME):
         return HOMOGENEOUS
@@ -79,7 +79,7 @@ def _of_elements(node, carrying, count):
     return OTHER
 
 
-def _of_steps(loop, carrying):
+def _of_steps(loop: Apply, carrying: set[Variable]) -> str:
     """Return the kind of a loop, in which nothing is shifted after a sum over the rows."""
     found = nodes_with_steps(loop.outputs, carrying, outputs_that_carry)
     kinds = {
@@ -90,13 +90,13 @@ def _of_steps(loop, carrying):
     return next((kind for kind in (OTHER, UNKNOWN) if kind in kinds), HOMOGENEOUS)
 
 
-def _is_of_the_compiler(op):
+def _is_of_the_compiler(op: names.Op) -> bool:
     """Whether an operation is from the compiler or the library, and is not a graph of the script's."""
     is_graph = hasattr(op, "local_inputs") or hasattr(op, "fgraph")
     return type(op).__module__.partition(".")[0] in _PACKAGES and not is_graph
 
 
-def _is_zero(variable):
+def _is_zero(variable: Variable) -> bool:
     """Whether a variable is a constant zero, repeated perhaps."""
     node = variable.owner
     while node is not None:

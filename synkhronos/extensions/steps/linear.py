@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Container, Iterator, Optional, Sequence, Tuple
+from typing import Container, Iterator, Mapping, Optional, Sequence, Tuple
 
 from synkhronos.engines import names
 from synkhronos.engines.analysis.gradient_seeds import is_fill_of_one_number
@@ -32,7 +32,7 @@ def linear_operands(node: Apply | None, local: Dependence) -> Sequence[Variable]
     return ()
 
 
-def _linear_in_each_element(node, local):
+def _linear_in_each_element(node: Apply, local: Dependence) -> Sequence[Variable]:
     operation = node.op.scalar_op
     if isinstance(operation, (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity)):
         return node.inputs
@@ -99,7 +99,7 @@ def split(variable: Variable, local: Dependence) -> Parts:
     return divided[variable]
 
 
-def _split(variable, operands, divided):
+def _split(variable: Variable, operands: Sequence[Variable], divided: Mapping[Variable, Parts]) -> Parts:
     """Return the parts of a dependent variable, given the parts of its linear operands."""
     node = variable.owner
     if all(divided[one][1] is None for one in operands):
@@ -107,20 +107,20 @@ def _split(variable, operands, divided):
     if is_fill_of_one_number(node):
         return divided[operands[0]]
     if len(operands) > 1:
-        return tuple(_joined(variable, divided, which) for which in (0, 1))
+        return _joined(variable, divided, 0), _joined(variable, divided, 1)
     dependent, free = divided[operands[0]]
     if dependent is None or not _is_kept_whole(node, free):
         return variable, None
-    return tuple(_applied(variable, operands[0], part) for part in (dependent, free))
+    return _applied(variable, operands[0], dependent), _applied(variable, operands[0], free)
 
 
-def _is_kept_whole(node, free):
+def _is_kept_whole(node: Apply, free: Variable) -> bool:
     """Whether the operation does not depend on the extents of axes that the free part lacks."""
     is_elementwise = isinstance(node.op, (Elemwise, DimShuffle, ViewOp))
     return is_elementwise or free.type.broadcastable == node.inputs[0].type.broadcastable
 
 
-def _joined(variable, divided, which):
+def _joined(variable: Variable, divided: Mapping[Variable, Parts], which: int) -> Variable | None:
     """Return the sum or difference of the dependent, or of the free parts of the operands."""
     node = variable.owner
     is_difference = isinstance(getattr(node.op, "scalar_op", None), scalar.Sub)
@@ -140,7 +140,7 @@ def _joined(variable, divided, which):
     return total
 
 
-def _applied(variable, operand, part):
+def _applied(variable: Variable, operand: Variable, part: Variable) -> Variable:
     node = variable.owner
     inputs = [part if one is operand else one for one in node.inputs]
     return node.op(*inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Iterator, Sequence
 
 import synkhronos as synk
 from synkhronos._errors import warn
@@ -26,7 +26,7 @@ def check_losses(definition: Definition) -> bool:
     return bool(found)
 
 
-def _complaints(definition):
+def _complaints(definition: Definition) -> Iterator[str]:
     loss_op, losses = definition.reductions.loss_op, definition.reductions.losses
     for loss, kind in zip(losses, kinds_of(losses, definition)):
         if kind == BOTH:
@@ -50,7 +50,7 @@ def _complaints(definition):
             yield from _complaints_about_output(loss, definition)
 
 
-def _complaints_about_output(loss, definition):
+def _complaints_about_output(loss: Variable, definition: Definition) -> Iterator[str]:
     """Complain if a loss is summed as an output, and its gradients are averaged."""
     for position, output in enumerate(definition.outputs):
         if output.variable is loss and output.op == "sum":
@@ -72,14 +72,16 @@ def kinds_of(losses: Sequence[Variable], definition: Definition) -> list[str | N
     return [_kind(known.get(loss)) for loss in losses]
 
 
-def _kind(value):
+def _kind(value: Rows | None) -> str | None:
     degrees = None if value is None or value.axis is not None else value.degrees
-    return {frozenset([0]): MEAN, frozenset([1]): SUM, frozenset([0, 1]): BOTH}.get(degrees)
+    kinds: dict[frozenset[float] | None, str]
+    kinds = {frozenset([0]): MEAN, frozenset([1]): SUM, frozenset([0, 1]): BOTH}
+    return kinds.get(degrees)
 
 
 def values_of(variables: Sequence[Variable], definition: Definition) -> list[Rows | None]:
     """Return how variables depend on the number of rows; None where that is not known."""
-    known = {one: of_input(axis) for one, axis in definition.rows.items()}
+    known: dict[Variable, Rows | None] = {one: of_input(axis) for one, axis in definition.rows.items()}
     for one in inputs_first(variables, operands_with(definition.givens)):
         if one in definition.givens and one not in known:
             [known[one]] = rows_of(known, [definition.givens[one]])

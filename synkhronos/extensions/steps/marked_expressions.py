@@ -158,7 +158,7 @@ def check_operation(op: Any, what: str, where: str, dtype: str | None = None) ->
         )
 
 
-def _marked(expression, op, shape):
+def _marked(expression: Variable, op: str | None, shape: tuple[int, ...]) -> Variable:
     marked = Mark(op, shape)(expression)
     marked.name = expression.name
     return marked

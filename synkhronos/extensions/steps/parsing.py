@@ -65,7 +65,7 @@ def parse_updates(updates: Any, what: str = "updates") -> list[Update]:
     return parsed
 
 
-def _parse_update(entry, where):
+def _parse_update(entry: Any, where: str) -> Update:
     if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
         raise TypeError(f"{where}: expected (shared, new) or (shared, new, op), got {shortened(entry)}")
     target, new, *op = entry

@@ -7,7 +7,7 @@ every rank computes from the same values.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 from synkhronos.engines import names
 from synkhronos.engines.names import GeneratorType, SharedVariable, Variable
@@ -109,7 +109,7 @@ class _Planner:
             [one for one in self.candidates if not self.reductions.is_loss(one)]
         )
 
-    def _has_penalty(self):
+    def _has_penalty(self) -> bool:
         """Whether an update rule's own gradients have to be completed after they were added up."""
         if self.reductions.loss_op != "sum" or not self.definition.grad_shared:
             return False
@@ -120,13 +120,13 @@ class _Planner:
             self._check_no_penalty()
         return any(self._parts(one)[1] is not None for one in reduced)
 
-    def _check_no_penalty(self):
+    def _check_no_penalty(self) -> None:
         """Raise an error if the loss has a penalty, and an update rule's gradients are unknown."""
         loss = self.definition.outputs[0].variable
         if self.full.of(loss) and split(loss, self.full)[1] is not None:
             raise refusals.unknown_penalty()
 
-    def _reduction_at(self, variable):
+    def _reduction_at(self, variable: Variable) -> ReducedExpression | None:
         found = self.reductions.find(variable)
         return found if found is not None and self.full.of(variable) else None
 
@@ -179,7 +179,7 @@ class _Planner:
             self.vectors.reduced.setdefault(op, []).extend(definition.grad_shared)
         return []
 
-    def _shared_gradients(self, op):
+    def _shared_gradients(self, op: str) -> list[Variable]:
         """Return the new values of an update rule's gradients, of vectors with what they are filled."""
         news = [one.new for one in self.definition.grad_updates]
         filled = [getattr(one.tag, "filled_with", []) for one in news]
@@ -206,7 +206,7 @@ class _Planner:
                 first.append(output)
         return first, last, places
 
-    def _is_last(self, where, variable):
+    def _is_last(self, where: str, variable: Variable) -> bool:
         """Whether an output is computed from reduced values, so that it equals the serial output."""
         if not self.full.of(variable):
             return True
@@ -233,7 +233,7 @@ class _Planner:
         """
         return split(one.expression, self.full) if one.op == "sum" else (one.expression, None)
 
-    def _replacements(self, expressions) -> dict[Variable, Variable]:
+    def _replacements(self, expressions: Sequence[Variable]) -> dict[Variable, Variable]:
         """Return what replaces the variables in `expressions` that are reduced."""
         reached = inputs_first(expressions, self.local.parents)
         chosen = {one: self.candidates[one] for one in reached if one in self.candidates}
@@ -279,7 +279,7 @@ class _Planner:
             raise refusals.mixed(update.target, self.local, mask)
         return True
 
-    def _reserve(self, updates):
+    def _reserve(self, updates: Sequence[Update]) -> list[Any]:
         """Add reductions of new values that depend on the rows directly; return the place of each."""
         targets = Dependence([one.target for one in updates], self.givens)
         kept: list[Any] = []
@@ -290,12 +290,12 @@ class _Planner:
                 self._check_average(target, new, targets)
             value = target.type.filter_variable(new - target if op == "sum" else new)
             if target.ndim:
-                kept.append(self.vectors.add_whole(value, op, target))
+                kept.append(self.vectors.add_whole(value, op, target))  # type: ignore[arg-type]  # not None
             else:
-                kept.append(self.vectors.add(value, op, ()))
+                kept.append(self.vectors.add(value, op, ()))  # type: ignore[arg-type]  # as above
         return kept
 
-    def _check_average(self, target, new, targets):
+    def _check_average(self, target: SharedVariable, new: Variable, targets: Dependence) -> None:
         mask = self.local.of(new)
         if not target.type.dtype.startswith(("float", "complex")):
             raise refusals.not_a_float(target, self.local, mask)
@@ -307,7 +307,9 @@ class _Planner:
             if is_count(term):
                 raise refusals.sum_over_rows(target, self.local, mask, True)
 
-    def _stored(self, updates, kept):
+    def _stored(
+        self, updates: Sequence[Update], kept: Sequence[Any]
+    ) -> list[tuple[SharedVariable, Variable]]:
         """Return the updates that store reduced new values."""
         pairs = []
         for update, place in zip(updates, kept):
@@ -316,7 +318,12 @@ class _Planner:
             pairs.append((update.target, update.target.type.filter_variable(new)))
         return pairs
 
-    def _streams(self, updates, row_outputs, row_updates) -> list[SharedVariable]:
+    def _streams(
+        self,
+        updates: Sequence[Update],
+        row_outputs: Sequence[Variable],
+        row_updates: Sequence[tuple[SharedVariable, Variable, Any]],
+    ) -> list[SharedVariable]:
         """Return the random streams from which every rank has to draw alike."""
         by_rank = self.full.of(*row_outputs, *(new for _, new, _ in row_updates)) & self.random
         together = 0

@@ -111,7 +111,7 @@ class ReducedExpressions:
         for loss in gradient_seeds(expressions).values():
             self.add_loss(loss, parameters_under(loss))
 
-    def _check_collectives(self, loss, params):
+    def _check_collectives(self, loss: Variable, params: Sequence[Variable]) -> None:
         """Raise if gradients go through collectives that are for losses combined in another way."""
         depending = Dependence(params, {})
         for variable in inputs_first([loss]):
@@ -143,7 +143,9 @@ class ReducedExpressions:
         )
 
 
-def _gradients(loss, params, others):
+def _gradients(
+    loss: Variable, params: Sequence[SharedVariable], others: Sequence[SharedVariable]
+) -> tuple[list[Variable | None], list[SharedVariable]]:
     """Return the gradients of a loss, and the variables by which they are."""
     every = [*params, *others]
     try:

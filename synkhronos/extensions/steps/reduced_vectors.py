@@ -100,7 +100,7 @@ def _neutral(op: str, dtype: str) -> Any:
     return numpy.iinfo(dtype).max if op == "min" else numpy.iinfo(dtype).min
 
 
-def _filled_with(shared, value):
+def _filled_with(shared: SharedVariable, value: Any) -> Variable:
     number = tt.constant(numpy.asarray(value, shared.dtype))
     if not shared.ndim:
         return number

@@ -19,7 +19,7 @@ _MARKED = (
 )
 
 
-def _of(target):
+def _of(target: Variable) -> str:
     """Return the name of a shared variable, or its type and shape, by which it may be recognized."""
     if target.name:
         return target.name

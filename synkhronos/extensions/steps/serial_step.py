@@ -62,14 +62,14 @@ class SerialStep:
         return outputs
 
 
-def _usable(value):
+def _usable(value: Any) -> Any:
     """Return an array that the compiler takes, and that is not wrong in BLAS because of its strides."""
     if not isinstance(value, numpy.ndarray) or value.flags.forc and value.flags.aligned:
         return value
     return numpy.array(value, order="C")
 
 
-def _rows_of(value, rows):
+def _rows_of(value: Any, rows: slice | numpy.ndarray) -> Any:
     if isinstance(value, (list, tuple)):
         return numpy.asarray(value)[rows].tolist()  # the compiler casts lists, but not arrays
     return value[rows]

@@ -121,11 +121,13 @@ class Step:
         self.functions = self._called[len(self._before) :]
         self._repeated = self._repeat()
 
-    def _repeat(self):
+    def _repeat(self) -> RepeatedStep:
         # The count is called on rows, too.
         return RepeatedStep(self._called, self._place, may_repeat=self._count is None)
 
-    def _build_count(self, builder, plan, sliceable):
+    def _build_count(
+        self, builder: _Builder, plan: Plan, sliceable: Sequence[SharedVariable]
+    ) -> tuple[_Phase | None, bool]:
         """Return the phase that counts the rows of all ranks, and whether they are sliceable."""
         if not plan.counting:
             return None, False
@@ -158,7 +160,7 @@ class Step:
         first, last = results[self._place], results[-1]
         return [(last if is_last else first)[index] for is_last, index in self._places]
 
-    def _make_calls(self, values, batch, num_slices, batch_s):
+    def _make_calls(self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any) -> None:
         positional, named = self._inputs.select(self._rows.indices, values)
         if batch_s is not None:
             named["batch_s"] = batch_s
@@ -166,8 +168,9 @@ class Step:
         for phase in self._before:
             phase.function()
         if self._count is not None:
-            self._count_rows(values, batch, batch_s)
+            self._count_rows(self._count, values, batch, batch_s)
         rows(*positional, batch=batch, num_slices=num_slices, **named)
+        op: Any
         for op, shareds, wire in self._reduced:
             synk.all_reduce(shareds, op, weights=rows if op == "avg" else None, wire=wire)
         if self._streams:
@@ -213,11 +216,11 @@ class Step:
 
         return compare_step(self._rows.function, take_step, outputs, self._targets, rtol, atol)
 
-    def _count_rows(self, values, batch, batch_s):
-        positional, named = self._inputs.select(self._count.indices, values)
+    def _count_rows(self, count: _Phase, values: Sequence[Any], batch: Any, batch_s: Any) -> None:
+        positional, named = self._inputs.select(count.indices, values)
         if self._counts_sliceable and batch_s is not None:
             named["batch_s"] = batch_s
-        self._count.function(*positional, batch=batch, **named)
+        count.function(*positional, batch=batch, **named)
 
 
 def _named(plan: Plan) -> dict[SharedVariable, tuple[str, str]]:

@@ -87,13 +87,13 @@ class StepInputs:
                 self._spread(self._group_named(name), data, values)
         return values
 
-    def _group_named(self, name):
+    def _group_named(self, name: str) -> int:
         for position, group in enumerate(self._groups):
             if group.keyword == name:
                 return position
         raise TypeError(f"{self._label}: no input is named {name!r}; inputs: {listed(self.names)}")
 
-    def _spread(self, position, data, values):
+    def _spread(self, position: int, data: Any, values: list[Any]) -> None:
         """Give the data of an argument to the inputs of its group."""
         group, start = self._groups[position], self._starts[position]
         each = data if isinstance(data, (list, tuple)) else [data]
@@ -110,7 +110,7 @@ class StepInputs:
         for offset, one in enumerate(each):
             self._set(start + offset, one, values)
 
-    def _set(self, index, data, values):
+    def _set(self, index: int, data: Any, values: list[Any]) -> None:
         if values[index] is not MISSING:
             name = self.names[index]
             raise TypeError(f"{self._label}: data for the input {name or index} is given twice")

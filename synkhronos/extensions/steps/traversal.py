@@ -179,7 +179,7 @@ def through_steps(
     return found, [loop.outputs[end] for end in sorted(ends - {-1})]
 
 
-def _positions(variables, having):
+def _positions(variables: Sequence[Variable], having: Container[Variable]) -> list[int]:
     return [position for position, one in enumerate(variables) if one in having]
 
 

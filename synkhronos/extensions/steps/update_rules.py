@@ -61,11 +61,17 @@ def apply_rule(
     return _called(rule, loss, params, args, kwargs)
 
 
-def _called(rule, loss, params, args, kwargs):
+def _called(
+    rule: Callable[..., Any],
+    loss: Variable,
+    params: Sequence[SharedVariable],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> AppliedRule:
     takes = _first_parameters(rule)
     wants_params_first = "param" in takes[0] and "param" not in takes[1]
 
-    def call(first):
+    def call(first: Any) -> Any:
         pair = (params, first) if wants_params_first else (first, params)
         return rule(*pair, *args, **kwargs)
 
@@ -93,7 +99,7 @@ def _first_parameters(rule: Callable) -> tuple[str, str]:
     return first, second
 
 
-def _normalized(result, is_marked):
+def _normalized(result: Any, is_marked: bool) -> AppliedRule:
     if isinstance(result, tuple) and len(result) == 3 and _are_updates(result[0]):
         grad_updates, param_updates, grad_shared = result
         is_list = isinstance(grad_shared, (list, tuple))
@@ -103,7 +109,7 @@ def _normalized(result, is_marked):
     return AppliedRule(result, [], [], is_marked)
 
 
-def _are_updates(value):
+def _are_updates(value: Any) -> bool:
     """Whether this is a collection of updates, and not one update itself."""
     if isinstance(value, Mapping):
         return True

@@ -357,7 +357,8 @@ class Calls:
         return OnOneRank(outputs, news)
 
     def _serial(self, command: Any) -> Command:
-        replica = self._world.here.functions.get(getattr(command, "number", None))
+        number: Any = getattr(command, "number", None)
+        replica = self._world.here.functions.get(number)
         if replica is None:
             return command.exact()
         return SerialCall.of(command, self._sliceable_rows(command, replica.sliceable))
