@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Callable, List, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -37,14 +37,14 @@ class Group(Protocol):
 
 
 #: Broadcasts arrays
-Broadcast = Callable[[Sequence[Array]], List[Array]]
+Broadcast = Callable[[Sequence[Array]], Sequence[Array]]
 
 #: Reduces arrays, with this rank's weight, by default 1
 Reduction = Callable[..., Sequence[Array]]
 
 
 class Communicator(ABC):
-    """Collectives on a list of arrays per rank; all ranks call the same ones in the same order.
+    """Collectives on a list of arrays per rank; all ranks call the same collectives in the same order.
 
     An array is a NumPy array, or of another type that the communicator supports.
 
@@ -57,6 +57,7 @@ class Communicator(ABC):
     Attributes
     ----------
     rank, size : int
+        This rank, and the number of ranks.
     reduces_in_place : bool
         Whether it reduces some arrays in place. Outputs are then reduced by the communicator instead of
         being sent to the master.
@@ -77,7 +78,7 @@ class Communicator(ABC):
 
     @property
     def over_cpu(self) -> Communicator:
-        """The communicator to use for transfers through CPU memory; by default this one."""
+        """The communicator to use for transfers through CPU memory; by default, itself."""
         return self
 
     def takes(self, array: Array) -> bool:
@@ -85,7 +86,7 @@ class Communicator(ABC):
         return False
 
     @abstractmethod
-    def broadcast(self, arrays: Sequence[Array], root: int) -> list[Array]:
+    def broadcast(self, arrays: Sequence[Array], root: int) -> Sequence[Array]:
         """Return the arrays of rank `root`. The arrays of other ranks only provide memory."""
 
     @abstractmethod
@@ -123,7 +124,7 @@ class Communicator(ABC):
     def prepare_broadcast(self, root: int) -> Broadcast:
         """Return a function of arrays that does what `broadcast` does, again and again.
 
-        What its calls have in common may be kept by the function. All ranks call the functions that
+        The function may keep what its calls have in common. All ranks call the functions that
         they have prepared at the same time.
         """
         return lambda arrays: self.broadcast(arrays, root)
@@ -146,7 +147,7 @@ class Communicator(ABC):
         Parameters
         ----------
         wires : list of Wire
-            One for each array. They are used if `has_wires`.
+            A wire for each array. They are used if `has_wires`.
         """
         return self.all_reduce(arrays, op, weight)
 
@@ -185,7 +186,7 @@ class PreparingCommunicator(Communicator):
     @abstractmethod
     def prepare_reduction(self, op: str, root: int | None = None) -> Reduction: ...
 
-    def broadcast(self, arrays: Sequence[Array], root: int) -> list[Array]:
+    def broadcast(self, arrays: Sequence[Array], root: int) -> Sequence[Array]:
         return self.prepare_broadcast(root)(arrays)
 
     def reduce(self, arrays: Sequence[Array], op: str, root: int, weight: float = 1) -> Sequence[Array]:

@@ -3,7 +3,7 @@
 A reduce-scatter and an all-gather, as in `linked`: each leader receives the code of its part of the
 elements from every other leader, adds the decoded values to its own share, and sends the code of the sum
 to all. It also decodes this code itself, so all leaders have the same result. If the format has error
-feedback, the leader that encoded a share or a sum keeps what the code left out.
+feedback, the leader that encoded a share or a sum keeps the error of the code.
 
 Chunks are encoded while others are being sent: first chunks of the parts, then, a few chunks later, of
 their sums.
@@ -15,9 +15,9 @@ import itertools
 
 import numpy as np
 
-from synkhronos.arithmetic.codes import CODES
+from synkhronos.arithmetic.codes import CODES, Code
 from synkhronos.arithmetic.partition import share
-from synkhronos.comms.wires import Wire
+from synkhronos.comms.wires import Wire, WireReduction
 
 # Bytes of a chunk's code. OpenMPI sends up to 64 kB over TCP at once. For more it waits for an answer,
 # which is queued behind everything that the other leader is sending.
@@ -28,21 +28,22 @@ _PARTS, _SUMS = range(2)  # streams of arrays
 
 
 class CodedWire(Wire):
-    """A code. With feedback, it keeps an array of what was left out."""
+    """A code. With feedback, it keeps an array of the errors."""
 
-    def reset(self):
-        self.count, self._rest = 0, None
+    def reset(self) -> None:
+        self.count = 0
+        self._rest: np.ndarray | None = None
 
     @property
-    def _code(self):
+    def _code(self) -> Code:
         return CODES[self.format]
 
-    def state(self):
+    def state(self) -> tuple[np.ndarray, np.ndarray]:
         if self._code.has_feedback and self._rest is None:
             self._rest = np.zeros(self._size, np.float32)
         return super().state() if self._rest is None else (self._rest, super().state()[1])
 
-    def all_reduce(self, wires, array, scale, are_alike):
+    def all_reduce(self, wires: WireReduction, array: np.ndarray, scale: float, are_alike: bool) -> None:
         rest = self.state()[0] if self._code.has_feedback else None
         _Exchange(wires, self._code, array, scale, rest).run()
 
@@ -50,7 +51,9 @@ class CodedWire(Wire):
 class _Exchange:
     """One all-reduce of a flat array, in place."""
 
-    def __init__(self, wires, code, array, scale, rest):
+    def __init__(
+        self, wires: WireReduction, code: Code, array: np.ndarray, scale: float, rest: np.ndarray | None
+    ) -> None:
         self.group, self.rank = wires.group, wires.rank
         self.code, self.array, self.scale, self.rest = code, array, scale, rest
         self.others = [rank for rank in range(wires.size) if rank != wires.rank]
@@ -70,17 +73,17 @@ class _Exchange:
         self.codes = {place: [next(memory) for _ in lists[place]] for place in places}
         self.sums = list(memory)
 
-    def _coded_chunks(self, stream, other, is_sent):
+    def _coded_chunks(self, stream: int, other: int, is_sent: bool) -> list[int]:
         """Return the lengths of the codes that are sent to another leader, or received from it."""
         if is_sent and stream == _SUMS:
             return []  # the same for all others
         mine = is_sent == (stream == _SUMS)
         return list(map(self._nbytes, self.own if mine else self.parts[other]))
 
-    def _nbytes(self, chunk):
+    def _nbytes(self, chunk: slice) -> int:
         return self.code.nbytes(chunk.stop - chunk.start)
 
-    def run(self):
+    def run(self) -> None:
         receipts = {
             (stream, number): [
                 self.group.receive_array(other, self.codes[stream, other, False][number], stream)
@@ -90,7 +93,7 @@ class _Exchange:
             for stream in (_PARTS, _SUMS)
             for number in range(max(map(len, self.parts)))
         }
-        self.sent = []
+        self.sent: list[int] = []
         length = max(map(len, self.parts))
         for turn in range(length + 2 * _LAG):
             self._send_parts(turn)
@@ -100,7 +103,7 @@ class _Exchange:
                     (self._reduce if stream == _PARTS else self._take_sums)(number)
         self.group.complete([], self.sent)
 
-    def _send_parts(self, number):
+    def _send_parts(self, number: int) -> None:
         for other in self.others:
             if number < len(self.parts[other]):
                 chunk = self.parts[other][number]
@@ -109,8 +112,8 @@ class _Exchange:
                 self._encode(values, data, chunk, self.scratch[1, : values.size])
                 self.sent.append(self.group.send_array(other, data, _PARTS))
 
-    def _share(self, chunk):
-        """Return this leader's share of some elements, and what it has kept of them."""
+    def _share(self, chunk: slice) -> np.ndarray:
+        """Return this leader's share of some elements, plus the errors that it has kept."""
         values = self.array[chunk]
         if self.scale == 1 and self.rest is None:
             return values
@@ -123,14 +126,14 @@ class _Exchange:
             out += self.rest[chunk]
         return out
 
-    def _encode(self, values, data, chunk, decoded):
-        """Write the code of some values; keep what it leaves out."""
+    def _encode(self, values: np.ndarray, data: np.ndarray, chunk: slice, decoded: np.ndarray) -> None:
+        """Write the code of some values; keep its errors."""
         self.code.encode(values, data)
         if self.rest is not None:
             self.code.decode(data, decoded)
             _subtract(values, decoded, self.rest[chunk])
 
-    def _reduce(self, number):
+    def _reduce(self, number: int) -> None:
         """Add up a chunk of this leader's part, and send the sum."""
         if number >= len(self.own):
             return
@@ -143,19 +146,19 @@ class _Exchange:
         self.sent += [self.group.send_array(other, data, _SUMS) for other in self.others]
         self.code.decode(data, self.array[chunk])
 
-    def _take_sums(self, number):
+    def _take_sums(self, number: int) -> None:
         for other in self.others:
             if number < len(self.parts[other]):
                 data = self.codes[_SUMS, other, False][number]
                 self.code.decode(data, self.array[self.parts[other][number]])
 
 
-def _chunks(start, stop, length):
+def _chunks(start: int, stop: int, length: int) -> list[slice]:
     return [slice(low, min(low + length, stop)) for low in range(start, stop, length)]
 
 
-def _subtract(values, decoded, rest):
-    """Set `rest` to what was left out; zero for numbers that are not finite."""
+def _subtract(values: np.ndarray, decoded: np.ndarray, rest: np.ndarray) -> None:
+    """Set `rest` to the errors of a code; zero for numbers that are not finite."""
     with np.errstate(invalid="ignore"):
         np.subtract(values, decoded, out=rest)
     if not np.isfinite(rest).all():

@@ -22,8 +22,8 @@ from synkhronos.comms.wires import Wire
 class PowerSGD:
     """A wire format that sends a matrix as the product of two narrow matrices [1]_.
 
-    What the product leaves out is kept on each machine and added the next time (error feedback). Each
-    right factor is the starting point of the next one. Vectors, and matrices that are too small to
+    The error of the product is kept on each machine and added the next time (error feedback). Each
+    right factor is the starting point of the next. Vectors, and matrices that are too small to
     benefit, are sent as they are.
 
     Parameters
@@ -128,7 +128,7 @@ class TopK:
             )
 
 
-#: What the argument ``wire`` may be
+#: The values of the argument ``wire``
 Format = Union[str, PowerSGD, TopK]
 
 _OPS = ("avg", "sum")
@@ -163,11 +163,13 @@ def check_arrays(
     Parameters
     ----------
     wire : Format
+        The format.
     names : list
         The names of the arrays, for messages.
     arrays : list of arrays
+        The arrays to send.
     pieces : list of (list of tuple of int, or None)
-        The shapes of what each array holds, if it is a vector that is known to hold several arrays.
+        For each array the shapes of its parts, if it is a vector that is known to hold several arrays.
     """
     for name, array in zip(names, arrays):
         if np.dtype(array.dtype) != np.float32:

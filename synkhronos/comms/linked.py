@@ -18,19 +18,22 @@ import hashlib
 import math
 import pickle
 import struct
-from typing import Any, Callable, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Protocol, Sequence
 
 import numpy as np
 
 from synkhronos.arithmetic.operations import Operation, find_operation
 from synkhronos.arithmetic.partition import share
-from synkhronos.comms.base import ArraySpec, PreparingCommunicator
+from synkhronos.comms.base import ArraySpec, Broadcast, PreparingCommunicator, Reduction
+
+if TYPE_CHECKING:
+    from synkhronos._typing import Array
 
 #: Bytes of all small arrays together
 SMALL = 1 << 16
 
 _CHUNK = 240 << 10  # bytes
-_WINDOW = 3  # chunks that a rank sends to each other one before it has received the first from it
+_WINDOW = 3  # chunks that a rank sends to each other rank before it has received the first from it
 _ALIGNMENT = 16  # bytes
 _HEAD = struct.Struct("=8sd")  # of an item: digest of the types, weight
 _START = 32  # of the small arrays in an item
@@ -65,6 +68,7 @@ class LinkedCommunicator(PreparingCommunicator):
     Parameters
     ----------
     group : Linked
+        The ranks.
     """
 
     group: Linked
@@ -73,10 +77,10 @@ class LinkedCommunicator(PreparingCommunicator):
         super().__init__(group)
         self._memory = np.empty(0, np.uint8)
 
-    def prepare_broadcast(self, root):
+    def prepare_broadcast(self, root: int) -> Broadcast:
         return lambda arrays: self._broadcast(arrays, root)
 
-    def _broadcast(self, arrays, root):
+    def _broadcast(self, arrays: Sequence[Array], root: int) -> Sequence[Array]:
         is_root = self.rank == root
         contents = [np.asarray(array, order="C") for array in arrays] if is_root else []
         types, small = self._meet(contents)[root]
@@ -94,13 +98,13 @@ class LinkedCommunicator(PreparingCommunicator):
         self.group.complete(receipts, sent)
         return received
 
-    def gather(self, arrays, root):
+    def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
         return self._gather(arrays, [root])
 
-    def all_gather(self, arrays):
-        return self._gather(arrays, range(self.size))
+    def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
+        return self._gather(arrays, range(self.size))  # type: ignore[return-value]  # to all ranks
 
-    def _gather(self, arrays, roots):
+    def _gather(self, arrays: Sequence[Array], roots: Sequence[int]) -> list[list[Array]] | None:
         contents = [np.asarray(array, order="C") for array in arrays]
         met = self._meet(contents)
         large = [array for index, array in enumerate(contents) if index not in met[self.rank][1]]
@@ -119,11 +123,13 @@ class LinkedCommunicator(PreparingCommunicator):
         self.group.complete(receipts, sent)
         return [list(one) for one in zip(*by_rank)] if self.rank in roots else None
 
-    def prepare_reduction(self, op, root=None):
+    def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
         operation, targets = find_operation(op), range(self.size) if root is None else [root]
         batch = _Batch([])
 
-        def reduce(arrays, weight=1, wires=()):
+        def reduce(
+            arrays: Sequence[Array], weight: float = 1, wires: Sequence[Any] = ()
+        ) -> Sequence[Array]:
             nonlocal batch
             contents = [_changeable(array, self.rank in targets) for array in arrays]
             if not (_are_same(arrays, contents) and _are_same(contents, batch.arrays)):
@@ -133,9 +139,11 @@ class LinkedCommunicator(PreparingCommunicator):
 
         return reduce
 
-    def _reduce(self, batch, op, operation, targets, weight):
+    def _reduce(
+        self, batch: _Batch, op: str, operation: Operation, targets: Sequence[int], weight: float
+    ) -> None:
         """Reduce the arrays of a batch in place on the ranks in `targets`."""
-        met = self.group.exchange(batch.pack(weight))
+        met = self.group.exchange(batch.pack(weight))  # type: ignore[arg-type]  # sent like bytes
         heads = [_HEAD.unpack_from(item) for item in met]
         if any([digest != batch.digest for digest, _ in heads]):
             types = [pickle.loads(item) for item in self.group.exchange(pickle.dumps(batch.types))]
@@ -151,15 +159,15 @@ class LinkedCommunicator(PreparingCommunicator):
             array = batch.arrays[index].reshape(-1)
             _Reduction(self, operation, array, dict(zip(active, scale)), targets).run()
 
-    def reduce_part(self, reduce: Callable[..., None], *arguments: Any) -> None:
+    def reduce_part(self, reduce: Callable[..., object], *arguments: Any) -> None:
         """Do a part of the arithmetic. It is a method so that it can be timed."""
         reduce(*arguments)
 
-    def timed(self):
+    def timed(self) -> list[tuple[str, object, str]]:
         waits = [("wait", self.group, method) for method in ("complete", "exchange")]
         return [*super().timed(), *waits]
 
-    def _meet(self, contents, *others):
+    def _meet(self, contents: Sequence[np.ndarray], *others: Any) -> list[Any]:
         """Return by rank: the types of its arrays, a dict of the small ones by index, and `others`."""
         types = [ArraySpec(array.shape, array.dtype) for array in contents]
         small = {index: contents[index] for index in _small(types)}
@@ -177,7 +185,7 @@ class LinkedCommunicator(PreparingCommunicator):
 class _Batch:
     """The arrays of a reduction, and the item that this rank sends for them."""
 
-    def __init__(self, arrays):
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
         self.arrays = arrays
         self.types = [ArraySpec(array.shape, array.dtype) for array in arrays]
         self.small = _small(self.types)
@@ -199,7 +207,9 @@ class _Batch:
             self._item[place] = self.arrays[index].reshape(-1).view(np.uint8)
         return self._item
 
-    def reduce_small(self, operation, items, weights):
+    def reduce_small(
+        self, operation: Operation, items: Sequence[bytes], weights: Sequence[float]
+    ) -> None:
         """Reduce the small arrays of some ranks into this rank's."""
         parts = []
         for index, place in zip(self.small, self._places):
@@ -215,18 +225,29 @@ class _Reduction:
     Parameters
     ----------
     comm : LinkedCommunicator
+        The communicator of these ranks.
     operation : Operation
+        The operation.
     array : numpy.ndarray
+        The flat array of this rank.
     weights : dict
         The weights of the ranks whose arrays are reduced.
     targets : list of int
+        The ranks that get the result.
     """
 
-    def __init__(self, comm, operation: Operation, array, weights, targets) -> None:
+    def __init__(
+        self,
+        comm: LinkedCommunicator,
+        operation: Operation,
+        array: np.ndarray,
+        weights: Mapping[int, float],
+        targets: Sequence[int],
+    ) -> None:
         self.comm, self.group, self.rank = comm, comm.group, comm.rank
         self.operation, self.weights, self.targets = operation, weights, targets
         self.parts = [_chunks(array, *share(array.size, comm.size, rank)) for rank in range(comm.size)]
-        # Each rank begins with the next one, as otherwise the first would get the chunks of all at once.
+        # Each rank begins with the next rank, as otherwise rank 0 would get the chunks of all at once.
         self.others = [(self.rank + step) % comm.size for step in range(1, comm.size)]
         self.senders = [rank for rank in self.others if rank in weights]
         own = self.parts[self.rank]
@@ -244,7 +265,7 @@ class _Reduction:
             self.group.complete(self.receipts.pop(number))
             if number < len(own):
                 results += self._reduce_chunk(number)
-            # The result of a chunk arrives where the chunk is, so that has to be sent first.
+            # The result of a chunk arrives in its memory, so the chunk has to be sent first.
             self.group.complete([], self.sent.pop(number))
             if self.rank in self.targets:
                 arriving += [
@@ -255,8 +276,8 @@ class _Reduction:
             self._start(number + _WINDOW)
         self.group.complete(arriving, results)
 
-    def _start(self, number):
-        """Start to receive a chunk of this rank's part, and to send one of each other rank's."""
+    def _start(self, number: int) -> None:
+        """Start to receive a chunk of this rank's part, and to send a chunk of each other part."""
         is_own = number < len(self.parts[self.rank])
         self.receipts[number] = [
             self.group.receive_array(rank, self._received(index, number), _PARTS)
@@ -269,11 +290,11 @@ class _Reduction:
             if self.rank in self.weights and number < len(self.parts[rank])
         ]
 
-    def _received(self, index, number):
+    def _received(self, index: int, number: int) -> np.ndarray:
         """Return the memory for a chunk from a sender. It is used again by later chunks."""
         return self.memory[index, number % _WINDOW, : self.parts[self.rank][number].size]
 
-    def _reduce_chunk(self, number):
+    def _reduce_chunk(self, number: int) -> list[int]:
         own = self.parts[self.rank][number]
         arrays = [self._received(index, number) for index in range(len(self.senders))]
         weights = [self.weights[rank] for rank in self.senders]
@@ -283,13 +304,13 @@ class _Reduction:
         return [self.group.send_array(rank, own, _RESULTS) for rank in self.targets if rank != self.rank]
 
 
-def _chunks(array, start, stop):
+def _chunks(array: np.ndarray, start: int, stop: int) -> list[np.ndarray]:
     """Return views of the items from `start` to `stop`, in chunks."""
     step = max(_CHUNK // array.itemsize, 1)
     return [array[low : min(low + step, stop)] for low in range(start, stop, step)]
 
 
-def _small(types):
+def _small(types: Sequence[ArraySpec]) -> list[int]:
     """Return the indices of the arrays that are part of the meeting: the smallest, up to a limit."""
     chosen, total = [], 0
     for nbytes, index in sorted((one.nbytes, index) for index, one in enumerate(types)):
@@ -300,18 +321,18 @@ def _small(types):
     return chosen
 
 
-def _are_same(some, others):
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all([one is other for one, other in zip(some, others)])
 
 
-def _changeable(array, is_target):
+def _changeable(array: np.ndarray, is_target: bool) -> np.ndarray:
     """Return the array to reduce into: the given one if possible, where the result is wanted."""
     if is_target and array.flags.c_contiguous and array.flags.writeable:
         return array
     return np.array(array, order="C")
 
 
-def _room_for(array, kind):
+def _room_for(array: np.ndarray, kind: ArraySpec) -> np.ndarray:
     """Return memory for an array of another rank: the given array, if it fits."""
     fits = (array.shape, array.dtype) == kind and array.flags.c_contiguous and array.flags.writeable
     return array if fits else np.empty(*kind)

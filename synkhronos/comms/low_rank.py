@@ -6,7 +6,7 @@ Vectors, and matrices that would not benefit enough, are sent in float32 with th
 from __future__ import annotations
 
 import math
-from typing import Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -18,41 +18,43 @@ from synkhronos.arithmetic.low_rank import (
     signature,
     transposed_times,
 )
-from synkhronos.comms.wires import Wire
+from synkhronos.comms.wires import Wire, WireReduction
 
 
 class LowRankWire(Wire):
     """Products of narrow matrices.
 
-    It keeps what they leave out, and the right factors.
+    It keeps the errors of the products, and the right factors.
 
     Parameters
     ----------
     format : PowerSGD
+        The format.
     shapes : list of tuple of int
         The shapes of the arrays that the array holds.
     """
 
-    def __init__(self, format, shapes):
+    def __init__(self, format: Any, shapes: Sequence[Sequence[int]]) -> None:
         super().__init__(format)
         self._shapes = shapes
 
-    def check(self, size):
+    def check(self, size: int) -> None:
         check_shapes(self._shapes, size)
 
-    def reset(self):
-        self.count, self._matrices = 0, None
+    def reset(self) -> None:
+        self.count = 0
+        self._signature: bytes | None = None  # there is no state
 
-    def state(self):
+    def state(self) -> tuple[np.ndarray, np.ndarray]:
         self._start()
         return self._rests.all, self._factors.all
 
-    def signature(self):
+    def signature(self) -> bytes:
         return self._start()
 
-    def _start(self):
+    def _start(self) -> bytes:
         """Create the kept state, if there is none."""
-        if self._matrices is not None:
+        if self._signature is not None:
             return self._signature
         rank, start = self.format.rank, 0
         matrices, self._exact = [], []
@@ -83,7 +85,7 @@ class LowRankWire(Wire):
         self._signature = signature(shapes, rank)
         return self._signature
 
-    def all_reduce(self, wires, array, scale, are_alike):
+    def all_reduce(self, wires: WireReduction, array: np.ndarray, scale: float, are_alike: bool) -> None:
         self._start()
         if self.count < self.format.exact_steps:
             array[:] = array * np.float32(scale) if scale else 0
@@ -92,7 +94,9 @@ class LowRankWire(Wire):
         with np.errstate(over="ignore", invalid="ignore"):  # the matrix becomes NaN
             self._all_reduce(wires, array, scale, are_alike)
 
-    def _all_reduce(self, wires, array, scale, are_alike):
+    def _all_reduce(
+        self, wires: WireReduction, array: np.ndarray, scale: float, are_alike: bool
+    ) -> None:
         lefts, exact = self._lefts.each[: len(self._matrices)], self._lefts.each[len(self._matrices) :]
         for matrix, left in zip(self._matrices, lefts):
             add_and_multiply(matrix.of(array), scale, matrix.rest, matrix.right, left)
@@ -125,27 +129,29 @@ class LowRankWire(Wire):
 
 
 class _Matrix:
-    """What is kept for a matrix: where it is in the array, its rest, and its right factor."""
+    """The state of a matrix: where it is in the array, the errors, and the right factor."""
 
-    def __init__(self, place, shape, rest, right):
+    def __init__(
+        self, place: slice, shape: tuple[int, int], rest: np.ndarray, right: np.ndarray
+    ) -> None:
         self.place, self.shape = place, shape
         self.rest, self.right = rest, right
         self._first = first_factor(shape[1], len(right), place.start)
         self.reset()
 
-    def reset(self):
+    def reset(self) -> None:
         self.right[...], self.rest[...] = self._first, 0
 
-    def keep(self, right):
+    def keep(self, right: np.ndarray) -> None:
         """Let the next step begin with a factor. Rows of zeros would remain zero forever."""
         is_zero = ~right.any(axis=1)
         self.right[...] = np.where(is_zero[:, None], self._first, right)
 
-    def of(self, array):
+    def of(self, array: np.ndarray) -> np.ndarray:
         return array[self.place].reshape(self.shape)
 
 
-def _add_up(wires, vector):
+def _add_up(wires: WireReduction, vector: np.ndarray) -> None:
     """Set a vector to its sum over all leaders."""
     if vector.size:
         [total] = wires.leaders.all_reduce([vector], "sum")
@@ -155,12 +161,12 @@ def _add_up(wires, vector):
 class _Joined:
     """Arrays in one vector, `all`, and views of `each` of them."""
 
-    def __init__(self, shapes):
+    def __init__(self, shapes: Sequence[Sequence[int]]) -> None:
         self._shapes = shapes
         self.all = np.empty(sum(map(math.prod, shapes)), np.float32)
         self.each = self.split(self.all)
 
-    def split(self, vector):
+    def split(self, vector: np.ndarray) -> list[np.ndarray]:
         """Return views of the arrays in a vector like this one."""
         ends = np.cumsum([math.prod(shape) for shape in self._shapes], dtype=np.int64)[:-1]
         return [one.reshape(s) for one, s in zip(np.split(vector, ends), self._shapes)]

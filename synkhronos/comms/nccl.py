@@ -8,8 +8,11 @@ Arrays that NCCL does not support go through shared memory: NumPy arrays, other 
 of ``gather``, which are in the memory of the master anyway.
 """
 
+from __future__ import annotations
+
 import math
 import pickle
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import numpy as np
 import pygpu
@@ -18,8 +21,11 @@ from pygpu.gpuarray import GpuArray, GpuArrayException
 
 from synkhronos._errors import text_of
 from synkhronos.arithmetic.averages import scaled
-from synkhronos.arithmetic.operations import find_operation
-from synkhronos.comms.base import ArraySpec, Communicator
+from synkhronos.arithmetic.operations import Arithmetic, Operation, find_operation
+from synkhronos.comms.base import ArraySpec, Communicator, Group
+
+if TYPE_CHECKING:
+    from synkhronos._typing import Array, DTypeLike
 
 # The dtypes that libgpuarray 0.7 supports in NCCL. It counts the items of a call in an int.
 _DTYPES = tuple(np.dtype(name) for name in "int8 int32 int64 uint64 float16 float32 float64".split())
@@ -30,7 +36,7 @@ class CannotJoinError(Exception):
     """These ranks cannot use NCCL. The message, identical on every rank, says why."""
 
 
-def join(staged, context, arithmetic):
+def join(staged: Communicator, context: Any, arithmetic: Arithmetic) -> NcclCommunicator:
     """Return a communicator. All ranks must call this together.
 
     Parameters
@@ -51,7 +57,7 @@ def join(staged, context, arithmetic):
     identifier = _run_on_all(group, lambda: bytes(GpuCommCliqueId(context).comm_id))[0]
     cliques = []
 
-    def join_clique():
+    def join_clique() -> bytes:
         clique = GpuCommCliqueId(context, bytearray(identifier))
         cliques.append(GpuComm(clique, group.size, group.rank))
         return b""
@@ -60,10 +66,10 @@ def join(staged, context, arithmetic):
     return NcclCommunicator(cliques[0], staged, context, arithmetic)
 
 
-def _run_on_all(group, step):
+def _run_on_all(group: Group, step: Callable[[], bytes]) -> list[bytes]:
     """Run a step on every rank. Return the bytes of each rank, or raise if one rank failed."""
     try:
-        outcome = True, step()
+        outcome: tuple[bool, Any] = True, step()
     except (GpuArrayException, RuntimeError, ValueError) as error:
         outcome = False, f"rank {group.rank}: {text_of(error)}"
     outcomes = [pickle.loads(item) for item in group.exchange(pickle.dumps(outcome))]
@@ -78,45 +84,51 @@ class NcclCommunicator(Communicator):
 
     reduces_in_place = True
 
-    def __init__(self, clique, staged, context, arithmetic):
+    def __init__(self, clique: Any, staged: Communicator, context: Any, arithmetic: Arithmetic) -> None:
         super().__init__(staged.group)
         self._clique = clique
         self._staged = staged
         self._context = context
         self._arithmetic = arithmetic
-        self._received = None  # what every rank sent in the last collective
-        self._by_rank = None
+        self._received: list[bytes] = []  # the items of all ranks in the last collective
+        self._by_rank: tuple[Sequence[Sequence[ArraySpec]], Sequence[float]] = (), ()  # their contents
 
     @property
-    def over_cpu(self):
+    def over_cpu(self) -> Communicator:
         return self._staged
 
-    def takes(self, array):
+    def takes(self, array: Array) -> bool:
         return isinstance(array, GpuArray) and array.dtype in _DTYPES
 
-    def broadcast(self, arrays, root):
+    def broadcast(self, arrays: Sequence[Array], root: int) -> Sequence[Array]:
         return self._split(arrays, self._broadcast, self._staged.broadcast, root)
 
-    def gather(self, arrays, root):
+    def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
         return self._staged.gather(arrays, root)
 
-    def all_gather(self, arrays):
+    def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
         return self._split(arrays, self._all_gather, self._staged.all_gather)
 
-    def reduce(self, arrays, op, root, weight=1):
+    def reduce(self, arrays: Sequence[Array], op: str, root: int, weight: float = 1) -> Sequence[Array]:
         return self._split(arrays, self._reduce, self._staged.reduce, op, root, weight)
 
-    def all_reduce(self, arrays, op, weight=1):
-        def over_cpu(others, op, _, weight):
+    def all_reduce(self, arrays: Sequence[Array], op: str, weight: float = 1) -> Sequence[Array]:
+        def over_cpu(others: Sequence[Array], op: str, _: None, weight: float) -> Sequence[Array]:
             return self._staged.all_reduce(others, op, weight)
 
         return self._split(arrays, self._reduce, over_cpu, op, None, weight)
 
-    def _split(self, arrays, by_nccl, over_cpu, *args):
+    def _split(
+        self,
+        arrays: Sequence[Array],
+        by_nccl: Callable[..., Sequence[Any]],
+        over_cpu: Callable[..., Sequence[Any]],
+        *args: Any,
+    ) -> list[Any]:
         """Reduce supported arrays with NCCL, others through the CPU; return all in order."""
         places = [place for place, array in enumerate(arrays) if self.takes(array)]
         others = [place for place in range(len(arrays)) if place not in places]
-        results = [None] * len(arrays)
+        results: list[Any] = [None] * len(arrays)
         for collective, chosen in ((by_nccl, places), (over_cpu, others)):
             if chosen:
                 for place, one in zip(chosen, collective([arrays[place] for place in chosen], *args)):
@@ -126,7 +138,7 @@ class NcclCommunicator(Communicator):
     # The methods below get arrays that NCCL supports. All steps that allocate memory, and so can fail on
     # one rank, come before the last barrier: otherwise the other ranks would wait inside NCCL forever.
 
-    def _broadcast(self, arrays, root):
+    def _broadcast(self, arrays: Sequence[Array], root: int) -> Sequence[Array]:
         by_rank, _ = self._meet(arrays)
         arrays = [
             array if array.shape == spec.shape else self._empty(spec.shape, array.dtype)
@@ -141,7 +153,9 @@ class NcclCommunicator(Communicator):
                 flat.unpack()
         return arrays
 
-    def _reduce(self, arrays, op, root, weight):
+    def _reduce(
+        self, arrays: Sequence[Array], op: str, root: int | None, weight: float
+    ) -> Sequence[Array]:
         """Reduce to rank `root`, or to every rank if it is None."""
         operation = find_operation(op)
         flats = self._flats(arrays, widen=operation.weighted)
@@ -160,7 +174,7 @@ class NcclCommunicator(Communicator):
                 flat.unpack()
         return arrays
 
-    def _weigh(self, flats, factor, is_target):
+    def _weigh(self, flats: Sequence[_Flat], factor: float, is_target: bool) -> None:
         for flat in flats:
             if not factor:
                 flat.clear()  # its values may be NaN
@@ -169,7 +183,7 @@ class NcclCommunicator(Communicator):
                     flat.own()  # the arrays of these ranks do not change
                 flat.array = self._arithmetic.multiply(flat.array, factor)
 
-    def _reduce_flat(self, flat, operation, root):
+    def _reduce_flat(self, flat: Array, operation: Operation, root: int | None) -> None:
         name = "sum" if operation.weighted else operation.name
         for piece in _pieces(flat):
             if root is None:
@@ -179,9 +193,9 @@ class NcclCommunicator(Communicator):
             else:
                 self._clique.reduce(piece, name, root=root)
 
-    def _all_gather(self, arrays):
+    def _all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
         by_rank, _ = self._meet(arrays)
-        gathered = [[] for _ in arrays]
+        gathered: list[list[Array]] = [[] for _ in arrays]
         flats = self._flats(arrays)
         shapes = [[[specs[place].shape for place in flat.places] for specs in by_rank] for flat in flats]
         sizes = [[sum(map(math.prod, own)) for own in all_shapes] for all_shapes in shapes]
@@ -198,7 +212,7 @@ class NcclCommunicator(Communicator):
                     gathered[place].append(whole)
         return gathered
 
-    def _all_gather_flat(self, flat, room, sizes):
+    def _all_gather_flat(self, flat: Array, room: Array, sizes: Sequence[int]) -> None:
         """Gather every rank's flat array in `room`; sizes may differ."""
         if len(set(sizes)) == 1 and 0 < flat.size <= _MOST_ITEMS:
             self._clique.all_gather(flat, room)
@@ -211,7 +225,9 @@ class NcclCommunicator(Communicator):
             for piece in _pieces(room[start:stop]):
                 self._clique.broadcast(piece, rank)
 
-    def _meet(self, arrays, weight=1):
+    def _meet(
+        self, arrays: Sequence[Array], weight: float = 1
+    ) -> tuple[Sequence[Sequence[ArraySpec]], Sequence[float]]:
         """Return the specs of every rank's arrays, by rank, and the weights."""
         specs = [ArraySpec(array.shape, array.dtype) for array in arrays]
         received = self.group.exchange(pickle.dumps((specs, weight)))
@@ -220,12 +236,12 @@ class NcclCommunicator(Communicator):
             for one in zip(*by_rank):
                 if len({spec.dtype for spec in one}) > 1:
                     raise ValueError(f"expected one dtype, got {one} by rank")
-            self._received, self._by_rank = received, [by_rank, weights]
+            self._received, self._by_rank = received, (by_rank, weights)
         return self._by_rank
 
-    def _flats(self, arrays, widen=False):
+    def _flats(self, arrays: Sequence[Array], widen: bool = False) -> list[_Flat]:
         """Join the arrays to one flat array per dtype; `widen` converts half to single precision."""
-        places = {}
+        places: dict[np.dtype, list[int]] = {}
         for place, array in enumerate(arrays):
             places.setdefault(array.dtype, []).append(place)
         return [
@@ -238,14 +254,16 @@ class NcclCommunicator(Communicator):
             for dtype, chosen in places.items()
         ]
 
-    def _empty(self, shape, dtype):
+    def _empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         return pygpu.empty(shape, dtype, context=self._context)
 
 
 class _Flat:
     """Several arrays joined to one, `array`. A single contiguous array is not copied."""
 
-    def __init__(self, context, parts, places, dtype):
+    def __init__(
+        self, context: Any, parts: Sequence[Array], places: Sequence[int], dtype: np.dtype
+    ) -> None:
         self.places = places
         self._parts = parts
         first = parts[0]
@@ -258,24 +276,24 @@ class _Flat:
         for segment, part in self._segments():
             segment[...] = part.reshape((part.size,))
 
-    def own(self):
+    def own(self) -> None:
         """Copy the items, unless they have been copied."""
         if self._is_view:
             self.array, self._is_view = self.array.copy(), False
 
-    def clear(self):
+    def clear(self) -> None:
         """Replace the items with zeros, in separate memory."""
         array = self.array
         self.array = pygpu.zeros(array.shape, array.dtype, context=array.context)
         self._is_view = False
 
-    def unpack(self):
+    def unpack(self) -> None:
         """Copy the items back into the original arrays."""
         if not self._is_view:
             for segment, part in self._segments():
                 part[...] = segment.reshape(part.shape)
 
-    def _segments(self):
+    def _segments(self) -> Iterator[tuple[Array, Array]]:
         start = 0
         for part in self._parts:
             if part.size:
@@ -284,7 +302,7 @@ class _Flat:
             start += part.size
 
 
-def _pieces(flat):
+def _pieces(flat: Array) -> list[Array]:
     """Split a flat array into views that are short enough for one call."""
     number = math.ceil(flat.size / _MOST_ITEMS)
     return [flat[i * _MOST_ITEMS : (i + 1) * _MOST_ITEMS] for i in range(number)]

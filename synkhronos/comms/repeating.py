@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Sequence
 
-from synkhronos.comms.base import Communicator, PreparingCommunicator
+from synkhronos.comms.base import Broadcast, Communicator, PreparingCommunicator, Reduction
 
 if TYPE_CHECKING:
-    from typing import Sequence
-
     from synkhronos._typing import Array
-    from synkhronos.comms.base import Broadcast, Reduction
 
 
 class RepeatingCommunicator(PreparingCommunicator):

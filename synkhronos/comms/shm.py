@@ -10,14 +10,39 @@ writes the result to the arrays of every rank. Every element is read and written
 result is computed once, so it is bit-identical on every rank.
 """
 
+from __future__ import annotations
+
 import pickle
 import struct
+from typing import TYPE_CHECKING, Any, List, Protocol, Sequence, Tuple
 
 from synkhronos.arithmetic.averages import are_equal
 from synkhronos.arithmetic.partition import share
-from synkhronos.comms.base import PreparingCommunicator
+from synkhronos.comms.base import Broadcast, Group, PreparingCommunicator, Reduction
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from synkhronos._typing import Array
+    from synkhronos.arithmetic.operations import Operation
 
 _WEIGHT = struct.Struct("d")
+
+# An array to reduce into, the operands, and the arrays to which the result is copied
+_Piece = Tuple["np.ndarray", List["np.ndarray"], List["np.ndarray"]]
+
+
+class SharedArrays(Protocol):
+    """Arrays in memory that all ranks share: the part of a store that is used here."""
+
+    def place(self, array: np.ndarray) -> np.ndarray:
+        """Return `array` itself if it is in shared memory, else a copy in shared memory."""
+
+    def put(self, array: np.ndarray) -> Any:
+        """Return a handle to an array."""
+
+    def get(self, handle: Any) -> np.ndarray:
+        """Return the array of a handle."""
 
 
 class SharedMemoryCommunicator(PreparingCommunicator):
@@ -26,18 +51,20 @@ class SharedMemoryCommunicator(PreparingCommunicator):
     Parameters
     ----------
     group : Group
-    store : SharedMemoryStore
+        The ranks.
+    store : SharedArrays
+        The store in whose memory the arrays are.
     """
 
-    def __init__(self, group, store):
+    def __init__(self, group: Group, store: SharedArrays) -> None:
         super().__init__(group)
         self.store = store
         self._all_ranks = tuple(range(group.size))
 
-    def prepare_broadcast(self, root):
+    def prepare_broadcast(self, root: int) -> Broadcast:
         meeting = _Meeting(self.group, self.store)
 
-        def broadcast(arrays):
+        def broadcast(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
             placed, by_rank, _ = meeting.hold(arrays)
             if self.rank != root:
                 placed = [_copy_into(own, array) for own, array in zip(placed, by_rank[root])]
@@ -46,7 +73,7 @@ class SharedMemoryCommunicator(PreparingCommunicator):
 
         return broadcast
 
-    def gather(self, arrays, root):
+    def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
         gathered = None
         _, by_rank, _ = _Meeting(self.group, self.store).hold(arrays)
         if self.rank == root:
@@ -54,17 +81,19 @@ class SharedMemoryCommunicator(PreparingCommunicator):
         self.group.barrier()
         return gathered
 
-    def all_gather(self, arrays):
+    def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
         _, by_rank, _ = _Meeting(self.group, self.store).hold(arrays)
         gathered = [[array.copy() for array in one] for one in zip(*by_rank)]
         self.group.barrier()
         return gathered
 
-    def prepare_reduction(self, op, root=None):
+    def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
         reduction = _Reduction(self, op, self._all_ranks if root is None else (root,))
         return reduction.run
 
-    def reduce_part(self, pieces, operation, weights):
+    def reduce_part(
+        self, pieces: Sequence[_Piece], operation: Operation, weights: Sequence[float] | None
+    ) -> None:
         """Reduce this rank's part of the elements. It is a method so that it can be timed."""
         operation.reduce_each(pieces, weights)
 
@@ -76,18 +105,23 @@ class _Meeting:
     others as before.
     """
 
-    def __init__(self, group, store):
+    def __init__(self, group: Group, store: SharedArrays) -> None:
         self._group, self._store = group, store
-        self._weight, self._sent = None, b""  # this rank's weight, and the bytes sent
+        # This rank's weight, and the bytes sent
+        self._weight: float | None = None
+        self._sent = b""
         self._forget()
 
-    def _forget(self):
-        self._placed = []  # this rank's arrays
+    def _forget(self) -> None:
+        self._placed: list[np.ndarray] = []  # this rank's arrays
         # The bytes that every rank has sent, and the arrays and weights in them
-        self._received, self._arrays = [b""] * self._group.size, [[]] * self._group.size
-        self._weights = []
+        self._received = [b""] * self._group.size
+        self._arrays: list[list[np.ndarray]] = [[]] * self._group.size
+        self._weights: list[float] = []
 
-    def hold(self, arrays, weight=1):
+    def hold(
+        self, arrays: Sequence[np.ndarray], weight: float = 1
+    ) -> tuple[list[np.ndarray], list[list[np.ndarray]], list[float]]:
         """Return this rank's arrays in shared memory, and all arrays and weights by rank."""
         if self._weight is None or not _are_same(arrays, self._placed):
             self._forget()  # frees their memory
@@ -101,7 +135,7 @@ class _Meeting:
             self._open(received)
         return self._placed, self._arrays, self._weights
 
-    def _open(self, received):
+    def _open(self, received: list[bytes]) -> None:
         """Find the arrays and the weights that were sent; arrays that have not moved are kept."""
         arrays = list(self._arrays)
         for rank, (item, last) in enumerate(zip(received, self._received)):
@@ -115,16 +149,21 @@ class _Meeting:
 class _Reduction(_Meeting):
     """A reduction of this rank's part of the elements, into the arrays of the ranks in `targets`."""
 
-    def __init__(self, comm, op, targets):
+    def __init__(self, comm: SharedMemoryCommunicator, op: str, targets: Sequence[int]) -> None:
         super().__init__(comm.group, comm.store)
         self._comm, self._op, self._targets = comm, op, targets
 
-    def _forget(self):
+    def _forget(self) -> None:
         super()._forget()
-        self._weighed = self._zero = None  # the weights of the pieces, and which of them are zero
-        self._by_rank = self._pieces = []
+        # The weights of the pieces, and which of them are zero
+        self._weighed: list[float] | None = None
+        self._zero: list[int] = []
+        self._by_rank: list[list[np.ndarray]] = []
+        self._pieces: list[_Piece] = []
 
-    def run(self, arrays, weight=1, wires=()):
+    def run(
+        self, arrays: Sequence[np.ndarray], weight: float = 1, wires: Sequence[Any] = ()
+    ) -> list[np.ndarray]:
         placed, by_rank, weights = self.hold(arrays, weight)
         if self._weighed is not weights:
             self._prepare(by_rank, weights)
@@ -132,11 +171,11 @@ class _Reduction(_Meeting):
         self._group.barrier()
         return placed
 
-    def _prepare(self, by_rank, weights):
-        """Find the pieces, unless only weights that are not zero differ from the last ones."""
+    def _prepare(self, by_rank: list[list[np.ndarray]], weights: list[float]) -> None:
+        """Find the pieces, unless only weights that are not zero differ from the last time."""
         zero = [rank for rank, weight in enumerate(weights) if not weight]
         if self._zero != zero or not _are_same(self._by_rank, by_rank):
-            self._weighed = self._zero = None  # in case of an error
+            self._weighed, self._by_rank = None, []  # in case of an error
             self._operation = self._comm.check_reducible(self._op, by_rank, weights)
             self._zero, self._by_rank = zero, by_rank
             self._make_pieces()
@@ -144,8 +183,8 @@ class _Reduction(_Meeting):
         active = [weights[rank] for rank in self._active]
         self._active_weights = None if are_equal(active) else active
 
-    def _make_pieces(self):
-        """Find, for each piece, the array to reduce into, the operands, and where to copy it."""
+    def _make_pieces(self) -> None:
+        """Find, for each piece, the array to reduce into, the operands, and where to copy the result."""
         operation = self._operation
         first, *others = self._targets
         size = len(self._by_rank)
@@ -164,12 +203,12 @@ class _Reduction(_Meeting):
                 self._pieces.append((flat[first][piece], parts, [flat[one][piece] for one in others]))
 
 
-def _are_same(some, others):
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     """Whether two lists contain the same objects, by identity."""
     return len(some) == len(others) and all([one is other for one, other in zip(some, others)])
 
 
-def _copy_into(own, array):
+def _copy_into(own: np.ndarray, array: np.ndarray) -> np.ndarray:
     if own.shape == array.shape and own.dtype == array.dtype:
         own[...] = array
         return own

@@ -1,6 +1,7 @@
 """The wire format `TopK`: every leader sends the largest numbers of its share to all others.
 
-All leaders add up what they have received, in the same order. What was not sent is kept.
+All leaders add up the numbers that they have received, in the same order. Each leader
+keeps the numbers that it has not sent.
 """
 
 from __future__ import annotations
@@ -10,21 +11,22 @@ import math
 import numpy as np
 
 from synkhronos.arithmetic.largest import largest, nbytes_of, pack, unpack
-from synkhronos.comms.wires import Wire
+from synkhronos.comms.wires import Wire, WireReduction
 
 
 class SparseWire(Wire):
-    """The largest numbers, and an array of what was not sent."""
+    """The largest numbers, and an array of the numbers that were not sent."""
 
-    def reset(self):
-        self.count, self._rest = 0, None
+    def reset(self) -> None:
+        self.count = 0
+        self._rest: np.ndarray | None = None
 
-    def state(self):
+    def state(self) -> tuple[np.ndarray, np.ndarray]:
         if self._rest is None:
             self._rest = np.zeros(self._size, np.float32)
         return self._rest, super().state()[1]
 
-    def all_reduce(self, wires, array, scale, are_alike):
+    def all_reduce(self, wires: WireReduction, array: np.ndarray, scale: float, are_alike: bool) -> None:
         rest, _ = self.state()
         if scale:
             if scale != 1:

@@ -1,4 +1,4 @@
-"""What a leader keeps for wires, as vectors that can be stored and restored."""
+"""The state of a leader's wires, as vectors that can be stored and restored."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from synkhronos.comms.wires import Wire
 
 
 class Kept(NamedTuple):
-    """What one leader keeps for some wires.
+    """The state of some wires of one leader.
 
     Attributes
     ----------
     counts : list of int
         For each wire, how often it has reduced its array. With 0 it has kept nothing.
     rest : numpy.ndarray
-        The shares that the leader has not sent, for the other wires, one after another. If it is empty,
-        they are zeros.
+        The shares that the leader has not sent, for the wires with other counts, one after the other.
+        If it is empty, they are zeros.
     factors : numpy.ndarray
         State that is the same on all leaders.
     """
@@ -29,25 +29,27 @@ class Kept(NamedTuple):
 
 
 def kept_by(wires: Sequence[Wire]) -> Kept:
-    """Return what a leader keeps for some wires. It may share their memory."""
+    """Return the state of some wires of a leader. It may share their memory."""
     states = [wire.state() for wire in wires if wire.count]
     rest, factors = (_joined([one[which] for one in states]) for which in range(2))
     return Kept([wire.count for wire in wires], rest, factors)
 
 
-def _joined(vectors):
+def _joined(vectors: Sequence[np.ndarray]) -> np.ndarray:
     return vectors[0] if len(vectors) == 1 else np.concatenate([np.empty(0, np.float32), *vectors])
 
 
 def restore(wires: Sequence[Wire], sizes: Sequence[int], kept: Kept) -> None:
-    """Let a leader keep what `kept_by` has returned.
+    """Restore the state that `kept_by` has returned.
 
     Parameters
     ----------
     wires : list of Wire
+        New wires of the same formats.
     sizes : list of int
         The sizes of their arrays.
     kept : Kept
+        Their state.
     """
     starts = [0, 0]
     for wire, size, count in zip(wires, sizes, kept.counts):
@@ -62,7 +64,7 @@ def restore(wires: Sequence[Wire], sizes: Sequence[int], kept: Kept) -> None:
 
 
 def lengths(wires: Sequence[Wire], sizes: Sequence[int], counts: Sequence[int]) -> tuple[int, int]:
-    """Return how long `rest` and `factors` are for new wires, once their counts are these.
+    """Return the lengths of `rest` and `factors` for new wires that get these counts.
 
     Raises
     ------

@@ -1,13 +1,13 @@
 """All-reduces between the leaders of machines in wire formats, which send fewer bytes.
 
 A leader's *share* of a reduction is its array, times its weight in an average. Each format is a class
-with the algorithm, whose object belongs to one array of one leader and holds what this leader keeps:
+with the algorithm, whose object belongs to one array of one leader and holds the state of this leader:
 the shares that it has not sent (error feedback), in units of the result. All sums are in float32. Each
 number of a result is either computed once and sent, or computed by all leaders with operations whose
 results IEEE 754 fixes bit by bit. So all leaders have the same result.
 
 Before an all-reduce, the leaders meet and compare their arrays, and how often they have reduced them. If
-one of them has lost what it kept because a collective failed, all of them start afresh.
+one of them has lost its state because a collective failed, all of them start afresh.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ _NOTHING = np.empty(0, np.float32)
 
 
 class Wire(ABC):
-    """A format for one array, and what this leader keeps for it.
+    """A format for one array, and the state that this leader keeps for it.
 
     Attributes
     ----------
     format : Format
+        The format.
     count : int
         How often the array was reduced since this leader last had no state.
     """
@@ -54,10 +55,10 @@ class Wire(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget what this leader keeps."""
+        """Forget the state."""
 
     def state(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the vectors that this leader keeps, which are zero or new if it has kept nothing.
+        """Return the vectors of the state, which are zero or new if there was no state.
 
         The first has the shares that it has not sent. The second is the same on all leaders. Both are
         empty if the format keeps nothing. Call `prepare` first.
@@ -75,7 +76,9 @@ class Wire(ABC):
         Parameters
         ----------
         wires : WireReduction
+            The leaders.
         array : numpy.ndarray
+            This leader's array.
         scale : float
             The factor of this leader's array in the sum. If it is 0, the contents of the array are
             ignored.
@@ -90,6 +93,7 @@ class WireReduction:
     Parameters
     ----------
     leaders : LinkedCommunicator
+        The communicator of the leaders.
     """
 
     def __init__(self, leaders: LinkedCommunicator) -> None:
@@ -130,19 +134,21 @@ class WireReduction:
             wire.count += 1
         return [array if is_one else next(exact) for array, is_one in zip(contents, is_large)]
 
-    def _meet(self, arrays, op, weight, wires):
+    def _meet(
+        self, arrays: Sequence[np.ndarray], op: str, weight: float, wires: Sequence[Wire]
+    ) -> tuple[Sequence[float], list[bool]]:
         """Return the weights of all leaders, and whether they have the same signature, by wire."""
         types = [ArraySpec(array.shape, array.dtype) for array in arrays]
         kept = [(repr(wire.format), wire.count, wire.signature()) for wire in wires]
         met = [pickle.loads(one) for one in self.group.exchange(pickle.dumps((weight, types, kept)))]
-        weights, by_rank, kept = zip(*met)
+        weights, by_rank, kept_by_rank = zip(*met)
         Communicator.check_reducible(op, by_rank, weights)
-        for wire, each in zip(wires, zip(*kept)):
+        for wire, each in zip(wires, zip(*kept_by_rank)):
             if len({one for one, _, _ in each}) > 1:
                 raise ValueError(f"wire: expected one format, got {[one for one, _, _ in each]}")
             if len({count for _, count, _ in each}) > 1:
                 wire.reset()
-        return weights, [len({one for _, _, one in each}) == 1 for each in zip(*kept)]
+        return weights, [len({one for _, _, one in each}) == 1 for each in zip(*kept_by_rank)]
 
     def memory(self, sizes: Sequence[int]) -> list[np.ndarray]:
         """Return arrays of these sizes in bytes, in memory that is reused by the next call."""
@@ -153,7 +159,7 @@ class WireReduction:
         return [self._memory[start : start + size] for start, size in zip(starts, sizes)]
 
 
-def _changeable(array):
+def _changeable(array: np.ndarray) -> np.ndarray:
     """Return the array to reduce into: the given one, if possible."""
     if array.flags.c_contiguous and array.flags.writeable:
         return array

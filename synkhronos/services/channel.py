@@ -1,7 +1,7 @@
 """Questions of a rank to another process, and the answers, in the commons and without locks.
 
-There is a register for the questions, and one for the answers: bytes that one process writes, and
-another one reads. The writer may die at any time, and its replacement may then write to the register
+There is a register for the questions, and a register for the answers: bytes that one process writes and
+another process reads. The writer may die at any time, and its replacement may then write to the register
 while it is being read. A checksum tells the reader whether it has read complete contents. If not, the
 reader can sleep, because the writer wakes it when it is done.
 """
@@ -26,6 +26,7 @@ class Register:
     Parameters
     ----------
     commons : Commons
+        Where its memory is.
     name : str
         The name by which both processes know it.
     """
@@ -54,7 +55,7 @@ class Register:
         return (number, data) if checksum == _checksum(number, data) else None
 
     def read_new(self) -> tuple[int, bytes] | None:
-        """Return the number and the bytes, once; None if there are no new ones that are complete."""
+        """Return the number and the bytes, once; None if there are no new bytes that are complete."""
         complete = self.read() if self.label()[0] != self._seen else None
         if complete is not None:
             self._seen = complete[0]
@@ -65,7 +66,7 @@ class Register:
         number, moment = self.label()
         return None if number == self._seen else moment
 
-    def _room(self, length):
+    def _room(self, length: int) -> memoryview:
         """Return memory for this many bytes."""
         nbytes = max(_LEAST_ROOM, 1 << (length - 1).bit_length())
         if nbytes not in self._rooms:
@@ -73,7 +74,7 @@ class Register:
         return self._rooms[nbytes]
 
 
-def _checksum(number, data):
+def _checksum(number: int, data: bytes) -> int:
     return zlib.crc32(data, number & 0xFFFFFFFF)
 
 
@@ -83,6 +84,7 @@ class Channel:
     Parameters
     ----------
     commons : Commons
+        Where its memory is.
     name : str
         The name by which both processes know it.
     bell : Semaphore

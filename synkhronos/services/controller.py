@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 import time
 import traceback
-from typing import Any, Callable, Iterable
+from typing import Any, Callable, Iterable, Mapping
 
 import cloudpickle
 import numpy as np
@@ -41,8 +41,9 @@ class Controller:
     Parameters
     ----------
     transport : Transport
+        Starts the process.
     answer : callable
-        ``answer(request, rank, info)`` returns what the rank gets.
+        ``answer(request, rank, info)`` returns the answer to a question of a rank.
     """
 
     def __init__(self, transport: Transport, answer: Answer) -> None:
@@ -88,7 +89,7 @@ def state_of(commons: Commons) -> np.ndarray:
 
 
 def bells_of(commons: Commons, size: int) -> list[Semaphore]:
-    """Return a semaphore for each rank, which is posted with each answer, and one for the controller."""
+    """Return the semaphores that are posted: for each rank, with an answer; last, for the controller."""
     return find_bells(commons, "controller", size + 1)
 
 
@@ -123,7 +124,7 @@ def _serve(commons: Commons, size: int, answer: Answer) -> None:
     alive.release()
 
 
-def _oldest(channels):
+def _oldest(channels: Mapping[int, Channel]) -> tuple[int, int, bytes] | None:
     """Return the rank, the number and the bytes of the oldest question; None if there is none."""
     waiting = []
     for rank, channel in channels.items():
@@ -137,8 +138,8 @@ def _oldest(channels):
     return None
 
 
-def _answered(answer, rank, question):
-    """Return a pickle of ``(answer, None)``, or of ``(None, traceback)`` if it raised one."""
+def _answered(answer: Answer, rank: int, question: bytes) -> bytes:
+    """Return a pickle of ``(answer, None)``, or of ``(None, traceback)`` if it raised an exception."""
     try:
         request, info = pickle.loads(question)
         return _dumps((answer(request, rank, info), None))
@@ -146,14 +147,14 @@ def _answered(answer, rank, question):
         return _dumps((None, traceback.format_exc()))
 
 
-def _reply(channel, number, reply):
+def _reply(channel: Channel, number: int, reply: bytes) -> None:
     try:
         channel.reply(number, reply)
     except MemoryError:
         channel.reply(number, _dumps((None, traceback.format_exc())))
 
 
-def _dumps(value):
+def _dumps(value: Any) -> bytes:
     """Return a pickle. Cloudpickle takes six times as long, so it is used only if necessary.
 
     Cloudpickle includes the script's own definitions, which may be newer than the other process.
@@ -173,7 +174,9 @@ class ControllerChannel:
     Parameters
     ----------
     commons : Commons
+        Where its memory is.
     rank, size : int
+        This rank, and the number of ranks.
     pause : callable
         ``pause(seconds)`` is called while it waits; it raises if the program has to end.
     """
@@ -207,7 +210,7 @@ class ControllerChannel:
             raise SynkhronosError(f"rank.ask: the controller raised an exception:\n{failure}")
         return value
 
-    def _check(self):
+    def _check(self) -> None:
         if self._state[0] == READY and self._alive.is_free():
             raise SynkhronosError(
                 "rank.ask: the controller has died; ranks that need its answers cannot go on"

@@ -37,6 +37,7 @@ class Taken(NamedTuple):
     Attributes
     ----------
     slot, source, tag : int
+        Its slot, its sender and its tag.
     head, nbytes : int
         The length of its first part, and of the whole message.
     """
@@ -54,6 +55,7 @@ class Mailbox:
     Parameters
     ----------
     commons : Commons
+        Where its memory is.
     name : str
         The name by which all ranks know the receiver.
     """
@@ -115,7 +117,7 @@ class Mailbox:
         finally:
             self._lock.release()
 
-    def _wait_to_enter(self):
+    def _wait_to_enter(self) -> None:
         # Not in the block: Python 3.13 leaves it if a handler raises where such a loop jumps back.
         while not self._enter():
             self._commons.pause()
@@ -193,7 +195,7 @@ class Mailbox:
             time.sleep(_NAP)
         return True
 
-    def _recover(self):
+    def _recover(self) -> None:
         """Find the slots of ranks that died."""
         slots = self._slots
         for slot, lock in enumerate(self._locks):
@@ -205,7 +207,7 @@ class Mailbox:
             finally:
                 lock.release()
 
-    def _places(self, slot, parts) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _places(self, slot: int, parts: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the parts in pieces, each with its place in a chunk."""
         pieces = self.pieces(slot, sum(part.size for part in parts))
         room = np.empty(0, np.uint8)
@@ -218,7 +220,7 @@ class Mailbox:
                 yield part[start : start + length], room[:length]
                 start, room = start + length, room[length:]
 
-    def _chunk(self, number):
+    def _chunk(self, number: int) -> np.ndarray:
         if number not in self._chunks:
             name = f"{self._name} chunk {number}"
             self._chunks[number] = self._commons.array(name, _CHUNK_BYTES, "uint8")

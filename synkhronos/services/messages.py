@@ -1,4 +1,4 @@
-"""Messages: arrays that one rank sends to another without either of them waiting.
+"""Messages: arrays that a rank sends to another rank, without waiting on either side.
 
 Each rank has a mailbox with room for a few messages, in memory that belongs to no rank. A message stays
 there until it has been read, even if the sender or the receiver dies; then the receiver's replacement
@@ -32,7 +32,9 @@ class Messages:
     Parameters
     ----------
     commons : Commons
+        Where the mailboxes are.
     rank, size : int
+        This rank, and the number of ranks.
     near : range, optional
         The ranks whose mailboxes are in these commons, by default all. A courier takes the messages for
         other ranks.
@@ -47,7 +49,7 @@ class Messages:
         self._boxes: dict[int, Mailbox] = {}
         self._bells = find_bells(commons, BELLS, size)
 
-    def _box(self, rank):
+    def _box(self, rank: int) -> Mailbox:
         if rank not in self._boxes:
             self._boxes[rank] = Mailbox(self._commons, box_of(rank))
         return self._boxes[rank]
@@ -99,7 +101,7 @@ class Messages:
         return True
 
     def settle(self) -> None:
-        """Wait until everything sent has arrived, except where a mailbox is full."""
+        """Wait until all messages have arrived, except where a mailbox is full."""
         for rank in self._on_their_way:
             while self._box(rank).has_messages_of(self.rank) and not self._full[rank]:
                 self._commons.pause()
@@ -162,13 +164,13 @@ def box_of(rank: int) -> str:
     return f"mailbox {rank}"
 
 
-def _check_integer(method, what, value):
+def _check_integer(method: str, what: str, value: Any) -> None:
     check_int(value, method, what=f"{what}, an integer")
     if not -(1 << 63) <= value < 1 << 63:
         raise ValueError(f"{method}: expected {what} of 64 bits, got {value}")
 
 
-def _convert(value):
+def _convert(value: Any) -> np.ndarray:
     array = np.asarray(value, order="C")
     if array.dtype.kind not in "biufc":
         raise TypeError(
@@ -178,5 +180,5 @@ def _convert(value):
     return array
 
 
-def _bytes_of(array):
+def _bytes_of(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1).view(np.uint8)

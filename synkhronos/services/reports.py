@@ -1,4 +1,4 @@
-"""What each rank shows to all: a few numbers of its own, and the latest of its reports.
+"""Numbers that each rank shows to all ranks, and the latest of its reports.
 
 The latest report of a rank is in one of two places, to which the rank writes alternately, so no reader
 waits and no report is lost. A checksum tells a reader which places are complete.
@@ -28,12 +28,14 @@ _MOST_READS = 100  # attempts, for a rank that writes all the time
 
 
 class LatestReports:
-    """Where the latest reports of all ranks are.
+    """The memory of the latest reports of all ranks.
 
     Parameters
     ----------
     commons : Commons
+        Where they are.
     size : int
+        The number of ranks.
     """
 
     def __init__(self, commons: Commons, size: int) -> None:
@@ -57,7 +59,7 @@ class LatestReports:
                 n_written += bool(number)
                 if number and checksum == _checksum(number, text):
                     found.append((number, text))
-            # If one is being written, the other may have become outdated since it was read.
+            # If a place is being written, the other may have become outdated since it was read.
             if len(found) > n_written:
                 break
         return max(found, key=lambda one: one[0])
@@ -69,7 +71,9 @@ class Reports:
     Parameters
     ----------
     commons : Commons
+        Where they are.
     rank, size : int
+        This rank, and the number of ranks.
 
     Attributes
     ----------
@@ -110,5 +114,5 @@ class Reports:
         return [json.loads(text) if text else None for text in texts]
 
 
-def _checksum(number, text):
+def _checksum(number: int, text: bytes) -> int:
     return zlib.crc32(text, zlib.crc32(_NUMBER.pack(number)))

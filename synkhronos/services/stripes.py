@@ -33,7 +33,9 @@ class Stripes:
     Parameters
     ----------
     commons : Commons
+        Where the stripes are.
     name : str
+        The name by which all ranks know them.
     layout : bytes
         Describes the contents. The first rank writes it.
     check : callable
@@ -50,6 +52,7 @@ class Stripes:
     is_first : bool
         Whether this rank has called `fill`.
     member : int
+        The number that this rank owns, from 0.
     order : list of int
         The stripes in the order in which this rank visits them.
     """
@@ -76,7 +79,7 @@ class Stripes:
             first.release()
         self._become_member()
 
-    def _begin(self, check, fill):
+    def _begin(self, check: Callable[[bytes], None], fill: Callable[[int, np.ndarray], None]) -> bool:
         """Fill the stripes unless a rank has already filled them completely."""
         header = self._array("", 2, "int64").data
         if header[_READY]:
@@ -93,19 +96,19 @@ class Stripes:
         header[_READY] = 1
         return True
 
-    def _describe(self, length):
+    def _describe(self, length: int) -> np.ndarray:
         return self._array(f"layout of {length} bytes", length, "uint8")
 
-    def _open(self):
+    def _open(self) -> None:
         shape = self._count, self._nbytes
         self._memories = list(self._array("{} x {}".format(*shape), shape, "uint8"))
         self._table = self._array(f"table of {self._count}", (self._count, 2), "int64").data
         self._members = self._array("members", (_MEMBERS, 3), "int64").data
 
-    def _array(self, part, shape, dtype):
+    def _array(self, part: str, shape: int | Sequence[int], dtype: str) -> np.ndarray:
         return self._commons.array(f"{self._name} {part}".rstrip(), shape, dtype)
 
-    def _become_member(self):
+    def _become_member(self) -> None:
         locks = enumerate(self._commons.locks(f"{self._name} members", _MEMBERS))
         for self.member, self._own in locks:
             if self._own.try_acquire():
@@ -134,14 +137,14 @@ class Stripes:
     def change(self, work: Callable[[int, np.ndarray, np.ndarray], None]) -> None:
         """Call ``work(number, memory, new)`` for each stripe, under its lock. It writes all of `new`."""
 
-        def replace(number, memory):
+        def replace(number: int, memory: np.ndarray) -> None:
             work(number, memory, self.spare)
             self.replace(number)
 
         self._visit(replace)
 
-    def _visit(self, work):
-        def visit(number):
+    def _visit(self, work: Callable[[int, np.ndarray], None]) -> None:
+        def visit(number: int) -> bool:
             memory = self.enter(number)
             if memory is None:
                 return False
@@ -188,14 +191,14 @@ class Stripes:
         """Let another rank be this member."""
         self._own.release()
 
-    def _finish(self, number):
+    def _finish(self, number: int) -> None:
         """Complete the last change of a stripe if its member died before doing so."""
         last = self._table[number, _LAST] - 1
         if last >= 0 and self._members[last, _SPARE] == self._table[number, _MEMORY]:
             self._members[last, _SPARE] = self._members[last, _FORMER]
 
-    def _memory(self, number):
-        """Return a memory by its number: first the memories of the stripes, then one for each member."""
+    def _memory(self, number: int) -> np.ndarray:
+        """Return a memory by its number: first those of the stripes, then a memory for each member."""
         while number > len(self._memories):
             spare = f"spare {len(self._memories) - self._count} of {self._nbytes} bytes"
             self._memories.append(self._array(spare, self._nbytes, "uint8"))

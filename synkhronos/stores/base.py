@@ -60,6 +60,7 @@ class Store(ABC):
         Parameters
         ----------
         array : numpy.ndarray
+            The array.
         constant : bool
             Whether it never changes. Other machines then keep it as long as this handle object lives.
         """
@@ -117,5 +118,5 @@ class Store(ABC):
         self.commons.clear()
 
     def close(self) -> None:
-        """Free what is not memory, at the end of a world."""
+        """Free all resources other than memory, at the end of a world."""
         self.commons.close()

@@ -77,7 +77,7 @@ class Lock(ABC):
         """Whether no rank holds it."""
 
 
-def _sleep():
+def _sleep() -> None:
     time.sleep(_NAP)
 
 
@@ -141,7 +141,7 @@ class Commons(ABC):
         """Give back all locks that this rank holds, for example after an interrupt."""
 
     def close(self) -> None:  # noqa: B027
-        """Free what is not memory, at the end of a world."""
+        """Close the file of the locks, at the end of a world."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -153,7 +153,7 @@ class Commons(ABC):
 
 
 def checked(name: str, shape: int | Sequence[int], dtype: DTypeLike) -> tuple[tuple[int, ...], np.dtype]:
-    """Return the shape and the dtype of an array to be created, or raise an error that says why not."""
+    """Return the shape and the dtype of an array to be created, or raise an error with the reason."""
     if not isinstance(name, str) or not name:
         raise TypeError(f"commons: expected a name, a string that is not empty, got {name!r}")
     extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
@@ -192,7 +192,7 @@ class LockFile:
     Parameters
     ----------
     file : file object, optional
-        By default a new one.
+        By default a new file.
     """
 
     def __init__(self, file: Any = None) -> None:
@@ -200,7 +200,7 @@ class LockFile:
         self._number = self._file.fileno()
         # It has nothing to do after `close`, so no signal handler can run in it then.
         self._finish = weakref.finalize(self, self._file.close)
-        # Record locks do not exclude this process itself, so what it holds is listed here. A forked
+        # Record locks do not exclude this process itself, so its own locks are listed here. A forked
         # process has another id, and so holds nothing.
         self._held: dict[tuple[int, int], object] = {}
 
@@ -272,7 +272,7 @@ class SharedCommons(Commons):
     memory : SharedMemory
         Its first span that belongs to no rank is used.
     locks : LockFile, optional
-        By default a new one.
+        By default a new file.
     """
 
     def __init__(self, memory: SharedMemory, locks: LockFile | None = None) -> None:
@@ -283,7 +283,7 @@ class SharedCommons(Commons):
         self._log = self._start + _PAGE
         self._forget()
 
-    def _forget(self):
+    def _forget(self) -> None:
         """Start to read the directory from its beginning."""
         self._read = 0  # bytes of the log
         self._places: dict[str, tuple] = {}  # offset, shape and dtype by name
@@ -309,7 +309,7 @@ class SharedCommons(Commons):
         check_same(name, tuple(there), asked)
         return np.ndarray(*asked, self.memory.mapping, offset)
 
-    def _follow(self):
+    def _follow(self) -> None:
         """Read the records that were written since the last time."""
         if self._header[_GENERATION] != self._generation:
             self._forget()
@@ -321,7 +321,7 @@ class SharedCommons(Commons):
             self._note(name, *place)
             self._read += _WORD.size + nbytes
 
-    def _note(self, name, offset, shape, dtype):
+    def _note(self, name: str, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self._places[name] = offset, shape, dtype
         stop = offset + math.prod(shape) * dtype.itemsize
         if offset >= self._large:
@@ -329,7 +329,7 @@ class SharedCommons(Commons):
         else:
             self._next_small = _round_up(max(stop, offset + 1), _ALIGNMENT)
 
-    def _create(self, name, shape, dtype):
+    def _create(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
         """Allocate an array, then append its record."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < _PAGE:
@@ -374,7 +374,7 @@ class SharedCommons(Commons):
             self._forget()
 
 
-def _round_up(number, unit):
+def _round_up(number: int, unit: int) -> int:
     return -(-number // unit) * unit
 
 

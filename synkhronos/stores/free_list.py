@@ -1,4 +1,4 @@
-"""Which ranges of a memory are free, and whether an exception has ended a change of that halfway."""
+"""Which ranges of a memory are free, and whether an exception has interrupted a change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RANGES, _NEXT = "ranges", "next"
 
 
 def gaps(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
-    """Return what some ranges leave between two bounds, a list of ``(start, stop)``, in order."""
+    """Return the gaps between some ranges and two bounds, a list of ``(start, stop)``, in order."""
     found = []
     for low, high in [*sorted(ranges), (stop, stop)]:
         if start < min(low, stop):
@@ -83,14 +83,14 @@ class FreeList:
             if not found or self._change(state, left):
                 return found
 
-    def _newest(self):
+    def _newest(self) -> dict[str, Any]:
         state = self._state
         while _NEXT in state:
             state = state[_NEXT]
         return state
 
-    def _change(self, state, ranges):
-        """Let a list follow another one; return False if another list has followed that already."""
+    def _change(self, state: dict[str, Any], ranges: list[tuple[int, int]]) -> bool:
+        """Let a new list follow another list; return False if that has a follower already."""
         new = {_RANGES: ranges}
         if state.setdefault(_NEXT, new) is not new:
             return False

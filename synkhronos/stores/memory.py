@@ -16,6 +16,7 @@ import gc
 import mmap
 import os
 import sys
+from typing import Iterable
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class _Block:
 
     __slots__ = ("_mapping", "__array_interface__", "__weakref__")
 
-    def __init__(self, memory, offset, size):
+    def __init__(self, memory: SharedMemory, offset: int, size: int) -> None:
         self._mapping = memory.mapping
         self.__array_interface__ = {
             "data": (memory.address + offset, False),
@@ -71,6 +72,7 @@ class SharedMemory:
     Attributes
     ----------
     mapping : mmap.mmap
+        The memory of all spans.
     address : int
         The address of the mapping in this process.
     """
@@ -92,7 +94,7 @@ class SharedMemory:
         self._end = self.address + self._span * (ranks + _FURTHER)
         room = memory_room()
         self._keep = min(_KEPT, (total if room is None else min(total, room)) // (8 * ranks))
-        # What other ranks and processes may allocate between two checks of the available memory.
+        # Bytes that other ranks and processes may allocate between two checks of the available memory
         self._spare = _CHECKED * (1 + ranks)
         for index in range(ranks + _FURTHER):
             _, start, stop = self.parts_of_span(index)
@@ -170,20 +172,20 @@ class SharedMemory:
         if self._changes.any_lost:
             self._find_lost()
 
-    def _free(self, offset, nbytes):
+    def _free(self, offset: int, nbytes: int) -> None:
         if offset < self._large.lowest:
             self._small.give(offset, nbytes)
             return
         # The block is freed last: other threads may allocate it at once.
-        self._resident.cut(offset, offset + nbytes)  # what an exception has left there
+        self._resident.cut(offset, offset + nbytes)  # remains of a change that an exception interrupted
         if _length(self._resident.holes()) + nbytes > self._keep:
             self.give_back(offset, offset + nbytes)
         else:
             self._resident.give(offset, nbytes)
         self._large.give(offset, nbytes)
 
-    def _find_lost(self):
-        """Free what is neither free nor in use, after a signal handler has raised in a change.
+    def _find_lost(self) -> None:
+        """Free ranges that are neither free nor in use, after a signal handler has raised in a change.
 
         While another thread changes the lists, this is left to a later call.
         """
@@ -208,7 +210,7 @@ class SharedMemory:
         self.collect()
         for resident in self._resident.holes():
             with self._changes:
-                # Other threads must not allocate what is returned.
+                # Other threads must not allocate the pages that are returned.
                 for start, stop in self._large.cut(*resident):
                     try:
                         self.give_back(start, stop)
@@ -245,7 +247,7 @@ class SharedMemory:
             self._require(stop - start, nbytes)
             np.frombuffer(self.mapping, np.uint8, stop - start, start)[::_PAGE] = 0
 
-    def _require(self, nbytes, of):
+    def _require(self, nbytes: int, of: int) -> None:
         """Raise ``MemoryError`` unless this many bytes are available, for a block of `of` bytes."""
         left = _memory_left() - self._spare
         if nbytes > left:
@@ -268,7 +270,7 @@ class SharedMemory:
         return array.ctypes.data - self.address
 
 
-def _map(span, ranks, file):
+def _map(span: int, ranks: int, file: int) -> tuple[mmap.mmap, int]:
     """Return a mapping of the spans, and the size of a span: the requested size, or less."""
     flags = mmap.MAP_SHARED | _NORESERVE | (mmap.MAP_ANONYMOUS if file < 0 else 0)
     limited = collected = False
@@ -299,11 +301,11 @@ def _map(span, ranks, file):
         span, limited = max(span // 2, _SMALLEST_SPAN), False
 
 
-def _length(ranges):
+def _length(ranges: Iterable[tuple[int, int]]) -> int:
     return sum([stop - start for start, stop in ranges])
 
 
-def _memory_left():
+def _memory_left() -> int:
     import psutil
 
     try:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from typing import Sequence
 
 import numpy as np
 
+from synkhronos._typing import DTypeLike
 from synkhronos.stores.base import Store
 from synkhronos.stores.commons import Commons, Lock, check_index, check_same, checked
 from synkhronos.stores.handle import Handle
@@ -21,43 +23,46 @@ class NaiveHandle(Handle):
 
     __slots__ = ("number", "shape", "dtype", "copy")
 
-    def __init__(self, number, shape, dtype, copy=None):
+    def __init__(
+        self, number: int, shape: tuple[int, ...], dtype: str, copy: np.ndarray | None = None
+    ) -> None:
         self.number, self.shape, self.dtype = number, shape, dtype
         self.copy = copy  # keeps the copy made by `put` alive
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return NaiveHandle, (self.number, self.shape, self.dtype)
 
 
 class NaiveStore(Store):
     """Arrays by number. All ranks use the same store object."""
 
-    def __init__(self, ranks):
+    def __init__(self, ranks: int) -> None:
         super().__init__()
         self.ranks = ranks
         self._numbers = itertools.count()
-        self._arrays = weakref.WeakValueDictionary()
-        self._made = weakref.WeakValueDictionary()  # by id, the arrays returned by `empty`
+        self._arrays: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
+        # By id, the arrays returned by `empty`
+        self._made: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
         self.commons = NaiveCommons()
 
-    def empty(self, shape, dtype):
+    def empty(self, shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
         array = np.empty(shape, dtype)
         self._made[id(array)] = array
         return array
 
-    def put(self, array, constant=False):
+    def put(self, array: np.ndarray, constant: bool = False) -> NaiveHandle:
         copy = None if array in self else np.array(array, order="C")
         number = next(self._numbers)
         self._arrays[number] = array if copy is None else copy
         return NaiveHandle(number, array.shape, array.dtype.str, copy)
 
-    def _get(self, handle):
+    def _get(self, handle: NaiveHandle) -> np.ndarray:
         return self._arrays[handle.number].copy()
 
-    def free(self, handle):
+    def free(self, handle: NaiveHandle) -> None:
         handle.copy = None
 
-    def __contains__(self, array):
+    def __contains__(self, array: np.ndarray) -> bool:
         owner = array
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
@@ -65,29 +70,30 @@ class NaiveStore(Store):
 
 
 class NaiveCommons(Commons):
-    """Arrays by name, and the thread that holds each lock. No thread is killed while it holds one."""
+    """Arrays by name, and the thread that holds each lock. No thread is killed while it holds a lock."""
 
-    def __init__(self):
-        self._arrays = {}
-        self._holders = {}  # by number of each held lock: the thread
+    def __init__(self) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+        # By number of each held lock: the thread, and an object of its own
+        self._holders: dict[int, tuple[int, object]] = {}
         self._one = threading.Lock()
 
-    def array(self, name, shape, dtype):
+    def array(self, name: str, shape: int | Sequence[int], dtype: DTypeLike) -> np.ndarray:
         asked = checked(name, shape, dtype)
         with self._one:
             array = self._arrays.setdefault(name, np.zeros(*asked))
         check_same(name, (array.shape, array.dtype), asked)
         return array
 
-    def lock(self, index):
+    def lock(self, index: int) -> NaiveLock:
         return NaiveLock(self._holders, check_index(index))
 
-    def release_locks(self):
+    def release_locks(self) -> None:
         own = threading.get_ident()
         for index in [index for index, holder in list(self._holders.items()) if holder[0] == own]:
             self._holders.pop(index, None)
 
-    def clear(self):
+    def clear(self) -> None:
         with self._one:
             for array in self._arrays.values():
                 array[...] = 0
@@ -99,17 +105,17 @@ class NaiveLock(Lock):
 
     __slots__ = ("_holders", "_index")
 
-    def __init__(self, holders, index):
+    def __init__(self, holders: dict[int, tuple[int, object]], index: int) -> None:
         self._holders, self._index = holders, index
 
-    def try_acquire(self):
+    def try_acquire(self) -> bool:
         own = threading.get_ident(), object()
         return self._holders.setdefault(self._index, own) is own
 
-    def release(self):
+    def release(self) -> None:
         if self._holders.get(self._index, (None,))[0] != threading.get_ident():
             raise RuntimeError(f"commons: the lock {self._index} is not held by this rank")
         del self._holders[self._index]
 
-    def is_free(self):
+    def is_free(self) -> bool:
         return self._index not in self._holders

@@ -15,6 +15,7 @@ class Need(NamedTuple):
     Attributes
     ----------
     handle : Handle
+        The array.
     rows : range, numpy.ndarray or None
         None for the whole array.
     axis : int
@@ -29,7 +30,7 @@ class Need(NamedTuple):
     lasts: bool = False
 
 
-#: ``needs(ranks, size)`` returns what consecutive ranks, a ``range``, need.
+#: ``needs(ranks, size)`` returns the needs of consecutive ranks, a ``range``.
 Needs = Callable[[range, int], Iterable[Need]]
 
 
@@ -45,13 +46,13 @@ def combine(needs: Iterable[Need]) -> list[Need]:
     return list(combined.values())
 
 
-def _with_unique_rows(need):
+def _with_unique_rows(need: Need) -> Need:
     if need.rows is None or type(need.rows) is range:
         return need
     return need._replace(rows=np.unique(need.rows))
 
 
-def _both(one, other):
+def _both(one: Need, other: Need) -> Need:
     if other.rows is None or one.axis != other.axis:
         return Need(one.handle)
     if type(one.rows) is type(other.rows) is range and one.rows == other.rows:

@@ -35,6 +35,7 @@ class SharedMemoryStore(Store):
     Parameters
     ----------
     memory : SharedMemory
+        The memory of the arrays.
     """
 
     epoch = 0

@@ -6,11 +6,9 @@ before the next command, and a short command takes no time for memory that anoth
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Sequence
 
 if TYPE_CHECKING:
-    from typing import Sequence
-
     from synkhronos.stores.base import Store
 
 _LINE = 8  # numbers of 8 bytes in a cache line

@@ -82,7 +82,7 @@ def choose_devices(
     return [f"cuda{number}" for number in range(n_parallel or n_gpu)]
 
 
-def _warn_of_a_crowd(size):
+def _warn_of_a_crowd(size: int) -> None:
     if size > _CROWD * cores():
         _logger.warning(
             "%d processes share %d core(s): they start and compute slowly; one per core is fastest",
@@ -92,7 +92,7 @@ def _warn_of_a_crowd(size):
 
 
 def check_devices(n_parallel: int | None, use_gpu: bool | None, devices: Sequence[str]) -> list[str]:
-    """Return the argument `devices` of ``fork()``, or raise an error that explains what is wrong."""
+    """Return the argument `devices` of ``fork()``, or raise an error if it is wrong."""
     if not isinstance(devices, (list, tuple)) or not all(isinstance(one, str) for one in devices):
         raise TypeError(f"fork: devices: expected a list of device names, got {devices!r}")
     if not devices:
@@ -120,7 +120,7 @@ def check_devices(n_parallel: int | None, use_gpu: bool | None, devices: Sequenc
     return list(devices)
 
 
-def _check_gpus(devices):
+def _check_gpus(devices: Sequence[str]) -> None:
     if compiler.NAME == "pytensor":
         raise ValueError(
             f"fork: devices: with PyTensor all ranks compute on the CPU; expected 'cpu' for each, or "
@@ -132,7 +132,7 @@ def _check_gpus(devices):
         )
 
 
-def _check_jax(devices):
+def _check_jax(devices: Sequence[str]) -> None:
     if compiler.NAME != "pytensor":
         raise ValueError(
             f"fork: devices: {devices} need PyTensor, and this process uses {compiler.TITLE}; import "
@@ -157,16 +157,16 @@ def kind_of(device: str) -> str | None:
     return None
 
 
-def _is_number(text):
+def _is_number(text: str) -> bool:
     return not text or text.isdecimal()
 
 
-def _is_pair(text):
+def _is_pair(text: str) -> bool:
     platform, colon, number = text.partition(":")
     return platform.isdecimal() and bool(colon) and number.isdecimal()
 
 
-def _why_no_gpu():
+def _why_no_gpu() -> str:
     if compiler.NAME == "pytensor":
         return "fork: use_gpu=True, but with PyTensor all ranks compute on the CPU; use use_gpu=False"
     if find_spec("pygpu") is None:
@@ -228,7 +228,7 @@ class Bind(Command):
         return None
 
 
-def _set_up(engine, device, here):
+def _set_up(engine: Any, device: str, here: Here) -> None:
     try:
         engine.setup(device, announce=here.is_master)
     except Exception as error:
@@ -237,7 +237,7 @@ def _set_up(engine, device, here):
         ) from error
 
 
-def _separate_pocl_cache(rank):
+def _separate_pocl_cache(rank: int) -> None:
     """Give this rank a PoCL cache of its own.
 
     If two ranks build the same kernel in one cache, PoCL 3.1 can fail with "Unknown error".
@@ -246,7 +246,7 @@ def _separate_pocl_cache(rank):
     os.environ["POCL_CACHE_DIR"] = os.path.join(shared, f"synkhronos-{rank}")
 
 
-def _make_ranks_look_apart(rank):
+def _make_ranks_look_apart(rank: int) -> None:
     """Make NCCL treat ranks on one GPU as ranks on different hosts, connected by loopback."""
     # A value that is set already may be inherited from another rank, or meant for all ranks.
     os.environ["NCCL_HOSTID"] = f"{os.environ.get('NCCL_HOSTID', 'synkhronos')}-{rank}"

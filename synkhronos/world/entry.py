@@ -1,4 +1,4 @@
-"""What a public function does first."""
+"""The entry to public functions: they take the turn."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ def in_turn(function: _Callable) -> _Callable:
         with current_world().turn:
             return function(*args, **kwargs)
 
-    return call  # type: ignore[return-value]
+    return call  # type: ignore[return-value]  # it has the function's signature

@@ -16,7 +16,7 @@ from synkhronos.world.world import World, current_world
 
 
 class FusedCommand(Command):
-    """Several commands, run in order. A change ``(place, change)`` is one of the command in a place."""
+    """Several commands, run in order. A change ``(place, change)`` changes the command in this place."""
 
     def __init__(self, commands: Sequence[Command]) -> None:
         self.commands = commands
@@ -41,7 +41,7 @@ class FusedCommand(Command):
     def prepare(self, here: Here) -> Callable[[tuple[int, Any] | None], list]:
         prepared = [command.prepare(here) for command in self.commands]
 
-        def run(change):
+        def run(change: tuple[int, Any] | None) -> list:
             place, part = (-1, None) if change is None else change
             return [one(part if at == place else None) for at, one in enumerate(prepared)]
 
@@ -95,10 +95,10 @@ class Pending:
 
 
 class _Exit:
-    """The method ``__exit__`` of a block, of which only the ``with`` statement has a reference.
+    """The method ``__exit__`` of a block, to which only the ``with`` statement has a reference.
 
     A signal handler may raise an exception at its start, before it does anything. Python then drops the
-    reference, which tells that the block is over, even while the traceback keeps the block.
+    reference, so the block is known to be over, even while the traceback keeps the block.
     """
 
     def __get__(self, block: _Block | None, owner: Any) -> Callable[..., None]:
@@ -170,7 +170,7 @@ class _Block(contextlib.ContextDecorator):
                 self._used.clear()
                 self._observers.clear()
 
-    def _end(self, commands):
+    def _end(self, commands: list[Command]) -> None:
         if self.instead is not None:
             self.instead(commands)
             return
@@ -190,7 +190,7 @@ class _Block(contextlib.ContextDecorator):
         self._used.append(used)
         return pending
 
-    def _run(self):
+    def _run(self) -> None:
         self.recorded = RecordedCalls(self._world, self._calls)
         for pending, result in zip(self._pending, self.recorded.run()):
             pending._results = (result,)
@@ -228,7 +228,7 @@ class RecordedCalls:
             self._plan = Plan(self._world.registry, FusedCommand(commands))
         return self._finished(ChangedPlan(self._plan, (place, change)))
 
-    def _finished(self, command):
+    def _finished(self, command: Command) -> list[Any]:
         by_rank = self._world.run(command)
         return [finish(list(results)) for finish, results in zip(self._finishes, zip(*by_rank))]
 

@@ -28,13 +28,13 @@ def states() -> tuple:
 
 
 def fingerprints() -> tuple[int, int]:
-    """Return a number for the state of ``random``, and one for that of ``numpy.random``."""
+    """Return a number for the state of ``random``, and a number for the state of ``numpy.random``."""
     of_python, of_numpy = map(_fingerprint, states())
     return of_python, of_numpy
 
 
 def entropy(*others: int) -> list[int]:
-    """Return a number that depends on the state of ``numpy.random``, followed by the given ones."""
+    """Return a number that depends on the state of ``numpy.random``, followed by the given numbers."""
     return [fingerprints()[1], *others]
 
 
@@ -42,7 +42,7 @@ def seed(given: tuple[int, int], *others: int) -> None:
     """Seed the generators of this process; each depends on its fingerprint and on the other numbers."""
     of_python, of_numpy = (np.random.SeedSequence([one, *others]) for one in given)
     random.seed(of_python.generate_state(_SEED_WORDS).tobytes())
-    # `np.random.seed` is for one kind of generator only, and scripts can choose another one.
+    # `np.random.seed` is for a single kind of generator, and scripts can choose another kind.
     kind = getattr(np.random, np.random.get_state(legacy=False)["bit_generator"], None)
     if kind is not None:  # it is NumPy's own
         np.random.set_state({**kind(of_numpy).state, "has_gauss": 0, "gauss": 0.0})
@@ -79,10 +79,10 @@ def restore(given: tuple[Any, Any]) -> None:
     np.random.set_state(of_numpy)
 
 
-def _fingerprint(state):
+def _fingerprint(state: Any) -> int:
     return int.from_bytes(hashlib.blake2b(pickle.dumps(state), digest_size=16).digest(), "little")
 
 
-def _has_own_process(here):
+def _has_own_process(here: Here) -> bool:
     """Whether this rank is a worker in a process of its own, and not a thread of the script's."""
     return not here.is_master and threading.current_thread() is threading.main_thread()

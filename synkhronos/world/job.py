@@ -1,4 +1,4 @@
-"""The machines of an MPI job: how their leaders find each other, and what the leaders of workers run.
+"""The machines of an MPI job: how their leaders find each other, and the loop of the leaders of workers.
 
 The script runs in the first task of the job. On every other machine, one task leads the ranks of the
 machine: it waits until the script calls ``fork()``, forks the ranks, and is one of them, until the
@@ -46,15 +46,14 @@ _START, _TOGETHER, _EXIT = "start", "together", "exit"
 
 
 class _WorldOfJob(NamedTuple):
-    """What the master tells the other leaders of a world.
+    """The facts that the master tells the other leaders of a world.
 
     Attributes
     ----------
     by_machine : list of list of str
         The device of each rank.
-    master_rank : int
-    timeout : float or None
-    profile_workers : bool
+    master_rank, timeout, profile_workers
+        As given to ``fork()``.
     """
 
     by_machine: list[list[str]]
@@ -69,7 +68,7 @@ class _WorldOfJob(NamedTuple):
 
 
 class Machines:
-    """The machines of this job, as the leader of one of them sees it.
+    """The machines of this job, as seen by the leader of a machine.
 
     Attributes
     ----------
@@ -89,14 +88,17 @@ class Machines:
             ) from error
         self._tasks = Tasks(job.tasks_apart())
         self._use_all_cores()
-        self.leaders = None if self._tasks.links is None else Leaders(self._tasks.links)
+        # A task that leads no machine does not use it.
+        self.leaders: Leaders = (
+            None if self._tasks.links is None else Leaders(self._tasks.links)  # type: ignore[assignment]
+        )
         if self.leaders is not None:
             own = pickle.dumps(self._fact())
-            self.facts = [pickle.loads(one) for one in self.leaders.exchange(own)]
+            self.facts: Sequence[Fact] = [pickle.loads(one) for one in self.leaders.exchange(own)]
             check_versions(self.facts)
-        self._world: Any = None  # the last one, a `_WorldOfJob`
+        self._world: Any = None  # the last `_WorldOfJob`
 
-    def _use_all_cores(self):
+    def _use_all_cores(self) -> None:
         """Also use the cores of this machine's other tasks, which only wait."""
         if self._tasks.tasks_here > 1 and self._tasks.links is not None:
             before = cores()
@@ -104,7 +106,7 @@ class Machines:
             if cores() > before:
                 use_more_cores(before)
 
-    def _fact(self):
+    def _fact(self) -> Fact:
         tasks = max(1, self._tasks.tasks_here - job.spare_tasks())
         return Fact(
             socket.gethostname(),
@@ -135,16 +137,18 @@ class Machines:
         self._tell(_START, self._world)
         return self._transport(self._world)
 
-    def _tell(self, what, *details):
+    def _tell(self, what: str, *details: Any) -> None:
         self.leaders.begin(self.leaders.number + 1)
         for machine in range(1, self.leaders.size):
             self.leaders.send(machine, CONTROL, (what, *details))
 
-    def _transport(self, world, former=None):
+    def _transport(
+        self, world: _WorldOfJob, former: MachinesTransport | None = None
+    ) -> MachinesTransport:
         ranges = world.ranges
         own = ranges[self.leaders.rank]
         first = own.index(world.master_rank) if self.leaders.rank == 0 else 0
-        store = None if former is None else former.store
+        store: Any = None if former is None else former.store
         local_store = None if store is None else store.local
         local = LocalTransport(len(own), first, world.timeout, store=local_store, labels=own)
         courier = NO_COURIER if self._tasks.here is None else TaskCourier(self._tasks.here)
@@ -194,7 +198,7 @@ class Machines:
             self._tasks.meet_again()
             self.serve()
 
-    def _serve_worlds(self):
+    def _serve_worlds(self) -> None:
         while True:
             try:
                 number, message, _ = self.leaders.receive(0, CONTROL, np.empty, True)
@@ -212,7 +216,7 @@ class Machines:
                 self.leaders.begin(number)
                 self._lead(message[1])
 
-    def _send_courier_home(self):
+    def _send_courier_home(self) -> None:
         if self._tasks.here is not None:
             couriers.send_home(self._tasks.here)
 
@@ -222,7 +226,7 @@ class Machines:
         """Whether the task that runs the script is known to have died."""
         return self._tasks.has_script_died()
 
-    def _go_on_with_the_living(self):
+    def _go_on_with_the_living(self) -> None:
         """Master: after tasks have died, remove them and their machines from the job."""
         if not self._tasks.have_died():
             return
@@ -233,7 +237,7 @@ class Machines:
                 self.leaders.send(machine, CONTROL, (_TOGETHER,))
         self._meet_again()
 
-    def _meet_again(self):
+    def _meet_again(self) -> None:
         former = self.leaders.rank
         self._send_courier_home()
         self._tasks.call_together()
@@ -245,7 +249,7 @@ class Machines:
             by_machine = [self._world.by_machine[machine] for machine in formers]
             self._world = self._world._replace(by_machine=by_machine)
 
-    def _lead(self, order):
+    def _lead(self, order: _WorldOfJob) -> None:
         try:
             transport = self._transport(order)
             engine = make_engine(order.by_machine[self.leaders.rank])
@@ -315,5 +319,5 @@ def serve() -> None:
             from synkhronos.machines.mpi import abort
 
             abort()  # else mpirun waits for all tasks, and returns 0
-        # The other tasks are notified if a signal ends this one, but would wait for it if it exited.
+        # The other tasks are notified if a signal ends this task, but would wait for it if it exited.
         os.kill(os.getpid(), signal.SIGKILL)

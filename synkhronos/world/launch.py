@@ -8,7 +8,7 @@ import os
 import warnings
 import weakref
 from types import TracebackType
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 from synkhronos._checks import check_flag, check_int, check_number
 from synkhronos._errors import AlreadyForkedError
@@ -31,6 +31,9 @@ from synkhronos.world.options import CHOICES, FAST, MODES, REFUSE, THREADS, WAIT
 from synkhronos.world.placement import by_rank
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world, world_exists
+
+if TYPE_CHECKING:
+    from synkhronos.world.job import Machines
 
 #: An environment variable. If it is 1, every call compares the replicas of shared variables.
 CHECK = "SYNKHRONOS_CHECK"
@@ -191,15 +194,19 @@ def fork(
     return processes
 
 
-def _options(profile_workers, check, verify, threads, pass_fds):
+def _options(
+    profile_workers: bool, check: bool | None, verify: str | None, threads: str, pass_fds: Sequence[Any]
+) -> Options:
     profile_workers = check_flag(profile_workers, "fork: profile_workers")
     audits = os.environ.get(CHECK) == "1" if check is None else check_flag(check, "fork: check")
     verify = _check_choice(VERIFY, "verify", verify, MODES)
     return Options(profile_workers, audits, verify, _check_threads(threads), _check_files(pass_fds))
 
 
-def _place(n_parallel, use_gpu, devices):
-    """Return the machines of this process's job, None for a single one, and the devices of each."""
+def _place(
+    n_parallel: int | None, use_gpu: bool | None, devices: Sequence[str] | None
+) -> tuple[Machines | None, list[list[str]]]:
+    """Return the machines of this process's job, None for a single machine, and the devices of each."""
     machines = None
     if job.own_task() is not None:
         from synkhronos.world.job import machines_of_job
@@ -214,20 +221,26 @@ def _place(n_parallel, use_gpu, devices):
     return None, [choose_devices(n_parallel, use_gpu, devices)]
 
 
-def _make_transport(machines, by_machine, master_rank, timeout, options) -> Transport:
+def _make_transport(
+    machines: Machines | None,
+    by_machine: list[list[str]],
+    master_rank: int,
+    timeout: float | None,
+    options: Options,
+) -> Transport:
     if machines is None:
         return LocalTransport(len(by_machine[0]), master_rank, timeout)
     return machines.start(by_machine, master_rank, timeout, options.profile_workers)
 
 
-def _check_master(master_rank, size):
+def _check_master(master_rank: Any, size: int) -> int:
     master_rank = check_int(master_rank, "fork: master_rank")
     if not 0 <= master_rank < size:
         raise ValueError(f"fork: master_rank: expected 0 to {size - 1}, got {master_rank}")
     return master_rank
 
 
-def _check_choice(variable, name, given, choices):
+def _check_choice(variable: str, name: str, given: str | None, choices: Sequence[str]) -> str:
     """Return one of several words: an argument, the value of an environment variable, or the first."""
     where = f"fork: {name}"
     if given is None:
@@ -237,14 +250,14 @@ def _check_choice(variable, name, given, choices):
     return given
 
 
-def _check_threads(threads):
-    """Return whether a call waits during one of another thread."""
+def _check_threads(threads: str) -> bool:
+    """Return whether a call waits during a call of another thread."""
     if threads not in THREADS:
         raise ValueError(f"fork: threads: expected {' or '.join(map(repr, THREADS))}, got {threads!r}")
     return threads == WAIT
 
 
-def _check_files(files):
+def _check_files(files: Sequence[Any]) -> list[int]:
     """Return the descriptors of files."""
     if not isinstance(files, (list, tuple)):
         raise TypeError(f"fork: pass_fds: expected a list of open files or descriptors, got {files!r}")
@@ -260,7 +273,7 @@ def _check_files(files):
     return found
 
 
-def _check_replaceable(world, restart):
+def _check_replaceable(world: World, restart: bool) -> None:
     if not restart:
         raise AlreadyForkedError(
             "fork(): there are processes already; call synk.close() first, or fork(restart=True)"
@@ -272,7 +285,7 @@ def _check_replaceable(world, restart):
         )
 
 
-def _start(world, by_machine):
+def _start(world: World, by_machine: list[list[str]]) -> None:
     """Start the workers, and bind every rank to its device; if that fails, close the world."""
     numbers = [[machine] * len(one) for machine, one in enumerate(by_machine)]
     devices = by_rank(by_machine, world.master_rank)
@@ -337,7 +350,7 @@ def is_forked() -> bool:
 
 
 @atexit.register
-def _close_at_exit():
+def _close_at_exit() -> None:
     if world_exists() and current_world().transport.is_master_process():
         try:
             close()
@@ -345,7 +358,7 @@ def _close_at_exit():
             pass  # it was deferred until everything was closed, and the script ends anyway
 
 
-def _check_timeout(timeout):
+def _check_timeout(timeout: Any) -> float | None:
     if timeout is None:
         return None
     seconds = check_number(timeout, "fork: timeout", "seconds or None")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from typing import TYPE_CHECKING
 
 from synkhronos.host import log
 from synkhronos.host.doctor import blas_kernels
@@ -17,16 +18,19 @@ from synkhronos.transports.base import Transport
 from synkhronos.world.here import Command, Here, Received
 from synkhronos.world.world import World
 
+if TYPE_CHECKING:
+    from synkhronos.engines.base import Engine
+
 
 class LoggedWorld(World):
     """Logs each command with the time that it took, including the wait for the workers."""
 
     n_commands = 0
 
-    def _make_here(self, transport, engine):
+    def _make_here(self, transport: Transport, engine: Engine) -> LoggedHere:
         return LoggedHere(transport, engine)
 
-    def _connect(self, transport, engine):
+    def _connect(self, transport: Transport, engine: Engine) -> None:
         super()._connect(transport, engine)
         log.set_rank(self.here.rank)
         logger.info("%d process(es); this is the master, process %d", self.size, os.getpid())
@@ -81,5 +85,5 @@ class LoggedHere(Here):
         return super().failure(error)
 
 
-def _since(start):
+def _since(start: float) -> str:
     return f"{1e3 * (time.perf_counter() - start):.3f} ms"

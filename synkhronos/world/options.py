@@ -1,16 +1,16 @@
-"""How a world works, as `fork` was told."""
+"""The options of a world: arguments of `fork`."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, Sequence
 
-#: What is verified: the first call; every call; none; the first call, with an error, not a warning.
+#: The calls that are verified: the first; all; none; the first, with an error in place of a warning.
 FIRST, ALWAYS, OFF, RAISE = MODES = ("first", "always", "off", "raise")
 
-#: Whose operations Theano's functions have: this library's where it has one, or only Theano's.
+#: The operations of Theano's functions: this library's where possible, or only Theano's.
 FAST, THEANO = CHOICES = ("fast", "theano")
 
-#: A call while another thread makes one is refused, or waits.
+#: A call during a call of another thread is refused, or waits.
 REFUSE, WAIT = THREADS = ("refuse", "wait")
 
 
@@ -26,7 +26,7 @@ class Options(NamedTuple):
     verify : str
         Which calls are compared with one rank: one of `MODES`.
     waits : bool
-        Whether a call waits while another thread makes one; otherwise it is refused.
+        Whether a call waits during a call of another thread; otherwise it is refused.
     pass_fds : sequence of int
         The file descriptors that workers inherit in any case.
     """

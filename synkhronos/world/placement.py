@@ -1,4 +1,4 @@
-"""Places ranks on several machines, given the arguments of ``fork()`` and what the machines have."""
+"""Places ranks on several machines, given the arguments of ``fork()`` and the facts of the machines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from synkhronos.world.devices import JAX, check_devices, kind_of
 
 
 class Fact(NamedTuple):
-    """What a machine tells the others.
+    """The facts that a machine tells the others.
 
     Attributes
     ----------
     host : str
+        The name of the machine.
     versions : tuple of str
         The versions of this package, Python, NumPy, and the graph compiler with its name.
     digest : str
@@ -26,6 +27,7 @@ class Fact(NamedTuple):
     ranks : int or None
         The number of its ranks, if the job specifies it.
     cores, gpus : int
+        The number of its cores and GPUs.
     devices : list of str or None
         The devices of its ranks, if the job specifies them.
     """
@@ -95,17 +97,19 @@ def place(
     return [[f"cuda{rank}" for rank in range(count)] for count in counts]
 
 
-def _devices_of_job(facts, n_parallel, use_gpu):
+def _devices_of_job(
+    facts: Sequence[Fact], n_parallel: int | None, use_gpu: bool | None
+) -> list[list[str]]:
     without = [fact.host for fact in facts if not fact.devices]
     if without:
         raise ValueError(f"fork: {job.DEVICES} names no devices on {', '.join(without)}")
-    every = [one for fact in facts for one in fact.devices]
+    every = [one for fact in facts for one in fact.devices or ()]
     check_devices(n_parallel, use_gpu, every)
     _check_for_machines(every)
-    return [fact.devices for fact in facts]
+    return [fact.devices or [] for fact in facts]
 
 
-def _check_for_machines(devices):
+def _check_for_machines(devices: Sequence[str]) -> None:
     if kind_of(devices[0]) in JAX:
         raise ValueError(f"fork: devices: devices of JAX are for a single machine, got {devices}")
 

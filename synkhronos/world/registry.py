@@ -20,7 +20,7 @@ class Registry:
     """The master's record of the functions and shared variables of a world.
 
     Every rank refers to them by number, in the order of their registration. The registry does not keep
-    them alive: what the script drops is dropped by the workers, too.
+    them alive: the workers drop all objects that the script drops.
 
     Attributes
     ----------
@@ -33,14 +33,14 @@ class Registry:
     n_functions : int
         How many functions have been registered.
     changes : int
-        Counts what may make a call different that is made again: new functions and variables, and new
+        Counts the changes after which a repeated call may differ: new functions and variables, and new
         workers.
     generation : int
         Counts the starts of workers.
     dropped : list of int
-        What the script has dropped since the ranks were last told.
+        The numbers of objects that the script has dropped since the ranks were last told.
     has_dropped : bool
-        Whether the ranks have to be told now what the script has dropped.
+        Whether the ranks have to be told now of dropped objects.
     token : bytes
         Identifies the world to all ranks.
     unsent : dict
@@ -156,9 +156,9 @@ class Registry:
         run: Callable[[Command], list],
         forget: Callable[[Sequence[int]], None],
     ) -> list:
-        """Return ``run(command)``; before it, all ranks drop what the script has dropped.
+        """Return ``run(command)``; before it, all ranks drop the objects that the script has dropped.
 
-        `forget` does so for what only the master keeps.
+        `forget` frees the state that only the master keeps.
         """
         if self.dropped:
             self.collect()  # which drops more
@@ -179,7 +179,7 @@ class Registry:
 
 
 class Drop(Command):
-    """Free what the script has dropped, then run another command.
+    """Free the objects that the script has dropped, then run another command.
 
     Parameters
     ----------
@@ -188,6 +188,7 @@ class Drop(Command):
     plans : list of int
         The plans that it has dropped.
     command : Command
+        The command to run afterwards.
     """
 
     def __init__(self, numbers: list[int], plans: list[int], command: Command) -> None:
@@ -224,6 +225,6 @@ class Drop(Command):
 
 
 def _collect() -> None:
-    """Free what was dropped: compiled functions contain reference cycles."""
+    """Free dropped objects: compiled functions contain reference cycles."""
     gc.collect()
     heap.trim()

@@ -31,6 +31,7 @@ class Replacing:
     Parameters
     ----------
     world : World
+        The world of the program.
     ended : numpy.ndarray
         For each rank, a number that becomes 1 if it has died and is not replaced.
     """
@@ -68,7 +69,7 @@ class Replacing:
 
 @contextlib.contextmanager
 def replacing_dead(world: World, ended: np.ndarray) -> Iterator[Replacing]:
-    """Return what handles the death of workers in a program in this block.
+    """Return a function that handles the death of workers in a program in this block.
 
     The program continues, and dead workers are replaced if workers can be forked.
     """
@@ -82,7 +83,7 @@ def replacing_dead(world: World, ended: np.ndarray) -> Iterator[Replacing]:
             world.transport.kill()
 
 
-def _replace(world, rank, cause, restarts):
+def _replace(world: World, rank: int, cause: str, restarts: int) -> None:
     here = world.here
     try:
         here.engine.before_fork(world.transport.forks_all)
@@ -98,7 +99,7 @@ def _replace(world, rank, cause, restarts):
         ) from error
 
 
-def _prepare(world, restarts, forked_from, takes_part):
+def _prepare(world: World, restarts: int, forked_from: int, takes_part: bool) -> None:
     """Give a new worker, a copy of the rank whose stream index is `forked_from`, its own state."""
     here = world.here
     here.copy_out_of_store()  # where the other rank continues to write

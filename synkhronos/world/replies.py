@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import traceback
 from pickle import HIGHEST_PROTOCOL, dumps, loads
-from typing import Any, NamedTuple, Sequence
+from typing import Any, NamedTuple, NoReturn, Sequence
 
 from synkhronos._errors import CollectiveAbortedError, WorkerError
 
 
 class Failure(NamedTuple):
-    """What a rank replies whose command has raised an exception.
+    """The reply of a rank whose command has raised an exception.
 
     Attributes
     ----------
@@ -51,8 +51,8 @@ def results_of(replies: Sequence[bytes | None], own: Any, error: BaseException |
     own : object
         The result of the master.
     error : BaseException or None
-        What the command raised in the master. It is raised again, unless it is only the consequence of
-        an error in a worker.
+        The exception that the command raised in the master. It is raised again, unless it is only the
+        consequence of an error in a worker.
 
     Raises
     ------
@@ -71,11 +71,9 @@ def results_of(replies: Sequence[bytes | None], own: Any, error: BaseException |
     return results
 
 
-def _raise(results, error):
-    if error is not None and not isinstance(error, CollectiveAbortedError):
-        raise error
+def _raise(results: Sequence[Any], error: BaseException | None) -> NoReturn:
     failures = [(rank, one) for rank, one in enumerate(results) if type(one) is Failure]
-    if not failures:
+    if error is not None and not (failures and isinstance(error, CollectiveAbortedError)):
         raise error
     rank, first = min(failures, key=lambda pair: pair[1].was_aborted)
     raise WorkerError(rank, first.kind, first.message, first.traceback) from error

@@ -49,12 +49,12 @@ class ThreadLimits:
             else:
                 os.environ[name] = value
 
-    def _wanted(self, library):
+    def _wanted(self, library: Any) -> int:
         """Return the number of threads that a library would use without our limits."""
         name = _VARIABLES.get(library.internal_api, "OMP_NUM_THREADS")
         return self.before.get(library.filepath, self._requested(name))
 
-    def _requested(self, name):
+    def _requested(self, name: str) -> int:
         """Return the number of threads requested by this variable, else by OpenMP's variable."""
         for one in (name, "OMP_NUM_THREADS"):
             try:

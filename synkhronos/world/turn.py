@@ -1,15 +1,15 @@
 """Whose call it is: one call at a time uses the ranks, from its arguments to its outputs.
 
-Outputs are read from the memory of workers, which the next command uses again; so the turn is not a
-command's, but that of a whole call of a public name. A second call, of another thread or of a signal
-handler, is refused, or waits if it is another thread's and `fork` was told so.
+Outputs are read from the memory of workers, which the next command uses again; so the turn belongs to a
+whole call of a public name, not to a command. A second call, of another thread or of a signal handler,
+is refused. A call of another thread waits instead if `fork` has this option.
 
 The turn belongs to the frame of the call that has taken it, and is over when that frame is on the stack
-of no thread any more. So an exception that a signal handler raises between any two steps may prevent
-that the turn is given back, but not that it ends.
+of no thread any more. So if a signal handler raises an exception between any two steps, the turn may
+not be given back, but it ends.
 
-A call that the package makes inside another one is part of it. It is told from the call of a signal
-handler, or of an operation of a graph, by the frames between the two: none is the script's.
+A call that the package makes inside another call is part of it. It is distinguished from the call of a
+signal handler, or of an operation of a graph, by the frames between the two: none is the script's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Turn:
     waits : bool
         Whether a call waits while another thread has the turn.
     check : callable
-        Called before a call waits or is refused. It may raise an error that says more.
+        Called before a call waits or is refused. It may raise a more specific error.
 
     Attributes
     ----------
@@ -53,9 +53,9 @@ class Turn:
     def __init__(self, waits: bool, check: Callable[[], None]) -> None:
         self.thread = 0
         self._waits, self._check = waits, check
-        # A dict for each turn: who has it and, once it is over, the next one; neither entry changes.
+        # A dict for each turn: who has it and, once it is over, the next turn; neither entry changes.
         # Threads and handlers may come between any two steps, but not into one operation of a dict.
-        self._last: dict[str, Any] = {}  # or an earlier one
+        self._last: dict[str, Any] = {}  # or an earlier turn
         self._block = 0  # the thread whose `fuse` block is open
         self._waiting: deque[tuple[FrameType, Any]] = deque()
 
@@ -78,7 +78,7 @@ class Turn:
         else:
             self._give_back(_getframe(1))
 
-    def _give_back(self, frame):
+    def _give_back(self, frame: FrameType) -> None:
         last = self._last
         if _NEXT in last:
             last = self._newest()
@@ -89,13 +89,13 @@ class Turn:
             else:
                 self._last = last.setdefault(_NEXT, {})
 
-    def _newest(self):
+    def _newest(self) -> dict[str, Any]:
         last = self._last
         while _NEXT in last:
             last = last[_NEXT]
         return last
 
-    def _pass_on(self, last):
+    def _pass_on(self, last: dict[str, Any]) -> None:
         """Give the next turn to the thread that has waited longest, unless a block excludes it."""
         following, gate = {}, None
         if not self._block:
@@ -105,7 +105,7 @@ class Turn:
         if gate is not None:
             gate.release()
 
-    def _take(self, frame):
+    def _take(self, frame: FrameType) -> None:
         while not self._try(frame):
             self._check()
             holder = self._newest().get(_HOLDER)
@@ -115,7 +115,7 @@ class Turn:
                 raise SynkhronosError(BUSY)
             self._wait(frame)
 
-    def _try(self, frame):
+    def _try(self, frame: FrameType) -> bool:
         """Return whether this frame, or the call that it is a part of, has the turn now."""
         while True:
             last = self._newest()
@@ -131,7 +131,7 @@ class Turn:
                 return False
             self._last = last.setdefault(_NEXT, {})  # it is over: given back, or lost
 
-    def _wait(self, frame):
+    def _wait(self, frame: FrameType) -> None:
         gate = self._make_gate()
         gate.acquire()
         place = frame, gate
@@ -174,11 +174,11 @@ def takes_turn(method: _Callable) -> _Callable:
         with self.turn:
             return method(self, *args, **kwargs)
 
-    return call  # type: ignore[return-value]
+    return call  # type: ignore[return-value]  # it has the method's signature
 
 
 def _is_part(frame: FrameType | None, holder: FrameType | None) -> bool:
-    """Whether a frame is below another one, and no frame of the script is between them."""
+    """Whether a frame is below another frame, and no frame of the script is between them."""
     while frame is not None and frame is not holder:
         if frame.f_globals.get("__name__", "").partition(".")[0] not in _OWN:
             return False

@@ -13,13 +13,14 @@ from synkhronos.world.threads import ThreadLimits
 
 
 def work(here: Here, threads: ThreadLimits, profile: bool = False) -> None:
-    """Run the master's commands until it sends an empty one.
+    """Run the master's commands until it sends an empty command.
 
     Parameters
     ----------
     here : Here
         This worker's state.
     threads : ThreadLimits
+        The thread limits of this process.
     profile : bool
         Whether to write a cProfile file at the end.
     """
@@ -34,7 +35,7 @@ def work(here: Here, threads: ThreadLimits, profile: bool = False) -> None:
         _write_profile(profiler, f"synk_worker_{here.rank}.prof")
 
 
-def _run_commands(here, threads):
+def _run_commands(here: Here, threads: ThreadLimits) -> None:
     threads.limit(here.transport.ranks_here)
     gc.freeze()  # garbage collection then neither scans nor copies the master's objects
     while True:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from threading import get_ident
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable, Sequence, TypeVar
 
 from synkhronos._errors import (
     BUSY,
@@ -48,9 +48,13 @@ class World:
     Parameters
     ----------
     transport : Transport
+        Connects the ranks.
     engine : Engine
+        The master's engine.
     threads : ThreadLimits
+        The thread limits of the script's process.
     options : Options
+        The arguments of ``fork()``.
 
     Attributes
     ----------
@@ -90,7 +94,7 @@ class World:
         self._recorder: Any = None  # receives the commands inside `fuse`
         self._connect(transport, engine)
 
-    def _connect(self, transport, engine):
+    def _connect(self, transport: Transport, engine: Engine) -> None:
         self.here = self._make_here(transport, engine)
         self.registry.forget_workers()
         self.registry.attach(self.here)
@@ -98,7 +102,7 @@ class World:
         self.started = False
         self.broken: str | None = None
 
-    def _make_here(self, transport, engine):
+    def _make_here(self, transport: Transport, engine: Engine) -> Here:
         return Here(transport, engine)
 
     @property
@@ -126,7 +130,7 @@ class World:
         the numbers of functions and shared variables that were dropped.
         """
         part = self._parts.get(kind)
-        # Another thread may create one at the same time.
+        # Another thread may create a part at the same time.
         return self._parts.setdefault(kind, kind()) if part is None else part
 
     # Workers
@@ -158,12 +162,12 @@ class World:
         work(here, self._threads, self.options.profile_workers)
 
     def renew(self, size: int, master_rank: int) -> None:
-        """End the workers and continue with new ones, which will inherit the state of the master."""
+        """End the workers and continue with new workers, which will inherit the state of the master."""
         with DeferredSignals(), self.turn:
             former, usable = self.here, self.broken is None
             self.mark_broken(f"a restart has begun, but has not ended; {REMEDY}")
             self._end_workers(usable)
-            self.registry.collect()  # new workers need not inherit what was dropped
+            self.registry.collect()  # new workers need not inherit dropped objects
             self._forget(list(self.registry.dropped))
             self.here.copy_out_of_store()
             self._connect(former.transport.successor(size, master_rank), former.engine)
@@ -172,7 +176,7 @@ class World:
                 if hasattr(part, "renew"):
                     part.renew()
 
-    def _end_workers(self, usable):
+    def _end_workers(self, usable: bool) -> None:
         try:
             if self.started and self.size > 1 and usable:
                 self.transport.post(b"")
@@ -224,7 +228,7 @@ class World:
     def submit(self, command: Command, finish: Finish, used: Any = None) -> Any:
         """Run a command and return ``finish(results by rank)``; inside ``fuse()``, record it.
 
-        `used` holds what has to exist until the command has run.
+        `used` holds the objects that have to exist until the command has run.
         """
         if not self.is_recording:
             return finish(self.run(command))
@@ -257,15 +261,15 @@ class World:
                 return self._run_and_drop(command, self._run)
             return self._run(command)
 
-    def _run_and_drop(self, command, run):
+    def _run_and_drop(self, command: Command, run: Callable[[Command], list]) -> list:
         return self.registry.drop_and_run(command, run, self._forget)
 
-    def _forget(self, numbers):
+    def _forget(self, numbers: Sequence[int]) -> None:
         for part in list(self._parts.values()):
             if hasattr(part, "forget"):
                 part.forget(numbers)
 
-    def _run(self, command):
+    def _run(self, command: Command) -> list:
         payload = command.packed()
         transport, own, error = self.here.transport, None, None
         try:
@@ -330,7 +334,7 @@ class World:
             if hasattr(part, "close"):
                 part.close()
         self.here.copy_out_of_store()
-        self.here.comm = None  # it remembers arrays
+        self.here.comm = None  # type: ignore[assignment]  # it keeps arrays alive
         self.here.store.trim()
         self.here.store.trim_others()
         self.here.store.close()
@@ -358,7 +362,7 @@ def enter_world(world: World) -> None:
     _current = world
 
 
-def _refuse_in_child():
+def _refuse_in_child() -> None:
     """In a process that the script forks: it has copies of the objects, but must not use the workers."""
     if _current is not None and not _current.closed:
         _current.transport.is_copy = True
