@@ -58,7 +58,9 @@ class CallPlan(Plan):
         ValueError
             If the script has changed the layout of an array.
         """
-        return self.on_batch(batch) if are_unmoved(args, self.command.handles) else None
+        if not are_unmoved(args, self.command.handles):
+            return None
+        return self if batch is None and self._is_whole else self.on_batch(batch)
 
     def on_batch(self, batch: Batch | None) -> Plan | ChangedPlan | None:
         """Like `again`, on the same arguments."""

@@ -269,7 +269,8 @@ class LocalTransport(Transport):
         # A rank that failed may have passed fewer barriers.
         self._turn = self._passed = self._read = 0
         self.posted = False
-        self._end_program()
+        if self.in_program:
+            self._end_program()
         self._milestones.begin()
         self._mailbox.put(payload)
         self.posted = True
@@ -302,7 +303,8 @@ class LocalTransport(Transport):
         self.end_copy()
         self._turn = self._passed = 0
         self.posted = False
-        self._end_program()
+        if self.in_program:
+            self._end_program()
         self._wait(self._starts[self.rank], self._between, when_idle=when_idle)
         return self._mailbox.get()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import struct
 from abc import ABC, abstractmethod
 from typing import Any, Callable, Iterable, MutableMapping, Sequence
 
@@ -92,6 +93,14 @@ class Command(ABC):
         return type(self).__name__
 
 
+#: The bytes that are sent of a plan without a change. A pickled command is longer.
+PLAN_NUMBER = struct.Struct("<q")
+
+
+def _sent_form(payload: bytes) -> Any:
+    return PLAN_NUMBER.unpack(payload) if len(payload) == PLAN_NUMBER.size else pickle.loads(payload)
+
+
 class Received(Command):
     """A command in the form in which it was sent."""
 
@@ -106,8 +115,8 @@ class Received(Command):
             for one in self._sent[:1]:  # the first command's work empties the caches again
                 Received(one).rehearse(here)
         elif type(self._sent) is tuple:
-            number, change, *_ = self._sent
-            here.plans.command(number).rehearse(here, change)
+            number, *change = self._sent
+            here.plans.command(number).rehearse(here, *change[:1])
         else:
             self._sent.rehearse(here)
 
@@ -129,7 +138,7 @@ class Plans:
         """Return the command of a plan."""
         return self._commands[number]
 
-    def run(self, here: Here, number: int, change: Any, command: Command | None = None) -> Any:
+    def run(self, here: Here, number: int, change: Any = None, command: Command | None = None) -> Any:
         """Run a plan with a change; `command` is the plan's, if this rank may not have it."""
         prepared = self._prepared.get(number)
         if prepared is None:
@@ -305,7 +314,7 @@ class Here:
         """Run the command in these bytes and return the bytes of the reply."""
         self._succeeded = self._last = None
         try:
-            self._last = sent = pickle.loads(payload)
+            self._last = sent = _sent_form(payload)
             if self.sent:
                 self.sent.clear()
                 self.store.collect()
@@ -333,7 +342,7 @@ class Here:
         """
         if self._succeeded is not None and self.log is None:
             with suppress(Exception):  # running the command will report what is wrong
-                Received(pickle.loads(self._succeeded)).rehearse(self)
+                Received(_sent_form(self._succeeded)).rehearse(self)
 
     def failure(self, error: Exception) -> bytes:
         """Return the bytes of a reply that reports how this rank failed."""

@@ -7,7 +7,8 @@ The sent form of a command is one of these:
 Sent                           Command
 =============================  ==============================================================
 a `Command`                    itself
-``(number, change)``           a plan that the rank has, with a change, or None
+``(number,)``                  a plan that the rank has; only the number's eight bytes are sent
+``(number, change)``           a plan that the rank has, with a change
 ``(number, change, command)``  a plan that the rank may not have
 a list of sent forms           a block of commands, in order
 =============================  ==============================================================
@@ -18,11 +19,10 @@ emptied the processor's caches.
 
 from __future__ import annotations
 
-import pickle
 from typing import Any, Callable, Iterable
 
 from synkhronos.stores.required_rows import Need
-from synkhronos.world.here import Command, Here
+from synkhronos.world.here import PLAN_NUMBER, Command, Here
 from synkhronos.world.registry import Registry
 
 
@@ -46,7 +46,8 @@ class Plan(Command):
         self.number = registry.add_plan(self)
         self._registry = registry
         self._generation: int | None = None  # of the workers that have it
-        self._payload = pickle.dumps((self.number, None), pickle.HIGHEST_PROTOCOL)
+        self.needs = command.needs  # type: ignore[method-assign]  # one call less each time
+        self._payload = PLAN_NUMBER.pack(self.number)
 
     @property
     def is_sent(self) -> bool:
@@ -66,10 +67,6 @@ class Plan(Command):
 
     def run(self, here: Here) -> Any:
         return here.plans.run(here, self.number, None, self.command)
-
-    @property
-    def needs(self) -> Callable[[range, int], Iterable[Need]]:
-        return self.command.needs
 
     @property
     def plain(self) -> Command:
