@@ -226,6 +226,7 @@ class Engine(ABC):
 
     arithmetic: Arithmetic = NUMPY
     survives_fork: bool
+    reducers: Mapping[type, Callable[[Any], Any]] = {}  # pickle further objects in graphs, by type
     in_use = "a GPU"
 
     @abstractmethod
@@ -284,6 +285,10 @@ class Engine(ABC):
     @abstractmethod
     def is_shared(self, variable: Variable) -> bool:
         """Whether this is a shared variable, of any type."""
+
+    @abstractmethod
+    def is_function(self, item: Any) -> bool:
+        """Whether this is a function that the compiler has compiled."""
 
     @abstractmethod
     def build(
@@ -467,6 +472,24 @@ class Engine(ABC):
     @abstractmethod
     def loads(self, payload: Buffer, known: Mapping[int, SharedVariable]) -> Any:
         """Unpickle the return value of `dumps`; `known` has the shared variables by number."""
+
+    def refer(self, item: Any, known: Mapping[SharedVariable, int]) -> tuple[str, int] | None:
+        """Return what stands in a pickle for a shared variable in `known`, or a part of it, or None."""
+        return ("shared", known[item]) if self.is_shared(item) and item in known else None
+
+    def resolve(self, reference: tuple[str, int], known: Mapping[int, SharedVariable]) -> Any:
+        """Return the object for which `refer` has returned this reference, on the receiving rank."""
+        return known[reference[1]]
+
+    def before_compiling(self) -> None:  # noqa: B027
+        """Let the code of functions that the script compiles by itself be found by other processes."""
+
+    def reduce(self, compiled: Compiled) -> Any:
+        """Return how a compiled function is pickled, as ``__reduce__`` does, or ``NotImplemented``.
+
+        Its shared variables, and their parts, are pickled as objects for `refer`.
+        """
+        return NotImplemented
 
     # Calls
 

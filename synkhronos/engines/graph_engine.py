@@ -5,7 +5,6 @@ import copyreg
 import inspect
 import io
 from abc import abstractmethod
-from typing import Any, Dict
 
 import numpy as np
 
@@ -33,8 +32,6 @@ from synkhronos.host import compiler
 
 class GraphEngine(Engine):
     """A compiler that uses Theano's graphs."""
-
-    reducers: Dict[type, Any] = {}  # additional functions to pickle objects in graphs, by type
 
     def __init__(self):
         self._main = MainNames()
@@ -89,6 +86,9 @@ class GraphEngine(Engine):
 
     def is_shared(self, variable):
         return isinstance(variable, SharedVariable)
+
+    def is_function(self, item):
+        return issubclass(type(item), names.Function)  # __class__ of a synkhronos.Function differs
 
     def build(self, inputs, outputs, updates, givens, sliceable, on_host, **kwargs):
         _check_options(kwargs)
@@ -222,6 +222,23 @@ class GraphEngine(Engine):
 
         return with_deep_stack(work)
 
+    def refer(self, item, known):
+        if not isinstance(item, Container):
+            return super().refer(item, known)
+        # A function wraps the storage of its shared variables in its own containers.
+        for shared, number in known.items():
+            if shared.container.storage is item.storage:
+                return "container", number
+        return None
+
+    def resolve(self, reference, known):
+        kind, number = reference
+        return known[number] if kind == "shared" else known[number].container
+
+    def reduce(self, compiled):
+        made = compiled.maker, list(compiled.input_storage)
+        return _make_again, (self.make_function, compiled.trust_input, *made)
+
     def pickler(self, kind, buffer, known):
         """Return a pickler of functions, of a class, for ranks with the shared variables in `known`."""
         return kind(buffer, known, self.reducers, self._main, self.make_function)
@@ -300,6 +317,12 @@ def _has_test_values():
     config = names.package.config
     settings = ("compute_test_value", "compute_test_value_opt")
     return any(getattr(config, name, "off") != "off" for name in settings)
+
+
+def _make_again(make_function, trust_input, maker, input_storage):
+    compiled = make_function(maker, input_storage)
+    compiled.trust_input = trust_input
+    return compiled
 
 
 def _finished(compiled):

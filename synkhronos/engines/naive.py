@@ -178,6 +178,9 @@ class NaiveEngine(Engine):
     def is_shared(self, variable):
         return isinstance(variable, Shared)
 
+    def is_function(self, item):
+        return isinstance(item, Graph)
+
     def build(self, inputs, outputs, updates, givens, sliceable, on_host, name=None, **kwargs):
         givens = dict(givens or {})
         rows = [Tensor(f"{one.name}_rows", one.dtype, one.ndim) for one in sliceable]

@@ -80,6 +80,7 @@ class Center:
         self._base: dict[np.dtype, np.ndarray] | None = None
         arrays, _ = self._open()
         labels = [_label(shared) for shared in self._shareds]
+        self._pause = pause
         self._stripes = open_stripes(
             f"center {name}", layout.encode(),
             lambda there: layout.check(there, f"center {name!r}", labels),
@@ -167,27 +168,30 @@ class Center:
             self._close(staged)
 
     @takes_turn
-    def push(self, scale: float = 1) -> None:
+    def push(self, scale: float = 1, reset: bool = False) -> None:
         """Add `scale` times the change of this rank's variables to the center.
 
         The change is measured since the last `pull` or `push`, or since the center was created. The same
-        change is never added twice, and the variables remain as they are. Integers are added exactly,
-        modulo their range.
+        change is never added twice, and the variables remain as they are, unless `reset` is true.
+        Integers are added exactly, modulo their range.
 
         Parameters
         ----------
         scale : float
             An int if there are integer variables.
+        reset : bool, default: False
+            Whether to set this rank's variables to zero afterwards, for a rank that adds up. The next
+            change is then measured from zero.
         """
         self._enter()
         factors = self._factors(scale)
         if self._base is None:
             raise RuntimeError(
-                f"center {self.name!r}: push() after elastic(): it is not known which part of a change "
-                f"the center has already; call pull() before, or use one of the two only"
+                f"center {self.name!r}: push() after elastic() or update(): it is not known which part "
+                f"of a change the center has already; call pull() before, or use one of them only"
             )
         base = self._base
-        arrays, _ = self._open()
+        arrays, staged = self._open()
 
         def work(number, memory, new):
             dtype, pieces = self._contents[number]
@@ -199,9 +203,15 @@ class Center:
                 if scale != 1:
                     np.multiply(change, factors[dtype], change)
                 np.add(center[places], change, new[places])
+                if reset:
+                    own[...] = 0
                 np.copyto(former, own)
 
-        self._stripes.change(work)
+        try:
+            self._stripes.change(work)
+        finally:
+            if reset:
+                self._close(staged)
 
     @takes_turn
     def elastic(self, alpha: float) -> None:
@@ -255,9 +265,54 @@ class Center:
             self._close(staged)
 
     @takes_turn
+    def update(self, f: Callable[[Any, Any], Any]) -> None:
+        """Change the center and this rank's variables by a function, which no other rank interrupts.
+
+        While it runs, every other exchange with the center waits. If it raises, the center remains as it
+        was. If this rank dies while the center is written, each stripe of the center has either its
+        former contents or its new ones, as with the other methods.
+
+        Parameters
+        ----------
+        f : callable
+            ``f(center_values, own_values)`` changes arrays in place: lists of arrays, or one array each
+            if one variable was given.
+
+        Raises
+        ------
+        TypeError
+            If the function returns a value instead of changing the arrays.
+        """
+        self._enter()
+        if not callable(f):
+            raise TypeError(f"update: expected a function of the center's and own values, got {f!r}")
+        self._base = None
+        arrays, staged = self._open()
+        own = [array.reshape(shape) for array, shape in zip(arrays, self._shapes)]
+        try:
+            while not self._stripes.try_hold():
+                self._pause()
+            center, flat = self._copy()
+            found = f(center[0], own[0]) if self._is_single else f(center, own)
+            if found is not None:
+                raise TypeError(
+                    f"update: expected a function that changes the arrays in place, such as "
+                    f"center[...] += own, and returns None, got {found!r} from {f!r}"
+                )
+            self._stripes.change(lambda number, _, new: self._fill(flat, number, new))
+        finally:
+            self._stripes.let_go()
+            self._close(staged)
+
+    @takes_turn
     def value(self) -> Any:
         """Return a copy of the center: a list of arrays, or one if one variable was given."""
         self._enter()
+        arrays, _ = self._copy()
+        return arrays[0] if self._is_single else arrays
+
+    def _copy(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return a copy of the center, and flat views of it."""
         arrays = [np.empty(*one) for one in zip(self._shapes, self._dtypes)]
         flat = [array.reshape(-1) for array in arrays]
 
@@ -268,7 +323,7 @@ class Center:
                 np.copyto(flat[variable][items], center[places])
 
         self._stripes.read(work)
-        return arrays[0] if self._is_single else arrays
+        return arrays, flat
 
     @takes_turn
     def assign(self, values: Values) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from typing import Any, Callable, Hashable
+from typing import Any, Callable, Hashable, Sequence
 
 import numpy as np
 
 from synkhronos._errors import MissingRankError, SynkhronosError
-from synkhronos._typing import ReduceOp, SharedVariable, SharedVariables
-from synkhronos.arithmetic.operations import find_operation
+from synkhronos._typing import ArrayLike, ReduceOp, SharedVariable, SharedVariables
+from synkhronos.arithmetic.operations import Operation, find_operation
 from synkhronos.arithmetic.partition import select
 from synkhronos.comms.formats import Format, check_format
 from synkhronos.programs.stopping import Run, StopProgram
@@ -68,6 +68,47 @@ class Collectives:
     def device(self) -> str:
         """The name of the rank's device, such as ``"cpu"`` or ``"cuda0"``."""
         return self._here.device
+
+    # Variables
+
+    @takes_turn
+    def adopt(self, shared_vars: SharedVariables) -> None:
+        """Let the collectives, centers and rules of this program use variables that it has made.
+
+        Every rank adopts the variables of its own model, with the same shapes and dtypes in the same
+        order. They keep their values: use `broadcast` or a center to begin with equal ones. Variables of
+        the script's functions need not be adopted. It is a collective, unless the program runs with
+        ``on_death="continue"``. After the program, they are variables of their rank only.
+
+        Parameters
+        ----------
+        shared_vars : shared variable, or list of these
+
+        Raises
+        ------
+        ValueError
+            On every rank, if the shapes or dtypes differ.
+        """
+        self._enter()
+        given = self._tensors(shared_vars)
+        if self._may_meet:
+            specs = [self._spec(shared) for shared in given]
+            by_rank = self._meet("adopt", own=specs)
+            if any(one != by_rank[0] for one in by_rank):
+                listed = "; ".join(
+                    f"rank {rank}: {', '.join(there)}" for rank, there in enumerate(by_rank)
+                )
+                raise ValueError(
+                    f"rank.adopt: expected the same shapes and dtypes in the same order on every rank, "
+                    f"got {listed}; build the same model on every rank"
+                )
+        self._here.adopt([shared for shared in given if self._find(shared) is None])
+
+    def _spec(self, shared: SharedVariable) -> str:
+        """Describe what must be equal on all ranks."""
+        storage, number = self._here.engine.storage(shared), self._find(shared)
+        known = "" if number is None else f" (variable {number})"
+        return f"{storage.dtype}{list(storage.shape)}{known}"
 
     # Collectives
 
@@ -195,25 +236,53 @@ class Collectives:
     @takes_turn
     def all_reduce(
         self,
-        shared_vars: SharedVariables,
+        shared_vars: SharedVariables | ArrayLike,
         op: ReduceOp = "avg",
         weight: float | None = None,
         wire: Format | None = None,
-    ) -> None:
+    ) -> Any:
         """Set the replicas of every rank to the reduction of all; see `synkhronos.all_reduce`.
 
         Parameters
         ----------
-        shared_vars : shared variable, or list of these
+        shared_vars : shared variable, array, or list of these
+            Arrays and numbers have the same shape and dtype on every rank; they are not changed.
         op : {"avg", "sum", "prod", "min", "max"}
         weight : float, optional
             This rank's weight in ``"avg"``; by default 1.
         wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
-            The format in which arrays are sent between machines; the same on every rank.
+            The format in which variables are sent between machines; the same on every rank.
+
+        Returns
+        -------
+        numpy.ndarray, list of numpy.ndarray, or None
+            The reductions of arrays; None for shared variables.
         """
         self._enter_meeting()
+        is_list = isinstance(shared_vars, (list, tuple))
+        given: Sequence[Any] = shared_vars if is_list else [shared_vars]  # type: ignore[assignment]
+        if given and not any([self._here.engine.is_shared(each) for each in given]):
+            if wire is not None:
+                raise ValueError(f"wire: expected None for arrays, got {wire!r}; use shared variables")
+            reduced = self._all_reduce_arrays(given, op, weight)
+            return reduced if is_list else reduced[0]
         numbers = self._numbers_of(shared_vars)
         self._reduce("all_reduce", numbers, op, "all", weight, check_format(wire, op))
+
+    def _all_reduce_arrays(
+        self, given: Sequence[Any], op: ReduceOp, weight: float | None
+    ) -> list[np.ndarray]:
+        operation = find_operation(op)
+        _check_weight(operation, weight)
+        arrays = [np.array(each, order="C") for each in given]
+        for array in arrays:
+            operation.check_dtype(array.dtype, "an array")
+        self._meet("all_reduce", op, *(f"{each.dtype}{list(each.shape)}" for each in arrays))
+        with self._stopped_by_others():
+            comm = self._here.comm.over_cpu
+            reduced = comm.all_reduce(arrays, op, 1 if weight is None else weight)
+            # They may be in memory that other ranks will write to.
+            return [np.array(each) for each in reduced]
 
     def _reduce(self, name, numbers, op, target, weight, wire=None):
         operation = find_operation(op)
@@ -221,10 +290,7 @@ class Collectives:
             shared = self._here.shareds[number]
             operation.check_dtype(self._here.engine.type_of(shared).dtype, shared)
         check_wire(self._here.engine, wire, [self._here.shareds[number] for number in numbers])
-        if weight is not None and not operation.weighted:
-            raise ValueError(f"weight: expected none for the operation {op!r}, which is not an average")
-        if weight is not None and (not np.isfinite(weight) or weight < 0):
-            raise ValueError(f"weight: expected a number of at least 0, got {weight!r}")
+        _check_weight(operation, weight)
         weights = None if weight is None else {self.rank: float(weight)}
         what = *numbers, op, wire if target == "all" else target
         return self._run(
@@ -292,27 +358,43 @@ class Collectives:
             )
 
     def _numbers_of(self, shared_vars, with_rows=False, what=""):
-        given = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
-        if not given:
-            raise ValueError("shared_vars: expected at least one shared variable, got an empty list")
-        numbers = [self._number_of(shared) for shared in given]
-        if len(set(numbers)) < len(numbers):
-            raise ValueError(f"shared_vars: a variable is given more than once: {given}")
+        given = self._tensors(shared_vars)
+        numbers = [self._find(shared) for shared in given]
+        if None in numbers:
+            raise ValueError(
+                f"shared_vars: {given[numbers.index(None)]} is not used by any function built with "
+                f"synk.function(); if the program has made it, let every rank call rank.adopt() first"
+            )
         if with_rows:
             check_has_rows(self._here.engine, given, what)
         return numbers
 
-    def _number_of(self, shared):
+    def _tensors(self, shared_vars: Any) -> list[SharedVariable]:
+        """Return shared variables as a list, after checking that they are variables of tensors."""
+        given = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
+        if not given:
+            raise ValueError("shared_vars: expected at least one shared variable, got an empty list")
         engine = self._here.engine
-        if not engine.is_shared(shared) or not engine.is_tensor(shared):
-            raise TypeError(f"shared_vars: expected shared variables of tensors, got {shared!r}")
+        for shared in given:
+            if not engine.is_shared(shared) or not engine.is_tensor(shared):
+                raise TypeError(f"shared_vars: expected shared variables of tensors, got {shared!r}")
+        if len(set(map(id, given))) < len(given):
+            raise ValueError(f"shared_vars: a variable is given more than once: {given}")
+        return given
+
+    def _find(self, shared: SharedVariable) -> int | None:
+        """Return the number of a shared variable, or None if the ranks do not know it."""
         if shared not in self._numbers:
-            self._numbers = {one: number for number, one in self._here.shareds.items()}
-        if shared not in self._numbers:
-            raise ValueError(
-                f"shared_vars: {shared} is not used by any function built with synk.function()"
-            )
-        return self._numbers[shared]
+            self._numbers = {each: number for number, each in self._here.shareds.items()}
+        return self._numbers.get(shared)
+
+
+def _check_weight(operation: Operation, weight: float | None) -> None:
+    if weight is not None and not operation.weighted:
+        name = operation.name
+        raise ValueError(f"weight: expected none for the operation {name!r}, which is not an average")
+    if weight is not None and (not np.isfinite(weight) or weight < 0):
+        raise ValueError(f"weight: expected a number of at least 0, got {weight!r}")
 
 
 def _text(called):

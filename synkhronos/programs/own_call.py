@@ -85,10 +85,20 @@ class _Callable(NamedTuple):
         return f"<synkhronos.Function {self.name}>"
 
 
+def check_no_options(function: Any, *options: Any) -> None:
+    """Raise if a call of a compiler's own function has options that divide its inputs."""
+    if options != (None, None, 1, None):
+        raise TypeError(
+            f"rank.call: expected only inputs for {function!r}, which is called as it is; give it the "
+            f"rows to use, or build it with synk.function() for batch, batch_s, num_slices and "
+            f"output_subset"
+        )
+
+
 def prepare(
     here: Here,
     token: bytes,
-    function: Function,
+    function: Any,
     args: Sequence[ArrayLike],
     named: Mapping[str, ArrayLike],
     batch: Batch | None,
@@ -132,7 +142,8 @@ def prepare(
 def _specification(token: bytes, function: Function) -> Specification:
     if type(function) is not Function:
         raise TypeError(
-            f"rank.call: expected a function built with synk.function(), got {type(function).__name__}"
+            f"rank.call: expected a function built with synk.function() or a compiled function, got "
+            f"{type(function).__name__}"
         )
     known = function.specification
     if known.token != token:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -14,9 +14,11 @@ from synkhronos._typing import ArrayLike, Batch, DTypeLike, Result, SharedVariab
 from synkhronos.arithmetic.minibatches import make_minibatches, n_batches
 from synkhronos.arithmetic.partition import share
 from synkhronos.functions.function import Function
+from synkhronos.host.progress import REMARK, Progress
 from synkhronos.programs import own_call
 from synkhronos.programs.center import Center
 from synkhronos.programs.collectives import Collectives
+from synkhronos.programs.lock import ProgramLock
 from synkhronos.programs.stopping import ASKED, Run
 from synkhronos.services.controller import ControllerChannel
 from synkhronos.services.messages import Messages
@@ -25,6 +27,9 @@ from synkhronos.services.stripes import Stripes
 from synkhronos.stores.commons import Commons
 from synkhronos.world.here import Here
 from synkhronos.world.turn import takes_turn
+
+if TYPE_CHECKING:  # for several machines only
+    from synkhronos.machines.relay.remote_stripes import RemoteStripes
 
 _AWAKE = 0.1  # seconds between two checks of a rank that waits for a message
 
@@ -73,6 +78,7 @@ class Rank(Collectives):
         self._controller: ControllerChannel | None = None
         self._messages: Messages | None = None
         self._centers: dict[str, Center] = {}
+        self._locks: dict[str, ProgramLock] = {}
         self.random = np.random.default_rng([*entropy, here.rank, here.restarts])
 
     def __repr__(self) -> str:
@@ -83,7 +89,7 @@ class Rank(Collectives):
     @takes_turn
     def call(
         self,
-        f: Function,
+        f: Function | Callable[..., Any],
         /,
         *inputs: ArrayLike,
         batch: Batch | None = None,
@@ -100,7 +106,10 @@ class Rank(Collectives):
         Parameters
         ----------
         f : Function
-            A function that was built with `function` before the program.
+            A function that was built with `function` before the program. Or a function of the compiler,
+            such as ``theano.function``: it is called with the inputs as they are, and nothing is checked
+            about rows. If the script has built it, every rank calls a copy that uses and updates its own
+            replicas.
         *inputs, **inputs_by_name : Data or array-like
             The inputs, as in a call outside a program.
         batch : int, slice, 1-d array-like of int or bool, optional
@@ -125,17 +134,65 @@ class Rank(Collectives):
             For a function with collectives, in a program with ``on_death="continue"``.
         """
         self._enter()
+        if not isinstance(f, Function) and self._here.engine.is_function(f):
+            own_call.check_no_options(f, batch, batch_s, num_slices, output_subset)
+            with self._timed("compute", getattr(f, "name", None) or "function"):
+                return f(*inputs, **inputs_by_name)
         command, form = own_call.prepare(
             self._here, self._token, f, inputs, inputs_by_name, batch, batch_s, num_slices, output_subset
         )
         if not self._here.functions[command.number].has_collectives:
             return form(command.run(self._here))
         self._enter_meeting()
-        what: tuple[Any, ...] = f.name, command.number, command.num_slices, command.subset
+        what: tuple[Any, ...] = (
+            getattr(f, "name", None),
+            command.number,
+            command.num_slices,
+            command.subset,
+        )
         self._meet("call", *what)
         with self._stopped_by_others():
             outputs = command.run(self._here)
         return form(outputs)
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Compile functions once, in a ``with`` block in which every rank builds the same graphs.
+
+        One rank of each machine runs the block first. Then the other ranks run theirs, and find the
+        compiled code in the compiler's cache. It is a collective.
+
+        Examples
+        --------
+        >>> import synkhronos as synk
+        >>> import theano
+        >>> import theano.tensor as T
+        >>> synk.fork(2, use_gpu=False)
+        2
+        >>> def program(rank):
+        ...     x = T.dvector("x")
+        ...     with rank.compiling():
+        ...         f = theano.function([x], T.sqr(x).sum())
+        ...     return float(f([1, 2]))
+        >>> synk.spmd(program)
+        [5.0, 5.0]
+        >>> synk.close()
+        """
+        self._enter_meeting()
+        engine, first = self._here.engine, self._here.transport.near[0]
+        engine.before_compiling()
+        code = None
+        if self.rank == first:
+            working = Progress().show("compiling the functions of the program", REMARK)
+            with working if self.is_master else contextlib.nullcontext():
+                yield
+            code = bytes(engine.dumps(None, {}))
+        by_rank = self._meet("compiling", own=code)
+        if self.rank == first:
+            engine.after_replication()
+        else:
+            engine.loads(by_rank[first], {})
+            yield
 
     def rows(self, length: int) -> range:
         """Return this rank's share of the rows; the lower ranks have the longer shares.
@@ -283,22 +340,40 @@ class Rank(Collectives):
             here = self._here
             variables = [here.shareds[number] for number in numbers]
             given = variables if isinstance(shared_vars, (list, tuple)) else variables[0]
-            commons = self._commons("center")
-            open_stripes: Callable[..., Any]
-            if here.transport.is_home:
-                open_stripes = functools.partial(Stripes, commons)
-            else:
-                from synkhronos.machines.relay.remote_stripes import RemoteStripes, StripeChannel
-
-                channel = StripeChannel(commons, self.rank)
-                open_stripes = functools.partial(RemoteStripes, channel, self.restarts)
+            open_stripes = functools.partial(self._open_stripes, "center")
             pause = self._program.pause
             made = Center(open_stripes, here.engine, given, key, pause, self._enter, self.turn)
-            for method in ("assign", "elastic", "pull", "push", "value"):
+            for method in ("assign", "elastic", "pull", "push", "update", "value"):
                 if here.log is not None:
                     here.log.replace(made, method, "reduce")
             self._centers[key] = made
         return self._centers[key]
+
+    @takes_turn
+    def lock(self, name: str = "lock") -> ProgramLock:
+        """Return a lock that one rank can hold at a time, for use in a ``with`` statement.
+
+        It is free again when its holder has died, or when the program has ended.
+
+        Parameters
+        ----------
+        name : str, default: "lock"
+            Each name denotes a separate lock.
+        """
+        check_string(name, "rank.lock: name")
+        if name not in self._locks:
+            opened = functools.partial(self._open_stripes, "lock")
+            self._locks[name] = ProgramLock(opened, name, self._program.pause, self._enter, self.turn)
+        return self._locks[name]
+
+    def _open_stripes(self, method: str, *args: Any) -> Stripes | RemoteStripes:
+        """Return the stripes for these arguments, on this machine or another one."""
+        commons = self._commons(method)
+        if self._here.transport.is_home:
+            return Stripes(commons, *args)
+        from synkhronos.machines.relay.remote_stripes import RemoteStripes, StripeChannel
+
+        return RemoteStripes(StripeChannel(commons, self.rank), self.restarts, *args)
 
     @takes_turn
     def send(self, to: int, arrays: Any, tag: int = 0) -> bool:

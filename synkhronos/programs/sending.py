@@ -12,6 +12,7 @@ import contextlib
 import io
 import pickle
 import sys
+from collections import ChainMap
 from typing import Any, Iterator
 
 import cloudpickle
@@ -30,6 +31,8 @@ _PACKAGE = __name__.partition(".")[0]
 
 class _Pickler(cloudpickle.Pickler):
     def __init__(self, file, world):
+        # Set before the call, which reads it; a later change has no effect.
+        self.dispatch_table = ChainMap(world.here.engine.reducers, cloudpickle.Pickler.dispatch_table)
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._world = world
         self.kept: list[Data] = []  # what the handles refer to
@@ -47,10 +50,12 @@ class _Pickler(cloudpickle.Pickler):
             return "function", item.name, item.specification
         if kind in _PLAIN:
             return None
-        engine, numbers = self._world.here.engine, self._world.registry.numbers
-        if engine.is_shared(item) and item in numbers:
-            return "shared", numbers[item]
-        return None
+        found = self._world.here.engine.refer(item, self._world.registry.numbers)
+        return found and ("variable", found)
+
+    def reducer_override(self, item):
+        engine = self._world.here.engine
+        return engine.reduce(item) if engine.is_function(item) else super().reducer_override(item)
 
 
 _PLAIN = frozenset({str, bytes, int, float, bool, tuple, list, dict, type(None)})
@@ -63,8 +68,8 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, reference):
         kind, *what = reference
-        if kind == "shared":
-            return self._here.shareds[what[0]]
+        if kind == "variable":
+            return self._here.engine.resolve(what[0], self._here.shareds)
         if kind == "function":
             return Function.copy_of(*what)
         array = self._here.store.get(what[0])

@@ -96,12 +96,14 @@ class Program(Command):
         """Return ``(result, reports, ended)``, pickled in a worker."""
         world, commons = current_world(), here.store.commons
         commons.release_locks()  # left by an interrupt at the end of the last program
+        here.disown()  # as a new rank has the variables of the master's program
         try:
             with generators.states_of_script(here, self.states):
                 outcome = world.run_program(lambda: self._run(here, world))
         finally:
             here.transport.end_copy()
             here.restarts = 0
+            here.disown()
             _ended(commons, here.size)[here.rank] = 1
             commons.release_locks()  # the locks of centers, and any left by an interrupt
         if here.is_master:

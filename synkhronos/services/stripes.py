@@ -71,6 +71,7 @@ class Stripes:
         self._commons, self._name, self._pause = commons, name, pause
         self._count, self._nbytes = count, nbytes
         self._layout = layout
+        self._n_held = 0
         first, *self._locks = commons.locks(name, 1 + count)
         self._acquire(first)
         try:
@@ -160,7 +161,7 @@ class Stripes:
 
     def enter(self, number: int) -> np.ndarray | None:
         """Take the lock of a stripe, and return its memory; return None if another rank has the lock."""
-        if not self._locks[number].try_acquire():
+        if not self._n_held and not self._locks[number].try_acquire():
             return None
         try:
             self._finish(number)
@@ -185,7 +186,30 @@ class Stripes:
 
     def leave(self, number: int) -> None:
         """Give back the lock of a stripe."""
-        self._locks[number].release()
+        if not self._n_held:
+            self._locks[number].release()
+
+    # Several visits that no other rank interrupts
+
+    def try_hold(self) -> bool:
+        """Take the locks of all stripes; return False if another rank has one.
+
+        The locks before that one are kept, and the next call goes on from there.
+
+        All ranks take them in the same order, and a visit waits for no second lock, so that nobody waits
+        forever. Until `let_go`, visits leave the locks alone.
+        """
+        while self._n_held < self._count:
+            if not self._locks[self._n_held].try_acquire():
+                return False
+            self._n_held += 1
+        return True
+
+    def let_go(self) -> None:
+        """Give back the locks that `try_hold` has taken."""
+        for lock in self._locks[: self._n_held]:
+            lock.release()
+        self._n_held = 0
 
     def resign(self) -> None:
         """Let another rank be this member."""

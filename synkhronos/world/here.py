@@ -211,6 +211,7 @@ class Here:
         self.plans = Plans()
         self.wires: dict[tuple[int, Any], Any] = {}
         self._buffers: dict[tuple, np.ndarray] = {}
+        self._adopted: list[SharedVariable] = []  # by the program that is running
         self._succeeded: bytes | None = None  # the last payload, if its command has succeeded
         self._last: Any = None  # the last command, in its sent form
 
@@ -274,6 +275,22 @@ class Here:
             buffer = self._buffers[key] = np.empty(size, source.dtype)
         return buffer[:size].reshape(shape)
 
+    def adopt(self, shareds: Iterable[SharedVariable]) -> None:
+        """Give numbers below 0 to shared variables of the program that is running."""
+        for shared in shareds:
+            self._adopted.append(shared)
+            self.shareds[-len(self._adopted)] = shared
+
+    def disown(self) -> None:
+        """Forget the variables that a program has adopted, whose values move to private memory."""
+        self._make_private(self._adopted)
+        numbers = range(-len(self._adopted), 0)
+        for number in numbers:
+            self.shareds.pop(number, None)
+        self._adopted.clear()
+        if numbers:
+            self.forget(numbers)
+
     def forget(self, numbers: Iterable[int]) -> None:
         """Free this rank's state of functions and shared variables that were dropped."""
         numbers = set(numbers)
@@ -305,7 +322,10 @@ class Here:
         """
         self.peers.clear()  # they have memory in the store
         self.plans.forget_prepared()
-        for shared in self.shareds.values():
+        self._make_private(self.shareds.values())
+
+    def _make_private(self, shareds: Iterable[SharedVariable]) -> None:
+        for shared in shareds:
             storage = self.engine.storage(shared)
             if isinstance(storage, np.ndarray) and storage in self.store:
                 self.engine.store(shared, storage.copy())

@@ -53,6 +53,9 @@ class TheanoEngine(GraphEngine):
         make_cacheable()
         return _compile(inputs, outputs, updates=OrderedDict(updates), givens=givens, **kwargs)
 
+    def before_compiling(self):
+        make_cacheable()
+
     # Pickles
 
     def dump_code(self, buffer):

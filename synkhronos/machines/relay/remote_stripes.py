@@ -32,7 +32,7 @@ class Request(NamedTuple):
     restarts : int
         How often the rank was replaced, to distinguish its requests from a dead rank's.
     kind : str
-        ``"open"``, ``"fill"`` or ``"visit"``.
+        ``"open"``, ``"fill"``, ``"visit"``, ``"hold"`` or ``"let go"``.
     name : str
         The name of the stripes.
     arguments : tuple
@@ -125,6 +125,14 @@ class RemoteStripes:
         """Like `Stripes.change`."""
         self._visit(True, lambda number, memory: work(number, memory, self._sent))
 
+    def try_hold(self) -> bool:
+        """As `Stripes.try_hold`."""
+        return self._ask("hold")
+
+    def let_go(self) -> None:
+        """As `Stripes.let_go`."""
+        self._ask("let go")
+
     def _visit(self, changes, work):
         changed = None  # the stripe that was entered and has to be replaced
 
@@ -181,7 +189,12 @@ class _RemoteRank:
         if kind == "fill":
             self._fillings.setdefault(name, {})[arguments[0]] = data
             return None, None
-        return self._visit(self._stripes[name], *arguments, data)
+        stripes = self._stripes[name]
+        if kind == "hold":
+            return stripes.try_hold(), None
+        if kind == "let go":
+            return stripes.let_go(), None
+        return self._visit(stripes, *arguments, data)
 
     def _open(self, name, layout, count, nbytes):
         filling = self._fillings.pop(name, None)
@@ -232,6 +245,7 @@ class _RemoteRank:
     def close(self):
         self.leave()
         for stripes in self._stripes.values():
+            stripes.let_go()
             stripes.resign()
 
 
