@@ -3,7 +3,8 @@
 ``spmd`` runs a program as one long command. ``rank`` has the methods that a program can use, and
 ``collectives`` the methods in which ranks meet; ``stopping`` says when a rank has to end. ``own_call``
 calls a rank's own replica, and ``sending`` sends a program to the workers. ``center`` is one copy of
-parameters that belongs to no rank, and ``layout`` says where each of them is in its memory.
+parameters that belongs to no rank, and ``layout`` says where each of them is in its memory. ``lock`` is
+a lock between the ranks.
 
 May import: ``arithmetic``, ``host``, ``stores``, ``comms``, ``services``, ``machines``, ``engines``,
 ``world``, ``arrays``, ``functions``, ``variables``.

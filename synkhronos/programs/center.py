@@ -268,9 +268,10 @@ class Center:
     def update(self, f: Callable[[Any, Any], Any]) -> None:
         """Change the center and this rank's variables by a function, which no other rank interrupts.
 
-        While it runs, every other exchange with the center waits. If it raises, the center remains as it
-        was. If this rank dies while the center is written, each stripe of the center has either its
-        former contents or its new ones, as with the other methods.
+        While the function runs, all other exchanges with the center wait. Those that go through the
+        center in parts, such as `push`, may wait between two parts, and no change is lost. If the
+        function raises, the center remains as it was. If this rank dies while it writes the center, each
+        part has its former contents or the new ones.
 
         Parameters
         ----------
@@ -293,8 +294,9 @@ class Center:
             while not self._stripes.try_hold():
                 self._pause()
             center, flat = self._copy()
-            found = f(center[0], own[0]) if self._is_single else f(center, own)
-            if found is not None:
+            given = (center[0], own[0]) if self._is_single else (center, own)
+            found = f(*given)
+            if found is not None and found is not given[0]:  # NumPy's functions return their `out`
                 raise TypeError(
                     f"update: expected a function that changes the arrays in place, such as "
                     f"center[...] += own, and returns None, got {found!r} from {f!r}"

@@ -4,6 +4,7 @@ import functools
 import os
 import re
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -92,13 +93,14 @@ class Rank:
             else:
                 self.variables[k].storage = np.asfortranarray(self.values[k])
 
-    def push(self, scale=1):
+    def push(self, scale=1, reset=False):
         for k, (center, value) in enumerate(zip(self.model["center"], self.values)):
             wide = np.float32 if center.dtype == "float16" else center.dtype
             change = np.subtract(value, self.base[k], dtype=wide) * np.array(scale).astype(wide)
             self.model["center"][k] = np.asarray(center + change, center.dtype)
-            self.base[k] = value.copy()
-        self.center.push(scale)
+            self.values[k] = np.zeros_like(value) if reset else value
+            self.base[k] = self.values[k].copy()
+        self.center.push(scale, reset)
 
     def pull(self):
         self.values = [one.copy() for one in self.model["center"]]
@@ -112,6 +114,18 @@ class Rank:
             self.values[k] = np.asarray(value - d, center.dtype)
             self.model["center"][k] = np.asarray(center + d, center.dtype)
         self.center.elastic(alpha)
+
+    def update(self):
+        for k, (center, value) in enumerate(zip(self.model["center"], self.values)):
+            self.model["center"][k] = np.asarray(center + value, center.dtype)
+            self.values[k] = np.ones_like(value)
+
+        def add(center, own):
+            for there, here in zip(center, own):
+                there += here
+                here[...] = 1
+
+        self.center.update(add)
 
     def check(self):
         there = [one.storage for one in self.variables]
@@ -138,6 +152,64 @@ def test_pushes_and_pulls_are_those_of_numpy(commons):
     third.check()
     with pytest.raises(TypeError, match="must be an int, got 0.5, because the variable v5 has .* int64"):
         first.push(0.5)
+
+
+def test_a_rank_that_adds_up_pushes_and_begins_again_at_zero(commons):
+    model = {}
+    first, second = Rank(commons, VALUES, 0, model), Rank(commons, VALUES, 1, model)
+    for step in range(4):
+        for rank in (first, second):
+            rank.train(step)
+            rank.push(reset=True)
+            rank.check()
+    assert not any(one.storage.any() for one in first.variables)
+
+
+def test_an_update_by_a_function_is_that_of_numpy(commons):
+    model = {}
+    first, second = Rank(commons, VALUES, 0, model), Rank(commons, VALUES, 1, model)
+    for step in range(3):
+        for rank in (first, second):
+            rank.train(step)
+            rank.update()
+            rank.check()
+    with pytest.raises(RuntimeError, match=r"push\(\) after elastic\(\) or update\(\)"):
+        first.center.push()
+    first.pull()
+    first.push()
+    first.check()
+
+
+def test_an_update_that_raises_leaves_the_center_as_it_was_and_free(commons):
+    variable = Shared(np.ones(SIZE), "w")
+    center = center_in(commons, ENGINE, variable, "c", refuse)
+
+    def fail(there, own):
+        there += 5
+        raise KeyError("of the function")
+
+    with pytest.raises(KeyError, match="of the function"):
+        center.update(fail)
+    with pytest.raises(TypeError, match="changes the arrays in place.* got 3"):
+        center.update(lambda there, own: 3)
+    with pytest.raises(TypeError, match="expected a function"):
+        center.update(None)
+    assert set(center.value()) == {1}
+    other = center_in(commons, ENGINE, Shared(np.zeros(SIZE), "w"), "c", refuse)
+    other.pull()  # would be refused if a lock were held
+
+
+def test_arrays_of_a_device_are_updated_by_way_of_the_host(commons):
+    own = Shared(np.full(300, 4.0), "w")
+    center = center_in(commons, DeviceEngine(), own, "c", pause)
+    center.push(reset=True)
+    assert set(own.storage.hidden) == {0} and set(center.value()) == {4}
+
+    def swap(there, here):
+        there[...], here[...] = here + 1, there.copy()
+
+    center.update(swap)
+    assert set(own.storage.hidden) == {4} and set(center.value()) == {1}
 
 
 def test_elastic_exchanges_are_those_of_numpy(commons):
@@ -302,6 +374,74 @@ def test_what_four_ranks_push_at_once_adds_up_exactly(store, killed):
     before = center.value()
     center.push()
     np.testing.assert_array_equal(center.value(), before + 1)
+
+
+def make_pair(store):
+    """Return a center of two variables: updates change both, and pushes the second one."""
+    pair = [Shared(np.zeros(SIZE, int), name) for name in ("updated", "pushed")]
+    return pair, center_in(store.commons, ENGINE, pair, "pair", pause)
+
+
+def update_often(store, rank, done, times):
+    _, center = make_pair(store)
+
+    def add_one(there, own):
+        assert len(set(there[0])) == 1, "another update has been interrupted"
+        there[0][: SIZE // 2] += 1
+        time.sleep(1e-4)
+        there[0][SIZE // 2 :] += 1
+        there[1] += 1
+
+    for _ in range(times):
+        center.update(add_one)
+        done[rank] += 1
+
+
+def push_second_often(store, rank, done, times):
+    pair, center = make_pair(store)
+    for _ in range(times):
+        pair[1].storage += 1
+        center.push()
+        done[rank] += 1
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_no_other_rank_interrupts_an_update_or_loses_a_change_by_it(store, is_killed):
+    _, center = make_pair(store)
+    done = store.commons.array("done", 5, "int64")
+    others = [
+        begin(as_rank, store, 1, push_second_often, store, 1, done, 10**9 if is_killed else 60),
+        begin(as_rank, store, 2, update_often, store, 2, done, 30),
+        begin(as_rank, store, 3, update_often, store, 3, done, 30),
+        begin(as_rank, store, 4, push_second_often, store, 4, done, 60),
+    ]
+    try:
+        if is_killed:
+            wait_until(lambda: done[1] >= 20)
+            kill(others.pop(0))
+        assert [end(pid) for pid in others] == [0] * len(others)
+    finally:
+        for pid in others:
+            kill(pid)
+    updated, pushed = center.value()
+    assert set(updated) == {60}
+    assert set(pushed - (60 + done[1] + done[4])) <= ({0, 1} if is_killed else {0})
+
+
+def update_endlessly(store, done):
+    update_often(store, 1, done, 10**9)
+
+
+def test_a_rank_that_is_killed_in_an_update_leaves_nothing_locked(store):
+    _, center = make_pair(store)
+    done = store.commons.array("done", 5, "int64")
+    pid = begin(as_rank, store, 1, update_endlessly, store, done)
+    wait_until(lambda: done[1] >= 5)
+    kill(pid)
+    before = center.value()
+    center.update(lambda there, own: np.copyto(there[0], there[1]))
+    assert set(before[1]) <= set(range(done[1], done[1] + 2))
+    np.testing.assert_array_equal(center.value()[0], center.value()[1])
 
 
 def assert_all_memories_are_used_once(center, others):

@@ -10,6 +10,7 @@ from test_engines import NaiveLab
 
 import synkhronos as synk
 from synkhronos._errors import SynkhronosError
+from synkhronos.engines.naive import Shared
 from synkhronos.machines.relay import relay
 from synkhronos.machines.courier import WorkContext
 from synkhronos.machines.naive import NaiveNetwork
@@ -227,6 +228,66 @@ def test_what_ranks_of_all_machines_push_adds_up(lab):
     total = 4 * size * (size + 1) // 2
     expected = [[total] * 2, [total + k for k in range(5)]]
     assert synk.spmd(program, w, v) == [expected] * size
+
+
+def test_updates_of_all_machines_do_not_interrupt_each_other(lab):
+    [w] = shared_by_all(lab, np.zeros(400_000))
+
+    def program(rank, w):
+        center = rank.center(w)
+
+        def add(there, own):
+            assert there[0] == there[-1], "another rank is in the middle of an update"
+            there[:3] += rank.rank + 1
+            there[3:] += own[0] + 1
+
+        set_value(w, np.full(400_000, float(rank.rank)))
+        for _ in range(4):
+            center.update(add)
+        with pytest.raises(KeyError, match="of the function"):
+            center.update(lambda there, own: {}["of the function"])
+        while sum(rank.clocks) < rank.size:
+            rank.clock = 1
+            time.sleep(1e-3)
+        return set(center.value())
+
+    size = synk.size()
+    assert synk.spmd(program, w) == [{4 * size * (size + 1) / 2}] * size
+
+
+def test_a_lock_is_one_for_all_machines(lab, tmp_path):
+    path = tmp_path / "count"
+    path.write_text("0")
+
+    def program(rank):
+        lock = rank.lock()
+        for _ in range(5):
+            with lock:
+                before = int(path.read_text())
+                time.sleep(1e-4)
+                path.write_text(str(before + 1))
+
+    synk.spmd(program)
+    assert path.read_text() == str(5 * synk.size())
+
+
+def test_variables_of_a_program_are_adopted_on_all_machines(lab):
+    [w] = shared_by_all(lab, np.zeros(2))
+
+    def program(rank, w):
+        own = Shared(np.full(3, float(rank.rank)), "own")
+        rank.adopt(own)
+        rank.all_reduce([own, w], "sum")
+        center = rank.center(own)
+        while sum(rank.clocks) < rank.size:
+            rank.clock = 1
+            time.sleep(1e-3)
+        center.push(reset=True)
+        return set(center.value()), set(own.storage), float(rank.all_reduce(float(rank.rank), "max"))
+
+    size = synk.size()
+    total = size * (size - 1) / 2
+    assert synk.spmd(program, w) == [({total}, {0}, size - 1.0)] * size
 
 
 def test_elastic_moves_of_all_machines_conserve_the_sum(lab):
