@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from typing import Any, Callable, Hashable
+from typing import Any, Callable, Hashable, Iterator, Sequence
 
 import numpy as np
 
@@ -31,18 +31,22 @@ class Collectives:
     Parameters
     ----------
     here : Here
+        The state of this rank.
     run : Run
+        This rank's run of the program.
     may_meet : bool
         Whether the program may use collectives.
     waits : bool
-        Whether a call waits while another thread of this rank makes one.
+        Whether a call waits during a call of another thread of this rank.
     """
 
     def __init__(self, here: Here, run: Run, may_meet: bool, waits: bool) -> None:
         self._here, self._program, self._stop, self._may_meet = here, run, run.stop, may_meet
         self.turn = Turn(waits, run.check)
         self._numbers: dict[SharedVariable, int] = {}
-        self._prepared: dict[tuple, Callable[[Any], Any]] = {}  # collectives that may be repeated
+        self._prepared: dict[
+            tuple[Any, ...], Callable[[Any], Any]
+        ] = {}  # collectives that may be repeated
 
     @property
     def rank(self) -> int:
@@ -215,7 +219,15 @@ class Collectives:
         numbers = self._numbers_of(shared_vars)
         self._reduce("all_reduce", numbers, op, "all", weight, check_format(wire, op))
 
-    def _reduce(self, name, numbers, op, target, weight, wire=None):
+    def _reduce(
+        self,
+        name: str,
+        numbers: Sequence[int],
+        op: ReduceOp,
+        target: str,
+        weight: float | None,
+        wire: Format | None = None,
+    ) -> Any:
         operation = find_operation(op)
         for number in numbers:
             shared = self._here.shareds[number]
@@ -243,7 +255,7 @@ class Collectives:
         with self._stopped_by_others():
             return run(change)
 
-    def _meet(self, name: str, *what: Hashable, own: Any = None) -> list:
+    def _meet(self, name: str, *what: Hashable, own: Any = None) -> list[Any]:
         """Wait for all ranks, which must call it with equal arguments; return each rank's `own`.
 
         Raises
@@ -269,7 +281,7 @@ class Collectives:
         """Called before each meeting."""
 
     @contextlib.contextmanager
-    def _stopped_by_others(self):
+    def _stopped_by_others(self) -> Iterator[None]:
         try:
             yield
         except MissingRankError:
@@ -291,8 +303,10 @@ class Collectives:
                 "would wait for a dead one; use rank.center, send and receive, or ask"
             )
 
-    def _numbers_of(self, shared_vars, with_rows=False, what=""):
-        given = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
+    def _numbers_of(
+        self, shared_vars: SharedVariables, with_rows: bool = False, what: str = ""
+    ) -> list[int]:
+        given: list[Any] = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
         if not given:
             raise ValueError("shared_vars: expected at least one shared variable, got an empty list")
         numbers = [self._number_of(shared) for shared in given]
@@ -302,7 +316,7 @@ class Collectives:
             check_has_rows(self._here.engine, given, what)
         return numbers
 
-    def _number_of(self, shared):
+    def _number_of(self, shared: Any) -> int:
         engine = self._here.engine
         if not engine.is_shared(shared) or not engine.is_tensor(shared):
             raise TypeError(f"shared_vars: expected shared variables of tensors, got {shared!r}")
@@ -315,6 +329,6 @@ class Collectives:
         return self._numbers[shared]
 
 
-def _text(called):
+def _text(called: tuple[Any, ...]) -> str:
     name, *what = called
     return f"{name}({', '.join(map(str, what))})"
