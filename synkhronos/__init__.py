@@ -139,7 +139,7 @@ if _python_typing.TYPE_CHECKING or _os.path.basename("".join(_sys.argv[:1])) not
 else:
     # The commands must work even where the rest of the package cannot be imported; so the names are
     # imported when first used.
-    def __getattr__(name):
+    def __getattr__(name: str) -> _python_typing.Any:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import synkhronos._public
@@ -151,5 +151,5 @@ from synkhronos import extensions as extensions
 from synkhronos import ops as ops
 
 
-def __dir__():
+def __dir__() -> _python_typing.List[str]:
     return [*__all__, "__version__", "extensions", "ops"]

@@ -96,7 +96,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     return 2
 
 
-def make_launch_parser(commands: "argparse._SubParsersAction") -> argparse.ArgumentParser:
+def make_launch_parser(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+) -> argparse.ArgumentParser:
     """Add the command ``launch``."""
     parser = commands.add_parser(
         "launch", help=LAUNCH, description=LAUNCH, usage=LAUNCH_USAGE, allow_abbrev=False
@@ -110,7 +112,9 @@ def make_launch_parser(commands: "argparse._SubParsersAction") -> argparse.Argum
     return parser
 
 
-def make_install_parser(commands: "argparse._SubParsersAction") -> argparse.ArgumentParser:
+def make_install_parser(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+) -> argparse.ArgumentParser:
     """Add the command ``install``."""
     parser = commands.add_parser("install", help=INSTALL, description=INSTALL)
     parser.add_argument(

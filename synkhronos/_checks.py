@@ -1,7 +1,7 @@
 """Checks of the arguments that a script gives, below all layers.
 
 Each check returns the argument in its plain form, and raises an error that names it otherwise: `label`
-is the name of the argument, with that of the function if there are several of this name.
+is the name of the argument, with the name of the function if several have such an argument.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from synkhronos._typing import DTypeLike, Shape
 
 
 def is_int(value: Any) -> bool:
-    """Whether a value is a whole number of Python or NumPy. A bool is none."""
+    """Whether a value is a whole number of Python or NumPy, and not a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 

@@ -15,7 +15,7 @@ import warnings
 from traceback import StackSummary, walk_tb
 from typing import Any, Callable, Sequence
 
-#: What is possible in a broken world
+#: The remedy in messages about a broken world
 REMEDY = "only restart() and close() can be called"
 
 #: In a program of ``spmd()``, for other public functions
@@ -24,7 +24,7 @@ IN_PROGRAM = (
     "rank.call(f, ...) or rank.all_reduce(...)"
 )
 
-#: For a call before another one has returned
+#: For a call before another call has returned
 BUSY = (
     "another call has not returned yet; use the processes from one thread at a time, and not from a "
     "signal handler. Inside an operation of a graph, use a function of the compiler itself, such as "
@@ -154,7 +154,7 @@ def prepare_warning() -> Callable[[str], None]:
 
 
 def _issue(file: str, line: int, module: str | None, registry: dict[Any, Any], message: str) -> None:
-    """Issue a warning, and log it if Python hides it from a script that has not asked for that."""
+    """Issue a warning, and log it if Python hides it though the script did not request that."""
     warnings.warn_explicit(message, SynkhronosWarning, file, line, module, registry)
     key = message, line, "logged"  # Python empties the registry when filters change
     if key not in registry and (_logger.hasHandlers() or _is_hidden(message, line, module)):
@@ -163,7 +163,7 @@ def _issue(file: str, line: int, module: str | None, registry: dict[Any, Any], m
 
 
 def _is_hidden(message: str, line: int, module: str | None) -> bool:
-    """Whether a filter for all kinds of warnings ignores this one.
+    """Whether a filter for all kinds of warnings ignores this warning.
 
     Many scripts begin with ``warnings.filterwarnings("ignore")``, because of other libraries.
     """

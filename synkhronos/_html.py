@@ -31,7 +31,7 @@ def table(title: str, rows: Iterable[Sequence[object]], header: Sequence[str] = 
     return "\n".join([*lines, "</tbody></table>"])
 
 
-def _cell(tag, content):
+def _cell(tag: str, content: object) -> str:
     text = html.escape(str(content))
     style = _ALIGNED if "\n" in text else _STYLE
     return f'<{tag} style="{style}">{text}</{tag}>'

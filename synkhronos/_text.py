@@ -10,7 +10,7 @@ _MOST_CHARACTERS = 200
 
 
 def listed(names: Iterable[object], separator: str = ", ") -> str:
-    """Return the first of several names. Equal ones, such as of variables without names, are counted."""
+    """Return the first of several names. Equal names, such as of unnamed variables, are counted."""
     counts = Counter(str(name) for name in names)
     shown = [
         _cut(name) if count == 1 else f"{_cut(name)} ({count} times)"
@@ -25,7 +25,7 @@ def shortened(value: object) -> str:
     return _cut(repr(value))
 
 
-def _cut(text):
+def _cut(text: str) -> str:
     if len(text) <= _MOST_CHARACTERS:
         return text
     half = _MOST_CHARACTERS // 2

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike as ArrayLike
     from numpy.typing import DTypeLike as DTypeLike
 
+    PathLike = Union[str, os.PathLike[str]]
+
     class ComputedArray(np.ndarray):
         def result(self) -> np.ndarray: ...
 
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
 else:  # importing these takes milliseconds, and nothing uses them at run time
     ArrayLike = DTypeLike = Any  # a `Data` is an ArrayLike, too
     ComputedArray, ComputedList = np.ndarray, List
+    PathLike = Union[str, os.PathLike]  # Python 3.8 has no `os.PathLike[str]`
 
 #: Of a function's call: an array, a list or a dictionary of arrays, as its outputs were given
 Result = Any
@@ -83,7 +86,6 @@ SharedVariables = Union[SharedVariable, Sequence[SharedVariable]]
 Values = Union[ArrayLike, Sequence[Any]]  # an ArrayLike, or one for each shared variable
 Batch = Union[int, np.integer, slice, Sequence[Union[int, np.integer]], np.ndarray]
 Shape = Union[Tuple[int, ...], List[int]]
-PathLike = Union[str, os.PathLike]
 
 # Internal
 Rows = Union[range, np.ndarray]

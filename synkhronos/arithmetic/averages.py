@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Iterable, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -28,13 +28,13 @@ _STEP = 2.0**-8  # divides a sum that overflows while it grows
 class _Raise:
     """As ``numpy.errstate(over="raise")``, which takes ten times as long with NumPy 1."""
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         self._former = list(np.geterrobj())
         size, flags, handler = self._former
         shift = np.SHIFT_OVERFLOW
         np.seterrobj([size, flags & ~(7 << shift) | np.ERR_RAISE << shift, handler])
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         np.seterrobj(self._former)
 
 
@@ -83,10 +83,10 @@ def average_floats(values: Sequence[float], weights: Sequence[float]) -> float:
     average = sum([value * weight for value, weight in zip(values, weights) if weight]) / sum(weights)
     if average - average == 0:  # it is finite
         return average
-    result = np.array(average)
+    result: Any = np.array(average)
     active = [(np.array(value), weight) for value, weight in zip(values, weights) if weight]
     _restore(result, *zip(*active))
-    return result.item()
+    return float(result)
 
 
 def average(arrays: Sequence[np.ndarray], weights: Sequence[float] | None = None) -> np.ndarray:
@@ -115,7 +115,7 @@ def average_each(
         For each average: the array to set to it, which may be one of the operands; the operands, of
         equal shape and dtype; and further arrays to set to it.
     weights : list of float, optional
-        One for each operand. Operands of weight zero are ignored.
+        A weight for each operand. Operands of weight zero are ignored.
     """
     compute: Any = _equally
     if weights is not None and not are_equal(weights):
@@ -134,12 +134,12 @@ def average_each(
                 copy[...] = out
 
 
-def _wide(dtype):
+def _wide(dtype: np.dtype) -> np.dtype:
     """Return the dtype in which numbers are added up: half precision in single."""
     return np.dtype(np.float32) if dtype == np.float16 else dtype
 
 
-def _equally(out, arrays, total):
+def _equally(out: np.ndarray, arrays: Sequence[np.ndarray], total: np.ndarray) -> None:
     """Set `out` to the average of arrays. `total` is memory for the sum, which may be `out`."""
     count, dtype = len(arrays), out.dtype
     if count == 1:
@@ -159,7 +159,9 @@ def _equally(out, arrays, total):
         np.divide(total, np.array(count, wide), out=out)
 
 
-def _weighted(weights, out, arrays, total):
+def _weighted(
+    weights: Sequence[float], out: np.ndarray, arrays: Sequence[np.ndarray], total: np.ndarray
+) -> None:
     wide = total.dtype
     product = np.empty(total.shape, wide)
     total[...] = 0
@@ -170,7 +172,13 @@ def _weighted(weights, out, arrays, total):
     np.divide(total, np.array(sum(weights), wide), out=out)
 
 
-def _average_again(compute, out, arrays, weights, total):
+def _average_again(
+    compute: Callable[..., None],
+    out: np.ndarray,
+    arrays: Sequence[np.ndarray],
+    weights: Sequence[float] | None,
+    total: np.ndarray,
+) -> None:
     """Compute an average whose sum overflows at some places."""
     result = np.empty_like(out)
     compute(result, arrays, total)
@@ -179,7 +187,7 @@ def _average_again(compute, out, arrays, weights, total):
     out[...] = result
 
 
-def _restore(result, arrays, weights):
+def _restore(result: np.ndarray, arrays: Sequence[np.ndarray], weights: Sequence[float]) -> None:
     """Correct an average at the places at which it is not finite, although all operands are."""
     if result.dtype.kind == "c":
         for part in ("real", "imag"):
@@ -192,7 +200,7 @@ def _restore(result, arrays, weights):
         result[lost] = _scaled_average([array[lost] for array in arrays], weights)
 
 
-def _scaled_average(arrays, weights):
+def _scaled_average(arrays: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
     """Return the average of arrays of finite numbers of any size."""
     dtype, largest = arrays[0].dtype, max(weights)
     wide, shares = _wide(dtype).type, [weight / largest for weight in weights]
@@ -202,13 +210,14 @@ def _scaled_average(arrays, weights):
         for array, share in zip(arrays, shares)
     ])  # fmt: skip
     limit = wide(np.finfo(dtype).max) * wide(scale)
-    return _within(total / wide(sum(shares)), limit) / wide(scale)
+    found: np.ndarray = _within(total / wide(sum(shares)), limit) / wide(scale)
+    return found
 
 
 class GrowingSum:
     """A sum of arrays of floating-point numbers to which arrays are added one by one.
 
-    When it would overflow, it is divided by a power of two, and so is all that is added later.
+    When it would overflow, it is divided by a power of two, and so are the arrays added later.
 
     Parameters
     ----------
@@ -226,12 +235,12 @@ class GrowingSum:
             for piece in pieces(0, flat.size, flat.itemsize, AVERAGED_BYTES):
                 self._add(piece, flat[piece], factor)
 
-    def _add(self, piece, terms, factor):
+    def _add(self, piece: slice, terms: np.ndarray, factor: float) -> None:
         while not self._could_add(piece, terms, factor * self._scale):
             self._sum *= terms.dtype.type(_STEP)
             self._scale *= _STEP
 
-    def _could_add(self, piece, terms, factor):
+    def _could_add(self, piece: slice, terms: np.ndarray, factor: float) -> bool:
         try:
             if factor != 1:
                 terms = terms * terms.dtype.type(factor)
@@ -254,6 +263,6 @@ class GrowingSum:
         return quotient.reshape(self.shape).astype(dtype, copy=False)
 
 
-def _within(numbers, limit):
-    """Return numbers that rounding may have made larger than those of which they are the average."""
+def _within(numbers: np.ndarray, limit: Any) -> np.ndarray:
+    """Return averages within the limit, which rounding may have made larger."""
     return np.clip(numbers, -limit, limit)

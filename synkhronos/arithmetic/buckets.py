@@ -1,4 +1,4 @@
-"""The parts of a vector that are reduced one after another: the buckets of a gradient.
+"""The parts of a vector that are reduced one after the other: the buckets of a gradient.
 
 A gradient consists of one array for each parameter. They are computed from the last parameter to the
 first, so that is the order of the buckets. A bucket holds whole arrays, as many as fill it.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, Sequence
 
-#: The least and the most bytes at which a bucket is full: few enough that the first one is soon full,
+#: The least and the most bytes at which a bucket is full: few enough that the first is soon full,
 #: and that little is left to send after the last gradient; enough that the meeting of the machines for
 #: each costs little.
 SMALLEST, LARGEST = 1 << 18, 4 << 20
@@ -24,9 +24,11 @@ class Buckets(NamedTuple):
     number : int
         Identifies the vector among the vectors of a process.
     op : str
+        The operation of the reduction.
     wire : Format or None
         The format in which the buckets are sent between machines.
     dtype : str
+        The dtype of the vector.
     shapes : tuple of tuple of tuple of int
         For each bucket, the shapes of its arrays, in the order of the vector.
     """
@@ -47,7 +49,7 @@ class Buckets(NamedTuple):
         return [_size(shapes) for shapes in self.shapes]
 
     def slices(self) -> list[slice]:
-        """Return where each bucket is in the vector; the first one is at the end."""
+        """Return where each bucket is in the vector; the first bucket is at the end."""
         stop, found = self.size, []
         for shapes in self.shapes:
             found.append(slice(stop - _size(shapes), stop))
@@ -75,5 +77,5 @@ def divide(shapes: Sequence[Sequence[int]], itemsize: int) -> list[range]:
     return found
 
 
-def _size(shapes):
+def _size(shapes: Sequence[Sequence[int]]) -> int:
     return sum(map(math.prod, shapes))

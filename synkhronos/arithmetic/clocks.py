@@ -1,4 +1,4 @@
-"""Times by another machine's clock as times by the own one.
+"""Times by another machine's clock as times by the own clock.
 
 The clock of another machine is read by a message there and back, a *ping*. The other machine reads its
 clock between the moments at which this machine sends the message and gets the answer. The best guess is
@@ -30,13 +30,14 @@ class Ping(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What the clocks of two machines showed at the same moment, in seconds.
+    """The times of two machines' clocks at the same moment, in seconds.
 
     Attributes
     ----------
     own, other : float
+        The times by the clock of this machine and of the other machine.
     error : float
-        `own` is wrong by at most so much.
+        The largest possible error of `own`.
     """
 
     own: float

@@ -89,7 +89,7 @@ class Bfloat16(Code):
 class Float16(Code):
     """IEEE's half precision, with a power of two for each piece, so that no number overflows.
 
-    Numbers below ``2**-29`` of the largest one of their piece become zero.
+    Numbers below ``2**-29`` of the largest number of their piece become zero.
     """
 
     def nbytes(self, size: int) -> int:
@@ -106,21 +106,21 @@ class Float16(Code):
         for number, piece in enumerate(_pieces(out.size)):
             _decode_half(codes[piece], scales[number], out[piece])
 
-    def _split(self, data, size):
+    def _split(self, data: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
         start = 4 * len(_pieces(size))
         return data[:start].view(np.float32), data[start:].view(np.int16)
 
 
-def _pieces(size):
+def _pieces(size: int) -> list[slice]:
     return pieces(0, size, 4, _PIECE_BYTES)
 
 
-def _scratch(values, count):
+def _scratch(values: np.ndarray, count: int) -> np.ndarray:
     """Return memory for `count` pieces of the bits of numbers."""
     return np.empty((count, min(values.size, _PIECE_BYTES // 4)), np.uint32)
 
 
-def _encode_half(values, codes, scratch):
+def _encode_half(values: np.ndarray, codes: np.ndarray, scratch: np.ndarray) -> np.float32:
     """Write halves of the scaled numbers; return the scale, negative if not all of them are finite."""
     scaled, half, odd = scratch[:, : values.size]
     np.bitwise_and(values.view(np.uint32), _ABSOLUTE, out=scaled)
@@ -147,12 +147,12 @@ def _encode_half(values, codes, scratch):
     return scale
 
 
-def _scale_of_halves(largest):
+def _scale_of_halves(largest: int) -> np.float32:
     """Return the factor for a piece, given the bits of its largest absolute value."""
     return np.float32(2.0 ** (_TOP - max(_LEAST, (int(largest) >> 23) - 127)))
 
 
-def _decode_half(codes, scale, out):
+def _decode_half(codes: np.ndarray, scale: np.float32, out: np.ndarray) -> None:
     if scale < 0 or scale < 2.0 ** (_TOP - _MOST):
         np.divide(codes.view(np.float16), abs(scale), out=out, dtype=np.float32)
         return
@@ -189,12 +189,14 @@ class Int8(Code):
         if whole < out.size:
             np.multiply(codes[whole:], scales[-1], out=out[whole:])
 
-    def _split(self, data, size):
+    def _split(self, data: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
         start = 4 * -(-size // _BLOCK)
         return data[:start].view(np.float32), data[start:].view(np.int8)
 
 
-def _encode_blocks(blocks, scales, codes, scratch):
+def _encode_blocks(
+    blocks: np.ndarray, scales: np.ndarray, codes: np.ndarray, scratch: np.ndarray
+) -> None:
     scaled = np.abs(blocks, out=scratch[: blocks.size].reshape(blocks.shape))
     largest = scaled.max(axis=1)
     is_used = (largest >= _TINY) & np.isfinite(largest)

@@ -47,7 +47,7 @@ class Difference(NamedTuple):
     Attributes
     ----------
     absolute : float
-        The largest absolute difference of two elements; infinite if one of them is not finite.
+        The largest absolute difference of two elements; infinite if an element is not finite.
     relative : float
         The same, divided by the largest absolute value in the second array.
     """
@@ -98,8 +98,8 @@ def tolerance(dtype: DTypeLike, computed_with: Iterable[DTypeLike] = ()) -> floa
     dtype : dtype
         The dtype of the result.
     computed_with : iterable of dtype
-        The dtypes of what it is computed from. Single precision among them limits the precision of a
-        result in double precision.
+        The dtypes of the values from which it is computed. Single precision among them limits the
+        precision of a result in double precision.
     """
     name = _REAL.get(np.dtype(dtype).name, np.dtype(dtype).name)
     if name not in TOLERANCES:
@@ -114,10 +114,11 @@ class Tolerance(NamedTuple):
     Attributes
     ----------
     rtol : float or None
-        Relative to the largest value; None for that of rounding, as of `tolerance`.
+        Relative to the largest value; None for the tolerance for rounding, as of `tolerance`.
     atol : float
+        The absolute tolerance.
     dtypes : set of dtype
-        Those of what the result is computed from.
+        The dtypes of the values from which the result is computed.
     """
 
     rtol: float | None
@@ -125,7 +126,7 @@ class Tolerance(NamedTuple):
     dtypes: Set[np.dtype]
 
     def allows(self, value: np.ndarray, serial: np.ndarray) -> bool:
-        """Whether a value of the same shape agrees with the serial one."""
+        """Whether a value of the same shape agrees with the serial value."""
         rtol = tolerance(serial.dtype, self.dtypes) if self.rtol is None else self.rtol
         return agree(value, serial, self.atol + rtol * largest_of(serial))
 

@@ -55,10 +55,10 @@ def as_array(value: ArrayLike, dtype: DTypeLike | None, label: str) -> np.ndarra
 
 
 def usable(value: Any) -> Any:
-    """Return an array that compiled code can use: the given one, or a copy.
+    """Return an array that compiled code can use: the given array, or a copy.
 
     Code in C and BLAS need aligned items whose strides are whole numbers of items, and none of them zero
-    except on axes of one item, as they divide by them. They take negative ones. A sparse matrix gets
+    except on axes of one item, as they divide by them. They take negative strides. A sparse matrix gets
     such arrays; other objects are returned as they are.
     """
     if isinstance(value, np.ndarray):

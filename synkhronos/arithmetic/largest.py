@@ -15,7 +15,7 @@ _BLOCK = 1 << 16  # numbers; an index inside a block takes two bytes
 def largest(values: np.ndarray, count: int) -> np.ndarray:
     """Return the indices of the `count` numbers with the largest absolute values, in their order.
 
-    Of equal ones, the first are taken. NaN is larger than all numbers.
+    Of equal numbers, the first are taken. NaN is larger than all numbers.
 
     Parameters
     ----------
@@ -31,25 +31,27 @@ def largest(values: np.ndarray, count: int) -> np.ndarray:
     chosen = sizes > last
     ties = np.flatnonzero(sizes == last)[: count - np.count_nonzero(chosen)]
     chosen[ties] = True
-    return candidates[chosen]
+    found: np.ndarray = candidates[chosen]
+    return found
 
 
-def _sizes(values, out=None):
+def _sizes(values: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """Return integers in the order of the absolute values."""
     return np.bitwise_and(values.view(np.uint32), np.uint32(0x7FFFFFFF), out=out)
 
 
-def _lower_bound(values, count):
+def _lower_bound(values: np.ndarray, count: int) -> np.uint32:
     """Return a size that is probably slightly below the sizes of the `count` largest numbers."""
     sample = _sizes(values[:: max(values.size // _SAMPLE, 1)].copy())
     wanted = sample.size * count / values.size
     rank = int(wanted + 4 * wanted**0.5 + 4)
     if rank >= sample.size:
         return np.uint32(0)
-    return np.partition(sample, sample.size - rank)[sample.size - rank]
+    bound: np.uint32 = np.partition(sample, sample.size - rank)[sample.size - rank]
+    return bound
 
 
-def _at_least(values, bound):
+def _at_least(values: np.ndarray, bound: np.uint32) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of the numbers whose sizes are not below a bound, and these sizes."""
     indices, sizes = [], []
     scratch = np.empty(min(values.size, _BLOCK), np.uint32)
@@ -64,7 +66,7 @@ def _at_least(values, bound):
 
 
 def nbytes_of(count: int, size: int) -> int:
-    """Return the length of what `pack` writes for `count` of `size` numbers."""
+    """Return the number of bytes that `pack` writes for `count` of `size` numbers."""
     return 4 * -(-size // _BLOCK) + 6 * count
 
 
@@ -83,7 +85,7 @@ def unpack(data: np.ndarray, count: int, size: int) -> tuple[np.ndarray, np.ndar
     return starts + places, numbers
 
 
-def _split(data, count, size):
+def _split(data: np.ndarray, count: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     blocks = 4 * -(-size // _BLOCK)
     numbers = blocks + 4 * count
     return (

@@ -6,10 +6,10 @@ the previous step:
 .. math:: P = \sum_i M_i Q, \qquad \hat P = \operatorname{orthonormalize}(P), \qquad
           Q = \sum_i M_i^T \hat P, \qquad M \approx \hat P Q^T
 
-Each leader computes the two sums from what it has received, and the rest from these sums. So the rest
-must be bit-identical on different processors: `orthonormalize` and `product` use only scalar additions,
-multiplications, divisions and square roots, in a fixed order. The terms of the sums, `times` and
-`transposed_times`, may use BLAS.
+Each leader computes the two sums from the terms that it has received, and the rest from these sums. So
+the rest must be bit-identical on different processors: `orthonormalize` and `product` use only scalar
+additions, multiplications, divisions and square roots, in a fixed order. The terms of the sums, which
+`add_and_multiply` and `transposed_times` compute, may use BLAS.
 
 .. [1] Vogels, T., Karimireddy, S. P., & Jaggi, M. (2019): PowerSGD: Practical low-rank gradient
        compression for distributed optimization. arXiv:1905.13727.
@@ -43,7 +43,7 @@ def add_and_multiply(
 ) -> None:
     """Set `matrix` to ``scale * matrix + rest``, and `out` to ``factor @ matrix.T``, in one pass.
 
-    A `scale` of 0 ignores what is in `matrix`.
+    A `scale` of 0 ignores the contents of `matrix`.
     """
     for rows in row_blocks(*matrix.shape):
         block = matrix[rows]
@@ -71,7 +71,7 @@ def orthonormalize(factors: np.ndarray) -> None:
     Parameters
     ----------
     factors : numpy.ndarray
-        One matrix, or several of one shape, on the last two axes.
+        A matrix, or several matrices of one shape, on the last two axes.
     """
     wide = factors.astype(np.float64)
     for row in range(wide.shape[-2]):
@@ -89,7 +89,7 @@ def orthonormalize(factors: np.ndarray) -> None:
     factors[...] = wide
 
 
-def _total(values):
+def _total(values: np.ndarray) -> np.ndarray:
     """Return the sum over the last axis, by halves, in an order that is the same on all processors."""
     while values.shape[-1] > 1:
         half = values.shape[-1] // 2

@@ -32,7 +32,9 @@ def make_minibatches(
     length : int
         The number of rows of all ranks.
     ranks, rank : int
+        The number of ranks, and this rank.
     batch_size : int
+        The largest number of rows in a minibatch.
     epoch : int
         The number of the epoch, from 0; each has its own order.
     seed : int, optional

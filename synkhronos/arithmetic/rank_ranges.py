@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Sequence
 
+from synkhronos._typing import T
+
 
 def ranks_of_machines(sizes: Sequence[int], master_rank: int = 0) -> list[range]:
     """Return the ranks of each machine, so that machine 0 has the master.
@@ -17,6 +19,7 @@ def ranks_of_machines(sizes: Sequence[int], master_rank: int = 0) -> list[range]
     sizes : list of int
         The number of ranks on each machine.
     master_rank : int
+        The rank of the master.
 
     Raises
     ------
@@ -35,7 +38,7 @@ def ranks_of_machines(sizes: Sequence[int], master_rank: int = 0) -> list[range]
     )
 
 
-def fewer_on_machines(items: Sequence[list], size: int) -> list[list]:
+def fewer_on_machines(items: Sequence[list[T]], size: int) -> list[list[T]]:
     """Return the lists, with the last items of the longest lists removed until `size` items are left."""
     items = [list(one) for one in items]
     while sum(map(len, items)) > size:

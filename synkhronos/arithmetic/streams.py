@@ -33,6 +33,7 @@ def jump_mrg(states: np.ndarray, index: int) -> np.ndarray:
     states : numpy.ndarray
         int32, the last axis of length 6.
     index : int
+        The number of the substream.
 
     Returns
     -------

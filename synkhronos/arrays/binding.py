@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import Any, Sequence, overload
+from typing import TYPE_CHECKING, Any, Sequence, overload
 
 import numpy as np
 
@@ -16,8 +16,13 @@ from synkhronos.arrays.data import Data
 from synkhronos.world.entry import in_turn
 from synkhronos.world.world import World, current_world
 
+if TYPE_CHECKING:
+    _DataByVariable = weakref.WeakKeyDictionary[Variable, Data]
+else:
+    _DataByVariable = weakref.WeakKeyDictionary
 
-class _Bindings(weakref.WeakKeyDictionary):
+
+class _Bindings(_DataByVariable):
     """The `Data` bound to variables, by variable, for as long as the script has the variable."""
 
 
@@ -37,7 +42,7 @@ def set_shmems(
     ----------
     vars_data : dict, or list of pairs, of variable and array-like or Data
         The variables are inputs of functions, or shared variables. A `Data` is bound itself; an array
-        is copied into the `Data` that is already bound, or into a new one.
+        is copied into the `Data` that is already bound, or into a new `Data`.
     oversize : float, default: 1
         The size of new memory, if it is needed, as a multiple of the size of the data, in [1, 2].
 
@@ -178,7 +183,7 @@ def rebind(world: World, pairs: Sequence[tuple[Variable, Variable]]) -> None:
             bindings.setdefault(copy, bindings[variable])
 
 
-def _prepare(world, variable, value, what):
+def _prepare(world: World, variable: Variable, value: ArrayLike, what: str) -> Data | np.ndarray:
     """Return the `Data`, or the array of its type, that is bound to a variable."""
     try:
         kind = world.here.engine.type_of(variable)

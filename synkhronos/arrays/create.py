@@ -8,7 +8,7 @@ from synkhronos._checks import check_dtype, check_extent, check_flag, check_over
 from synkhronos._typing import ArrayLike, DTypeLike, Shape, Variable
 from synkhronos.arithmetic.conversion import as_array
 from synkhronos.arrays.data import Data
-from synkhronos.world.world import current_world
+from synkhronos.world.world import World, current_world
 
 
 def data(
@@ -110,7 +110,9 @@ def data(
     return result
 
 
-def _kind(world, var, dtype, ndim, name):
+def _kind(
+    world: World, var: Variable | None, dtype: DTypeLike | None, ndim: int | None, name: str | None
+) -> tuple[DTypeLike | None, int | None, str | None]:
     """Return the dtype, the ndim and the name, taken from a variable if there is one."""
     if name is not None and not isinstance(name, str):
         raise TypeError(f"data: name must be a string, got {name!r}")
@@ -125,6 +127,6 @@ def _kind(world, var, dtype, ndim, name):
     return dtype, ndim, name or var.name
 
 
-def _check_constant(constant, value):
+def _check_constant(constant: bool, value: ArrayLike | None) -> None:
     if check_flag(constant, "data: constant") and value is None:
         raise ValueError("data: constant=True needs a value, as it cannot be set later")

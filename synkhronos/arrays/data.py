@@ -150,7 +150,7 @@ class Data:
         return f"<Data{name}: {self._dtype} {self._view.shape}>"
 
     def _repr_html_(self) -> str:
-        rows: list[tuple] = [("dtype", self._dtype)]
+        rows: list[tuple[Any, ...]] = [("dtype", self._dtype)]
         if self._view is None:
             rows.append(("memory", "freed"))
         else:
@@ -302,7 +302,7 @@ class Data:
         if self._world.closed:
             raise ClosedError(f"{self._label()}: its processes were closed")
 
-    def _check_changeable(self, method):
+    def _check_changeable(self, method: str) -> None:
         if self.constant:
             raise ValueError(f"{method}: {self._label()} is constant; create another Data")
 

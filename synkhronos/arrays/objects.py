@@ -49,7 +49,7 @@ class SparseData:
         return self._handle
 
 
-def _in_store(world, array):
+def _in_store(world: World, array: np.ndarray) -> np.ndarray:
     stored = world.here.store.empty(array.shape, array.dtype)
     stored[...] = array
     return stored

@@ -13,7 +13,7 @@ import math
 import os
 import zipfile
 from types import TracebackType
-from typing import Any, Callable, Iterable, Iterator
+from typing import IO, Any, BinaryIO, Callable, Iterable, Iterator, Literal
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def write(path: PathLike, description: Any, arrays: Iterable[tuple[str, np.ndarr
             raise
 
 
-def _write(file, description, arrays):
+def _write(file: BinaryIO, description: Any, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     with _zip_file(file, "w") as archive:
         with archive.open(_member(_DESCRIPTION), "w") as member:
             member.write(json.dumps(description).encode())
@@ -57,7 +57,7 @@ def _write(file, description, arrays):
                 np.lib.format.write_array(member, contiguous, (1, 0), allow_pickle=False)
 
 
-def _zip_file(file, mode="r"):
+def _zip_file(file: BinaryIO, mode: Literal["r", "w"] = "r") -> zipfile.ZipFile:
     archive = None
     try:
         with DeferredSignals():  # `zipfile` drops or converts any OSError here
@@ -69,7 +69,7 @@ def _zip_file(file, mode="r"):
         raise
 
 
-def _member(name):
+def _member(name: str) -> zipfile.ZipInfo:
     """Return a zip entry without a date, so that the same contents give the same bytes."""
     member = zipfile.ZipInfo(name)
     member.external_attr = 0o600 << 16
@@ -82,7 +82,7 @@ class Reader:
     Attributes
     ----------
     description : object
-        The description that `write` was given.
+        The argument of `write`.
 
     Raises
     ------
@@ -144,7 +144,7 @@ class Reader:
                 _fill(array, member)
                 return array
 
-    def _stored(self, name):
+    def _stored(self, name: str) -> zipfile.ZipInfo:
         """Return an uncompressed entry, after checking that it is no longer than the file."""
         entry = self._archive.getinfo(name)
         as_it_is = entry.compress_type == zipfile.ZIP_STORED
@@ -154,7 +154,7 @@ class Reader:
         return entry
 
 
-def _read_header(member):
+def _read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
     """Return shape and dtype. NumPy parses the header only if its length is harmless."""
     start = member.read(10)
     length = int.from_bytes(start[8:], "little")
@@ -167,11 +167,11 @@ def _read_header(member):
     return shape, dtype
 
 
-def _fill(array, member):
+def _fill(array: np.ndarray, member: IO[bytes]) -> None:
     """Read the bytes of an array and verify their checksum."""
     flat = array.reshape(-1).view(np.uint8)
     for start in range(0, len(flat), _PIECE):
         piece = flat[start : start + _PIECE]
-        if member.readinto(piece) != len(piece):
+        if member.readinto(piece) != len(piece):  # type: ignore[attr-defined]  # a `ZipExtFile`
             raise EOFError("the file ends too early")
     member.read(1)

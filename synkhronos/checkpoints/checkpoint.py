@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from synkhronos._typing import PathLike, SharedVariables
 from synkhronos.arithmetic.comparison import digest
 from synkhronos.checkpoints import archive, feedback, manifest
-from synkhronos.checkpoints.manifest import Entry, Manifest
+from synkhronos.checkpoints.manifest import Entry, Key, Manifest
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
+from synkhronos.stores.handle import Handle
 from synkhronos.stores.required_rows import Need
 from synkhronos.world.entry import in_turn
-from synkhronos.world.here import Command
-from synkhronos.world.world import current_world
+from synkhronos.world.here import Command, Here
+from synkhronos.world.world import World, current_world
 
 
 class _Inspect(Command):
     """Return dtype, shape and, on request, a digest of the bytes of each replica."""
 
-    def __init__(self, numbers, digest):
+    def __init__(self, numbers: Sequence[int], digest: bool) -> None:
         self.numbers, self.digest = numbers, digest
 
-    def run(self, here):
+    def run(self, here: Here) -> list[tuple[str, tuple[int, ...], bytes | None]]:
         found = []
         for number in self.numbers:
             array = here.engine.export(here.shareds[number])
@@ -35,10 +36,10 @@ class _Inspect(Command):
 class _Send(Command):
     """Send each rank's replica to the master, where it can be read until the next command."""
 
-    def __init__(self, number):
+    def __init__(self, number: int) -> None:
         self.number = number
 
-    def run(self, here):
+    def run(self, here: Here) -> np.ndarray | Handle:
         array = np.asarray(here.engine.export(here.shareds[self.number]), order="C")
         if here.is_master:
             return array
@@ -58,17 +59,19 @@ class _Restore(Command):
         The random streams for which one rank's state was stored; each rank derives its own from it.
     """
 
-    def __init__(self, numbers, handles, streams):
+    def __init__(
+        self, numbers: Sequence[int], handles: Sequence[Sequence[Handle]], streams: Sequence[int]
+    ) -> None:
         self.numbers, self.handles, self.streams = numbers, handles, streams
 
-    def needs(self, ranks, size):
+    def needs(self, ranks: range, size: int) -> list[Need]:
         return [
             Need(handle)
             for handles in self.handles
             for handle in (handles[ranks.start : ranks.stop] if len(handles) > 1 else handles)
         ]
 
-    def run(self, here):
+    def run(self, here: Here) -> None:
         for key in [key for key in here.wires if key[0] in self.numbers]:
             del here.wires[key]
         for number, handles in zip(self.numbers, self.handles):
@@ -152,7 +155,7 @@ def save(
         [described for _, described in kept],
     )  # fmt: skip
 
-    def arrays():
+    def arrays() -> Iterator[tuple[str, np.ndarray]]:
         for number, entry in zip(numbers, entries):
             yield from zip(entry.members, _values(world, number, entry))
         for one in kept:
@@ -162,16 +165,16 @@ def save(
     archive.write(path, manifest.describe(saved, described), arrays())
 
 
-def _usable_world(what):
+def _usable_world(what: str) -> World:
     world = current_world()
     world.check_usable()
     if world.is_recording:
         raise RuntimeError(f"{what}(): not inside a fuse() block; call it after the block")
-    world.registry.collect()  # what the script has dropped is not part of a checkpoint
+    world.registry.collect()  # dropped objects are not part of a checkpoint
     return world
 
 
-def _numbers_of(world, without):
+def _numbers_of(world: World, without: SharedVariables) -> list[int]:
     numbers = []
     for one in without if isinstance(without, (list, tuple)) else [without]:
         found = [number for number, shared in world.here.shareds.items() if shared is one]
@@ -184,13 +187,13 @@ def _numbers_of(world, without):
     return sorted(set(numbers))
 
 
-def _keys(world):
+def _keys(world: World) -> dict[int, Key]:
     """Return the key of each shared variable, by number."""
     shareds = dict(world.here.shareds)
     return dict(zip(shareds, manifest.keys(shared.name for shared in shareds.values())))
 
 
-def _streams(world):
+def _streams(world: World) -> set[int]:
     """Return the numbers of the shared variables that are states of random streams."""
     engine = world.here.engine
     return {
@@ -200,7 +203,7 @@ def _streams(world):
     }
 
 
-def _check_can_be_saved(world, numbers):
+def _check_can_be_saved(world: World, numbers: Sequence[int]) -> None:
     streams = _streams(world)
     for number in numbers:
         shared = world.here.shareds[number]
@@ -211,7 +214,7 @@ def _check_can_be_saved(world, numbers):
             )
 
 
-def _entries(world, numbers, keys):
+def _entries(world: World, numbers: Sequence[int], keys: Mapping[int, Key]) -> list[Entry]:
     by_rank = world.run(_Inspect(numbers, digest=world.size > 1))
     entries = []
     for number, found in zip(numbers, zip(*by_rank)):
@@ -223,7 +226,7 @@ def _entries(world, numbers, keys):
     return entries
 
 
-def _values(world, number, entry):
+def _values(world: World, number: int, entry: Entry) -> list[np.ndarray]:
     if len(entry.members) == 1:
         return [world.here.engine.export(world.here.shareds[number])]
     sent = enumerate(world.run(_Send(number)))
@@ -305,7 +308,7 @@ def load(path: PathLike, check: Callable[[dict[str, Any]], Any] | None = None) -
     return extra
 
 
-def _check_fit(world, numbers, entries):
+def _check_fit(world: World, numbers: Sequence[int], entries: Sequence[Entry]) -> None:
     """Raise ``ValueError`` unless replicas have the shapes in the file; numbers of rows may differ."""
     complaints = []
     streams = _streams(world)
@@ -325,7 +328,7 @@ def _check_fit(world, numbers, entries):
     manifest.complain(complaints, "set the variables to such shapes first, by set_value or scatter")
 
 
-def _read(world, reader, number, entry):
+def _read(world: World, reader: archive.Reader, number: int, entry: Entry) -> list[np.ndarray]:
     """Return the arrays of a variable, read into the store and checked."""
     arrays = []
     for member, shape in zip(entry.members, entry.shapes):

@@ -4,15 +4,15 @@ The state belongs to a variable, a format and a machine. Only the leader of a ma
 courier of the machine, for a vector that is reduced in buckets while the ranks compute.
 
 If the number of machines is unchanged, each machine gets its own state. Otherwise the first machine gets
-the sum of what had not been sent, and the others nothing. The state is in units of the result, so only
-the sum matters.
+the sum of the parts that had not been sent, and the others nothing. The state is in units of the result,
+so only the sum matters.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -24,6 +24,11 @@ from synkhronos.comms.wires import Wire
 from synkhronos.host.handler_errors import pass_on
 from synkhronos.stores.required_rows import Need
 from synkhronos.world.here import Command, Here
+
+if TYPE_CHECKING:
+    from synkhronos.checkpoints.archive import Reader
+    from synkhronos.stores.handle import Handle
+    from synkhronos.world.world import World
 
 _logger = logging.getLogger("synkhronos")
 
@@ -46,7 +51,7 @@ class Owner(NamedTuple):
     buckets: Buckets | None
 
     def new_wires(self, here: Here) -> tuple[list[Wire], list[int]]:
-        """Return new wires like those that keep it, and the sizes of their arrays."""
+        """Return new wires like those that keep the state, and the sizes of their arrays."""
         if self.buckets is not None:
             return [make_wire(self.wire, one) for one in self.buckets.shapes], self.buckets.sizes()
         shape = here.engine.storage(here.shareds[self.number]).shape
@@ -55,7 +60,8 @@ class Owner(NamedTuple):
     def kept(self, here: Here) -> Kept:
         """Return the state that this leader keeps."""
         if self.buckets is not None:
-            return here.ahead.kept(self.buckets)
+            of_courier: Kept = here.ahead.kept(self.buckets)
+            return of_courier
         found = here.wires.get((self.number, self.wire))
         return kept_by([] if found is None else found[1:])
 
@@ -71,22 +77,23 @@ class Owner(NamedTuple):
 class _Find(Command):
     """Return, on each leader, its machine, the counts, and the lengths of the vectors."""
 
-    def __init__(self, owner):
+    def __init__(self, owner: Owner) -> None:
         self.owner = owner
 
-    def run(self, here):
+    def run(self, here: Here) -> tuple[int, list[int], int, int] | None:
         if here.transport.is_leader:
             kept = self.owner.kept(here)
             return here.transport.machine, kept.counts, kept.rest.size, kept.factors.size
+        return None
 
 
 class _Send(Command):
-    """Send what each leader keeps to the master. The factors, equal on all leaders, are the master's."""
+    """Send the state of each leader to the master. The factors, equal everywhere, are the master's."""
 
-    def __init__(self, owner):
+    def __init__(self, owner: Owner) -> None:
         self.owner = owner
 
-    def run(self, here):
+    def run(self, here: Here) -> Any:
         if here.is_master:
             return self.owner.kept(here)[1:]
         return here.send(self.owner.kept(here).rest) if here.transport.is_leader else None
@@ -95,7 +102,7 @@ class _Send(Command):
 class _Leaders(Command):
     """Return the machine of each rank that is a leader."""
 
-    def run(self, here):
+    def run(self, here: Here) -> int | None:
         return here.transport.machine if here.transport.is_leader else None
 
 
@@ -114,14 +121,16 @@ class _Keep(Command):
         A handle to the state that is the same on all machines.
     """
 
-    def __init__(self, owner, counts, rests, factors):
+    def __init__(
+        self, owner: Owner, counts: list[int], rests: Mapping[int, Handle], factors: Handle | None
+    ) -> None:
         self.owner, self.counts, self.rests, self.factors = owner, counts, rests, factors
 
-    def needs(self, ranks, size):
+    def needs(self, ranks: range, size: int) -> list[Need]:
         own = [self.rests[rank] for rank in ranks if rank in self.rests]
         return [Need(handle) for handle in (*own, self.factors) if handle is not None]
 
-    def run(self, here):
+    def run(self, here: Here) -> None:
         if here.transport.is_leader:
             handles = self.rests.get(here.rank), self.factors
             arrays = [np.empty(0) if one is None else here.store.get(one) for one in handles]
@@ -131,8 +140,8 @@ class _Keep(Command):
 # Saving
 
 
-def find(world: Any, numbers: Sequence[int], keys: dict[int, Key]) -> list[tuple[Owner, Feedback]]:
-    """Return what the machines keep for shared variables with these numbers, and its descriptions."""
+def find(world: World, numbers: Sequence[int], keys: dict[int, Key]) -> list[tuple[Owner, Feedback]]:
+    """Return the state of the machines for shared variables with these numbers, with descriptions."""
     found: list[tuple[Owner, Feedback]] = []
     for owner in _of_leaders(world.here, numbers) + _of_couriers(world.here, numbers):
         by_machine = sorted(one for one in world.run(_Find(owner)) if one is not None)
@@ -158,7 +167,7 @@ def _of_leaders(here: Here, numbers: Sequence[int]) -> list[Owner]:
 
 
 def _of_couriers(here: Here, numbers: Sequence[int]) -> list[Owner]:
-    """Return what couriers may keep."""
+    """Return the variables and formats for which couriers may keep state."""
     if here.ahead is None:
         return []
     found = [(number, here.engine.buckets_of(here.shareds[number])) for number in numbers]
@@ -169,7 +178,7 @@ def _of_couriers(here: Here, numbers: Sequence[int]) -> list[Owner]:
     ]
 
 
-def arrays(world: Any, owner: Owner, described: Feedback) -> Iterator[tuple[str, np.ndarray]]:
+def arrays(world: World, owner: Owner, described: Feedback) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the arrays that `find` has found, with their names in the file."""
     machines = world.run(_Leaders())
     sent = world.run(_Send(owner))
@@ -194,7 +203,7 @@ class Given(NamedTuple):
     factors: np.ndarray | None
 
 
-def read(world: Any, reader: Any, saved: Sequence[Feedback], by_key: dict[Key, int]) -> list[Given]:
+def read(world: World, reader: Reader, saved: Sequence[Feedback], by_key: dict[Key, int]) -> list[Given]:
     """Read the state that the machines of this world will keep. It changes nothing.
 
     State that does not fit, such as the state of another format, is left out.
@@ -223,7 +232,7 @@ def read(world: Any, reader: Any, saved: Sequence[Feedback], by_key: dict[Key, i
     return list(found.values())
 
 
-def _sizes(here, owner, counts):
+def _sizes(here: Here, owner: Owner, counts: Sequence[int]) -> tuple[int, int] | None:
     """Return the lengths of the vectors of each machine; None if the variable has changed."""
     try:
         return lengths(*owner.new_wires(here), counts)
@@ -232,8 +241,15 @@ def _sizes(here, owner, counts):
         return None
 
 
-def _given(world, reader, owner, described, sizes, machines):
-    def vector(member, size):
+def _given(
+    world: World,
+    reader: Reader,
+    owner: Owner,
+    described: Feedback,
+    sizes: tuple[int, int],
+    machines: int,
+) -> Given:
+    def vector(member: str, size: int) -> np.ndarray:
         with reader.interpreting():
             array = reader.read(member, world.here.store.empty)
             if (array.shape, array.dtype) != ((size,), np.float32):
@@ -251,8 +267,8 @@ def _given(world, reader, owner, described, sizes, machines):
     return Given(owner, described.counts, rests, factors)
 
 
-def restore_all(world: Any, given: Sequence[Given], numbers: Sequence[int]) -> None:
-    """Let the machines keep what was read; couriers start afresh for other vectors in `numbers`."""
+def restore_all(world: World, given: Sequence[Given], numbers: Sequence[int]) -> None:
+    """Let the machines keep the state; couriers start afresh for other vectors in `numbers`."""
     if not world.here.comm.over_cpu.has_wires:
         return
     owners = [one.owner for one in given]

@@ -109,7 +109,7 @@ class Manifest(NamedTuple):
 
 def keys(names: Iterable[str | None]) -> list[Key]:
     """Return the key of each variable of a list."""
-    before: collections.Counter = collections.Counter()
+    before: collections.Counter[str | None] = collections.Counter()
     found = []
     for name in names:
         found.append((name, before[name]))

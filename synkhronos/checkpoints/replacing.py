@@ -105,8 +105,8 @@ def target(path: PathLike) -> str:
     return done
 
 
-def _check_owner(path):
-    """Raise ``PermissionError`` for what another user has created in a folder for everybody."""
+def _check_owner(path: str) -> None:
+    """Raise ``PermissionError`` if another user has created this in a folder for everybody."""
     folder, created = os.stat(os.path.dirname(path)), os.lstat(path)
     for_everybody = stat.S_ISVTX | stat.S_IWOTH
     if folder.st_mode & for_everybody != for_everybody:
@@ -120,7 +120,7 @@ def _check_owner(path):
         )
 
 
-def _keep_access(descriptor, former):
+def _keep_access(descriptor: int, former: os.stat_result) -> None:
     """Give a file the mode of the former file, and its owner and group if possible."""
     new, mode = os.fstat(descriptor), former.st_mode & 0o777
     if (new.st_uid, new.st_gid) != (former.st_uid, former.st_gid):
@@ -135,14 +135,14 @@ def _keep_access(descriptor, former):
         os.fchmod(descriptor, mode)
 
 
-def _stem(name):
+def _stem(name: str) -> str:
     """Return how the names of unfinished files begin, which may not be longer than names may be."""
     encoded = os.fsencode(name)
     short = name if len(encoded) <= _LONGEST_STEM else hashlib.sha256(encoded).hexdigest()
     return f".{short}."
 
 
-def _make_unfinished(folder, name, mode):
+def _make_unfinished(folder: str, name: str, mode: int) -> tuple[str, BinaryIO]:
     """Create a new file and hold its lock while it is open."""
     while True:
         path = os.path.join(folder, f"{_stem(name)}{os.urandom(8).hex()}.unfinished")
@@ -161,7 +161,7 @@ def _make_unfinished(folder, name, mode):
         file.close()
 
 
-def _remove_leftovers(folder, name):
+def _remove_leftovers(folder: str, name: str) -> None:
     pattern = re.escape(_stem(name)) + r"[0-9a-f]{16}\.unfinished"
     for entry in os.listdir(folder):
         if re.fullmatch(pattern, entry):

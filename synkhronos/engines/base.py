@@ -226,7 +226,7 @@ class Engine(ABC):
 
     arithmetic: Arithmetic = NUMPY
     survives_fork: bool
-    reducers: Mapping[type, Callable[[Any], Any]] = {}  # pickle further objects in graphs, by type
+    reducers: dict[type, Callable[[Any], Any]] = {}  # pickle further objects in graphs, by type
     in_use = "a GPU"
 
     @abstractmethod

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any, Sequence
 
 import numpy as np
 
 from synkhronos.arithmetic.buckets import Buckets, divide
 from synkhronos.engines.collectives import Collective
-from synkhronos.engines.names import TensorType
+from synkhronos.engines.names import Apply, FunctionGraph, SharedVariable, TensorType, Variable
 from synkhronos.engines.names import tensor as tt
 
 _numbers = itertools.count()
@@ -33,35 +34,42 @@ class BucketReady(Collective):
     __props__ = ("buckets", "bucket", "number")
     view_map = {1: [1]}
 
-    def __init__(self, buckets, bucket, number=None):
+    def __init__(self, buckets: Buckets, bucket: int, number: int | None = None) -> None:
         super().__init__(None, number)
         self.buckets, self.bucket = buckets, bucket
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"Ready{{bucket {self.bucket} of {len(self.buckets.shapes)}}}"
 
-    def numbered(self, number):
+    def numbered(self, number: int | None) -> BucketReady:
         return BucketReady(self.buckets, self.bucket, number)
 
-    def perform(self, node, inputs, outputs):
+    def perform(self, node: Apply, inputs: list[Any], outputs: list[list[Any]]) -> None:
         peers, vector = inputs
         if peers is not None:
             peers.start(vector, self.buckets, self.bucket)
         outputs[0][0], outputs[1][0] = peers, vector
 
-    def _gradient(self, inputs, gradient):
+    def _gradient(self, inputs: list[Variable], gradient: Variable) -> Variable:
         return gradient
 
-    def _derivative(self, inputs, tangent):
+    def _derivative(self, inputs: list[Variable], tangent: Variable) -> Variable:
         return tangent
 
 
-def is_on_host(vector):
+def is_on_host(vector: SharedVariable) -> bool:
     """Whether a shared variable is a NumPy array, and not on a device."""
     return isinstance(vector.type, TensorType)
 
 
-def fill_in_buckets(vector, expressions, shapes, op, wire, is_ahead):
+def fill_in_buckets(
+    vector: SharedVariable,
+    expressions: Sequence[Variable],
+    shapes: Sequence[tuple[int, ...]],
+    op: str,
+    wire: Any,
+    is_ahead: bool,
+) -> Variable:
     """Return a vector with the values of expressions, written in place; see ``synkhronos.ops``.
 
     If not `is_ahead`, other ranks are not notified of the buckets.
@@ -86,7 +94,7 @@ def fill_in_buckets(vector, expressions, shapes, op, wire, is_ahead):
     return new
 
 
-def schedule_buckets_early(fgraph):
+def schedule_buckets_early(fgraph: FunctionGraph) -> list[Apply]:
     """Return the operations of a graph in an order in which each bucket is ready as soon as possible.
 
     It is a schedule for a linker of the compiler. With the compiler's own schedule, the gradients of
@@ -103,7 +111,7 @@ def schedule_buckets_early(fgraph):
                 needed.add(node)
                 waiting += [one.owner for one in node.inputs if one.owner is not None]
                 waiting += before.get(node, ())
-        found += sorted(needed, key=places.get)
+        found += sorted(needed, key=places.__getitem__)
         for node in needed:
             del places[node]
     return found + [node for node in order if node in places]

@@ -5,13 +5,31 @@ gets the peers from the one before it, and a number. This chain is part of the g
 follows it, and so does every rank that receives the graph as a pickle.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Sequence
+
 from synkhronos.engines import names
 from synkhronos.engines.bucketed_vector import schedule_buckets_early
 from synkhronos.engines.collectives import ALONE, NOT_IN_SCAN, Collective, is_peers
-from synkhronos.engines.names import GraphRewriter, IfElse, Variable, ancestors
+from synkhronos.engines.names import (
+    Apply,
+    FunctionGraph,
+    GraphRewriter,
+    IfElse,
+    Mode,
+    SharedVariable,
+    Variable,
+    ancestors,
+)
+
+if TYPE_CHECKING:
+    from synkhronos._typing import Compiled
 
 
-def contain_collectives(roots, no_default_updates):
+def contain_collectives(
+    roots: Sequence[Any], no_default_updates: bool | Sequence[SharedVariable] | None
+) -> bool:
     """Whether expressions, or the default updates of their shared variables, contain collectives.
 
     Parameters
@@ -20,7 +38,8 @@ def contain_collectives(roots, no_default_updates):
     no_default_updates : bool or list of shared variables
         The same option as of the compiler's ``function``.
     """
-    seen, waiting = set(), [one for one in roots if isinstance(one, Variable)]
+    seen: set[Variable] = set()
+    waiting = [one for one in roots if isinstance(one, Variable)]
     while waiting:
         new = set(ancestors(waiting)) - seen
         if ALONE in new:
@@ -40,10 +59,10 @@ def contain_collectives(roots, no_default_updates):
 class _Ordering(GraphRewriter):
     """Gives the collectives of a graph their order: the peers of each come from the one before."""
 
-    def add_requirements(self, fgraph):
+    def add_requirements(self, fgraph: FunctionGraph) -> None:
         pass
 
-    def apply(self, fgraph):
+    def apply(self, fgraph: FunctionGraph) -> None:
         peers, number = None, 0
         for node in fgraph.toposort():
             if isinstance(node.op, Collective):
@@ -53,7 +72,7 @@ class _Ordering(GraphRewriter):
                 peers, number = ordered[0], number + 1
 
 
-def ordering_mode(mode):
+def ordering_mode(mode: Mode) -> Mode:
     """Return a mode that orders the collectives of a graph after all its own optimizations."""
     mode = names.package.compile.mode.get_mode(mode)
     last = _Ordering()
@@ -67,7 +86,7 @@ def ordering_mode(mode):
     return ordered
 
 
-def check_order(compiled):
+def check_order(compiled: Compiled) -> None:
     """Raise if the collectives of a compiled function are not in one chain, or some may be left out."""
     nodes = compiled.maker.fgraph.toposort()
     for node in nodes:
@@ -83,7 +102,7 @@ def check_order(compiled):
         _check_not_lazy(compiled.maker.fgraph, collectives)
 
 
-def _check_not_lazy(fgraph, collectives):
+def _check_not_lazy(fgraph: FunctionGraph, collectives: list[Apply]) -> None:
     """Raise if a collective is computed for one branch of an ``ifelse`` only."""
     needed, waiting = set(), list(fgraph.outputs)
     while waiting:
@@ -101,11 +120,11 @@ def _check_not_lazy(fgraph, collectives):
             )
 
 
-def takes_peers(compiled):
+def takes_peers(compiled: Compiled) -> bool:
     """Whether a compiled function takes the peers as an argument."""
     return any(is_peers(one.variable) and one.variable is not ALONE for one in compiled.maker.inputs)
 
 
-def takes_from_master(compiled):
+def takes_from_master(compiled: Compiled) -> bool:
     """Whether some of the collectives of a compiled function take the master's value."""
     return any(getattr(node.op, "is_of_master", False) for node in compiled.maker.fgraph.apply_nodes)

@@ -12,7 +12,9 @@ on rank s has to be the sum of the gradients of l_r, each times n_r / n_s ("avg"
 linear collective this is the adjoint in the inner product with the weights n_r, or with equal weights.
 """
 
-from typing import Tuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 from synkhronos.engines.names import (
     Apply,
@@ -21,6 +23,8 @@ from synkhronos.engines.names import (
     Op,
     Shape_i,
     SharedVariable,
+    Variable,
+    VariableType,
     continuous_dtypes,
     grad_not_implemented,
     of_any_rows,
@@ -28,6 +32,10 @@ from synkhronos.engines.names import (
     with_pattern,
 )
 from synkhronos.engines.names import tensor as tt
+
+if TYPE_CHECKING:
+    from synkhronos._typing import Array
+    from synkhronos.engines.base import Peers
 
 NOT_IN_SCAN = (
     "a collective is inside scan or OpFromGraph, which ranks may repeat a different number of times; "
@@ -49,12 +57,12 @@ class PeersType(Generic):
     """The type of the other ranks, as a value of a graph."""
 
     @property
-    def dtype(self):
+    def dtype(self) -> NoReturn:
         # Compilers ask for it when they differentiate a scan.
         raise AttributeError(f"this value has no dtype; {NOT_IN_SCAN}")
 
 
-def is_peers(variable):
+def is_peers(variable: Variable) -> bool:
     """Whether this is an input for the peers."""
     return isinstance(variable.type, PeersType)
 
@@ -62,14 +70,14 @@ def is_peers(variable):
 class _Alone(SharedVariable):
     """Stands for no other ranks. It is a singleton: copies and pickles of it are the same object."""
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Callable[[], _Alone], tuple[()]]:
         return _get_alone, ()
 
 
 ALONE = _Alone(name="alone", type=PeersType(), value=None, strict=False)
 
 
-def _get_alone():
+def _get_alone() -> _Alone:
     return ALONE
 
 
@@ -78,58 +86,59 @@ class Collective(Op):
 
     Parameters
     ----------
-    loss_op : {"avg", "sum"}
-        How the losses of the ranks, whose gradients are taken, are combined.
+    loss_op : {"avg", "sum"} or None
+        How the losses of the ranks, whose gradients are taken, are combined. None if the gradient does
+        not depend on it.
     number : int or None
         The position among the collectives of a function.
     """
 
-    __props__: Tuple[str, ...] = ("loss_op", "number")
+    __props__: tuple[str, ...] = ("loss_op", "number")
 
     is_same_everywhere = False  # whether the result is the same on every rank
     is_of_master = False  # whether the result is the value of the master
 
-    def __init__(self, loss_op, number=None):
+    def __init__(self, loss_op: str | None, number: int | None = None) -> None:
         self.loss_op, self.number = loss_op, number
 
-    def numbered(self, number):
+    def numbered(self, number: int | None) -> Collective:
         """Return the operation with a number."""
         return type(self)(self.loss_op, number)
 
-    def of(self, *inputs, peers=ALONE):
+    def of(self, *inputs: Variable, peers: Variable = ALONE) -> Variable:
         """Return the result for some inputs."""
         return self(peers, *inputs)[1]
 
     @property
-    def _sum(self):
+    def _sum(self) -> str:
         """The reduction by which gradients are added up."""
         return "weighted_sum" if self.loss_op == "avg" else "sum"
 
-    def make_node(self, peers, array, *others):
+    def make_node(self, peers: Variable, array: Variable, *others: Variable) -> Apply:
         return Apply(self, [peers, array, *others], [peers.type(), self._type(array.type)()])
 
-    def _type(self, kind):
+    def _type(self, kind: VariableType) -> VariableType:
         return kind
 
-    def do_constant_folding(self, *context):
+    def do_constant_folding(self, *context: Any) -> bool:
         return False
 
-    def connection_pattern(self, node):
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[False, index == 1] for index in range(len(node.inputs))]
 
-    def perform(self, node, inputs, outputs):
+    def perform(self, node: Apply, inputs: list[Any], outputs: list[list[Any]]) -> None:
         peers, array, *others = inputs
         outputs[0][0] = peers
         outputs[1][0] = array.copy() if peers is None else self._run(peers, array, *others)
 
-    def infer_shape(self, *context):
+    def infer_shape(self, *context: Any) -> list[Any]:
         *_, node, shapes = context  # PyTensor gives the graph as well
         return [None, self._shape(node, shapes)]
 
-    def _shape(self, node, shapes):
+    def _shape(self, node: Apply, shapes: list[Any]) -> Any:
         return shapes[1]
 
-    def grad(self, inputs, gradients):
+    def grad(self, inputs: list[Variable], gradients: list[Variable]) -> list[Variable]:
         """Return the gradients of the inputs; only the array has one."""
         array = inputs[1]
         if array.dtype in continuous_dtypes:
@@ -139,21 +148,25 @@ class Collective(Op):
         rest = [DisconnectedType()() for _ in inputs[2:]]
         return [DisconnectedType()(), gradient, *rest]
 
-    def R_op(self, inputs, tangents):
+    def R_op(self, inputs: list[Variable], tangents: list[Variable | None]) -> list[Variable | None]:
         if tangents[1] is None:
             return [None, None]
         return [None, self._derivative(inputs, tangents[1])]
 
-    def _derivative(self, inputs, tangent):
+    def _derivative(self, inputs: list[Variable], tangent: Variable) -> Variable:
         return self.of(tangent, *inputs[2:], peers=inputs[0])
 
     # PyTensor's names and arguments
 
-    def pullback(self, inputs, outputs, gradients):
+    def pullback(
+        self, inputs: list[Variable], outputs: list[Variable], gradients: list[Variable]
+    ) -> list[Variable]:
         """See `grad`."""
         return self.grad(inputs, gradients)
 
-    def pushforward(self, inputs, outputs, tangents):
+    def pushforward(
+        self, inputs: list[Variable], outputs: list[Variable], tangents: list[Variable]
+    ) -> list[Variable]:
         """See `R_op`."""
         absent = [isinstance(one.type, DisconnectedType) for one in tangents]
         found = self.R_op(inputs, [None if gone else one for one, gone in zip(tangents, absent)])
@@ -171,19 +184,20 @@ class AllReduce(Collective):
     """
 
     __props__ = ("op", "loss_op", "number")
+    loss_op: str
 
-    def __init__(self, op, loss_op, number=None):
+    def __init__(self, op: str, loss_op: str, number: int | None = None) -> None:
         super().__init__(loss_op, number)
         self.op = op
         self.is_same_everywhere = op not in ("weighted_sum", "share_of_sum")
 
-    def numbered(self, number):
+    def numbered(self, number: int | None) -> Collective:
         return AllReduce(self.op, self.loss_op, number)
 
-    def _run(self, peers, array):
+    def _run(self, peers: Peers, array: Array) -> Array:
         return peers.all_reduce(array, self.op, self.number)
 
-    def _gradient(self, inputs, gradient):
+    def _gradient(self, inputs: list[Variable], gradient: Variable) -> Variable:
         peers, array = inputs
         if (self.op, self.loss_op) in _ADJOINT:
             adjoint = AllReduce(_ADJOINT[self.op, self.loss_op], self.loss_op)
@@ -196,7 +210,7 @@ class AllReduce(Collective):
         is_extreme = tt.eq(array, self.of(array, peers=peers))
         return is_extreme * AllReduce(self._sum, self.loss_op).of(gradient, peers=peers)
 
-    def _derivative(self, inputs, tangent):
+    def _derivative(self, inputs: list[Variable], tangent: Variable) -> Variable:
         if (self.op, self.loss_op) not in _ADJOINT:
             raise NotImplementedError(f"all_reduce: {self.op!r} has no R operation")
         return super()._derivative(inputs, tangent)
@@ -207,16 +221,16 @@ class AllGather(Collective):
 
     is_same_everywhere = True
 
-    def _type(self, kind):
+    def _type(self, kind: VariableType) -> VariableType:
         return of_any_rows(kind)
 
-    def _run(self, peers, array):
+    def _run(self, peers: Peers, array: Array) -> Array:
         return peers.all_gather(array, self.number)
 
-    def _shape(self, node, shapes):
+    def _shape(self, node: Apply, shapes: list[Any]) -> tuple[Any, ...]:
         return (Shape_i(0)(node.outputs[1]), *shapes[1][1:])
 
-    def _gradient(self, inputs, gradient):
+    def _gradient(self, inputs: list[Variable], gradient: Variable) -> Variable:
         peers, array = inputs
         own = OwnRows(self.loss_op).of(gradient, array.shape[0], peers=peers)
         return with_pattern(own, array.broadcastable)
@@ -225,16 +239,16 @@ class AllGather(Collective):
 class OwnRows(Collective):
     """The rows of this rank in the sum of the ranks' arrays: the adjoint of `AllGather`."""
 
-    def _run(self, peers, array, n_rows):
+    def _run(self, peers: Peers, array: Array, n_rows: Array) -> Array:
         return peers.own_rows(array, self._sum, int(n_rows), self.number)
 
-    def _type(self, kind):
+    def _type(self, kind: VariableType) -> VariableType:
         return of_any_rows(kind)
 
-    def _shape(self, node, shapes):
+    def _shape(self, node: Apply, shapes: list[Any]) -> tuple[Any, ...]:
         return (node.inputs[2], *shapes[1][1:])
 
-    def _gradient(self, inputs, gradient):
+    def _gradient(self, inputs: list[Variable], gradient: Variable) -> Variable:
         return AllGather(self.loss_op).of(gradient, peers=inputs[0])
 
 
@@ -243,13 +257,13 @@ class Broadcast(Collective):
 
     is_same_everywhere = is_of_master = True
 
-    def _run(self, peers, array):
+    def _run(self, peers: Peers, array: Array) -> Array:
         return peers.broadcast(array, self.number)
 
-    def _shape(self, node, shapes):
+    def _shape(self, node: Apply, shapes: list[Any]) -> tuple[Any, ...]:
         return tuple(Shape_i(axis)(node.outputs[1]) for axis in range(node.outputs[1].ndim))
 
-    def _gradient(self, inputs, gradient):
+    def _gradient(self, inputs: list[Variable], gradient: Variable) -> Variable:
         peers, array = inputs
         return ToMaster(self.loss_op).of(gradient, array, peers=peers)
 
@@ -260,12 +274,12 @@ class ToMaster(Collective):
     It is the adjoint of `Broadcast`.
     """
 
-    def _run(self, peers, array, like):
+    def _run(self, peers: Peers, array: Array, like: Array) -> Array:
         total = peers.all_reduce(array, self._sum, self.number)
         return total if peers.is_master else peers.zeros_like(like)
 
-    def _shape(self, node, shapes):
+    def _shape(self, node: Apply, shapes: list[Any]) -> Any:
         return shapes[2]
 
-    def _gradient(self, inputs, gradient):
+    def _gradient(self, inputs: list[Variable], gradient: Variable) -> Variable:
         return Broadcast(self.loss_op).of(gradient, peers=inputs[0])

@@ -1,10 +1,22 @@
 """The common code of the engines of Theano and PyTensor: graphs, pickles and shared variables."""
 
+from __future__ import annotations
+
 import copy
 import copyreg
 import inspect
 import io
 from abc import abstractmethod
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ContextManager,
+    Iterable,
+    Mapping,
+    Sequence,
+    SupportsIndex,
+)
 
 import numpy as np
 
@@ -15,7 +27,15 @@ from synkhronos.engines.analysis.fixed_rows import free_rows
 from synkhronos.engines.analysis.recurrence import recurrent
 from synkhronos.engines.analysis.result_dependence import analyze, arguments_and_results
 from synkhronos.engines.analysis.windows import cut_windows
-from synkhronos.engines.base import Engine, InputType, TensorType, WrappedInput
+from synkhronos.engines.base import (
+    Analysis,
+    Engine,
+    Fixed,
+    InputType,
+    TensorType,
+    Windows,
+    WrappedInput,
+)
 from synkhronos.engines.collective_order import (
     check_order,
     contain_collectives,
@@ -24,37 +44,41 @@ from synkhronos.engines.collective_order import (
     takes_peers,
 )
 from synkhronos.engines.collectives import ALONE, PeersType
-from synkhronos.engines.names import Container, SharedVariable, Variable
-from synkhronos.engines.pickles import GraphUnpickler, MainNames, dump, with_deep_stack
-from synkhronos.engines.timing import time_nodes
+from synkhronos.engines.names import Container, Mode, SharedVariable, Variable, VariableType
+from synkhronos.engines.pickles import GraphUnpickler, MainNames, _OfGraphs, dump, with_deep_stack
+from synkhronos.engines.timing import OperationTime, time_nodes
 from synkhronos.host import compiler
+
+if TYPE_CHECKING:
+    from synkhronos._typing import Array, Buffer, Compiled
+    from synkhronos.arithmetic.buckets import Buckets
 
 
 class GraphEngine(Engine):
     """A compiler that uses Theano's graphs."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._main = MainNames()
 
-    def before_fork(self, forks_all=True):
+    def before_fork(self, forks_all: bool = True) -> None:
         if forks_all:
             self._main.mark_all_inherited()
 
     # Graphs
 
-    def type_of(self, variable):
-        kind = getattr(variable, "type", None)
+    def type_of(self, variable: Variable) -> TensorType:
+        kind: VariableType = getattr(variable, "type", None)
         is_tensor = isinstance(kind, names.TensorType) and not self.is_sparse(kind)
         if not isinstance(variable, Variable) or not is_tensor:
             raise TypeError(f"expected a {compiler.TITLE} tensor variable, got {variable!r}")
         return TensorType(np.dtype(kind.dtype), kind.ndim, self.extents_of(kind))
 
-    def extents_of(self, kind):
+    def extents_of(self, kind: VariableType) -> tuple[int | None, ...]:
         """Return, for each axis, the extent that a type of the compiler fixes, or None."""
         return tuple(1 if is_one else None for is_one in kind.broadcastable)
 
-    def input_type_of(self, variable):
-        kind = getattr(variable, "type", None)
+    def input_type_of(self, variable: Variable) -> InputType:
+        kind: VariableType = getattr(variable, "type", None)
         if self.is_sparse(kind):
             return InputType(np.dtype(kind.dtype), 2, (None, None), kind.format)
         if isinstance(kind, names.Generic):
@@ -62,10 +86,10 @@ class GraphEngine(Engine):
         return super().input_type_of(variable)
 
     @abstractmethod
-    def is_sparse(self, kind):
+    def is_sparse(self, kind: VariableType) -> bool:
         """Whether this is the type of a sparse matrix."""
 
-    def unwrap_input(self, given):
+    def unwrap_input(self, given: Any) -> WrappedInput | None:
         if not isinstance(given, names.In):
             return None
         if given.update is not None or given.implicit:
@@ -75,24 +99,34 @@ class GraphEngine(Engine):
             )
         return WrappedInput(given.variable, given.name, given.value, bool(given.allow_downcast))
 
-    def unwrap_output(self, given):
+    def unwrap_output(self, given: Any) -> Variable:
         return given.variable if isinstance(given, names.Out) else given
 
-    def pieces_of(self, shared):
+    def pieces_of(self, shared: SharedVariable) -> tuple[tuple[int, ...], ...] | None:
         return getattr(shared.tag, "pieces", None)
 
-    def buckets_of(self, shared):
+    def buckets_of(self, shared: SharedVariable) -> Buckets | None:
         return getattr(shared.tag, "buckets", None)
 
-    def is_shared(self, variable):
+    def is_shared(self, variable: Variable) -> bool:
         return isinstance(variable, SharedVariable)
 
-    def is_function(self, item):
+    def is_function(self, item: Any) -> bool:
         return issubclass(type(item), names.Function)  # __class__ of a synkhronos.Function differs
 
-    def build(self, inputs, outputs, updates, givens, sliceable, on_host, **kwargs):
+    def build(
+        self,
+        inputs: Sequence[Variable],
+        outputs: Sequence[Variable],
+        updates: Sequence[tuple[SharedVariable, Variable]],
+        givens: Mapping[Variable, Any] | Iterable[tuple[Variable, Any]] | None,
+        sliceable: Sequence[SharedVariable],
+        on_host: Sequence[bool],
+        **kwargs: Any,
+    ) -> Compiled:
         _check_options(kwargs)
-        givens = list(givens.items() if hasattr(givens, "items") else givens or ())
+        given = givens or ()
+        givens = list(given.items() if hasattr(given, "items") else given)
         rows = [self._rows_of(shared) for shared in sliceable]
         _check_used(sliceable, outputs, updates, givens)
         # These come first: the compiler then substitutes them everywhere, including other givens and the
@@ -110,14 +144,20 @@ class GraphEngine(Engine):
             compiled = self.compile(inputs, outputs, updates, givens, **kwargs)
         return _finished(compiled)
 
-    def _rows_of(self, shared):
+    def _rows_of(self, shared: SharedVariable) -> Variable:
         """Return a variable for rows of a shared variable, with a test value if there are any."""
         rows = shared.type(f"{shared.name or 'shared'}_rows")
         if _has_test_values():
             rows.tag.test_value = self.storage(shared)
         return rows
 
-    def copy(self, compiled, swap, delete_updates=False, **options):
+    def copy(
+        self,
+        compiled: Compiled,
+        swap: Mapping[SharedVariable, SharedVariable],
+        delete_updates: bool = False,
+        **options: Any,
+    ) -> Compiled:
         specifications, outputs = self.source(compiled)
         variables = [one.variable for one in specifications]
         updated = [] if delete_updates else [one for one in specifications if one.update is not None]
@@ -135,76 +175,95 @@ class GraphEngine(Engine):
         )
         return _finished(copied)
 
-    def from_parts(self, parts):
+    def from_parts(self, parts: Any) -> Compiled:
         parts.trust_input = True
         return parts
 
-    def deepcopy(self, objects, memo):
+    def deepcopy(self, objects: Any, memo: dict[int, Any]) -> Any:
         return with_deep_stack(lambda: copy.deepcopy(objects, memo))
 
-    def duplicate(self, shared):
+    def duplicate(self, shared: SharedVariable) -> SharedVariable:
         made = shared.clone()
         made.container = copy.deepcopy(shared.container)
         return made
 
     @abstractmethod
-    def compile(self, inputs, outputs, updates, givens, **kwargs):
+    def compile(
+        self,
+        inputs: Sequence[Variable],
+        outputs: Sequence[Variable],
+        updates: Sequence[tuple[SharedVariable, Variable]],
+        givens: Sequence[tuple[Variable, Any]],
+        **kwargs: Any,
+    ) -> Compiled:
         """Compile a function; `updates` and `givens` are lists of pairs."""
 
-    def mode_for_collectives(self, mode):
+    def mode_for_collectives(self, mode: Mode) -> Mode:
         """Return the mode for a function with collectives, given the mode that the script chose."""
         return mode
 
-    def has_collectives(self, compiled):
+    def has_collectives(self, compiled: Compiled) -> bool:
         return takes_peers(compiled)
 
-    def uses_master(self, compiled):
+    def uses_master(self, compiled: Compiled) -> bool:
         return takes_from_master(compiled)
 
-    def free_rows(self, outputs, updates, givens, rows, no_default_updates):
+    def free_rows(
+        self,
+        outputs: Sequence[Variable],
+        updates: Sequence[tuple[SharedVariable, Variable]],
+        givens: Sequence[tuple[Variable, Any]],
+        rows: Mapping[Variable, int],
+        no_default_updates: Any,
+    ) -> tuple[Any, Any, Any, list[Fixed]]:
         return free_rows(outputs, updates, givens, rows, no_default_updates)
 
-    def cut_windows(self, givens, index, divided):
+    def cut_windows(
+        self,
+        givens: Sequence[tuple[Variable, Any]],
+        index: Sequence[Variable],
+        divided: Mapping[Variable, int],
+    ) -> Windows:
         with names.without_test_values():  # as the bounds have none
             return cut_windows(givens, index, divided)
 
-    def are_computed_from(self, results, variables):
+    def are_computed_from(self, results: Sequence[Any], variables: Sequence[Variable]) -> list[bool]:
         found = [set(names.ancestors([one])) if isinstance(one, Variable) else () for one in results]
         return [any(one in each for one in variables) for each in found]
 
-    def shareds(self, compiled):
+    def shareds(self, compiled: Compiled) -> list[SharedVariable]:
         return compiled.get_shared()
 
-    def updated(self, compiled):
+    def updated(self, compiled: Compiled) -> list[SharedVariable]:
         return [one.variable for one in compiled.maker.inputs if one.update is not None]
 
-    def reads(self, compiled, shared):
+    def reads(self, compiled: Compiled, shared: SharedVariable) -> bool:
         return any(
             wrapped.variable is shared and names.is_read(compiled, graph_input)
             for wrapped, graph_input in zip(compiled.maker.inputs, compiled.maker.fgraph.inputs)
         )
 
-    def analyze(self, compiled, axes):
+    def analyze(self, compiled: Compiled, axes: Sequence[int | str | None]) -> Analysis:
         return analyze(*self.source(compiled), axes)
 
-    def difference_causes(self, compiled, axes):
+    def difference_causes(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[str]:
         specifications, outputs = self.source(compiled)
         arguments, results = arguments_and_results(specifications, outputs)
         # Gradients have what their losses have, and more that is right.
         return difference_causes(arguments, axes, outputs) or difference_causes(arguments, axes, results)
 
-    def recurrent(self, compiled, axes):
+    def recurrent(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[int]:
         arguments, results = arguments_and_results(*self.source(compiled))
         return recurrent(arguments, axes, results)
 
-    def source(self, compiled):
+    def source(self, compiled: Compiled) -> tuple[list[Any], list[Variable]]:
         """Return the graph before optimization: the specifications of inputs, and the outputs."""
         return compiled.maker.inputs, [one.variable for one in compiled.maker.outputs]
 
     # Pickles
 
-    def dumps(self, objects, known):
-        def work():
+    def dumps(self, objects: Any, known: Mapping[SharedVariable, int]) -> Buffer:
+        def work() -> Buffer:
             self.enter_thread()
             buffer = io.BytesIO()
             self.dump_code(buffer)
@@ -213,16 +272,16 @@ class GraphEngine(Engine):
 
         return with_deep_stack(work)
 
-    def loads(self, payload, known):
-        def work():
+    def loads(self, payload: Buffer, known: Mapping[int, SharedVariable]) -> Any:
+        def work() -> Any:
             self.enter_thread()
-            buffer = io.BytesIO(payload)
+            buffer = io.BytesIO(payload)  # type: ignore[arg-type]  # an array is a buffer, too
             self.load_code(buffer)
             return GraphUnpickler(buffer, known).load()
 
         return with_deep_stack(work)
 
-    def refer(self, item, known):
+    def refer(self, item: Any, known: Mapping[SharedVariable, int]) -> tuple[str, int] | None:
         if not isinstance(item, Container):
             return super().refer(item, known)
         # A function wraps the storage of its shared variables in its own containers.
@@ -231,51 +290,53 @@ class GraphEngine(Engine):
                 return "container", number
         return None
 
-    def resolve(self, reference, known):
+    def resolve(self, reference: tuple[str, int], known: Mapping[int, SharedVariable]) -> Any:
         kind, number = reference
         return known[number] if kind == "shared" else known[number].container
 
-    def reduce(self, compiled):
+    def reduce(self, compiled: Compiled) -> tuple[Any, ...]:
         made = compiled.maker, list(compiled.input_storage)
         return _make_again, (self.make_function, compiled.trust_input, *made)
 
-    def pickler(self, kind, buffer, known):
+    def pickler(
+        self, kind: type[_OfGraphs], buffer: io.BytesIO, known: Mapping[SharedVariable, int]
+    ) -> Any:
         """Return a pickler of functions, of a class, for ranks with the shared variables in `known`."""
         return kind(buffer, known, self.reducers, self._main, self.make_function)
 
     @staticmethod
     @abstractmethod
-    def make_function(maker, input_storage):
+    def make_function(maker: Any, input_storage: Any) -> Compiled:
         """Return the function of a maker of the compiler, whose storage is given."""
 
-    def dump_code(self, buffer):  # noqa: B027
+    def dump_code(self, buffer: io.BytesIO) -> None:  # noqa: B027
         """Write what other processes need in order to find the code of functions."""
 
-    def load_code(self, buffer):  # noqa: B027
+    def load_code(self, buffer: io.BytesIO) -> None:  # noqa: B027
         """Read what `dump_code` wrote."""
 
     # Calls
 
-    def time_operations(self, compiled):
+    def time_operations(self, compiled: Compiled) -> ContextManager[list[OperationTime]]:
         # PyTensor calls it `vm`.
         return time_nodes(compiled, getattr(compiled, "vm", None) or compiled.fn)
 
     # Shared variables
 
-    def storage(self, shared):
+    def storage(self, shared: SharedVariable) -> Array:
         return shared.container.storage[0]
 
-    def store(self, shared, array):
+    def store(self, shared: SharedVariable, array: Array) -> None:
         shared.container.storage[0] = array
 
-    def release(self, shareds, used):
+    def release(self, shareds: Sequence[SharedVariable], used: Iterable[SharedVariable]) -> None:
         # A clone of a variable may have the storage of the original.
         in_use = {id(one.container.storage) for one in used}
         for shared in shareds:
             if id(shared.container.storage) not in in_use:
                 shared.container.storage[0] = None
 
-    def notice_writes(self, shared, notify):
+    def notice_writes(self, shared: SharedVariable, notify: Callable[[], None] | None) -> None:
         container = shared.container
         if notify is not None and type(container) is Container:
             container.__class__ = _ReportingContainer
@@ -295,37 +356,40 @@ class _ReportingContainer(Container):
     containers.
     """
 
-    def __set__(self, value):
+    def __set__(self, value: Any) -> None:
         Container.__set__(self, value)
         self.notify()
 
     value = data = property(Container.__get__, __set__)
 
-    def __reduce_ex__(self, protocol):
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         state = dict(vars(self))
         del state["notify"]
-        return copyreg._reconstructor, (Container, object, None), state
+        make = copyreg._reconstructor  # type: ignore[attr-defined]  # private
+        return make, (Container, object, None), state
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Container:
         plain = Container.__new__(Container)
         vars(plain).update(self.__reduce_ex__(2)[2])
         return plain.__deepcopy__(memo)
 
 
-def _has_test_values():
+def _has_test_values() -> bool:
     """Whether the compiler computes the values that its graphs have for the test values of inputs."""
     config = names.package.config
     settings = ("compute_test_value", "compute_test_value_opt")
     return any(getattr(config, name, "off") != "off" for name in settings)
 
 
-def _make_again(make_function, trust_input, maker, input_storage):
+def _make_again(
+    make_function: Callable[..., Compiled], trust_input: bool, maker: Any, input_storage: list[Any]
+) -> Compiled:
     compiled = make_function(maker, input_storage)
     compiled.trust_input = trust_input
     return compiled
 
 
-def _finished(compiled):
+def _finished(compiled: Compiled) -> Compiled:
     """Return a new compiled function, whose collectives are in order."""
     if takes_peers(compiled):
         check_order(compiled)
@@ -335,7 +399,7 @@ def _finished(compiled):
     return compiled
 
 
-def _check_options(options):
+def _check_options(options: Mapping[str, Any]) -> None:
     known = inspect.signature(names.package.function).parameters
     for name in options:
         if name not in known:
@@ -345,7 +409,12 @@ def _check_options(options):
             )
 
 
-def _check_used(sliceable, outputs, updates, givens):
+def _check_used(
+    sliceable: Sequence[SharedVariable],
+    outputs: Sequence[Variable],
+    updates: Sequence[tuple[SharedVariable, Variable]],
+    givens: Sequence[tuple[Variable, Any]],
+) -> None:
     roots = [*outputs, *(new for _, new in updates), *(new for _, new in givens)]
     used = set(names.graph_inputs([one for one in roots if hasattr(one, "owner")]))
     names_of_used = sorted(str(one) for one in used if isinstance(one, SharedVariable))

@@ -13,48 +13,60 @@ import copy
 import io
 import operator
 import pickle
-from collections import Counter
+from collections import defaultdict
 from contextlib import contextmanager
 from time import perf_counter
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from synkhronos.engines.base import Analysis, Dependence, Engine, TensorType
-from synkhronos.engines.timing import sum_by_operation
+from synkhronos.engines.timing import OperationTime, sum_by_operation
+
+if TYPE_CHECKING:
+    from synkhronos._typing import Array, Buffer, DTypeLike
 
 
 class Tensor:
     """A variable of a graph: an input, a shared variable, or an expression."""
 
-    def __init__(self, name, dtype, ndim, extents=None):
+    ndim: Any  # an int, or None for the state of a random stream
+
+    def __init__(
+        self,
+        name: str | None,
+        dtype: DTypeLike,
+        ndim: int,
+        extents: tuple[int | None, ...] | None = None,
+    ) -> None:
         self.name = name
         self.dtype, self.ndim = np.dtype(dtype), ndim
         self.extents = extents or (None,) * ndim
         self.type = f"{self.dtype} tensor of {ndim} dimensions"
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return self.name or f"<{self.type}>"
 
-    def __add__(self, other):
+    def __add__(self, other: Any) -> Apply:
         return apply(operator.add, self, other)
 
-    def __sub__(self, other):
+    def __sub__(self, other: Any) -> Apply:
         return apply(operator.sub, self, other)
 
-    def __mul__(self, other):
+    def __mul__(self, other: Any) -> Apply:
         return apply(operator.mul, self, other)
 
-    def mean(self, axis=None):
+    def mean(self, axis: int | None = None) -> Apply:
         return apply(np.mean, self, axis=axis)
 
-    def sum(self, axis=None):
+    def sum(self, axis: int | None = None) -> Apply:
         return apply(np.sum, self, axis=axis)
 
 
 class Shared(Tensor):
     """A variable that holds a value: an array, or the state of a random stream."""
 
-    def __init__(self, value, name=None):
+    def __init__(self, value: Any, name: str | None = None) -> None:
         value = value if isinstance(value, np.random.RandomState) else np.array(value)
         if isinstance(value, np.ndarray):
             super().__init__(name, value.dtype, value.ndim)
@@ -66,7 +78,14 @@ class Shared(Tensor):
 class Apply(Tensor):
     """A NumPy function applied to other variables and constants."""
 
-    def __init__(self, function, inputs, keywords, dtype, ndim):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        inputs: Sequence[Any],
+        keywords: Mapping[str, Any],
+        dtype: DTypeLike,
+        ndim: int,
+    ) -> None:
         super().__init__(None, dtype, ndim)
         self.function, self.inputs, self.keywords = function, inputs, keywords
 
@@ -78,27 +97,27 @@ class Draw(Apply):
 class Collective(Tensor):
     """A collective: a method of `synkhronos.engines.base.Peers`, applied to a variable."""
 
-    def __init__(self, method, variable, *options):
+    def __init__(self, method: str, variable: Tensor, *options: Any) -> None:
         super().__init__(None, variable.dtype, variable.ndim)
         self.method, self.inputs, self.options = method, (variable,), options
 
 
-def all_reduce(variable, op):
+def all_reduce(variable: Tensor, op: str) -> Collective:
     """Return the reduction of the values of all ranks."""
     return Collective("all_reduce", variable, op)
 
 
-def all_gather(variable):
+def all_gather(variable: Tensor) -> Collective:
     """Return the values of all ranks, concatenated along axis 0."""
     return Collective("all_gather", variable)
 
 
-def broadcast(variable):
+def broadcast(variable: Tensor) -> Collective:
     """Return the value of the master."""
     return Collective("broadcast", variable)
 
 
-def apply(function, *inputs, **keywords):
+def apply(function: Callable[..., Any], *inputs: Any, **keywords: Any) -> Apply:
     """Return the expression ``function(*inputs, **keywords)``; an example call determines its type."""
     example = [np.ones((1,) * one.ndim, one.dtype) if isinstance(one, Tensor) else one for one in inputs]
     result = np.asarray(function(*example, **keywords))
@@ -108,11 +127,11 @@ def apply(function, *inputs, **keywords):
 class Streams:
     """Creates random streams."""
 
-    def __init__(self, seed):
+    def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.states = []
+        self.states: list[Shared] = []
 
-    def uniform(self, size):
+    def uniform(self, size: Sequence[int]) -> Draw:
         """Return an expression that draws new random numbers in [0, 1) at each call."""
         state = Shared(np.random.RandomState(self.seed + len(self.states)))
         self.states.append(state)
@@ -122,18 +141,27 @@ class Streams:
 class Graph:
     """A compiled function: variables, with substitutions for some of them."""
 
-    def __init__(self, name, inputs, outputs, updates, givens, keeps_states=False):
+    def __init__(
+        self,
+        name: str | None,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        updates: Sequence[tuple[Shared, Any]],
+        givens: Mapping[Any, Any],
+        keeps_states: bool = False,
+    ) -> None:
         self.name = name
         self.inputs, self.outputs, self.updates, self.givens = inputs, outputs, updates, givens
         self.keeps_states = keeps_states  # of random streams
-        self.seconds = Counter()  # of each variable
+        self.seconds: defaultdict[Apply, float] = defaultdict(float)  # of each variable
 
-    def variables(self, own=False):
+    def variables(self, own: bool = False) -> list[Tensor]:
         """Return all variables that are evaluated, without duplicates, in the order of first use.
 
         If `own`, variables that only enter collectives are left out.
         """
-        found, waiting = {}, [*self.outputs, *(new for _, new in self.updates)]
+        found: dict[Tensor, None] = {}
+        waiting = [*self.outputs, *(new for _, new in self.updates)]
         while waiting:
             one = waiting.pop(0)
             one = self.givens.get(one, one)
@@ -143,11 +171,11 @@ class Graph:
                     waiting.extend(getattr(one, "inputs", ()))
         return list(found)
 
-    def collectives(self):
+    def collectives(self) -> list[Collective]:
         """Return the collectives, each after those that it depends on."""
         found = []
 
-        def visit(variable):
+        def visit(variable: Any) -> None:
             variable = self.givens.get(variable, variable)
             for one in getattr(variable, "inputs", ()):
                 visit(one)
@@ -164,24 +192,34 @@ class NaiveEngine(Engine):
 
     survives_fork = True
 
-    def setup(self, device, announce=True):
+    def setup(self, device: str, announce: bool = True) -> None:
         if device != "cpu":
             raise ValueError(f"device: the naive engine runs on 'cpu', got {device!r}")
 
     # Graphs
 
-    def type_of(self, variable):
+    def type_of(self, variable: Any) -> TensorType:
         if not isinstance(variable, Tensor) or variable.ndim is None:
             raise TypeError(f"expected a tensor variable, got {variable!r}")
         return TensorType(variable.dtype, variable.ndim, variable.extents)
 
-    def is_shared(self, variable):
+    def is_shared(self, variable: Any) -> bool:
         return isinstance(variable, Shared)
 
-    def is_function(self, item):
+    def is_function(self, item: Any) -> bool:
         return isinstance(item, Graph)
 
-    def build(self, inputs, outputs, updates, givens, sliceable, on_host, name=None, **kwargs):
+    def build(
+        self,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        updates: Sequence[tuple[Any, Any]],
+        givens: Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None,
+        sliceable: Sequence[Any],
+        on_host: Sequence[bool],
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> Graph:
         givens = dict(givens or {})
         rows = [Tensor(f"{one.name}_rows", one.dtype, one.ndim) for one in sliceable]
         replaced = {**givens, **dict(zip(sliceable, rows))}
@@ -191,23 +229,23 @@ class NaiveEngine(Engine):
                 raise ValueError(f"sliceable_shareds: {shared} is unused, or replaced by givens")
         return compiled
 
-    def has_collectives(self, compiled):
+    def has_collectives(self, compiled: Graph) -> bool:
         return bool(compiled.collectives())
 
-    def uses_master(self, compiled):
+    def uses_master(self, compiled: Graph) -> bool:
         return any(one.method == "broadcast" for one in compiled.collectives())
 
-    def shareds(self, compiled):
+    def shareds(self, compiled: Graph) -> list[Any]:
         used = [one for one in compiled.variables() if isinstance(one, Shared)]
         return [*used, *(one for one, _ in compiled.updates if one not in used)]
 
-    def updated(self, compiled):
+    def updated(self, compiled: Graph) -> list[Any]:
         return [*(shared for shared, _ in compiled.updates), *self.random_streams(compiled)]
 
-    def reads(self, compiled, shared):
+    def reads(self, compiled: Graph, shared: Any) -> bool:
         return shared in compiled.variables()
 
-    def analyze(self, compiled, axes):
+    def analyze(self, compiled: Graph, axes: Sequence[int | str | None]) -> Analysis:
         updates = [
             *compiled.updates,
             *((one.inputs[0], one) for one in compiled.variables() if isinstance(one, Draw)),
@@ -220,17 +258,25 @@ class NaiveEngine(Engine):
             loss_ops=[frozenset()] * len(compiled.outputs),
         )
 
-    def _dependence(self, compiled, variable):
-        graph, found = Graph(None, [], [variable], [], compiled.givens), []
+    def _dependence(self, compiled: Graph, variable: Any) -> Dependence:
+        graph = Graph(None, [], [variable], [], compiled.givens)
+        found: list[tuple[frozenset[int], frozenset[Any]]] = []
         for own in (False, True):
             used = graph.variables(own)
-            found += [
-                frozenset(number for number, one in enumerate(compiled.inputs) if one in used),
-                frozenset(one for one in used if isinstance(one, Shared)),
-            ]
-        return Dependence(*found)
+            arguments = (number for number, one in enumerate(compiled.inputs) if one in used)
+            found.append(
+                (frozenset(arguments), frozenset(one for one in used if isinstance(one, Shared)))
+            )
+        return Dependence(*found[0], *found[1])
 
-    def copy(self, compiled, swap, delete_updates=False, name=None, profile=None):
+    def copy(  # type: ignore[override]  # its only options
+        self,
+        compiled: Graph,
+        swap: Mapping[Any, Any],
+        delete_updates: bool = False,
+        name: str | None = None,
+        profile: Any = None,
+    ) -> Graph:
         updates = [(swap.get(shared, shared), new) for shared, new in compiled.updates]
         givens = {old: swap.get(new, new) for old, new in compiled.givens.items()}
         return Graph(
@@ -242,29 +288,34 @@ class NaiveEngine(Engine):
             delete_updates,
         )
 
-    def duplicate(self, shared):
+    def duplicate(self, shared: Any) -> Any:
         return copy.deepcopy(shared)
 
-    def dumps(self, objects, known):
+    def dumps(self, objects: Any, known: Mapping[Any, int]) -> Buffer:
         buffer = io.BytesIO()
         pickler = pickle.Pickler(buffer)
-        pickler.persistent_id = lambda item: known.get(item) if isinstance(item, Shared) else None
+        pickler.persistent_id = (  # type: ignore[method-assign]  # as pickle permits
+            lambda item: known.get(item) if isinstance(item, Shared) else None
+        )
         pickler.dump(objects)
         return buffer.getbuffer()
 
-    def loads(self, payload, known):
-        unpickler = pickle.Unpickler(io.BytesIO(payload))
-        unpickler.persistent_load = known.__getitem__
+    def loads(self, payload: Buffer, known: Mapping[int, Any]) -> Any:
+        file = io.BytesIO(payload)  # type: ignore[arg-type]  # an array is a buffer, too
+        unpickler = pickle.Unpickler(file)
+        unpickler.persistent_load = known.__getitem__  # type: ignore[method-assign]  # as above
         return unpickler.load()
 
     # Calls
 
-    def call(self, compiled, arguments, subset=None):
+    def call(
+        self, compiled: Graph, arguments: Sequence[Array], subset: Sequence[int] | None = None
+    ) -> list[Array]:
         values = dict(zip(compiled.inputs, arguments))
         collectives = compiled.collectives()
         peers = arguments[-1] if collectives else None
 
-        def evaluate(variable):
+        def evaluate(variable: Any) -> Any:
             variable = compiled.givens.get(variable, variable)
             if not isinstance(variable, Tensor):
                 return variable
@@ -275,7 +326,7 @@ class NaiveEngine(Engine):
                     own, number = evaluate(variable.inputs[0]), collectives.index(variable)
                     call = getattr(peers, variable.method, None)
                     values[variable] = call(own, *variable.options, number) if call else own.copy()
-                else:
+                elif isinstance(variable, Apply):
                     inputs = [evaluate(one) for one in variable.inputs]
                     if isinstance(variable, Draw) and compiled.keeps_states:
                         inputs = copy.deepcopy(inputs)
@@ -294,8 +345,8 @@ class NaiveEngine(Engine):
         return outputs if subset is None else [outputs[index] for index in subset]
 
     @contextmanager
-    def time_operations(self, compiled):
-        times = []
+    def time_operations(self, compiled: Graph) -> Iterator[list[OperationTime]]:
+        times: list[OperationTime] = []
         compiled.seconds.clear()
         yield times
         names = [(one.function.__name__, took) for one, took in compiled.seconds.items()]
@@ -303,22 +354,22 @@ class NaiveEngine(Engine):
 
     # Shared variables
 
-    def storage(self, shared):
+    def storage(self, shared: Any) -> Array:
         return shared.storage
 
-    def store(self, shared, array):
+    def store(self, shared: Any, array: Array) -> None:
         shared.storage = array
 
-    def release(self, shareds, used):
+    def release(self, shareds: Sequence[Any], used: Iterable[Any]) -> None:
         for shared in shareds:
             shared.storage = None
 
     # Random streams
 
-    def random_streams(self, compiled):
+    def random_streams(self, compiled: Graph) -> list[Any]:
         return [one for one in self.shareds(compiled) if one.ndim is None]
 
-    def seed(self, streams, seed):
+    def seed(self, streams: Any, seed: int | None) -> list[Any]:
         if not isinstance(streams, Streams):
             raise TypeError(f"expected Streams, got {streams!r}")
         streams.seed = streams.seed if seed is None else seed

@@ -9,16 +9,28 @@ vector or use it. gcc does not vectorize a loop over more than a few vectors and
 expression can take several times as long as its parts.
 """
 
+from __future__ import annotations
+
 import contextlib
 import importlib
-from typing import Any, Tuple
+from typing import TYPE_CHECKING, Any, ContextManager, Sequence, Tuple
 
 from synkhronos.host import compiler
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from synkhronos._typing import Compiled
 
 #: The modules of operations on sparse matrices are imported when they are used.
 _SPARSE = {"SparseType", "SparseTensorType"}
 
 _Kinds = Tuple[Any, ...]
+
+#: For annotations: objects of the compiler whose classes nothing else needs
+FunctionGraph = Any
+Mode = Any
+VariableType = Any
 
 if compiler.NAME == "pytensor":
     import pytensor as package
@@ -111,11 +123,11 @@ if compiler.NAME == "pytensor":
     WRITES: _Kinds = (IncSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1)
     LINEAR: _Kinds = (DimShuffle, Sum, SpecifyShape, ViewOp)
 
-    def then(first, second):
+    def then(first: GraphRewriter, second: GraphRewriter) -> GraphRewriter:
         """Return a rewriter that applies two, one after the other."""
         return SequentialGraphRewriter(first, second)
 
-    def without_test_values():
+    def without_test_values() -> ContextManager[None]:
         """Return a context, as PyTensor has no test values."""
         return contextlib.nullcontext()
 
@@ -125,52 +137,52 @@ if compiler.NAME == "pytensor":
     unfused = _Unfused()
 
     @node_rewriter([_Unfused])
-    def _fusible(fgraph, node):
+    def _fusible(fgraph: FunctionGraph, node: Apply) -> list[Variable]:
         return node.inputs
 
     # Numba and JAX compile whole graphs, and vectorize any loop.
     optdb.register("synkhronos_fusible", in2out(_fusible), "numba", "jax", position=0)
 
-    def of_any_rows(kind):
+    def of_any_rows(kind: VariableType) -> VariableType:
         """Return the type of a tensor of any extent on axis 0."""
         return kind.clone(shape=(None, *kind.shape[1:]))
 
-    def with_pattern(variable, broadcastable):
+    def with_pattern(variable: Variable, broadcastable: Sequence[bool]) -> Variable:
         """Return a tensor whose type says which axes are broadcast."""
         axes = [axis for axis, is_one in enumerate(broadcastable) if is_one]
         return tensor.specify_broadcastable(variable, *axes)
 
-    def shared(value, name, broadcastable):
+    def shared(value: np.ndarray, name: str | None, broadcastable: Sequence[bool]) -> SharedVariable:
         """Return a shared tensor whose type fixes the axes that are broadcast, and no other extent."""
         shape = tuple(1 if is_one else None for is_one in broadcastable)
         return package.shared(value, name=name, shape=shape)
 
-    def shared_vector(value, name):
+    def shared_vector(value: np.ndarray, name: str | None) -> SharedVariable:
         """Return a shared vector whose type fixes its length, without which C code has slow loops.
 
         A length of one is not fixed, as the vector would be broadcast.
         """
         return package.shared(value, name=name, shape=(None if len(value) == 1 else len(value),))
 
-    def fixed(variable, shape):
+    def fixed(variable: Variable, shape: Sequence[int]) -> Variable:
         """Return a variable whose type fixes its shape, but says of no further axis that it is one."""
         ones = variable.type.broadcastable
         extents = [None if one == 1 and not is_one else one for one, is_one in zip(shape, ones)]
         return tensor.specify_shape(variable, extents)
 
-    def gradients(loss, wrt):
+    def gradients(loss: Variable, wrt: Sequence[Variable]) -> list[Variable | None]:
         """Return the gradients of a loss; None for a variable on which it does not depend."""
         return package.grad(loss, wrt, disconnected_inputs="ignore", return_disconnected="none")
 
-    def constant_idx(node):
+    def constant_idx(node: Apply) -> list[Any]:
         """Return the index of a `Subtensor`, with numbers in place of constants."""
         return get_constant_idx(node.op.idx_list, node.inputs, True, True)
 
-    def steps_of(loop):
+    def steps_of(loop: Scan) -> tuple[list[Variable], list[Variable]]:
         """Return the inputs and outputs of the steps of a `Scan`."""
         return loop.inner_inputs, loop.inner_outputs
 
-    def is_read(compiled, variable):
+    def is_read(compiled: Compiled, variable: Variable) -> bool:
         """Whether an input of an optimized graph is used in it."""
         return bool(compiled.maker.fgraph.clients[variable])
 
@@ -250,65 +262,65 @@ else:
     WRITES = (IncSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1)
     LINEAR = (DimShuffle, Sum, Rebroadcast, ViewOp)
 
-    def then(first, second):
+    def then(first: GraphRewriter, second: GraphRewriter) -> GraphRewriter:
         """Return a rewriter that applies two, one after the other."""
         return SeqOptimizer([first, second])
 
-    def without_test_values():
+    def without_test_values() -> ContextManager[None]:
         """Return a context in which operations compute no test values."""
         return package.change_flags(compute_test_value="off")
 
-    def of_any_rows(kind):
+    def of_any_rows(kind: VariableType) -> VariableType:
         """Return the type of a tensor of any extent on axis 0."""
         return kind.clone(broadcastable=(False, *kind.broadcastable[1:]))
 
-    def shared(value, name, broadcastable):
+    def shared(value: np.ndarray, name: str | None, broadcastable: Sequence[bool]) -> SharedVariable:
         """Return a shared tensor whose type fixes the axes that are broadcast, and no other extent."""
         return package.shared(value, name=name, broadcastable=tuple(broadcastable))
 
-    def shared_vector(value, name):
+    def shared_vector(value: np.ndarray, name: str | None) -> SharedVariable:
         """Return a shared vector that is not broadcast, even if it has one number."""
         return package.shared(value, name=name, broadcastable=(False,))
 
-    def fixed(variable, shape):
+    def fixed(variable: Variable, shape: Sequence[int]) -> Variable:
         """Return the variable, as types have no shapes."""
         return variable
 
-    def gradients(loss, wrt):
+    def gradients(loss: Variable, wrt: Sequence[Variable]) -> list[Variable | None]:
         """Return the gradients of a loss; None for a variable on which it does not depend."""
         return package.grad(loss, wrt, disconnected_inputs="ignore", return_disconnected="None")
 
-    def constant_idx(node):
+    def constant_idx(node: Apply) -> list[Any]:
         """Return the index of a `Subtensor`, with numbers in place of constants."""
         return node.op.get_constant_idx(node.inputs, allow_partial=True, only_process_constants=True)
 
-    def steps_of(loop):
+    def steps_of(loop: Scan) -> tuple[list[Variable], list[Variable]]:
         """Return the inputs and outputs of the steps of a `Scan`."""
         return loop.inputs, loop.outputs
 
-    def is_read(compiled, variable):
+    def is_read(compiled: Compiled, variable: Variable) -> bool:
         """Whether an input of an optimized graph is used in it."""
         return bool(variable.clients)
 
 
-def is_sparse(variable):
+def is_sparse(variable: Variable) -> bool:
     """Whether a variable is a sparse matrix."""
     return type(variable.type).__name__ in _SPARSE
 
 
-def is_sum_with_sparse(op):
+def is_sum_with_sparse(op: Op) -> bool:
     """Whether an operation adds a sparse and a dense matrix."""
     return type(op).__name__ == "AddSD"
 
 
-def dense(variable):
+def dense(variable: Variable) -> Variable:
     """Return a variable, or the dense matrix of the values of a sparse one."""
     if not is_sparse(variable):
         return variable
     return importlib.import_module(f"{package.__name__}.sparse").dense_from_sparse(variable)
 
 
-def in_type_of(variable, value):
+def in_type_of(variable: Variable, value: Variable) -> Variable:
     """Return a dense value as a variable of the type of another one, which may be sparse."""
     if is_sparse(variable):
         module = importlib.import_module(f"{package.__name__}.sparse")

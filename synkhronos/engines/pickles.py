@@ -6,18 +6,25 @@ are operations that a script or a notebook cell defines after the workers were f
 inside functions.
 """
 
+from __future__ import annotations
+
 import contextlib
+import io
 import pickle
 import sys
 import threading
 import weakref
 from collections import ChainMap
 from types import FunctionType
+from typing import IO, TYPE_CHECKING, Any, Callable, Iterator, Mapping
 
 import cloudpickle
 
 from synkhronos.engines import names
 from synkhronos.engines.names import Container, SharedVariable
+
+if TYPE_CHECKING:
+    from synkhronos._typing import Compiled, T
 
 # Pickling a graph recurses at least once per node.
 _DEEP_STACK = 512 << 20
@@ -31,10 +38,10 @@ class MainNames:
     Running a notebook cell again creates a new class of the same name, which the workers do not have.
     """
 
-    def __init__(self):
-        self._inherited = {}
+    def __init__(self) -> None:
+        self._inherited: dict[str, weakref.ref[Any]] = {}
 
-    def mark_all_inherited(self):
+    def mark_all_inherited(self) -> None:
         """Record that workers have the present names, because they were forked."""
         self._inherited = {
             name: weakref.ref(item)
@@ -42,7 +49,7 @@ class MainNames:
             if isinstance(item, (type, FunctionType))
         }
 
-    def __contains__(self, item):
+    def __contains__(self, item: type | FunctionType) -> bool:
         """Whether workers find this class or function by its name."""
         outer, *inner = item.__qualname__.split(".")
         reference = self._inherited.get(outer)
@@ -69,22 +76,31 @@ class _OfGraphs:
         ``make_function(maker, input_storage)`` returns the compiled function on the receiver.
     """
 
-    def __init__(self, file, known, reducers, main, make_function):
+    def __init__(
+        self,
+        file: IO[bytes],
+        known: Mapping[SharedVariable, int],
+        reducers: dict[type, Callable[[Any], Any]],
+        main: MainNames,
+        make_function: Callable[[Any, Any], Compiled],
+    ) -> None:
         # Set before the call, which reads it; a later change has no effect.
-        self.dispatch_table = ChainMap(reducers, cloudpickle.Pickler.dispatch_table)
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.dispatch_table: Mapping[type, Callable[[Any], Any]] = ChainMap(
+            reducers, cloudpickle.Pickler.dispatch_table
+        )
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)  # type: ignore[call-arg]  # a pickler's
         self._known, self._main, self._make_function = known, main, make_function
         # A function wraps the storage of its shared variables in its own containers.
         self._storages = {id(shared.container.storage): number for shared, number in known.items()}
 
-    def persistent_id(self, item):
+    def persistent_id(self, item: Any) -> tuple[str, int] | None:
         if isinstance(item, SharedVariable) and item in self._known:
             return "shared", self._known[item]
         if isinstance(item, Container) and id(item.storage) in self._storages:
             return "container", self._storages[id(item.storage)]
         return None
 
-    def reducer_override(self, item):
+    def reducer_override(self, item: Any) -> Any:
         # Otherwise the compiler pickles the array of every shared variable.
         if issubclass(type(item), names.Function):  # __class__ of a synkhronos.Function differs
             return self._make_function, (item.maker, list(item.input_storage))
@@ -92,18 +108,19 @@ class _OfGraphs:
             return NotImplemented
         if item.__module__ == "__main__" and item in self._main:
             return NotImplemented  # by name
-        return super().reducer_override(item)
+        return super().reducer_override(item)  # type: ignore[misc]  # a pickler's
 
 
 class _PythonPickler(pickle._Pickler):
     """cloudpickle's pickler on Python's own code, which recurses without the C stack."""
 
-    def __init__(self, file, protocol):
+    def __init__(self, file: IO[bytes], protocol: int) -> None:
         super().__init__(file, protocol)
-        self.globals_ref = {}
+        self.globals_ref: dict[Any, Any] = {}
 
-        def save_reduce(func, args, *others, obj=None):
-            return pickle._Pickler.save_reduce(self, func, args, *others, obj=obj)
+        def save_reduce(func: Any, args: Any, *others: Any, obj: Any = None) -> None:
+            save = pickle._Pickler.save_reduce  # type: ignore[attr-defined]  # private
+            return save(self, func, args, *others, obj=obj)
 
         # Python calls a function with *args without the C stack, but not a method.
         self.save_reduce = save_reduce
@@ -125,7 +142,11 @@ class DeepGraphPickler(_OfGraphs, _PythonPickler):
     """
 
 
-def dump(make_pickler, buffer, objects):
+def dump(
+    make_pickler: Callable[[type[_OfGraphs]], pickle._Pickler | pickle.Pickler],
+    buffer: io.BytesIO,
+    objects: Any,
+) -> None:
     """Pickle objects into a buffer, also deep graphs.
 
     Parameters
@@ -149,21 +170,21 @@ def dump(make_pickler, buffer, objects):
 class GraphUnpickler(pickle.Unpickler):
     """Unpickles compiled functions; `known` has the shared variables by number."""
 
-    def __init__(self, file, known):
+    def __init__(self, file: IO[bytes], known: Mapping[int, SharedVariable]) -> None:
         super().__init__(file)
         self._known = known
 
-    def persistent_load(self, reference):
+    def persistent_load(self, reference: tuple[str, int]) -> Any:
         kind, number = reference
         shared = self._known[number]
         return shared if kind == "shared" else shared.container
 
 
-def with_deep_stack(work):
+def with_deep_stack(work: Callable[[], T]) -> T:
     """Return ``work()``, called in a thread whose stack is large enough for a deep graph."""
-    outcome = []
+    outcome: list[tuple[Any, BaseException | None]] = []
 
-    def target():
+    def target() -> None:
         try:
             outcome.append((work(), None))
         except BaseException as error:
@@ -187,7 +208,7 @@ def with_deep_stack(work):
 
 
 @contextlib.contextmanager
-def _deep_limits():
+def _deep_limits() -> Iterator[None]:
     """Raise the limits of new threads and of recursion, which apply to the whole process."""
     with _lock:  # because ranks may be threads
         stack, recursion = threading.stack_size(_DEEP_STACK), sys.getrecursionlimit()

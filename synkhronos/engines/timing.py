@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterable, Iterator, NamedTuple
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, NamedTuple
 
 from synkhronos.host.compiler import TITLES
+
+if TYPE_CHECKING:
+    from synkhronos._typing import Compiled
 
 _FAST = "synkhronos.engines.theano.kernels"
 
@@ -45,7 +48,7 @@ def sum_by_operation(timed: Iterable[tuple[str, str, float]]) -> list[OperationT
     ]
 
 
-def _kernel(kind):
+def _kernel(kind: str) -> str:
     if kind.startswith(f"{_FAST}."):
         return "fast"
     package = kind.partition(".")[0]
@@ -53,7 +56,7 @@ def _kernel(kind):
 
 
 @contextlib.contextmanager
-def time_nodes(compiled: Any, machine: Any) -> Iterator[list[OperationTime]]:
+def time_nodes(compiled: Compiled, machine: Any) -> Iterator[list[OperationTime]]:
     """Let the virtual machine of a compiled function time its nodes in the block.
 
     The machine computes the same as otherwise, and reads a clock before and after each node.
@@ -97,11 +100,11 @@ def time_nodes(compiled: Any, machine: Any) -> Iterator[list[OperationTime]]:
         )
 
 
-def _buffers(machine):
+def _buffers(machine: Any) -> tuple[list[float], list[int]]:
     return machine.call_times[:], machine.call_counts[:]
 
 
-def _readings(compiled, machine):
+def _readings(compiled: Compiled, machine: Any) -> list[tuple[float, int]]:
     """Return the seconds and the number of calls of each node so far."""
     pairs = zip(*_buffers(machine))
     if not compiled.profile:
@@ -113,5 +116,5 @@ def _readings(compiled, machine):
     return [(a + seconds.get(key, 0), b + calls.get(key, 0)) for (a, b), key in zip(pairs, keys)]
 
 
-def _name_of(kind):
+def _name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -16,10 +16,10 @@ Hyper = Union[float, Variable]
 
 
 def apply_momentum(
-    updates: Mapping | Sequence,
+    updates: Mapping[SharedVariable, Any] | Sequence[tuple[Any, ...]],
     params: Iterable[SharedVariable] | None = None,
     momentum: Hyper = 0.9,
-) -> OrderedDict | list:
+) -> OrderedDict[SharedVariable, Any] | list[tuple[Any, ...]]:
     r"""Add momentum to the updates of any rule.
 
     With :math:`\theta'` the new value of a parameter in `updates`:
@@ -70,10 +70,10 @@ def apply_momentum(
 
 
 def apply_nesterov_momentum(
-    updates: Mapping | Sequence,
+    updates: Mapping[SharedVariable, Any] | Sequence[tuple[Any, ...]],
     params: Iterable[SharedVariable] | None = None,
     momentum: Hyper = 0.9,
-) -> OrderedDict | list:
+) -> OrderedDict[SharedVariable, Any] | list[tuple[Any, ...]]:
     r"""Add Nesterov momentum to the updates of any rule.
 
     With :math:`\theta'` the new value of a parameter in `updates`:
@@ -102,15 +102,15 @@ def apply_nesterov_momentum(
 
 
 def _with_velocities(
-    updates: Mapping | Sequence,
+    updates: Mapping[SharedVariable, Any] | Sequence[tuple[Any, ...]],
     params: Iterable[SharedVariable] | None,
     momentum: Hyper,
     moved: Callable[[Variable, Variable, Variable, Variable], Variable],
-) -> OrderedDict | list:
+) -> OrderedDict[SharedVariable, Any] | list[tuple[Any, ...]]:
     entries = _entries_by_variable(updates)
     if params is None:
         params = [variable for variable in entries if not is_state(variable)]
-    velocities = OrderedDict()
+    velocities: OrderedDict[SharedVariable, Variable] = OrderedDict()
     for position, param in enumerate(checked_parameters(params)):
         if param not in entries:
             raise ValueError(
@@ -132,7 +132,9 @@ def _with_velocities(
     return [*((variable, *entry) for variable, entry in entries.items()), *velocities.items()]
 
 
-def _entries_by_variable(updates: Mapping | Sequence) -> OrderedDict[Variable, tuple]:
+def _entries_by_variable(
+    updates: Mapping[SharedVariable, Any] | Sequence[tuple[Any, ...]],
+) -> OrderedDict[Variable, tuple[Any, ...]]:
     if isinstance(updates, Mapping):
         updates = list(updates.items())
     entries: OrderedDict[Variable, tuple[Any, ...]] = OrderedDict()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Iterator
+from typing import TYPE_CHECKING, Any, Iterable, Iterator
 
 import theano.tensor as tt
 from theano.gof import Variable
@@ -31,6 +31,9 @@ from synkhronos.extensions.keras_backend.terms import (
 )
 from synkhronos.extensions.keras_backend.values import setting_of
 from synkhronos.extensions.steps.source_masks import Dependence
+
+if TYPE_CHECKING:
+    from theano.compile.sharedvalue import SharedVariable
 
 __all__ = ["parallelize"]
 
@@ -125,7 +128,7 @@ def parallelize(model: Any) -> Any:
     return model
 
 
-def _make_train_function(model, kept):
+def _make_train_function(model: Any, kept: list[Any]) -> None:
     """Make the training function, and restore the optimizer's state from before `parallelize`."""
     is_new = getattr(model, "train_function", None) is None
     _make_function(model, "train")
@@ -135,7 +138,7 @@ def _make_train_function(model, kept):
             model.optimizer.set_weights(state[1])
 
 
-def _make_function(model, kind):
+def _make_function(model: Any, kind: str) -> None:
     """Make a function of a model as Keras does, but on all ranks."""
     if getattr(model, f"{kind}_function", None) is not None:
         return
@@ -156,7 +159,12 @@ def _functions_built_by(build: Any) -> Iterator[None]:
     backend = _keras.backend
     usual = backend.function
 
-    def function(inputs, outputs, updates=(), **options):
+    def function(
+        inputs: Iterable[Variable],
+        outputs: Iterable[Variable],
+        updates: Iterable[tuple] = (),
+        **options: Any,
+    ) -> Any:
         return build(request_of(inputs, outputs, updates, options))
 
     backend.function = function
@@ -208,7 +216,9 @@ class _Loss:
             self._model.total_loss = self._usual
 
 
-def _step_function(model, loss, params, request):
+def _step_function(
+    model: Any, loss: _Loss, params: list[SharedVariable] | None, request: Request
+) -> StepFunction:
     metrics = model._get_training_eval_metrics()
     states = {state for one in metrics for state in one.weights}
     of_metrics = {target: new for target, new in request.updates.items() if target in states}
@@ -227,7 +237,7 @@ def _step_function(model, loss, params, request):
     return StepFunction(request, kept, order, params, loss.all_rows, trial, weights, _setting.send)
 
 
-def _weights_of_whole_batches(model):
+def _weights_of_whole_batches(model: Any) -> list[tuple[str, Variable]]:
     """Return the names and sample weights of outputs whose loss is one number per batch."""
     found = []
     for name, loss, target, output, weights in zip(
@@ -239,12 +249,12 @@ def _weights_of_whole_batches(model):
     return found
 
 
-def _origin(function):
+def _origin(function: Any) -> str:
     """Return the name of the module that defines a loss or a metric."""
     return getattr(function, "fn", getattr(function, "_fn", type(function))).__module__
 
 
-def _is_known(model, loss):
+def _is_known(model: Any, loss: _Loss) -> bool:
     """Whether all losses and metrics are Keras's own, for each row."""
     functions = [one for one in model.loss_functions if one is not None]
     functions += model._compile_metric_functions

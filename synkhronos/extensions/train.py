@@ -10,8 +10,7 @@ the arguments of a script's own ``theano.function``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, Sequence, Union
+from typing import Any, Literal, Mapping, Sequence, Tuple, Union
 
 import synkhronos as synk
 from synkhronos.engines.names import SharedVariable, Variable
@@ -33,7 +32,7 @@ __all__ = [
 ]
 
 Variables = Union[Variable, Sequence[Variable]]
-Updates = Union[Mapping, Sequence[tuple]]
+Updates = Union[Mapping[SharedVariable, Any], Sequence[Tuple[Any, ...]]]
 
 
 class TrainFunction:

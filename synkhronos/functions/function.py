@@ -551,7 +551,7 @@ class Function:
         world = self._world
         return world is None or world.in_program or world.part(Sending).is_active
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         if self._is_for_ranks():
             return self.copy_of, (self.name, self.specification)
         world = self._usable_world()

@@ -48,7 +48,7 @@ class Replica(NamedTuple):
     number: int
     compiled: Compiled
     output_modes: list[str | None]
-    output_dtypes: list[np.dtype]
+    output_dtypes: list[np.dtype[Any]]
     output_axes: list[int]
     window: Window | None
     sliceable: list[int]

@@ -277,18 +277,20 @@ def parse_sliceable(
     engine: Engine, sliceable_shareds: Any, updates: list[tuple[SharedVariable, Any]]
 ) -> list[SharedVariable]:
     """Return the list of sliceable shared variables."""
-    sliceable_shareds = check_list(sliceable_shareds, "sliceable_shareds", "shared variables")
-    for position, shared in enumerate(sliceable_shareds):
+    sliceable: list[SharedVariable] = check_list(
+        sliceable_shareds, "sliceable_shareds", "shared variables"
+    )
+    for position, shared in enumerate(sliceable):
         if not engine.is_shared(shared) or not engine.is_tensor(shared):
             raise TypeError(f"sliceable_shareds[{position}]: expected a shared variable, got {shared!r}")
         kind = engine.type_of(shared)
         if kind.ndim == 0 or kind.extents[0] is not None:
             raise ValueError(f"sliceable_shareds[{position}]: {shared} cannot be sliced on axis 0")
-        if shared in sliceable_shareds[:position]:
+        if shared in sliceable[:position]:
             raise ValueError(f"sliceable_shareds: {shared} is given more than once")
         if shared in [target for target, _ in updates]:
             raise ValueError(
                 f"sliceable_shareds: {shared} is updated by this function, which reads only some of its "
                 f"rows; leave it out of one of the two"
             )
-    return sliceable_shareds
+    return sliceable

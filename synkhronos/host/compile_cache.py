@@ -49,7 +49,7 @@ def explain_lock() -> None:
     logging.getLogger(_LOCK).addFilter(_explain_record)
 
 
-def _explain_record(record):
+def _explain_record(record: logging.LogRecord) -> bool:
     for beginning, sentence in _SENTENCES.items():
         if str(record.msg).startswith(beginning):
             record.msg = sentence
@@ -66,7 +66,7 @@ def folder(environ: Mapping[str, str]) -> Optional[Path]:
     return None if found.startswith("~") else Path(found)
 
 
-def _setting(environ):
+def _setting(environ: Mapping[str, str]) -> Tuple[str, Optional[str]]:
     """Return the name and the value of the user's setting of the folder; the value may be None."""
     for name in ("compiledir", "base_compiledir"):
         setting = environment.user_setting(name, environ)
@@ -111,7 +111,7 @@ def fault(cache: Optional[Path]) -> Optional[Tuple[str, str]]:
     return None if free is None or free >= LEAST else _no_room(cache, free)
 
 
-def _why_not_writable(place):
+def _why_not_writable(place: Path) -> Optional[str]:
     if not os.path.isdir(place):
         return os.strerror(errno.ENOTDIR)
     if os.access(place, os.R_OK | os.W_OK | os.X_OK):
@@ -120,13 +120,13 @@ def _why_not_writable(place):
     return os.strerror(errno.EROFS if is_read_only else errno.EACCES)
 
 
-def _compiles():
+def _compiles() -> bool:
     """Whether Theano has a compiler. Without one, it runs no code from its cache."""
     name = environment.user_setting("cxx", os.environ)
     return name != "" and shutil.which(name or "g++") is not None
 
 
-def _other_folder():
+def _other_folder() -> str:
     return f"set another folder with THEANO_FLAGS={_setting(os.environ)[0]}=FOLDER"
 
 
@@ -147,14 +147,14 @@ def explain(error: BaseException, cache: Path) -> Optional[str]:
     return ": ".join(_no_room(cache, free))
 
 
-def _no_room(cache, free):
+def _no_room(cache: Path, free: Optional[int]) -> Tuple[str, str]:
     return (
         f"{_CACHE}, {cache}, is on a disk with {free} bytes free, too few to compile anything",
         f"make room (theano-cache purge empties the cache), or {_other_folder()}",
     )
 
 
-def _free(cache):
+def _free(cache: Path) -> Optional[int]:
     for place in (cache, *cache.parents):
         try:
             status = os.statvfs(place)

@@ -51,7 +51,7 @@ def choose(
     return NAMES[0]  # its absence is reported
 
 
-def _is_installed(name):
+def _is_installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
     except ImportError:  # some finders raise an error instead

@@ -1,12 +1,12 @@
-"""What a worker does not inherit: the script's pipes, sockets and locked files.
+"""Giving up the script's pipes, sockets and locked files in a worker.
 
-A copy of the writing end of a pipe keeps the reader waiting for ever, a copy of a socket keeps its port,
+A copy of the writing end of a pipe keeps the reader waiting forever, a copy of a socket keeps its port,
 and a copy of a locked file keeps the lock, after the script has closed its own. So a worker gives up its
 copies. Their numbers stay in use, for the objects that have them; to read or write fails with
-``EBADF``. Other files, devices and what libraries use without a name are inherited.
+``EBADF``. Other files, devices and unnamed resources of libraries are inherited.
 
-Kept are what Python's standard streams and the handlers of ``logging`` write to, the pipes of
-multiprocessing's own servers, and what the user names.
+A worker keeps the descriptors of Python's standard streams and of the handlers of ``logging``, the pipes
+of multiprocessing's own servers, and those that the user names.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def give_up(those: Mapping[int, tuple[int, int] | None], kept: Iterable[int] = (
     Parameters
     ----------
     those : dict
-        The `descriptors` of the process from which this one was forked, before. One that refers to
-        another file since then is not given up: it may be a pipe between the two processes.
+        The `descriptors` of the process from which this process was forked, before. A descriptor that
+        refers to another file since then is not given up: it may be a pipe between the two.
     kept : iterable of int
-        Those of them that stay usable.
+        The descriptors that stay usable.
     """
     kept = {*_STANDARD, *kept, *_of_streams(), *_of_servers()}
     nothing = os.open("/", os.O_PATH)
@@ -49,7 +49,7 @@ def give_up(those: Mapping[int, tuple[int, int] | None], kept: Iterable[int] = (
         os.close(nothing)
 
 
-def _file(descriptor):
+def _file(descriptor: int) -> tuple[int, int] | None:
     """Identify what a descriptor refers to; None if it is closed."""
     try:
         found = os.fstat(descriptor)
@@ -58,15 +58,15 @@ def _file(descriptor):
     return found.st_dev, found.st_ino
 
 
-def _is_shared(descriptor):
-    """Whether what it refers to stays in use as long as any process has a copy."""
+def _is_shared(descriptor: int) -> bool:
+    """Whether its file stays in use as long as any process has a copy."""
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return _is_locked(descriptor)
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
-def _is_locked(descriptor):
+def _is_locked(descriptor: int) -> bool:
     # Locks of `fcntl` belong to a process, and are not inherited.
     with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}") as file:
         return any(line.startswith("lock:") and "FLOCK" in line for line in file)
@@ -75,13 +75,13 @@ def _is_locked(descriptor):
 
 def _of_streams() -> Iterator[int]:
     """The descriptors that printing and logging use."""
-    handlers = [reference() for reference in logging._handlerList]  # type: ignore[attr-defined]
+    handlers = [reference() for reference in logging._handlerList]  # type: ignore[attr-defined]  # internal
     streams: list[Any] = [sys.stdin, sys.stdout, sys.stderr]
     streams += [sys.__stdin__, sys.__stdout__, sys.__stderr__]
     for one in handlers:
         streams += [getattr(one, name, None) for name in ("stream", "sock", "socket")]
     for stream in streams:
-        with contextlib.suppress(Exception):  # what takes the place of a stream may raise anything
+        with contextlib.suppress(Exception):  # a replacement of a stream may raise anything
             yield stream.fileno()
 
 

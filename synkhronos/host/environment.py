@@ -2,8 +2,9 @@
 
 Theano asks NumPy which BLAS it was built with, in a way that NumPy 1.22 and newer no longer support, so
 a plain ``import theano`` fails. Theano does not ask if ``blas.ldflags`` is set. Therefore `apply` sets
-this flag, unless the user has set it. It must run before Theano is imported. ``imports`` repairs what
-else of Theano does not work with this version of Python or NumPy, and ``installation`` installs it.
+this flag, unless the user has set it. It must run before Theano is imported. ``imports`` repairs
+the other parts of Theano that do not work with this version of Python or NumPy, and ``installation``
+installs it.
 
 Nothing here runs the compiler or imports anything but NumPy, which Theano imports as well.
 """
@@ -14,7 +15,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Iterable, List, Mapping, MutableMapping, Optional, Sequence, Tuple
 
 PYTHON_VERSIONS = ((3, 8), (3, 15))  # with Theano; other compilers have no upper bound
 NUMPY_VERSIONS = ((1, 23), (3, 0))
@@ -48,7 +49,7 @@ def check() -> None:
         raise ImportError(complaint)
 
 
-def set_flags(environ) -> None:
+def set_flags(environ: MutableMapping[str, str]) -> None:
     """Add ``blas.ldflags`` to ``THEANO_FLAGS`` in `environ`, unless the user has set it."""
     if user_setting(LDFLAGS, environ) is None:
         environ["THEANO_FLAGS"] = add_flag(environ.get("THEANO_FLAGS", ""), find_ldflags())
@@ -60,7 +61,7 @@ def package_complaint() -> Optional[str]:
 
 
 def installed_numpy_complaint() -> Optional[str]:
-    """Return an error message if there is no NumPy, or one that cannot be used, else None."""
+    """Return an error message if there is no NumPy, or it cannot be used, else None."""
     try:
         import numpy
     except ImportError as error:

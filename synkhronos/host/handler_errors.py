@@ -1,4 +1,4 @@
-"""Telling what a signal handler has raised from the errors of the work that it has interrupted.
+"""Telling the exceptions of a signal handler from the errors of the work that it has interrupted.
 
 A handler written in Python may raise an exception after any call and at the start of any function: for
 the code around it, the exception comes from there. ``TimeoutError``, which handlers of alarms often
@@ -19,14 +19,14 @@ from typing import Any
 
 
 def is_below(frame: FrameType | None, caller: FrameType | None) -> bool:
-    """Whether a frame is another one, or was called below it; False if the other one is None."""
+    """Whether a frame is `caller`, or was called below it; False if `caller` is None."""
     while frame is not None and frame is not caller:
         frame = frame.f_back
     return frame is not None
 
 
 def pass_on(error: BaseException) -> None:
-    """Raise what a signal handler has raised, if that is this exception or has led to it.
+    """Raise the exception of a signal handler, if that is this exception or has led to it.
 
     Call it first in an ``except`` block that does not raise the same exception again.
 
@@ -54,7 +54,8 @@ def pass_on(error: BaseException) -> None:
 def is_of_handler(traceback: TracebackType | None) -> bool:
     """Whether one of the functions in a traceback was called as a signal handler."""
     handlers = _codes_of_handlers()
-    # Not the first one, which has the exception. To look at its variables would make a reference cycle.
+    # Not the first function, which has the exception: to look at its variables would make a reference
+    # cycle.
     traceback = traceback and traceback.tb_next
     while traceback is not None:
         if traceback.tb_frame.f_code in handlers:  # its arguments may have other values by now
@@ -82,7 +83,7 @@ def _arguments(frame: FrameType) -> list[Any]:
 
 
 class suppress:
-    """Like ``contextlib.suppress``, but what a signal handler has raised is raised.
+    """Like ``contextlib.suppress``, but exceptions of a signal handler are raised.
 
     Parameters
     ----------

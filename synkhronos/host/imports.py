@@ -15,7 +15,7 @@ import warnings
 import zlib
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _STARTUP = _PACKAGE / "startup"
@@ -23,11 +23,11 @@ _PACKAGES = ("theano", "lasagne", "keras", "keras_preprocessing")
 
 
 class _Needed(NamedTuple):
-    """What these versions of Python and NumPy need: the rows, and what they say by module."""
+    """The rows that these versions of Python and NumPy need, and their files and repairs by module."""
 
-    rows: list
+    rows: List[Any]
     files: Dict[str, Path]
-    repairs: Dict[str, list]
+    repairs: Dict[str, List[Any]]
 
 
 class Finder:
@@ -42,7 +42,7 @@ class Finder:
             return None
         try:
             needed = cls.needed()
-        except ImportError:  # without NumPy none of them works; whoever imports them says so
+        except ImportError:  # without NumPy none of them works; importing them reports that
             return None
         if name in needed.files:
             from importlib.util import spec_from_file_location  # takes a millisecond
@@ -57,7 +57,7 @@ class Finder:
 
     @classmethod
     def needed(cls) -> _Needed:
-        """Return what is needed here. The version of NumPy is looked up when it is first asked for."""
+        """Return the repairs that are needed here. NumPy's version is looked up at the first call."""
         if cls._needed is None:
             needed = _Needed(_table().needed_here(), {}, {})
             for row in needed.rows:
@@ -70,13 +70,13 @@ class Finder:
         return cls._needed
 
 
-def _table():
+def _table() -> Any:
     """Return the module ``repairs``, which is loaded without the package."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location("_synkhronos_repairs", Path(__file__).with_name("repairs.py"))
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_from_spec(spec)  # type: ignore[arg-type]  # the file is there
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
     return module
 
 
@@ -87,7 +87,7 @@ class RepairingLoader(SourceFileLoader):
     them does not find it.
     """
 
-    def __init__(self, name: str, path: str, repairs: list) -> None:
+    def __init__(self, name: str, path: str, repairs: List[Any]) -> None:
         super().__init__(name, path)
         self._repair: Callable[[str], str] = lambda text: repaired(text, repairs)
         self._digest = f"{zlib.crc32(repr([tuple(one) for one in repairs]).encode()):08x}"
@@ -106,18 +106,18 @@ class RepairingLoader(SourceFileLoader):
     def source_to_code(  # type: ignore[override]
         self, data: Any, path: Any, **options: Any
     ) -> Any:
-        """Compile the source code. What Python warns of in it concerns no user."""
+        """Compile the source code. Python's warnings about it do not concern users."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return super().source_to_code(data, path, **options)
 
-    def _own(self, path):
+    def _own(self, path: str) -> str:
         stem, extension = os.path.splitext(path)
         return f"{stem}.repaired-{self._digest}{extension}"
 
 
-def repaired(text: str, repairs: list) -> str:
-    """Return source code with its repairs. One whose text is not there is left out."""
+def repaired(text: str, repairs: List[Any]) -> str:
+    """Return source code with its repairs. A repair whose text is not there is left out."""
     for one in repairs:
         text = text.replace(one.old, one.new)
     return text

@@ -19,13 +19,13 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence
 from synkhronos.host import environment
 
 NAMES = ("theano", "lasagne", "keras")
-#: What is installed from wheels
+#: The packages that are installed from wheels
 WHEELS: Dict[str, Sequence[str]] = {
     "theano": ("numpy>=1.23,<3", "scipy>=1.9", "six", "cloudpickle", "psutil", "threadpoolctl"),
     "lasagne": (),
     "keras": ("Keras==2.3.1", "h5py", "pyyaml"),
 }
-#: What is built from source archives: the name and the version
+#: The packages that are built from source archives: the name and the version
 SOURCES = {"theano": ("Theano", "1.0.5"), "lasagne": ("Lasagne", "0.1")}
 BUILD_TOOLS = ("setuptools>=66.1,<82", "wheel")
 SITECUSTOMIZE = """# Python runs this when it starts. Theano's setup.py needs these names.
@@ -39,7 +39,7 @@ if not hasattr(configparser.RawConfigParser, "readfp"):
 
 
 class Command(NamedTuple):
-    """A command, and what it has in its environment in addition to this process."""
+    """A command, and its environment variables in addition to those of this process."""
 
     arguments: List[str]
     variables: Dict[str, str]
@@ -96,7 +96,7 @@ def installed_version(name: str) -> Optional[str]:
 
 
 def commands(names: Iterable[str], constraints: Sequence[str], folder: str) -> List[Command]:
-    """Return the commands that install what is named, and Theano, which the others need.
+    """Return the commands that install these packages, and Theano, which the others need.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def commands(names: Iterable[str], constraints: Sequence[str], folder: str) -> L
     Returns
     -------
     list of Command
-        Where Theano and Lasagne are installed already, there are none that build them.
+        If Theano and Lasagne are installed already, there is no command that builds them.
     """
     wanted = [name for name in NAMES if name in {"theano", *names}]
     limits = [option for file in constraints for option in ("--constraint", file)]
@@ -136,5 +136,5 @@ def trial() -> Command:
     return Command(arguments, {"SYNKHRONOS_COMPILER": "theano"})
 
 
-def _pip(*arguments):
+def _pip(*arguments: str) -> Command:
     return Command([sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments], {})

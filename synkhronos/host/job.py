@@ -6,7 +6,7 @@ of the job. Nothing here imports mpi4py.
 
 import atexit
 import os
-from typing import Callable, Dict, List, Mapping, MutableMapping, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, Mapping, MutableMapping, NamedTuple, Optional
 
 #: Environment variables of this package
 TASK = "SYNKHRONOS_TASK"  # the process id of a task
@@ -97,7 +97,7 @@ def provide(end: Callable[[], None]) -> None:
         atexit.register(_if_task, end)
 
 
-def _interrupt(number, frame):
+def _interrupt(number: int, frame: Any) -> None:
     """Do what SIGINT does."""
     import signal
 
@@ -108,7 +108,7 @@ def _interrupt(number, frame):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def _if_task(end):
+def _if_task(end: Callable[[], None]) -> None:
     """Call `end`, unless this is a child of the task."""
     if own_task() is not None:
         end()

@@ -49,14 +49,14 @@ class LineHandler(logging.Handler):
         try:
             for line in self.lines(record):
                 os.write(self._descriptor, line)
-        except OSError as error:  # stderr is closed, or a pipe that nobody reads
+        except OSError as error:  # stderr is closed, or a pipe without a reader
             pass_on(error)
         except Exception as error:
             pass_on(error)
             self.handleError(record)
 
     def lines(self, record: logging.LogRecord) -> List[bytes]:
-        """Return what is written for a record."""
+        """Return the lines that are written for a record."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         rank = "" if self.rank is None else f" rank {self.rank}"
         beginning = f"{clock}.{int(record.msecs):03d} synkhronos{rank} {record.levelname.lower()}: "

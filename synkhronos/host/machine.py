@@ -31,6 +31,7 @@ def cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     Returns
     -------
     int
+        The number of cores.
     """
     count = affinity()
     quota = cpu_quota(proc, cgroups)
@@ -50,6 +51,7 @@ def affinity(processes: Iterable[int] = (0,)) -> int:
     Returns
     -------
     int
+        The number of cores.
     """
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
@@ -61,7 +63,7 @@ def affinity(processes: Iterable[int] = (0,)) -> int:
 
 
 def leave_core_of(process: int, proc: Path = PROC) -> bool:
-    """Move the calling thread to another core that it may use, if a process was last on this one.
+    """Move the calling thread to another core that it may use, if a process was last on this core.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Showing a person what takes long, such as compiling: on a terminal a line that counts the seconds.
+"""Showing work that takes long, such as compiling: on a terminal a line that counts the seconds.
 
 If stderr is not a terminal, it is one line. Nothing is written about work that ends soon.
 
@@ -17,7 +17,10 @@ import os
 import sys
 import time
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from typing import Any, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterator, TextIO
+
+if TYPE_CHECKING:
+    import threading
 
 #: An environment variable. If it is 0, nothing is shown.
 VARIABLE = "SYNKHRONOS_PROGRESS"
@@ -36,7 +39,7 @@ REMARK = "the first time this can take minutes; later the C code is taken from T
 class Progress:
     """Shows work that takes long. An object remembers when it last wrote a line.
 
-    A thread writes, as Theano compiles in the calling one. It has ended when the block ends, so no
+    A thread writes, as Theano compiles in the calling thread. It has ended when the block ends, so no
     thread is left to be lost in a fork. Work inside work that is being shown is not shown.
     """
 
@@ -70,7 +73,7 @@ class Progress:
             if thread.ident is not None:
                 thread.join()
 
-    def _write(self, work, remark, done):
+    def _write(self, work: str, remark: str, done: threading.Event) -> None:
         start = time.monotonic()
         if done.wait(DELAY):
             return
@@ -93,14 +96,14 @@ def is_off() -> bool:
 
 
 def is_terminal(stream: object) -> bool:
-    """Whether a line that is written to this stream can be replaced by another one."""
+    """Whether a line that is written to this stream can be replaced by another line."""
     try:
         return stream.isatty() and os.environ.get("TERM") != "dumb"  # type: ignore[attr-defined]
     except (AttributeError, ValueError):
         return False
 
 
-def _animate(stream, work, start, done):
+def _animate(stream: TextIO, work: str, start: float, done: threading.Event) -> None:
     """Replace one line until the work is done, then clear it."""
     import shutil
 
@@ -123,7 +126,7 @@ class Finder:
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return where to load the module from; None for all others. Python calls this."""
+        """Return where to load the module from; None for all other modules. Python calls this."""
         if name != MODULE:
             return None
         sys.meta_path.remove(Finder)  # its work is done
@@ -139,7 +142,7 @@ class _Loader(SourceFileLoader):
         setattr(module, FUNCTION, shown(getattr(module, FUNCTION)))
 
 
-def shown(compile_function: Callable) -> Callable:
+def shown(compile_function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the same function, which shows that it runs if that takes long."""
     progress, numbers = Progress(), itertools.count(1)
 

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from importlib import metadata, util
-from typing import MutableMapping, Optional
+from typing import Any, MutableMapping, Optional, Tuple
 
 from synkhronos.host import environment
 
@@ -84,5 +84,6 @@ def version_complaint(version: str) -> Optional[str]:
     return f"Synkhronos needs PyTensor 2.38.3 or newer, before 4, and got PyTensor {version}. {_REMEDY}"
 
 
-def _numbers(version):
-    return tuple(int(number) for number in re.match(r"\d+(\.\d+){0,2}", version)[0].split("."))
+def _numbers(version: str) -> Tuple[int, ...]:
+    found: Any = re.match(r"\d+(\.\d+){0,2}", version)  # each version begins with a number
+    return tuple(int(number) for number in found[0].split("."))

@@ -1,6 +1,6 @@
 """Deferring Ctrl-C and other signals while their handlers must not run, and acting without a handler.
 
-A Python signal handler runs between any two steps of the main thread, and the default one raises an
+A Python signal handler runs between any two steps of the main thread, and the default handler raises an
 exception there. Between a start and a finish barrier, the ranks would get out of step; in the middle of
 a fork, a worker would be left behind. In these places a signal is deferred. While the main thread does
 not return from a function written in C, no handler runs: then `SignalThread` acts.
@@ -38,7 +38,7 @@ class DeferredSignal:
     """A context manager that defers a signal: its handler is called at the exit.
 
     For a second signal, the handler is called immediately. Further signals are dropped, so that the
-    cleanup after the second one is not interrupted.
+    cleanup after the second signal is not interrupted.
 
     Only the main thread runs signal handlers; in other threads nothing is deferred. A signal that has no
     handler written in Python is not changed.
@@ -91,7 +91,7 @@ class DeferredSignal:
                     self._received, frame, self._frame = 0, self._frame, None
                     self._installed.handler(self._number, frame)
 
-    def _install(self):
+    def _install(self) -> None:
         handler = getsignal(self._number)
         if callable(handler) and not (type(handler) is _Handler and handler.deferred is self):
             handler = _Handler(self, handler)
@@ -100,12 +100,12 @@ class DeferredSignal:
         self._installed = handler
 
     def remove(self) -> None:
-        """Install the script's handler again, unless it has installed another one meanwhile."""
+        """Install the script's handler again, unless it has installed another handler meanwhile."""
         if get_ident() == self._main_thread and type(self._installed) is _Handler:
             if getsignal(self._number) is self._installed:
                 set_handler(self._number, self._installed.handler)
 
-    def _receive(self, number, frame):
+    def _receive(self, number: int, frame: Any) -> None:
         if not self._received:
             self._received, self._frame, self._announced = 1, frame, False
             if self._on_first is not None:
@@ -146,14 +146,14 @@ class DeferredSignal:
 
 
 class _Handler:
-    """What is installed instead of the script's `handler`: inside a block, it defers the signal."""
+    """Installed instead of the script's `handler`: inside a block, it defers the signal."""
 
-    def __init__(self, deferred, handler):
+    def __init__(self, deferred: DeferredSignal, handler: Callable[[int, Any], Any]) -> None:
         self.deferred, self.handler = deferred, handler
 
-    def __call__(self, number, frame):
+    def __call__(self, number: int, frame: Any) -> None:
         deferred = self.deferred
-        # If it is not the last one installed, the script's handler has called it.
+        # If it is not the last installed handler, the script's handler has called it.
         is_last = deferred._depth and deferred._installed is self
         if is_last and is_below(_getframe(1), deferred._block):
             deferred._receive(number, frame)
@@ -165,7 +165,7 @@ class DeferredSignals:
     """A context manager that defers every signal that has a handler written in Python, but SIGCHLD.
 
     The handlers are called at the exit. For a second signal of a kind, its handler is called at once;
-    further ones are dropped. Like `DeferredSignal`, it does nothing in other threads than the main one.
+    further signals are dropped. Like `DeferredSignal`, it acts in the main thread only.
     """
 
     def __init__(self) -> None:
@@ -192,12 +192,12 @@ class DeferredSignals:
             self._defers = False
             self._call([(number, frame) for number, frame in self._received.items() if frame])
 
-    def _restore(self):
+    def _restore(self) -> None:
         for number, handler in self._handlers.items():
             if getsignal(number) == self._receive:
                 set_handler(number, handler)
 
-    def _call(self, received):
+    def _call(self, received: list[tuple[int, Any]]) -> None:
         """Call the handlers of signals in this order, also if one of them raises an exception."""
         if received:
             (number, frame), *others = received
@@ -206,7 +206,7 @@ class DeferredSignals:
             finally:
                 self._call(others)
 
-    def _receive(self, number, frame):
+    def _receive(self, number: int, frame: Any) -> None:
         if self._defers and number not in self._received:
             self._received[number] = frame
         elif not self._defers or (self._received[number] and frame.f_code not in _STEPS):
@@ -287,8 +287,9 @@ class SignalThread:
     number : int
         The number of the signal.
     seconds : float
-        From the signal until the call.
+        The time from the signal until the call.
     call : callable
+        Called in the thread.
     """
 
     def __init__(self, number: int, seconds: float, call: Callable[[], None]) -> None:
@@ -298,7 +299,7 @@ class SignalThread:
         self._former = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         threading.Thread(target=self._run, args=[reader], daemon=True).start()
 
-    def _run(self, reader):
+    def _run(self, reader: int) -> None:
         with open(reader, "rb", buffering=0) as numbers:
             while arrived := numbers.read(1):
                 if arrived[0] == self._number:

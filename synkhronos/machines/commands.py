@@ -14,7 +14,7 @@ otherwise its rows are sent like the rows of other arrays.
 from __future__ import annotations
 
 import pickle
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Hashable, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -25,6 +25,11 @@ from synkhronos.stores.files import FileHandle, digest, find_same_file
 from synkhronos.stores.required_rows import Need, Needs, combine
 
 COMMAND, FILE = "command", "file"  # messages between commands
+
+#: The keys of constant arrays that are no longer needed
+_Keys = Sequence[Tuple[int, int]]
+#: The command, the rows of arrays that came along, and the keys of dropped arrays
+_Content = Tuple[bytes, Sequence[ReceivedRows], _Keys]
 
 
 class Message(NamedTuple):
@@ -64,8 +69,12 @@ class CommandSender:
         self._others = range(1, len(machines))
         self._size = sum(map(len, machines))
         # For each machine:
-        self._kept: list[dict] = [{} for _ in machines]  # by name, whether it keeps the array
-        self._found: list[tuple] = [(None, [])] * len(machines)  # what it needed for the last command
+        self._kept: list[dict[Hashable, bool]] = [
+            {} for _ in machines
+        ]  # by name, whether it keeps the array
+        self._found: list[tuple[Needs | None, list[Need]]] = [(None, [])] * len(
+            machines
+        )  # what it needed for the last command
         self._sent = [Message(COMMAND, b"", [], [])] * len(machines)
         self._digests: dict[FileHandle, bytes] = {}
 
@@ -76,7 +85,7 @@ class CommandSender:
         """
         return [self._find_needed(machine, needs) for machine in self._others]
 
-    def _find_needed(self, machine, needs):
+    def _find_needed(self, machine: int, needs: Needs | None) -> list[Need]:
         if needs is None:
             return []
         last, found = self._found[machine]
@@ -87,7 +96,7 @@ class CommandSender:
             return found
         return [one for one in [self._missing(machine, need) for need in found] if one is not None]
 
-    def _missing(self, machine, need):
+    def _missing(self, machine: int, need: Need) -> Need | None:
         """Return a need in the form in which it is sent, or None if the machine has the array."""
         handle, kept = need.handle, self._kept[machine]
         if not lasts(handle):
@@ -99,7 +108,7 @@ class CommandSender:
             return None if kept[name] else need
         return None if name in kept else Need(handle, lasts=True)
 
-    def _ask_for_file(self, machine, handle):
+    def _ask_for_file(self, machine: int, handle: FileHandle) -> bool:
         if handle not in self._digests:
             self._digests[handle] = digest(self._store.get(handle))
         self._leaders.send(machine, CONTROL, (FILE, handle, self._digests[handle]))
@@ -113,7 +122,7 @@ class CommandSender:
         return [[self._store.cut(need) for need in one] for one in needed]
 
     def send(
-        self, payload: bytes, needed: list[list[Need]], arrays: list[list[np.ndarray]], dropped: list
+        self, payload: bytes, needed: list[list[Need]], arrays: list[list[np.ndarray]], dropped: _Keys
     ) -> None:
         """Send a command to the other leaders."""
         for machine, needs, rows in zip(self._others, needed, arrays):
@@ -121,7 +130,7 @@ class CommandSender:
             self._leaders.send(machine, CONTROL, message, rows)
             self._kept[machine].update((name_of(need.handle), True) for need in needs if need.lasts)
 
-    def message(self, machine: int, payload: bytes, needed: list[Need], dropped: list) -> Message:
+    def message(self, machine: int, payload: bytes, needed: list[Need], dropped: _Keys) -> Message:
         """Return the message to a leader: the same object as the last time if it is equal."""
         last = self._sent[machine]
         if payload is not last.payload or needed is not last.needed or dropped != last.dropped:
@@ -169,14 +178,14 @@ class CommandReceiver:
                 raise WorldBrokenError("the master has ended the ranks")
             self._find_file(*message[1:])
 
-    def _find_file(self, handle, expected):
+    def _find_file(self, handle: FileHandle, expected: bytes) -> None:
         """Answer whether this machine has a file of the master."""
         own = find_same_file(handle, expected)
         self._leaders.send(0, REPLY, (FILE, own is not None))
         if own is not None:
             self._files.append(ReceivedRows(Need(handle, lasts=True), own))
 
-    def open(self) -> tuple[bytes, Sequence[ReceivedRows], Sequence[tuple[int, int]]]:
+    def open(self) -> _Content:
         """Put the arrays of the command into the store; return the arguments for `Frames.pack`."""
         message, arrays = self._received
         self._store.drop(message.dropped)
@@ -191,10 +200,10 @@ class Frames:
     """What a leader sends to the other ranks of its machine for a command, packed and unpacked."""
 
     def __init__(self) -> None:
-        self._packed: tuple[tuple, bytes] = (b"", (), ()), b""
-        self._unpacked: tuple[bytes, tuple] = b"", (b"", (), ())
+        self._packed: tuple[_Content, bytes] = (b"", (), ()), b""
+        self._unpacked: tuple[bytes, _Content] = b"", (b"", (), ())
 
-    def pack(self, payload: bytes, rows: Sequence[ReceivedRows] = (), dropped: Sequence = ()) -> bytes:
+    def pack(self, payload: bytes, rows: Sequence[ReceivedRows] = (), dropped: _Keys = ()) -> bytes:
         """Return a frame; empty bytes mean the end of the world."""
         (last_payload, last_rows, last_dropped), frame = self._packed
         if payload is not last_payload or rows is not last_rows or dropped != last_dropped:
@@ -203,7 +212,7 @@ class Frames:
             self._packed = content, frame
         return frame
 
-    def unpack(self, frame: bytes) -> tuple[bytes, Sequence[ReceivedRows], Sequence]:
+    def unpack(self, frame: bytes) -> _Content:
         """Return the arguments that were given to `pack`."""
         if frame != self._unpacked[0]:
             self._unpacked = frame, pickle.loads(frame)

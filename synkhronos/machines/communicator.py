@@ -8,6 +8,7 @@ the ranks of each machine get the leader's result.
 from __future__ import annotations
 
 import pickle
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 import numpy as np
 
@@ -15,6 +16,12 @@ from synkhronos.arithmetic.averages import normalized
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.base import ArraySpec, PreparingCommunicator
 from synkhronos.comms.wires import WireReduction
+
+if TYPE_CHECKING:
+    from synkhronos._typing import Array
+    from synkhronos.comms.base import Broadcast, Communicator, Group, Reduction
+    from synkhronos.comms.linked import LinkedCommunicator
+    from synkhronos.comms.wires import Wire
 
 _TAKEN = 4096  # bytes; larger outputs are reduced here and not sent to the master
 
@@ -38,7 +45,14 @@ class MachinesCommunicator(PreparingCommunicator):
 
     reduces_in_place = has_wires = True
 
-    def __init__(self, group, local, leaders, leader, machines):
+    def __init__(
+        self,
+        group: Group,
+        local: Communicator,
+        leaders: LinkedCommunicator,
+        leader: int,
+        machines: Sequence[range],
+    ) -> None:
         super().__init__(group)
         self._local, self._leaders, self._leader, self._machines = local, leaders, leader, machines
         self._wires = WireReduction(leaders)
@@ -46,24 +60,24 @@ class MachinesCommunicator(PreparingCommunicator):
         self._has_only_leaders = all(len(ranks) == 1 for ranks in machines)
 
     @property
-    def _is_leader(self):
+    def _is_leader(self) -> bool:
         return self._local.rank == self._leader
 
-    def _place_of(self, rank):
+    def _place_of(self, rank: int) -> tuple[int, int]:
         """Return the machine of a rank, and its rank there."""
         machine = next(number for number, ranks in enumerate(self._machines) if rank in ranks)
         return machine, self._machines[machine].index(rank)
 
-    def takes(self, array):
+    def takes(self, array: Array) -> bool:
         return isinstance(array, np.ndarray) and array.nbytes > _TAKEN and array.dtype.kind in "fc"
 
-    def prepare_broadcast(self, root):
+    def prepare_broadcast(self, root: int) -> Broadcast:
         machine, rank = self._place_of(root)
         is_here = machine == self._machine
         near = self._local.prepare_broadcast(rank if is_here else self._leader)
         far = self._leaders.prepare_broadcast(machine)
 
-        def broadcast(arrays):
+        def broadcast(arrays: Sequence[Array]) -> Sequence[Array]:
             if is_here:
                 arrays = near(arrays)
             if self._is_leader:
@@ -72,7 +86,7 @@ class MachinesCommunicator(PreparingCommunicator):
 
         return broadcast
 
-    def gather(self, arrays, root):
+    def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
         machine, _ = self._place_of(root)
         gathered = self._gather_to_leaders(arrays, lambda own: self._leaders.gather(own, machine))
         if machine != self._machine:
@@ -80,12 +94,14 @@ class MachinesCommunicator(PreparingCommunicator):
         gathered = self._share(gathered, len(arrays))
         return gathered if self.rank == root else None
 
-    def all_gather(self, arrays):
+    def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
         return self._share(self._gather_to_leaders(arrays, self._leaders.all_gather), len(arrays))
 
-    def _gather_to_leaders(self, arrays, gather):
+    def _gather_to_leaders(
+        self, arrays: Sequence[Array], gather: Callable[[Sequence[Array]], list[list[Array]] | None]
+    ) -> list[list[Array]] | None:
         """Return, on the leaders for which `gather` has it, a list of arrays by rank for each array."""
-        here = self._local.gather(arrays, self._leader)
+        here: Any = self._local.gather(arrays, self._leader)
         if not self._is_leader:
             return None
         # Machines with fewer ranks send empty arrays in place of the missing ones.
@@ -100,7 +116,7 @@ class MachinesCommunicator(PreparingCommunicator):
             for position in range(len(arrays))
         ]
 
-    def _share(self, gathered, count):
+    def _share(self, gathered: Any, count: int) -> list[list[Array]]:
         """Return the leader's lists of arrays on every rank of this machine."""
         if self._local.size == 1:
             return gathered
@@ -109,44 +125,46 @@ class MachinesCommunicator(PreparingCommunicator):
         shared = [np.array(one) for one in self._local.broadcast(room, self._leader)]
         return [shared[start : start + self.size] for start in range(0, len(shared), self.size)]
 
-    def prepare_reduction(self, op, root=None):
+    def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
         find_operation(op)  # every rank refuses an unknown one, and not the leaders alone
         if root is not None:
             return self._prepare_reduction_to(op, root)
         between = self._leaders.prepare_reduction(op) if self._is_leader else None
         reduce, share = self._prepare(op), self._local.prepare_broadcast(self._leader)
 
-        def all_reduce(arrays, weight=1, wires=None):
-            def in_wires(given, total):
-                return self._wires.all_reduce(given, op, total, wires)
+        def all_reduce(
+            arrays: Sequence[Array], weight: float = 1, wires: Sequence[Wire] | None = None
+        ) -> Sequence[Array]:
+            def in_wires(given: Sequence[Array], total: float) -> Sequence[Array]:
+                return self._wires.all_reduce(given, op, total, wires)  # type: ignore[arg-type]  # not None
 
             return share(reduce(arrays, weight, between if wires is None else in_wires))
 
         return all_reduce
 
-    def _prepare_reduction_to(self, op, root):
+    def _prepare_reduction_to(self, op: str, root: int) -> Reduction:
         machine, rank = self._place_of(root)
         between = self._leaders.prepare_reduction(op, machine) if self._is_leader else None
         prepared = self._prepare(op)
 
-        def reduce(arrays, weight=1):
+        def reduce(arrays: Sequence[Array], weight: float = 1) -> Sequence[Array]:
             # Only the root's arrays may change.
             staged = arrays
             if self._is_leader and self.rank != root:
                 staged = [np.array(array, order="C") for array in arrays]
             reduced = prepared(staged, weight, between)
             if machine == self._machine and rank != self._leader:
-                gathered = self._local.gather(reduced, rank)
+                gathered: Any = self._local.gather(reduced, rank)
                 if self.rank == root:
                     return [one[self._leader] for one in gathered]
             return reduced if self.rank == root else arrays
 
         return reduce
 
-    def timed(self):
+    def timed(self) -> list[tuple[str, object, str]]:
         return [*self._local.timed(), *(self._leaders.timed() if self._is_leader else [])]
 
-    def _prepare(self, op):
+    def _prepare(self, op: str) -> Callable[[Sequence[Array], float, Any], Sequence[Array]]:
         """Return a function that reduces on this machine, and then between the leaders.
 
         The latter by its third argument, ``between(arrays, weight)``.
@@ -155,7 +173,7 @@ class MachinesCommunicator(PreparingCommunicator):
             return lambda arrays, weight, between: between(arrays, weight)
         near = self._local.prepare_reduction(op, self._leader)
 
-        def reduce(arrays, weight, between):
+        def reduce(arrays: Sequence[Array], weight: float, between: Any) -> Sequence[Array]:
             # This machine's reduction writes to an array, so all ranks have to agree before it.
             by_rank, weights = self._exchange(arrays, weight)
             self.check_reducible(op, by_rank, weights)
@@ -167,7 +185,9 @@ class MachinesCommunicator(PreparingCommunicator):
 
         return reduce
 
-    def _exchange(self, arrays, weight):
+    def _exchange(
+        self, arrays: Sequence[Array], weight: float
+    ) -> tuple[list[list[ArraySpec]], Sequence[float]]:
         """Return the types of the arrays, and the weights, of all ranks."""
         types = [ArraySpec(array.shape, array.dtype) for array in arrays]
         met = [pickle.loads(one) for one in self.group.exchange(pickle.dumps((types, weight)))]

@@ -9,12 +9,12 @@ import math
 import os
 import socket
 import struct
-from typing import Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, Tuple
 
 from synkhronos.host.handler_errors import suppress
 
 #: The addresses of a connection: of this side, and of the other one
-Addresses = Tuple[Tuple, Tuple]
+Addresses = Tuple[Tuple[Any, ...], Tuple[Any, ...]]
 
 _INTERVAL = 1  # seconds between two questions of the kernel to a silent other side
 _MOST_QUESTIONS = 127  # the kernel itself shall not close the connection

@@ -283,7 +283,7 @@ def serve(here: Links, couriers: Links, neighbours: Neighbours) -> None:
         neighbours.stop()
 
 
-def _serve(here, couriers, neighbours):
+def _serve(here: Links, couriers: Links, neighbours: Neighbours) -> None:
     joined: _Joined | None = None
     while True:
         neighbours.check()
@@ -306,7 +306,7 @@ def _serve(here, couriers, neighbours):
             joined.run(here, couriers, neighbours, number, work)
 
 
-def _join(world):
+def _join(world: _World) -> _Joined | None:
     """Return the world of a leader; None if the leader has died."""
     try:
         return _Joined(world)
@@ -341,7 +341,7 @@ class _Joined:
     ) -> None:
         table = self._table
 
-        def is_over():
+        def is_over() -> bool:
             neighbours.check()
             return table[_WANTED] != number or bool(here.lost())  # the leader
 

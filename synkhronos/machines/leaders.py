@@ -18,7 +18,7 @@ import os
 import pickle
 import struct
 import time
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Sequence, Tuple
 
 import numpy as np
 
@@ -58,8 +58,11 @@ _HEAD = struct.Struct("=qQ")  # of a message: the number of its command, and the
 PINGS = 30
 _TIME = struct.Struct("=d")
 
+#: The number of the command, the kind, the machine that sent it, and a value of the kind
+_Notice = Tuple[int, int, int, Any]
 
-def _tag(number, stream):
+
+def _tag(number: int, stream: int) -> int:
     return _FIRST + _STREAMS * (number % _NUMBERS) + stream
 
 
@@ -87,7 +90,7 @@ class Leaders:
         self.links, self.clock = links, clock
         self.rank, self.size = links.rank, links.size
         self.number = self.passed = 0
-        self._notices: list[tuple] = []  # of later commands
+        self._notices: list[_Notice] = []  # of later commands
         self._aborted = 0  # the first meeting that cannot be passed, from 1; 0 if all can
         self.ended = EndedLeaders(self.notify)
         self._flag: np.ndarray | None = None
@@ -247,10 +250,10 @@ class Leaders:
         self.passed += 1
         return [items[(rank - self.rank) % self.size] for rank in range(self.size)]
 
-    def _send_inside(self, to, data):
+    def _send_inside(self, to: int, data: bytes) -> None:
         self.links.send(to, self._tag(_MEETING), data)
 
-    def _receive_inside(self, source):
+    def _receive_inside(self, source: int) -> bytes:
         return self.wait_inside(lambda: self.links.receive(source, self._tag(_MEETING)))[1]
 
     def barrier(self) -> None:
@@ -285,7 +288,7 @@ class Leaders:
         `meets` is False if this leader waits for its own machine.
         """
 
-        def ready_or_aborted():
+        def ready_or_aborted() -> Any:
             found = ready()
             if not found and 0 < self._aborted <= self.passed + 1:
                 self._leave()
@@ -304,7 +307,7 @@ class Leaders:
             self._receiving.clear()
             raise
 
-    def _check_missing(self):
+    def _check_missing(self) -> None:
         machine = self.ended.find(self.passed)
         if machine is not None and not self._aborted:
             raise MissingRankError(
@@ -312,7 +315,7 @@ class Leaders:
                 f"program without it; let every rank call the same collectives in the same order"
             )
 
-    def _tag(self, stream):
+    def _tag(self, stream: int) -> int:
         return _tag(self.number, stream)
 
     # Notices
@@ -350,7 +353,7 @@ class Leaders:
         if self._broken is not None and self._broken[0] >= self.first_number:  # of this world
             raise WorldBrokenError(self._broken[1])
 
-    def _take(self, notice):
+    def _take(self, notice: _Notice) -> None:
         number, kind, machine, value = notice
         if number > self.number:
             self._notices.append(notice)
@@ -409,7 +412,7 @@ class Leaders:
         self.passed += 1
         return readings
 
-    def _ping(self, machine):
+    def _ping(self, machine: int) -> Ping:
         sent = self.clock()
         self._send_inside(machine, b"")
         answer = self._receive_inside(machine)
@@ -442,7 +445,7 @@ class Leaders:
         patience.learn(worked, patience.resume() - began)
         return found
 
-    def _poll(self, ready, patience, began, worked):
+    def _poll(self, ready: Callable[[], Any], patience: Patience, began: float, worked: float) -> Any:
         if not self._may_poll:
             return None
         until = began + patience.fraction * patience.limit(worked)
@@ -490,7 +493,7 @@ class EndedLeaders:
         for machine, others in self._asking.items():
             self._answer(machine, others)
 
-    def take(self, kind: str, machine: int, passed: int) -> None:
+    def take(self, kind: int, machine: int, passed: int) -> None:
         """Take a notice of another leader."""
         if kind == ENDED:
             self._ended[machine] = passed
@@ -499,8 +502,8 @@ class EndedLeaders:
             if self._own is not None:
                 self._answer(machine, passed)
 
-    def _answer(self, machine, passed):
-        if self._own <= passed:
+    def _answer(self, machine: int, passed: int) -> None:
+        if self._own <= passed:  # type: ignore[operator]  # it has ended
             self._notify(ENDED, self._own, [machine])
 
     def find(self, passed: int) -> int | None:

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import pickle
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from synkhronos._errors import CollectiveAbortedError
 from synkhronos.stores.required_rows import Need
+
+if TYPE_CHECKING:
+    from synkhronos._typing import T
+    from synkhronos.machines.leaders import Leaders
+    from synkhronos.machines.store import MachineHandle, MachinesStore, ReceivedRows
+    from synkhronos.transports.base import Transport
 
 
 class MachineGroup:
     """The ranks of one machine, as a `Group`. The leader reports their failures to the other leaders."""
 
-    def __init__(self, local, leaders):
+    def __init__(self, local: Transport, leaders: Leaders) -> None:
         self._local, self._all_leaders = local, leaders
         self.size = local.size
 
     @property
-    def rank(self):
+    def rank(self) -> int:
         return self._local.rank
 
     @property
-    def leaders(self):
+    def leaders(self) -> Leaders | None:
         """The `Leaders` if this rank is a leader, else None. A forked rank has the leader's objects."""
         return self._all_leaders if self._local.rank == self._local.master_rank else None
 
-    def barrier(self):
+    def barrier(self) -> None:
         self.guard(self._local.barrier)
 
-    def exchange(self, item):
+    def exchange(self, item: bytes) -> list[bytes]:
         return self.guard(self._local.exchange, item)
 
-    def guard(self, function, *args):
+    def guard(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function that raises if another rank of this machine has failed."""
         try:
             return function(*args)
@@ -58,12 +65,14 @@ class Meetings:
     group : MachineGroup
     """
 
-    def __init__(self, local, leaders, store, machines):
+    def __init__(
+        self, local: Transport, leaders: Leaders, store: MachinesStore, machines: Sequence[range]
+    ) -> None:
         self.group = MachineGroup(local, leaders)
         self._leader, self._store = local.master_rank, store
         self._machines = machines
 
-    def barrier(self):
+    def barrier(self) -> None:
         if self.group.size > 1:
             self.group.barrier()
         if self.group.leaders is not None:
@@ -71,13 +80,17 @@ class Meetings:
         if self.group.size > 1:
             self.group.barrier()
 
-    def exchange(self, item):
+    def exchange(self, item: bytes) -> list[bytes]:
         """Return the items of all ranks. The arrays that this rank has put into the store go along."""
         own = item, self._store.take_exports()
         here = [own]
         if self.group.size > 1:
             here = [pickle.loads(one) for one in self.group.exchange(pickle.dumps(own))]
-        items, rows = self._of_leaders(here) if self.group.leaders is not None else (None, None)
+        items: Any = None
+        rows: Any = None
+        leaders = self.group.leaders
+        if leaders is not None:
+            items, rows = self._of_leaders(leaders, here)
         if self.group.size > 1:
             shared = self.group.exchange(b"" if items is None else pickle.dumps((items, rows)))
             if items is None:
@@ -85,9 +98,10 @@ class Meetings:
                 self._store.keep(rows)
         return items
 
-    def _of_leaders(self, here):
+    def _of_leaders(
+        self, leaders: Leaders, here: Sequence[tuple[bytes, list[MachineHandle]]]
+    ) -> tuple[list[Any], list[ReceivedRows]]:
         """Return the items of all ranks, and the arrays of other machines that were sent along."""
-        leaders = self.group.leaders
         exports = [handle for _, handles in here for handle in handles]
         own = pickle.dumps(([item for item, _ in here], exports))
         met = [pickle.loads(one) for one in leaders.exchange(own)]
@@ -107,6 +121,6 @@ class Meetings:
         return items, self._store.receive(needs, received)
 
 
-def set_items(items, ranks, given):
+def set_items(items: list[Any], ranks: range, given: Sequence[Any]) -> None:
     """Set the items of consecutive ranks."""
     items[ranks.start : ranks.stop] = given

@@ -16,6 +16,7 @@ import math
 import os
 import socket
 import time
+from typing import TYPE_CHECKING, Any, Collection, Iterable, Sequence
 
 from mpi4py import rc
 
@@ -27,6 +28,9 @@ from synkhronos.machines.neighbours import Neighbour, Neighbours
 rc.initialize = rc.finalize = False
 
 from mpi4py import MPI  # noqa: E402
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _PIECE = 62 << 10  # bytes
 _MOST_IN_PIECES = 6 * _PIECE
@@ -58,25 +62,29 @@ class MpiLinks(Links):
     names : sequence of str, optional
     """
 
-    def __init__(self, comm, names=()):
+    def __init__(self, comm: MPI.Comm, names: Sequence[str] = ()) -> None:
         self._comm, self.names = comm, names
         self.rank, self.size = comm.rank, comm.size
         self._numbers = itertools.count()
-        self._sending = {}  # by number: the requests, and the memory
-        self._pieces = {}  # by source and tag: the pieces of the message being received
+        self._sending: dict[
+            int, tuple[list[MPI.Request], Any]
+        ] = {}  # by number: the requests, and the memory
+        self._pieces: dict[
+            tuple[int, int], list[bytearray]
+        ] = {}  # by source and tag: the pieces of the message being received
         self._pid = os.getpid()
 
-    def lost(self):
+    def lost(self) -> Collection[int]:
         return failed_in(self._comm)
 
-    def acknowledge(self):
+    def acknowledge(self) -> None:
         self._comm.Ack_failed()
 
-    def _or_lost(self, error):
+    def _or_lost(self, error: MPI.Exception) -> Exception:
         """Return a `LostError` in place of an MPI error that says that tasks have died."""
         return self.lost_error() if error.Get_error_class() in _LOST else error
 
-    def send(self, to, tag, data):
+    def send(self, to: int, tag: int, data: bytes | np.ndarray) -> int:
         self._forget_sent()
         view = as_bytes(data)
         try:
@@ -88,17 +96,17 @@ class MpiLinks(Links):
             self._sending[number] = requests, data
         return number
 
-    def is_sent(self, number):
+    def is_sent(self, number: int) -> bool:
         sending = self._sending.get(number)
         if sending is not None and _are_over(sending[0]):
             del self._sending[number]
         return number not in self._sending
 
-    def _forget_sent(self):
+    def _forget_sent(self) -> None:
         for number in list(self._sending):
             self.is_sent(number)
 
-    def receive(self, source, tag):
+    def receive(self, source: int | None, tag: int) -> tuple[int, bytes | bytearray] | None:
         while (received := self._receive_piece(source, tag)) is not None:
             sender, piece = received
             pieces = self._pieces.setdefault((sender, tag), [])
@@ -108,7 +116,7 @@ class MpiLinks(Links):
                 return sender, piece if len(pieces) == 1 else b"".join(pieces)
         return None
 
-    def _receive_piece(self, source, tag):
+    def _receive_piece(self, source: int | None, tag: int) -> tuple[int, bytearray] | None:
         status = MPI.Status()
         source = MPI.ANY_SOURCE if source is None else source
         try:
@@ -121,7 +129,7 @@ class MpiLinks(Links):
             raise self._or_lost(error) from None
         return status.Get_source(), data
 
-    def receive_into(self, source, tag, array):
+    def receive_into(self, source: int, tag: int, array: np.ndarray) -> Receipt:
         view = as_bytes(array)
         try:
             requests = [self._comm.Irecv([piece, MPI.BYTE], source, tag) for piece in _pieces_of(view)]
@@ -129,14 +137,14 @@ class MpiLinks(Links):
             raise self._or_lost(error) from None
         return _MpiReceipt(self, requests)
 
-    def discard(self, tag):
+    def discard(self, tag: int) -> None:
         while self._receive_piece(None, tag) is not None:
             pass
         for key in [key for key in self._pieces if key[1] == tag]:
             del self._pieces[key]
 
 
-def _pieces_of(view):
+def _pieces_of(view: np.ndarray) -> list[np.ndarray]:
     """Return views of the parts of a message, each of which is one MPI message."""
     step = _PIECE if _PIECE <= view.size <= _MOST_IN_PIECES else _CHUNK
     count = view.size // step + 1 if step == _PIECE else max(-(-view.size // step), 1)
@@ -144,10 +152,10 @@ def _pieces_of(view):
 
 
 class _MpiReceipt(Receipt):
-    def __init__(self, links, requests):
+    def __init__(self, links: MpiLinks, requests: list[MPI.Request]) -> None:
         self._links, self._requests = links, requests
 
-    def is_complete(self):
+    def is_complete(self) -> bool:
         requests = self._requests
         try:
             while requests and requests[-1].Test():  # the last piece mostly arrives last
@@ -156,7 +164,7 @@ class _MpiReceipt(Receipt):
             raise self._links._or_lost(error) from None
         return not requests
 
-    def cancel(self):
+    def cancel(self) -> None:
         # MPI matches a piece that arrives meanwhile to the first remaining request, its own one.
         for request in reversed(self._requests):
             if request != MPI.REQUEST_NULL and not _are_over([request]):
@@ -164,7 +172,7 @@ class _MpiReceipt(Receipt):
                 request.Wait()
 
 
-def _are_over(requests):
+def _are_over(requests: Iterable[MPI.Request]) -> bool:
     """Whether none of these requests uses its memory any more. Some may have failed."""
     try:
         return all([request.Test() for request in requests])
@@ -174,13 +182,13 @@ def _are_over(requests):
     return all([request == MPI.REQUEST_NULL for request in requests])
 
 
-def failed_in(comm):
+def failed_in(comm: MPI.Comm) -> Collection[int]:
     """Return the ranks in a communicator that are known to have died."""
     failed = comm.Get_failed()
     return MPI.Group.Translate_ranks(failed, range(failed.size), comm.group) if failed.size else ()
 
 
-def _neighbours(tasks, couriers, leader):
+def _neighbours(tasks: MPI.Comm, couriers: MPI.Comm, leader: int) -> Neighbours | None:
     """In each courier: return the watch over the machines before and after its own in a ring.
 
     The leaders take part. `tasks` are the leader and the courier of each machine, one after the other.
@@ -197,7 +205,7 @@ def _neighbours(tasks, couriers, leader):
     return Neighbours(own, known, leader, MpiLinks(couriers.Dup()), lambda: _end_job(leader))
 
 
-def _exchange(comm, others, item):
+def _exchange(comm: MPI.Comm, others: Sequence[int], item: Any) -> list[Any]:
     """Return the items of other tasks, which get this task's one."""
     requests = [comm.isend(item, other) for other in others]
     items = [comm.recv(source=other) for other in others]
@@ -205,7 +213,7 @@ def _exchange(comm, others, item):
     return items
 
 
-def _end_job(leader):
+def _end_job(leader: int) -> None:
     """End the job where machines do not answer; `abort` would wait for them."""
     starter = termination.find_starter()
     if starter is None:
@@ -239,9 +247,15 @@ class Tasks:
         The cores of all tasks on this machine: mpirun and srun bind each task to some.
     """
 
-    def __init__(self, apart):
+    links: Any  # `MpiLinks` or None; these are used only by tasks whose role has them
+    here: Any
+    couriers: Any
+    neighbours: Any
+
+    def __init__(self, apart: int) -> None:
         initialize()
-        self._world = world = MPI.COMM_WORLD
+        self._world: MPI.Comm = MPI.COMM_WORLD
+        world = self._world
         if apart:
             here = world.Split(world.rank // apart)
         else:
@@ -250,7 +264,7 @@ class Tasks:
         self._role = min(here.rank, _OTHER)
         self._connect()
 
-    def _connect(self):
+    def _connect(self) -> None:
         world, role = self._world, self._role
         here = world.Split(self._machine)
         roles, pids = zip(*here.allgather((role, os.getpid())))
@@ -270,7 +284,7 @@ class Tasks:
         self.neighbours = _neighbours(tasks, couriers, pids[_LEADER]) if takes_part else None
         self._end = world.Dup()
 
-    def finish(self, limit=math.inf):
+    def finish(self, limit: float = math.inf) -> bool:
         """Wait until every task calls this method, without using a core; then finalize MPI.
 
         Return False if they have not after `limit` seconds.
@@ -291,32 +305,32 @@ class Tasks:
             MPI.Finalize()
         return True
 
-    def _check_all_live(self):
+    def _check_all_live(self) -> None:
         if self.have_died():
             raise LostError(["another task"])
 
     # After tasks have died, with ULFM
 
-    def have_died(self):
+    def have_died(self) -> bool:
         """Whether tasks of the job are known to have died since the others met."""
         return bool(failed_in(self._world))
 
-    def has_script_died(self):
+    def has_script_died(self) -> bool:
         """Whether the first task of the job, which runs the script, is known to have died."""
         return 0 in failed_in(self._world)
 
-    def call_together(self):
+    def call_together(self) -> None:
         """Leader: let the other tasks of this machine leave `wait_for_leader`."""
         for task in range(1, self.tasks_here):
             with contextlib.suppress(LostError):
                 self._here.send(task, _TOGETHER, b"")
 
-    def wait_for_leader(self):
+    def wait_for_leader(self) -> None:
         """Wait until the leader of this machine calls. Raise `LostError` if it has died."""
         while self._here.receive(0, _TOGETHER) is None:
             time.sleep(_NAP)
 
-    def meet_again(self):
+    def meet_again(self) -> None:
         """Continue with the remaining tasks. All of them must call this method; it waits for them."""
         is_connected = False
         while not is_connected:

@@ -5,23 +5,29 @@ from __future__ import annotations
 import collections
 import pickle
 import threading
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from synkhronos.machines.courier import Courier, WorkContext
+from synkhronos.machines.courier import Courier, Work, WorkContext
 from synkhronos.machines.links import Links, Receipt, as_bytes
+
+if TYPE_CHECKING:
+    from synkhronos.stores.commons import Commons
 
 
 class NaiveNetwork:
     """The queues of the messages among `size` leaders, which are threads."""
 
-    def __init__(self, size):
+    def __init__(self, size: int) -> None:
         self.size = size
         self.lock = threading.Lock()
-        self.queues = collections.defaultdict(collections.deque)
-        self.lost = set()
+        self.queues: dict[tuple[int, int, int], collections.deque[bytes]] = collections.defaultdict(
+            collections.deque
+        )
+        self.lost: set[int] = set()
 
-    def links(self):
+    def links(self) -> list[NaiveLinks]:
         """Return the `Links` of each leader."""
         return [NaiveLinks(self, rank) for rank in range(self.size)]
 
@@ -29,28 +35,28 @@ class NaiveNetwork:
 class NaiveLinks(Links):
     """The links of one leader. A message is copied when it is sent."""
 
-    def __init__(self, network, rank):
+    def __init__(self, network: NaiveNetwork, rank: int) -> None:
         self._network = network
         self.rank, self.size = rank, network.size
-        self._acknowledged = set()
+        self._acknowledged: set[int] = set()
 
-    def lost(self):
+    def lost(self) -> set[int]:
         return self._network.lost
 
-    def acknowledge(self):
+    def acknowledge(self) -> None:
         self._acknowledged |= self.lost()
 
-    def send(self, to, tag, data):
+    def send(self, to: int, tag: int, data: bytes | np.ndarray) -> int:
         if to in self.lost():
             raise self.lost_error()
         with self._network.lock:
             self._network.queues[self.rank, to, tag].append(as_bytes(data).tobytes())
         return 0
 
-    def is_sent(self, number):
+    def is_sent(self, number: int) -> bool:
         return True
 
-    def receive(self, source, tag):
+    def receive(self, source: int | None, tag: int) -> tuple[int, bytes] | None:
         with self._network.lock:
             for one in range(self.size) if source is None else [source]:
                 queue = self._network.queues[one, self.rank, tag]
@@ -60,19 +66,20 @@ class NaiveLinks(Links):
             raise self.lost_error()
         return None
 
-    def receive_into(self, source, tag, array):
+    def receive_into(self, source: int, tag: int, array: np.ndarray) -> Receipt:
         return _NaiveReceipt(self, source, tag, array)
 
-    def discard(self, tag):
+    def discard(self, tag: int) -> None:
         while self.receive(None, tag) is not None:
             pass
 
 
 class _NaiveReceipt(Receipt):
-    def __init__(self, links, source, tag, array):
-        self._links, self._source, self._tag, self._array = links, source, tag, array
+    def __init__(self, links: NaiveLinks, source: int, tag: int, array: np.ndarray) -> None:
+        self._links, self._source, self._tag = links, source, tag
+        self._array: np.ndarray | None = array
 
-    def is_complete(self):
+    def is_complete(self) -> bool:
         if self._array is not None:
             received = self._links.receive(self._source, self._tag)
             if received is None:
@@ -81,19 +88,21 @@ class _NaiveReceipt(Receipt):
             self._array = None
         return True
 
-    def cancel(self):
+    def cancel(self) -> None:
         self._array = None
 
 
 class NaiveCourier(Courier):
     """A courier that is a thread."""
 
-    def __init__(self, commons, links):
+    def __init__(self, commons: Commons, links: Links) -> None:
         self.commons, self._links = commons, links
-        self._wanted, self._thread, self._kept = 0, None, {}
+        self._wanted = 0
+        self._thread: threading.Thread | None = None
+        self._kept: dict[str, Any] = {}
 
-    def start(self, number, work):
-        def run():
+    def start(self, number: int, work: Work) -> None:
+        def run() -> None:
             is_over = lambda: self._wanted != number  # noqa: E731
             try:
                 work.run(WorkContext(self.commons, self._links, number, is_over, kept=self._kept))
@@ -104,8 +113,8 @@ class NaiveCourier(Courier):
         self._thread = threading.Thread(target=run, name="synkhronos-courier", daemon=True)
         self._thread.start()
 
-    def end(self):
+    def end(self) -> None:
         self._wanted = 0
 
-    def has_stopped(self):
+    def has_stopped(self) -> bool:
         return self._thread is None or not self._thread.is_alive()

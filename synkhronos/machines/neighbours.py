@@ -15,13 +15,13 @@ import math
 import os
 import signal
 import time
-from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Collection, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from synkhronos.host.signals import SignalThread
 from synkhronos.machines.connections import Addresses, connections, enable_keepalive, seconds_silent
-from synkhronos.machines.links import Links, LostError
+from synkhronos.machines.links import Links, LostError, Receipt
 from synkhronos.transports.children import has_ended
 
 LIMIT = 3.0  # seconds of silence for which a machine counts as lost
@@ -147,25 +147,25 @@ class Neighbours:
             causes[self._machine] = "its first process has died"
         self._report(causes)
 
-    def _announce(self, leaves):
+    def _announce(self, leaves: bool) -> None:
         self._is_leaving = leaves
         for machine in self._goodbyes:
             if not all(self._are_closed(machine, of_courier=True)):
                 with contextlib.suppress(LostError):
                     self._links.send(machine, _GOODBYE, bytes([leaves]))
 
-    def _begin_to_end(self, number, frame):
+    def _begin_to_end(self, number: int, frame: Any) -> None:
         self.report()
         self._continued = time.monotonic()
         self._is_ending, self._next = True, self._continued + _DYING
 
-    def _be_ended(self, number, frame):
+    def _be_ended(self, number: int, frame: Any) -> None:
         self._report(self._dead())
         self.say_goodbye()
         signal.signal(number, self._handlers[number])
         os.kill(os.getpid(), number)
 
-    def _report_if_stuck(self):
+    def _report_if_stuck(self) -> None:
         """In a thread: report dead couriers if MPI does not return, so that nothing else can."""
         # When a connection is reset, OpenMPI 4.1 tells mpirun, and waits until it is ended.
         if self._looked < time.monotonic() - _STUCK:
@@ -176,12 +176,12 @@ class Neighbours:
             ]
             self._write(self._causes(closed))
 
-    def _report(self, causes):
+    def _report(self, causes: Mapping[int, str]) -> None:
         if causes and not self._has_reported:
             self._write(causes)
             self.say_goodbye()  # however this process ends now
 
-    def _write(self, causes):
+    def _write(self, causes: Mapping[int, str]) -> None:
         """Write a line for each lost machine, once."""
         if self._has_reported or not causes:
             return
@@ -190,7 +190,7 @@ class Neighbours:
         with contextlib.suppress(OSError):  # nobody reads it
             os.write(2, "".join(lines).encode())
 
-    def _silent(self, limit):
+    def _silent(self, limit: float) -> dict[int, str]:
         """Return causes for the machines that have been silent for longer."""
         found: dict[int, float] = {}
         for one in self._watched:
@@ -203,7 +203,7 @@ class Neighbours:
             for machine, seconds in found.items()
         }
 
-    def _dead(self):
+    def _dead(self) -> dict[int, str]:
         """Return causes for the machines whose couriers have died."""
         until = time.monotonic() + _ARRIVING
         while (dead := [one for one in self._goodbyes if self._is_dead(one)]) and (
@@ -213,7 +213,7 @@ class Neighbours:
         self._looked = time.monotonic()
         return self._causes(dead)
 
-    def _causes(self, dead):
+    def _causes(self, dead: Iterable[int]) -> dict[int, str]:
         return {
             machine: "all its connections were closed, so its processes have died"
             if all(self._are_closed(machine))
@@ -221,7 +221,7 @@ class Neighbours:
             for machine in dead
         }
 
-    def _is_dead(self, machine):
+    def _is_dead(self, machine: int) -> bool:
         """Whether a courier has closed its connections without a goodbye that has arrived by now."""
         if not all(self._are_closed(machine, of_courier=True)):
             return False
@@ -230,7 +230,7 @@ class Neighbours:
         except LostError:  # with ULFM, the job goes on without this courier
             return all(self._are_closed(machine))
 
-    def _are_closed(self, machine, of_courier=False):
+    def _are_closed(self, machine: int, of_courier: bool = False) -> list[bool]:
         return [
             seconds_silent(one.descriptor, one.addresses) == math.inf
             for one in self._watched
@@ -247,15 +247,16 @@ class _Goodbye:
         What `was_said` returned last.
     """
 
-    def __init__(self, links, machine):
+    def __init__(self, links: Links, machine: int) -> None:
         self._links, self._machine = links, machine
         self._message = np.zeros(1, np.uint8)
-        self.has_arrived, self._receipt = False, self._receive()
+        self.has_arrived = False
+        self._receipt: Receipt | None = self._receive()
 
-    def _receive(self):
+    def _receive(self) -> Receipt:
         return self._links.receive_into(self._machine, _GOODBYE, self._message)
 
-    def was_said(self):
+    def was_said(self) -> bool:
         """Whether the last message that has arrived says so. Raise `LostError` if none can arrive."""
         while self._receipt is not None and self._receipt.is_complete():
             self.has_arrived, self._receipt = bool(self._message[0]), None
@@ -263,7 +264,7 @@ class _Goodbye:
                 self._receipt = self._receive()
         return self.has_arrived
 
-    def cancel(self):
+    def cancel(self) -> None:
         if self._receipt is not None:
             self._receipt.cancel()
 
@@ -277,7 +278,7 @@ class _Connection(NamedTuple):
     descriptor: int
 
 
-def _between(own, others):
+def _between(own: Neighbour, others: Iterable[Neighbour]) -> list[_Connection]:
     """Return the connections between this process and others."""
     descriptors = connections()
     return [

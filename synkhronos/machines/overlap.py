@@ -15,7 +15,7 @@ commons, where the leader finds it, or takes from there what the leader has put.
 from __future__ import annotations
 
 import time
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -120,7 +120,7 @@ class OverlappedReduction:
         row[_ROWS] = rows
         row[_READY] = number + 1
 
-    def _begin(self, buckets, function):
+    def _begin(self, buckets: Buckets, function: int) -> None:
         may_begin, self._may_begin, self.running = self._may_begin, False, None
         if not (may_begin and self._is_free()):
             return
@@ -145,7 +145,8 @@ class OverlappedReduction:
         """
         (buckets, _, vectors, table), self.running = self.running, None  # type: ignore[misc]
         for number, place in enumerate(buckets.slices()):
-            self._wait(lambda number=number: table[-1, _READY] > number)
+            # mypy cannot infer the type of a lambda with a default.
+            self._wait(lambda number=number: table[-1, _READY] > number)  # type: ignore[misc]
             out[place] = vectors[self._first][place]
 
     def kept(self, buckets: Buckets) -> Kept:
@@ -158,14 +159,15 @@ class OverlappedReduction:
         WireState(self._courier.commons, buckets).put(kept)
         self._transfer(buckets, is_given=True)
 
-    def _transfer(self, buckets, is_given):
-        leaders, state = self._group.leaders, WireState(self._courier.commons, buckets)
+    def _transfer(self, buckets: Buckets, is_given: bool) -> WireState:
+        leaders: Any = self._group.leaders  # not None in the leader
+        state = WireState(self._courier.commons, buckets)
         self._table = state.table
         self._courier.start(leaders.number, TransferWireState(buckets, is_given))
         leaders.wait_inside(state.is_done, meets=False)
         return state
 
-    def _wait(self, ready):
+    def _wait(self, ready: Callable[[], Any]) -> None:
         leaders = self._group.leaders
         if leaders is not None:
             leaders.wait_inside(ready, meets=False)
@@ -180,7 +182,7 @@ class OverlappedReduction:
         """In the leader, at the end of a command that all ranks of this machine have left."""
         if self._table is not None:
             self._courier.end()
-            self._group.leaders.wait(self._courier.has_stopped)
+            self._group.leaders.wait(self._courier.has_stopped)  # type: ignore[union-attr]  # as above
             self._table[...] = 0
             self.running = self._table = None
 
@@ -210,18 +212,20 @@ class ReduceBuckets:
         except CollectiveAbortedError:
             leaders.abort()
 
-    def _reduce(self, commons, leaders, communicator):
+    def _reduce(self, commons: Commons, leaders: Leaders, communicator: BucketCommunicator) -> None:
         vectors, table = _memory(commons, self._buckets, self._size)
         order = [self._first, *(rank for rank in range(self._size) if rank != self._first)]
         vectors = [vectors[rank] for rank in order]
         for number in range(len(self._buckets.shapes)):
-            leaders.wait(lambda number=number: (table[:-1, _READY] > number).all())
+            leaders.wait(  # as above
+                lambda number=number: (table[:-1, _READY] > number).all()  # type: ignore[misc]
+            )
             rows = [int(table[rank, _ROWS]) for rank in order]
             communicator.all_reduce(self._buckets, number, vectors, rows)
             table[-1, _READY] = number + 1
 
 
-def _check(context):
+def _check(context: WorkContext) -> None:
     if context.is_over():
         raise CollectiveAbortedError("the ranks of this machine have left the command")
 
@@ -232,7 +236,7 @@ def _memory(commons: Commons, buckets: Buckets, size: int) -> tuple[list[np.ndar
     return vectors, commons.array("ahead", (size + 1, 2), np.int64)
 
 
-def _vector(commons, buckets, rank):
+def _vector(commons: Commons, buckets: Buckets, rank: int) -> np.ndarray:
     """Return the memory for the vector of a rank of a machine.
 
     Vectors of the same size have the same memory. Between commands nothing refers to it, so it can be
@@ -241,7 +245,7 @@ def _vector(commons, buckets, rank):
     return commons.array(f"ahead {buckets.dtype} {buckets.size} {rank}", buckets.size, buckets.dtype)
 
 
-def _communicator_of(context):
+def _communicator_of(context: WorkContext) -> tuple[Leaders, BucketCommunicator]:
     """Return what a courier needs to reduce buckets; all `Work` of a world shares it."""
     if _KEPT not in context.kept:
         leaders = Leaders(context.links)
@@ -279,7 +283,7 @@ class WireState(NamedTuple):
         table = self.table
         return Kept(table[_COUNTS:].tolist(), *self._vectors(table))
 
-    def _vectors(self, table):
+    def _vectors(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rest, factors = _vector(self.commons, self.buckets, 0), np.empty(0, np.float32)
         if length := int(table[_FACTORS]):
             factors = self.commons.array(f"kept factors {length}", length, np.float32)

@@ -9,7 +9,7 @@ the values at the time of sending.
 from __future__ import annotations
 
 import itertools
-from typing import Hashable, Iterable, NamedTuple, Sequence
+from typing import Any, Hashable, Iterable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -28,13 +28,17 @@ class MachineHandle(Handle):
     __slots__ = ("machine", "key", "local", "shape", "dtype", "dropped")
 
     def __init__(
-        self, machine: int, key: tuple[int, int], local: Handle, dropped: list | None = None
+        self,
+        machine: int,
+        key: tuple[int, int],
+        local: Handle,
+        dropped: list[tuple[int, int]] | None = None,
     ) -> None:
         self.machine, self.key, self.local = machine, key, local
         self.shape, self.dtype = local.shape, local.dtype
         self.dropped = dropped  # receives the key of a constant array that is no longer needed
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return MachineHandle, (self.machine, self.key, self.local)
 
     def __del__(self) -> None:
@@ -125,7 +129,7 @@ class MachinesStore(Store):
             raise LookupError(f"of the array of {handle.shape} only some rows were sent")
         return self.local.get(received.local)
 
-    def _find_received(self, handle):
+    def _find_received(self, handle: Handle) -> ReceivedRows | None:
         name = name_of(handle)
         return self._received.get(name) or self._lasting.get(name)
 

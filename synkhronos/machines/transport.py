@@ -9,6 +9,7 @@ what it received. A reply goes the other way.
 from __future__ import annotations
 
 import pickle
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from synkhronos._errors import (
     REMEDY,
@@ -30,10 +31,21 @@ from synkhronos.machines.store import MachinesStore
 from synkhronos.stores.required_rows import Need
 from synkhronos.transports.base import Transport, do_nothing
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from synkhronos.arithmetic.clocks import Reading
+    from synkhronos.comms.base import Communicator, Group
+    from synkhronos.machines.courier import Courier
+    from synkhronos.machines.leaders import Leaders
+    from synkhronos.machines.store import MachineHandle
+    from synkhronos.stores.required_rows import Needs
+    from synkhronos.transports.base import Attendant
+
 NO_COURIER = NoCourier()
 
 
-def _of_local(name):
+def _of_local(name: str) -> Any:
     """Return a property that is an attribute of the transport of this machine."""
     return property(
         lambda self: getattr(self.local, name), lambda self, value: setattr(self.local, name, value)
@@ -64,13 +76,20 @@ class MachinesTransport(Transport):
 
     inherits = forks_all = False
     can_replace = True
-
+    store: MachinesStore
     in_program, is_copy = map(_of_local, ("in_program", "is_copy"))
 
     def __init__(
-        self, local, leaders, machines, master_rank=0, timeout=None, courier=NO_COURIER, job=None,
-        store=None,
-    ):  # fmt: skip
+        self,
+        local: Transport,
+        leaders: Leaders,
+        machines: Sequence[range],
+        master_rank: int = 0,
+        timeout: float | None = None,
+        courier: Courier = NO_COURIER,
+        job: Any = None,
+        store: MachinesStore | None = None,
+    ) -> None:
         self.local, self.leaders, self._machines = local, leaders, machines
         self.machine = leaders.rank
         self.size = sum(len(ranks) for ranks in machines)
@@ -89,7 +108,7 @@ class MachinesTransport(Transport):
         self._sender = CommandSender(leaders, self.store, machines)
         self._receiver = CommandReceiver(leaders, self.store)
         self._frames = Frames()
-        self._while_waiting = do_nothing
+        self._while_waiting: Callable[[], None] = do_nothing
         self._ran_program = False  # in the last command; the machine's transport forgets it
         self._meetings = Meetings(local, leaders, self.store, machines)
         if self.has_commons:
@@ -106,42 +125,47 @@ class MachinesTransport(Transport):
             )
 
     @property
-    def rank(self):
+    def rank(self) -> int:  # type: ignore[override]  # a local transport has an attribute
         return self._machines[self.machine][self.local.rank]
 
     @property
-    def is_leader(self):
+    def is_leader(self) -> bool:
         """Whether this rank is the leader of its machine."""
         return self.local.rank == self.local.master_rank
 
     @property
-    def near(self):
+    def near(self) -> range:
         return self._machines[self.machine]
 
     @property
-    def is_master(self):
+    def is_master(self) -> bool:
         return self.rank == self.master_rank
 
-    def communicator(self, group=None):
-        here = self._meetings.group
+    def communicator(self, group: Group | None = None) -> Communicator:
+        here: Any = self._meetings.group
         local = AloneCommunicator(here) if self._is_alone else self.local.communicator(here)
         leaders = LinkedCommunicator(self.leaders)
-        group = self if group is None else group
-        return MachinesCommunicator(group, local, leaders, self.local.master_rank, self._machines)
+        every: Any = self if group is None else group
+        return MachinesCommunicator(every, local, leaders, self.local.master_rank, self._machines)
 
-    def possible_sizes(self):
+    def possible_sizes(self) -> range:
         return self._job.possible_sizes()
 
-    def successor(self, size, master_rank):
+    def successor(self, size: int, master_rank: int) -> Transport:
         return self._job.successor(self, size, master_rank)
 
     # Starting and ending
 
-    def start(self, serve, while_waiting=do_nothing, pass_fds=()):
+    def start(
+        self,
+        serve: Callable[[Any], None],
+        while_waiting: Callable[[], None] = do_nothing,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
         """Start the ranks of this machine."""
         self._while_waiting = while_waiting
 
-        def serve_here(local):
+        def serve_here(local: Transport) -> None:
             transport = self
             if local is self.local:  # forked: a copy
                 self.store.use_in_fork(self.rank)
@@ -155,15 +179,15 @@ class MachinesTransport(Transport):
         if not self._is_alone:
             self.local.start(serve_here, self._check_others, pass_fds)
 
-    def is_master_process(self):
+    def is_master_process(self) -> bool:
         return self.machine == 0 and self.local.is_master_process()
 
-    def is_worker_process(self):
+    def is_worker_process(self) -> bool:
         if self.machine > 0 and self.is_leader:
             return self.local.is_master_process()
         return self.local.is_worker_process()
 
-    def kill(self):
+    def kill(self) -> None:
         if self.is_copy:
             return
         if self.machine == 0:
@@ -171,17 +195,17 @@ class MachinesTransport(Transport):
         self._courier.close()  # before the commons are cleared
         self.local.kill()
 
-    def close(self, grace):
+    def close(self, grace: float) -> None:
         if self.local.is_master_process():  # and not a process that the script has forked
             self._courier.close()
         self.local.close(grace)
 
-    def release(self):
+    def release(self) -> None:
         self.local.release()
 
     # Between master and workers
 
-    def post(self, payload, needs=None):
+    def post(self, payload: bytes, needs: Needs | None = None) -> None:
         self.end_copy()
         self.posted = False
         needed = self._sender.find_needed(needs)
@@ -192,11 +216,11 @@ class MachinesTransport(Transport):
         self.posted = True
         self._sender.send(payload, needed, arrays, dropped)
 
-    def _post_here(self, *content):
+    def _post_here(self, *content: Any) -> None:
         if not self._is_alone:
             self.local.post(self._frames.pack(*content))
 
-    def receive(self, when_idle=do_nothing):
+    def receive(self, when_idle: Callable[[], None] = do_nothing) -> bytes:
         self.end_copy()
         self.posted = False
         if self.is_leader:
@@ -211,7 +235,7 @@ class MachinesTransport(Transport):
         self.store.keep_for_command(rows)
         return payload
 
-    def _receive_of_master(self):
+    def _receive_of_master(self) -> bytes:
         number = self._receiver.receive()
         if self._ran_program:  # it has ended, on all ranks
             self._forget_program()
@@ -220,14 +244,14 @@ class MachinesTransport(Transport):
         self._post_here(*content)
         return content[0]
 
-    def _begin(self, number):
+    def _begin(self, number: int) -> None:
         self.leaders.begin(number)
         self.store.begin()
         self._begin_ahead()
         self._has_aborted = self.in_program = False
         self._on_death = None
 
-    def reply(self, payload):
+    def reply(self, payload: bytes) -> None:
         self.end_copy()
         exports = self.store.end()
         if not self.is_leader:
@@ -242,11 +266,12 @@ class MachinesTransport(Transport):
         self.posted = True
         self.leaders.send(0, REPLY, (replies, exports), arrays)
 
-    def _collect_here(self):
+    def _collect_here(self) -> tuple[list[MachineHandle], list[bytes | None]]:
         """Return the exports and the replies of the other ranks of this machine."""
         self._ran_program = self.in_program
         self.leaders.ended.end(self.leaders.passed)
-        exports, replies = [], [None] if self._is_alone else self.local.collect()
+        exports: list[MachineHandle] = []
+        replies: list[bytes | None] = [None] if self._is_alone else self.local.collect()
         self._end_ahead()
         self.leaders.pass_on_flag()
         for rank, reply in enumerate(replies):
@@ -257,10 +282,10 @@ class MachinesTransport(Transport):
                     self.leaders.abort()
         return exports, replies
 
-    def collect(self):
+    def collect(self) -> list[bytes | None]:
         self.store.end()
         may_last = self.in_program
-        replies = [None] * self.size
+        replies: list[bytes | None] = [None] * self.size
         set_items(replies, self._machines[self.machine], self._collect_here()[1])
         for machine in self._others:
             number = -1
@@ -278,31 +303,31 @@ class MachinesTransport(Transport):
 
     # Among all ranks
 
-    def barrier(self):
+    def barrier(self) -> None:
         self._meetings.barrier()
 
-    def exchange(self, item):
+    def exchange(self, item: bytes) -> list[bytes]:
         return self._meetings.exchange(item)
 
     @property
-    def clock(self):
+    def clock(self) -> Callable[[], float]:  # type: ignore[override]  # as above
         return self.leaders.clock
 
-    def compare_clocks(self):
+    def compare_clocks(self) -> list[Reading]:
         return self.leaders.compare_clocks() if self.is_leader else []
 
-    def abort(self):
+    def abort(self) -> None:
         self.end_copy()
         self._has_aborted = True
         self._abort_here()
         if self.is_leader:
             self.leaders.abort()
 
-    def _abort_here(self):
+    def _abort_here(self) -> None:
         if not self._is_alone:
             self.local.abort()
 
-    def check(self):
+    def check(self) -> None:
         self._meetings.group.guard(self.local.check)
         if self.is_leader:
             self.leaders.read_notices()
@@ -316,7 +341,7 @@ class MachinesTransport(Transport):
 
     # What a leader checks while it waits
 
-    def _check_here(self, inside):
+    def _check_here(self, inside: bool) -> None:
         """While it waits for other machines: raise if this machine's ranks cannot continue."""
         self.leaders.pass_on_flag()
         self._courier.check()
@@ -328,7 +353,7 @@ class MachinesTransport(Transport):
         if self.is_master:
             self._while_waiting()
 
-    def _check_others(self):
+    def _check_others(self) -> None:
         """While it waits for its own machine: raise if other machines cannot continue."""
         self.leaders.read_notices()
         self._courier.check()
@@ -336,7 +361,7 @@ class MachinesTransport(Transport):
         if self.is_master:
             self._while_waiting()
 
-    def _check_time(self, seconds):
+    def _check_time(self, seconds: float) -> None:
         """While it waits for other machines in a command: raise if it has waited too long."""
         limit = self.timeout
         if limit is None or seconds <= limit:
@@ -355,51 +380,53 @@ class MachinesTransport(Transport):
 
     # The couriers, in programs and during calls
 
-    def begin_program(self, on_death=None):
-        def on_death_here(dead):
-            on_death({self.near[rank]: cause for rank, cause in dead.items()})
+    def begin_program(self, on_death: Callable[[dict[int, str]], None] | None = None) -> None:
+        def on_death_here(dead: dict[int, str]) -> None:
+            causes = {self.near[rank]: cause for rank, cause in dead.items()}
+            on_death(causes)  # type: ignore[misc]  # not None where this is used
 
         self._on_death = on_death
         self.local.begin_program(None if on_death is None else on_death_here)
 
-    def replace(self, rank, prepare):
+    def replace(self, rank: int, prepare: Callable[[bool], None]) -> None:
         self.local.replace(self.near.index(rank), prepare)
 
-    def answer_for(self, rank, payload):
-        own = [], False, payload
+    def answer_for(self, rank: int, payload: bytes) -> None:
+        own: tuple[list[Any], bool, bytes] = [], False, payload
         self.local.answer_for(self.near.index(rank), pickle.dumps(own, pickle.HIGHEST_PROTOCOL))
 
-    def attend(self, name, serve):
-        def serve_here():
+    def attend(self, name: str, serve: Callable[[], None]) -> Attendant:
+        def serve_here() -> None:
             self._courier.use_in_fork()
             serve()
 
         return self.local.attend(name, serve_here)
 
-    def relay(self):
+    def relay(self) -> None:
         if self.is_leader:
             self._courier.start(self.leaders.number, Relay(self._machines))
 
-    def _end_relay(self):
+    def _end_relay(self) -> None:
         self._courier.end()
         self.leaders.wait(self._courier.has_stopped)
 
-    def _begin_ahead(self):
+    def _begin_ahead(self) -> None:
         if self.ahead is not None:
             self.ahead.begin_command()
 
-    def _end_ahead(self):
+    def _end_ahead(self) -> None:
         if self.ahead is not None:
             self.ahead.end()
 
-    def spread(self, flag):
+    def spread(self, flag: np.ndarray) -> None:
         if self.is_leader:
             self.leaders.spread(flag)
 
-    def _forget_program(self):
+    def _forget_program(self) -> None:
         """On machines other than the master's: forget the program, which has ended on all ranks."""
         self._end_relay()
         self.store.commons.clear()
-        complaint = None if self._on_death is None else self._on_death.complaint()
+        on_death: Any = self._on_death  # a `Replacing`
+        complaint = None if on_death is None else on_death.complaint()
         if complaint is not None:
             raise WorldBrokenError(complaint)

@@ -32,7 +32,7 @@ if _typing.TYPE_CHECKING:
     from synkhronos.ops.collectives import in_buckets as in_buckets
 else:
 
-    def __getattr__(name):
+    def __getattr__(name: str) -> _typing.Any:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from synkhronos.ops import collectives
@@ -40,5 +40,5 @@ else:
         return getattr(collectives, name)
 
 
-def __dir__():
+def __dir__() -> _typing.List[str]:
     return list(__all__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Sequence
+from typing import Any, Literal, Sequence
 
 from synkhronos._checks import check_choice
 from synkhronos._typing import ReduceOp, SharedVariable, Variable
@@ -51,7 +51,7 @@ def all_reduce(x: Variable, op: ReduceOp = "sum", *, loss_op: Literal["avg", "su
 
     .. math:: \sum_r \frac{n_r}{n_s} \frac{\partial l_r}{\partial y_s}
 
-    for what this rank computes, :math:`y_s`: the gradient of the sum of the ranks' losses, each
+    for the value :math:`y_s` that this rank computes: the gradient of the sum of the ranks' losses, each
     multiplied by its number of rows relative to this rank's. The average of these gradients over the
     ranks, weighted by rows, is the gradient of :math:`L`. That is how outputs are averaged by default,
     and how `synkhronos.extensions.train.make_train_function` averages gradients.
@@ -178,7 +178,7 @@ def in_buckets(
 
     The arrays are computed from the last to the first, as gradients are, and are divided into buckets
     of about 4 MB. On several machines, each bucket is reduced as soon as all ranks have computed it,
-    while they compute the next ones. `synkhronos.all_reduce` of the vector in the same ``fuse`` block
+    while they compute the next arrays. `synkhronos.all_reduce` of the vector in the same ``fuse`` block
     completes the reduction.
 
     Parameters
@@ -188,7 +188,7 @@ def in_buckets(
     expressions : list of variables
         The arrays, in their order in the vector. They have the dtype of the vector.
     shapes : list of tuple of int
-        Of the arrays.
+        The shapes of the arrays.
     op : {"avg", "sum", "prod", "min", "max"}
         The operation of the `all_reduce`.
     wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
@@ -209,9 +209,9 @@ def in_buckets(
     Notes
     -----
     `synkhronos.all_reduce` completes the reduction if its `op` and `wire` are the same, and if `weights`
-    is the function for ``"avg"``. Otherwise, and in all cases that cannot be done ahead, it is done as
-    always: on one machine, on GPUs, in a call with `num_slices`, from the second such function in a
-    ``fuse`` block on, in a program, and on machines without a second task each (see ``launch``). The
+    is the function for ``"avg"``. Otherwise, and wherever nothing can be reduced ahead, it reduces the
+    whole vector: on one machine, on GPUs, in a call with `num_slices`, from the second such function in
+    a ``fuse`` block on, in a program, and on machines without a second task each (see ``launch``). The
     vector itself gets this rank's values in the function, and the reduction by `all_reduce`, so other
     calls of the same block must not change it in between.
 
@@ -244,20 +244,20 @@ def in_buckets(
             f"in_buckets: wire: expected PowerSGD({wire.rank}) without shapes, as each bucket knows "
             f"the shapes of its arrays, got {wire!r}"
         )
-    shapes = [tuple(int(extent) for extent in shape) for shape in shapes]
-    if len(shapes) != len(expressions) or not shapes:
+    extents = [tuple(int(extent) for extent in shape) for shape in shapes]
+    if len(extents) != len(expressions) or not extents:
         raise ValueError(
             f"in_buckets: shapes: expected one for each of {len(expressions)} expressions, at least "
-            f"one, got {len(shapes)}"
+            f"one, got {len(extents)}"
         )
-    return fill_in_buckets(vector, expressions, shapes, op, wire, _can_reduce_ahead(vector))
+    return fill_in_buckets(vector, expressions, extents, op, wire, _can_reduce_ahead(vector))
 
 
-def _can_reduce_ahead(vector):
+def _can_reduce_ahead(vector: SharedVariable) -> bool:
     return current_world().transport.ahead is not None and is_on_host(vector)
 
 
-def _tensor(x, what):
+def _tensor(x: Variable, what: str) -> Any:
     try:
         x = tensor.as_tensor_variable(x)
     except (TypeError, ValueError, AsTensorError) as error:

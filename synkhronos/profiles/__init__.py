@@ -1,6 +1,6 @@
 """Profiles: how each rank spends its time.
 
-``profile`` is the block that measures, and its result. ``log`` is what is recorded on each rank, and the
+``profile`` is the block that measures, and its result. ``log`` has the record of each rank, and the
 commands that begin and end it. ``operations`` sums up the operations of compiled functions, and
 ``drawing`` draws a profile.
 

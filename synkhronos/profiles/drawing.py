@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -57,7 +57,9 @@ def make_figure(
     return figure
 
 
-def _draw_ranks(axes, milliseconds, categories, ranks):
+def _draw_ranks(
+    axes: Any, milliseconds: np.ndarray, categories: Sequence[str], ranks: Sequence[str]
+) -> None:
     steps = len(milliseconds)
     each = milliseconds.sum(axis=0) / max(steps, 1)
     places, begin = np.arange(len(ranks))[::-1], np.zeros(len(ranks))
@@ -71,7 +73,7 @@ def _draw_ranks(axes, milliseconds, categories, ranks):
     _explain(axes, dict(zip(categories, _CATEGORIES)))
 
 
-def _draw_operations(axes, function, every):
+def _draw_operations(axes: Any, function: str, every: Sequence[Operation]) -> None:
     milliseconds = np.array([1e3 * one.seconds for one in every])
     places = np.arange(len(every))[::-1]
     colours = [{"fast": _FAST, "": _OTHERS}.get(one.kernel, _OWN) for one in every]
@@ -82,23 +84,23 @@ def _draw_operations(axes, function, every):
     _finish(axes, title, map(_label, every), milliseconds)
 
 
-def _label(one):
+def _label(one: Operation) -> str:
     if not one.kernel:
         return f"{one.name}, {one.nodes} nodes"
     name = shortened(one.name).replace("$", r"\$")
     return f"{name} × {one.nodes}" if one.nodes > 1 else name
 
 
-def _number(value):
+def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2g}"
 
 
-def _write(axes, text, end, place):
+def _write(axes: Any, text: str, end: float, place: float) -> None:
     shift = {"xytext": (4, 0), "textcoords": "offset points"}
     axes.annotate(text, (end, place), **shift, va="center", fontsize=8)
 
 
-def _finish(axes, title, labels, ends):
+def _finish(axes: Any, title: str, labels: Iterable[str], ends: np.ndarray) -> None:
     labels = list(labels)
     axes.set_yticks(np.arange(len(labels))[::-1], labels, fontsize=8)
     axes.set_ylim(-0.7, len(labels) - 0.3)
@@ -112,7 +114,7 @@ def _finish(axes, title, labels, ends):
         axes.spines[side].set_visible(False)
 
 
-def _explain(axes, colours):
+def _explain(axes: Any, colours: Mapping[str, str]) -> None:
     """Write the meaning of colours above the axes, at the right."""
     from matplotlib.patches import Patch
 

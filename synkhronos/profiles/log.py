@@ -1,4 +1,4 @@
-"""What is recorded on each rank: the times of methods, and of the operations of compiled functions.
+"""The record of each rank: the times of methods, and of the operations of compiled functions.
 
 Inside the block, methods of each rank's own objects are replaced by timed versions. Outside the block
 nothing is measured, so there is no overhead.
@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
-from synkhronos.world.here import Command
+from synkhronos.world.here import Command, Here
+
+if TYPE_CHECKING:
+    from synkhronos._typing import Compiled
+    from synkhronos.arithmetic.clocks import Reading
+    from synkhronos.engines.timing import OperationTime
 
 COMMAND = "command"
 
-# Which category the time of a method belongs to, and which attribute of `Here` has the method; None:
-# `Here` itself. Only compiled functions call others of these methods: the collectives in their graphs.
+# The category of the time of a method, and the attribute of `Here` that has the method; None: `Here`
+# itself. Only compiled functions call others of these methods: the collectives in their graphs.
 _TIMED = (
     ("compute", "engine", "call"),
     ("copy", None, "take"),
@@ -37,6 +42,7 @@ class Event(NamedTuple):
     category : str
         One of `CATEGORIES`, or ``"command"`` for a whole command.
     name : str
+        The name of the method or function.
     start, seconds : float
         Start and duration, by the ``time.perf_counter`` of the machine on which the script runs.
     """
@@ -51,18 +57,19 @@ class Event(NamedTuple):
 class Log:
     """The events recorded on this rank, by a clock, and the operations of functions, if wanted."""
 
-    def __init__(self, clock):
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.step, self.clock = 0, clock
-        self.events = []
-        self._replaced = []
-        self._functions = {}  # by id: the function, and the times of its operations
+        self.events: list[Event] = []
+        self._replaced: list[tuple[Any, str]] = []
+        # By id: the function, and the times of its operations
+        self._functions: dict[int, tuple[Compiled, list[OperationTime]]] = {}
         self._timing = contextlib.ExitStack()
 
-    def replace(self, owner, method, category):
+    def replace(self, owner: Any, method: str, category: str) -> None:
         """Time every call of a method of one object."""
         original, clock = getattr(owner, method), self.clock
 
-        def timed(*args, **kwargs):
+        def timed(*args: Any, **kwargs: Any) -> Any:
             start = clock()
             try:
                 return original(*args, **kwargs)
@@ -74,11 +81,11 @@ class Log:
         setattr(owner, method, timed)
         self._replaced.append((owner, method))
 
-    def time_operations(self, engine):
+    def time_operations(self, engine: Any) -> None:
         """Time the operations of every function that the engine calls, from its first call on."""
         original = engine.call
 
-        def timed(compiled, *args):
+        def timed(compiled: Compiled, *args: Any) -> Any:
             if id(compiled) not in self._functions:
                 times = self._timing.enter_context(engine.time_operations(compiled))
                 self._functions[id(compiled)] = compiled, times
@@ -87,20 +94,20 @@ class Log:
         engine.call = timed
         self._replaced.append((engine, "call"))
 
-    def operations(self):
+    def operations(self) -> list[tuple[str, list[OperationTime]]]:
         """Return the name of each function and the times of its operations, once this has stopped."""
         return [(_name_of(compiled), times) for compiled, times in self._functions.values()]
 
-    def add(self, category, name, start):
+    def add(self, category: str, name: str, start: float) -> None:
         """Add an event that ends now."""
         self.events.append(Event(self.step, category, name, start, self.clock() - start))
 
-    def replace_command(self, owner, method):
+    def replace_command(self, owner: Any, method: str) -> None:
         """Time every command, and count the commands as steps."""
         self.replace(owner, method, COMMAND)
         timed = getattr(owner, method)
 
-        def counted(command):
+        def counted(command: Any) -> Any:
             try:
                 return timed(command)
             finally:
@@ -108,14 +115,14 @@ class Log:
 
         setattr(owner, method, counted)
 
-    def stop(self):
+    def stop(self) -> None:
         for owner, method in self._replaced:
             if method in vars(owner):
                 delattr(owner, method)
         self._timing.close()
 
 
-def _name_of(compiled):
+def _name_of(compiled: Compiled) -> str:
     return getattr(compiled, "name", None) or "call"
 
 
@@ -128,10 +135,10 @@ class Begin(Command):
         Whether the operations of compiled functions are timed, too.
     """
 
-    def __init__(self, operations):
+    def __init__(self, operations: bool) -> None:
         self.operations = operations
 
-    def run(self, here):
+    def run(self, here: Here) -> list[Reading]:
         readings = here.transport.compare_clocks()
         here.log = log = Log(here.transport.clock)
         if self.operations:
@@ -148,27 +155,28 @@ class Begin(Command):
 
 
 class OfRank(NamedTuple):
-    """What was measured on a rank.
+    """The measurements on a rank.
 
     Attributes
     ----------
     events : list of tuple
+        The fields of each `Event`.
     operations : list of (str, list of OperationTime)
         For each compiled function its name, and the sums of its calls.
-    machine : int
-    host : str
+    machine, host : int, str
+        The number and the name of its machine.
     """
 
-    events: list[tuple]
-    operations: list[tuple]
+    events: list[tuple[Any, ...]]
+    operations: list[tuple[str, list[OperationTime]]]
     machine: int
     host: str
 
 
 class End(Command):
-    """End the measurement, and return what was measured."""
+    """End the measurement, and return it."""
 
-    def run(self, here):
+    def run(self, here: Here) -> tuple[OfRank, list[Reading]]:
         log = stop(here)
         events = [tuple(event) for event in log.events]
         readings = here.transport.compare_clocks()
@@ -176,8 +184,9 @@ class End(Command):
         return OfRank(events, log.operations(), here.transport.machine, host), readings
 
 
-def stop(here):
+def stop(here: Here) -> Log:
     """Stop measuring on this rank, and return its `Log`."""
-    log, here.log = here.log, None
+    log: Log = here.log
+    here.log = None
     log.stop()
     return log

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from synkhronos.engines.timing import OperationTime
 
@@ -22,8 +22,8 @@ class Operation(NamedTuple):
     kind : str
         Its class, with the module.
     kernel : str
-        ``"fast"`` for an operation of `synkhronos.engines.theano.kernels`, which replaces one of
-        Theano's; else who has written it, such as ``"Theano's own"``.
+        ``"fast"`` for an operation of `synkhronos.engines.theano.kernels`, which replaces an operation
+        of Theano; else who has written it, such as ``"Theano's own"``.
     nodes : int
         The number of these nodes.
     seconds : float
@@ -44,17 +44,18 @@ class Operation(NamedTuple):
 def of_ranks(
     found: Sequence[Sequence[tuple[str, Sequence[OperationTime]]]], steps: int
 ) -> list[Operation]:
-    """Return the operations of all functions, those with the longest times first.
+    """Return the operations of all functions, in descending order of their times.
 
     Parameters
     ----------
     found : list of list of (str, list of OperationTime)
         For each rank, the name of each function, and the times of its operations.
     steps : int
+        The number of steps that were measured.
     """
-    functions: dict[str, dict[tuple[str, str, str], list]] = {}
+    functions: dict[str, dict[tuple[str, str, str], list[Any]]] = {}
     for by_function in found:
-        own: dict[tuple, int] = {}  # of this rank: several functions may have the same name
+        own: dict[tuple[Any, ...], int] = {}  # of this rank: several functions may have the same name
         for function, times in by_function:
             sums = functions.setdefault(function, {})
             for name, kind, kernel, nodes, seconds in times:
@@ -82,7 +83,7 @@ def by_function(operations: Sequence[Operation], most: int) -> dict[str, list[Op
     operations : list of Operation
         As `of_ranks` returns them.
     most : int
-        How many operations of a function to return; the sum of the others is one more.
+        How many operations of a function to return, besides the sum of the others.
     """
     found = {}
     for function in dict.fromkeys(one.function for one in operations):

@@ -60,13 +60,13 @@ class Profile:
         self._names_hosts = False
 
     def _align(self, found: Sequence[OfRank], begin: list[Reading], end: list[Reading]) -> None:
-        """Take what the ranks have measured, given the readings of each machine's clock, if any."""
+        """Take the measurements of the ranks, given the readings of each machine's clock, if any."""
         self.hosts = [one.host for one in found]
         self._names_hosts = len(begin) > 1
         self.clock_error = max((one.error for one in (*begin, *end)), default=0.0)
         by_rank = [[Event(*event) for event in one.events] for one in found]
         for rank, one in enumerate(found):
-            if one.machine:  # not the one of the script
+            if one.machine:  # not the script's
                 pair = begin[one.machine], end[one.machine]
                 by_rank[rank] = [
                     event._replace(start=to_own(*pair, event.start)) for event in by_rank[rank]
@@ -133,7 +133,8 @@ class Profile:
 
     def _milliseconds(self) -> np.ndarray:
         """Return the time per step of each rank and category."""
-        return 1e3 * self.seconds.sum(axis=0) / max(len(self.seconds), 1)
+        each: np.ndarray = 1e3 * self.seconds.sum(axis=0) / max(len(self.seconds), 1)
+        return each
 
     def save(self, path: PathLike) -> None:
         """Write the events as a Chrome trace, for https://ui.perfetto.dev or chrome://tracing.
@@ -195,7 +196,7 @@ class Profile:
             ) from error
         figure.savefig(path, dpi=130)
 
-    def _label(self, rank):
+    def _label(self, rank: int) -> str:
         return f"rank {rank} on {self.hosts[rank]}" if self._names_hosts else f"rank {rank}"
 
 

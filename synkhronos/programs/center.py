@@ -1,7 +1,7 @@
-"""The center: a copy of the parameters that belongs to no rank. Ranks exchange their own with it.
+"""The center: a copy of the parameters that belongs to no rank. Ranks exchange their parameters with it.
 
 Each rank trains at its own pace and exchanges its variables with the center from time to time, as in
-asynchronous and elastic training. An exchange visits the stripes of the center one after another. Each
+asynchronous and elastic training. An exchange visits the stripes of the center one after the other. Each
 stripe changes atomically. The ranks start at different stripes and skip busy ones, so several ranks can
 exchange at the same time. While a rank goes from stripe to stripe, other ranks may change the center.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import numbers
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 import numpy as np
 
@@ -51,6 +51,7 @@ class Center:
             Creates the stripes: `Stripes` for some commons, or `RemoteStripes`, with the first arguments
             bound.
         engine : Engine
+            This rank's engine.
         shareds : shared variable, or list of shared variables
             Numeric variables, the same on every rank.
         name : str
@@ -93,7 +94,7 @@ class Center:
 
     # The variables
 
-    def _check_variables(self):
+    def _check_variables(self) -> None:
         engine = self._engine
         if not self._shareds:
             raise ValueError("center: expected at least one shared variable, got an empty list")
@@ -114,7 +115,7 @@ class Center:
         self._shapes = [tuple(storage.shape) for storage in storages]
         self._dtypes = [np.dtype(storage.dtype) for storage in storages]
 
-    def _open(self, read=True):
+    def _open(self, read: bool = True) -> tuple[list[np.ndarray], list[int]]:
         """Return a flat array for each variable, and the variables that must be written afterwards.
 
         An update may replace the storage at any time, so each operation looks it up again.
@@ -139,7 +140,7 @@ class Center:
             arrays.append(self._buffers[number].reshape(-1))
         return arrays, staged
 
-    def _close(self, staged):
+    def _close(self, staged: Sequence[int]) -> None:
         for number in staged:
             self._engine.write(self._shareds[number], self._buffers[number])
 
@@ -150,12 +151,12 @@ class Center:
         """Set this rank's variables to the values of the center, and remember the values for `push`."""
         self._pull()
 
-    def _pull(self):
+    def _pull(self) -> None:
         self._enter()
         arrays, staged = self._open()
         base = self._bases()
 
-        def work(number, memory):
+        def work(number: int, memory: np.ndarray) -> None:
             dtype, pieces = self._contents[number]
             center = _items(memory, dtype)
             for variable, items, places, flat in pieces:
@@ -193,7 +194,7 @@ class Center:
         base = self._base
         arrays, staged = self._open()
 
-        def work(number, memory, new):
+        def work(number: int, memory: np.ndarray, new: np.ndarray) -> None:
             dtype, pieces = self._contents[number]
             center, new = _items(memory, dtype), _items(new, dtype)
             for variable, items, places, flat in pieces:
@@ -246,7 +247,7 @@ class Center:
         self._base = None
         arrays, staged = self._open()
 
-        def work(number, memory, new):
+        def work(number: int, memory: np.ndarray, new: np.ndarray) -> None:
             dtype, pieces = self._contents[number]
             center, new = _items(memory, dtype), _items(new, dtype)
             factor = self._scratch[dtype].dtype.type(alpha)
@@ -308,7 +309,7 @@ class Center:
 
     @takes_turn
     def value(self) -> Any:
-        """Return a copy of the center: a list of arrays, or one if one variable was given."""
+        """Return a copy of the center: a list of arrays, or an array if one variable was given."""
         self._enter()
         arrays, _ = self._copy()
         return arrays[0] if self._is_single else arrays
@@ -318,7 +319,7 @@ class Center:
         arrays = [np.empty(*one) for one in zip(self._shapes, self._dtypes)]
         flat = [array.reshape(-1) for array in arrays]
 
-        def work(number, memory):
+        def work(number: int, memory: np.ndarray) -> None:
             dtype, pieces = self._contents[number]
             center = _items(memory, dtype)
             for variable, items, places, _ in pieces:
@@ -334,6 +335,7 @@ class Center:
         Parameters
         ----------
         values : list of arrays, or an array if one variable was given
+            The values of the variables.
         """
         self._enter()
         flat = self._check_values([values] if self._is_single else values)
@@ -341,25 +343,25 @@ class Center:
 
     # Details
 
-    def _fill(self, arrays, number, memory):
+    def _fill(self, arrays: Sequence[np.ndarray], number: int, memory: np.ndarray) -> None:
         dtype, pieces = self._contents[number]
         center = _items(memory, dtype)
         for variable, items, places, _ in pieces:
             np.copyto(center[places], arrays[variable][items])
 
-    def _bases(self):
+    def _bases(self) -> dict[np.dtype, np.ndarray]:
         if self._base is None:
             self._base = {dtype: np.empty(total, dtype) for dtype, total in self._totals.items()}
         return self._base
 
-    def _remember(self, arrays):
+    def _remember(self, arrays: Sequence[np.ndarray]) -> None:
         base = self._bases()
         for dtype, pieces in self._contents:
             for variable, items, _, flat in pieces:
                 np.copyto(base[dtype][flat], arrays[variable][items])
 
-    def _factors(self, scale):
-        """Return the scale of a push for each dtype, or raise an error that says what is wrong."""
+    def _factors(self, scale: float) -> dict[np.dtype, Any]:
+        """Return the scale of a push for each dtype, or raise an error if it is wrong."""
         if not math.isfinite(check_number(scale, "push", "a number as scale")):
             raise ValueError(f"push: expected a finite scale, got {scale}")
         factors = {}
@@ -377,7 +379,7 @@ class Center:
                 factors[dtype] = self._scratch[dtype].dtype.type(scale)
         return factors
 
-    def _check_values(self, values):
+    def _check_values(self, values: Any) -> list[np.ndarray]:
         if not isinstance(values, (list, tuple)) or len(values) != len(self._shareds):
             found = f"{len(values)}" if isinstance(values, (list, tuple)) else type(values).__name__
             raise ValueError(
@@ -396,11 +398,11 @@ class Center:
         return flat
 
 
-def _wide(dtype):
+def _wide(dtype: np.dtype) -> np.dtype:
     return np.promote_types(dtype, np.float32) if dtype.kind == "f" else dtype
 
 
-def _subtract(one, other, out):
+def _subtract(one: np.ndarray, other: np.ndarray, out: np.ndarray) -> None:
     """``out = one - other``, where the result may be wider than the operands."""
     if out.dtype == one.dtype:
         np.subtract(one, other, out)
@@ -408,11 +410,11 @@ def _subtract(one, other, out):
         np.subtract(one, other, out, dtype=out.dtype)
 
 
-def _items(memory, dtype):
+def _items(memory: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return memory[: memory.size // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
-def _check_alpha(alpha):
+def _check_alpha(alpha: Any) -> float:
     number = check_number(alpha, "elastic", "a number as alpha")
     if not 0 < number <= 1:
         raise ValueError(f"elastic: expected alpha in (0, 1], got {alpha}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from typing import Any, Callable, Hashable, Sequence
+from typing import Any, Callable, Hashable, Iterator, Sequence
 
 import numpy as np
 
@@ -31,18 +31,22 @@ class Collectives:
     Parameters
     ----------
     here : Here
+        The state of this rank.
     run : Run
+        This rank's run of the program.
     may_meet : bool
         Whether the program may use collectives.
     waits : bool
-        Whether a call waits while another thread of this rank makes one.
+        Whether a call waits during a call of another thread of this rank.
     """
 
     def __init__(self, here: Here, run: Run, may_meet: bool, waits: bool) -> None:
         self._here, self._program, self._stop, self._may_meet = here, run, run.stop, may_meet
         self.turn = Turn(waits, run.check)
         self._numbers: dict[SharedVariable, int] = {}
-        self._prepared: dict[tuple, Callable[[Any], Any]] = {}  # collectives that may be repeated
+        self._prepared: dict[
+            tuple[Any, ...], Callable[[Any], Any]
+        ] = {}  # collectives that may be repeated
 
     @property
     def rank(self) -> int:
@@ -266,7 +270,7 @@ class Collectives:
                 raise ValueError(f"wire: expected None for arrays, got {wire!r}; use shared variables")
             reduced = self._all_reduce_arrays(given, op, weight)
             return reduced if is_list else reduced[0]
-        numbers = self._numbers_of(shared_vars)
+        numbers = self._numbers_of(given)
         self._reduce("all_reduce", numbers, op, "all", weight, check_format(wire, op))
 
     def _all_reduce_arrays(
@@ -284,7 +288,15 @@ class Collectives:
             # They may be in memory that other ranks will write to.
             return [np.array(each) for each in reduced]
 
-    def _reduce(self, name, numbers, op, target, weight, wire=None):
+    def _reduce(
+        self,
+        name: str,
+        numbers: Sequence[int],
+        op: ReduceOp,
+        target: str,
+        weight: float | None,
+        wire: Format | None = None,
+    ) -> Any:
         operation = find_operation(op)
         for number in numbers:
             shared = self._here.shareds[number]
@@ -309,7 +321,7 @@ class Collectives:
         with self._stopped_by_others():
             return run(change)
 
-    def _meet(self, name: str, *what: Hashable, own: Any = None) -> list:
+    def _meet(self, name: str, *what: Hashable, own: Any = None) -> list[Any]:
         """Wait for all ranks, which must call it with equal arguments; return each rank's `own`.
 
         Raises
@@ -335,7 +347,7 @@ class Collectives:
         """Called before each meeting."""
 
     @contextlib.contextmanager
-    def _stopped_by_others(self):
+    def _stopped_by_others(self) -> Iterator[None]:
         try:
             yield
         except MissingRankError:
@@ -357,12 +369,15 @@ class Collectives:
                 "would wait for a dead one; use rank.center, send and receive, or ask"
             )
 
-    def _numbers_of(self, shared_vars, with_rows=False, what=""):
+    def _numbers_of(
+        self, shared_vars: SharedVariables, with_rows: bool = False, what: str = ""
+    ) -> list[int]:
         given = self._tensors(shared_vars)
-        numbers = [self._find(shared) for shared in given]
-        if None in numbers:
+        numbers = [number for number in map(self._find, given) if number is not None]
+        if len(numbers) < len(given):
+            unknown = next(shared for shared in given if self._find(shared) is None)
             raise ValueError(
-                f"shared_vars: {given[numbers.index(None)]} is not used by any function built with "
+                f"shared_vars: {unknown} is not used by any function built with "
                 f"synk.function(); if the program has made it, let every rank call rank.adopt() first"
             )
         if with_rows:
@@ -397,6 +412,6 @@ def _check_weight(operation: Operation, weight: float | None) -> None:
         raise ValueError(f"weight: expected a number of at least 0, got {weight!r}")
 
 
-def _text(called):
+def _text(called: tuple[Any, ...]) -> str:
     name, *what = called
     return f"{name}({', '.join(map(str, what))})"

@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 
 class StripeContents(NamedTuple):
-    """What is in one stripe."""
+    """The contents of a stripe."""
 
     dtype: np.dtype
     pieces: list[Piece]
@@ -40,11 +40,14 @@ class Layout:
     Parameters
     ----------
     shapes : list of tuple of int
+        The shapes of the arrays.
     dtypes : list of numpy.dtype
+        Their dtypes.
 
     Attributes
     ----------
     stripes : list of StripeContents
+        The contents of each stripe.
     nbytes : int
         The size of the largest stripe.
     totals, largest : dict
@@ -68,7 +71,7 @@ class Layout:
             nbytes = min(stop, items) * dtype.itemsize
             self.nbytes = max(self.nbytes, -(-nbytes // _ALIGNMENT) * _ALIGNMENT)
 
-    def _cut(self, number, dtype, items, start, stop):
+    def _cut(self, number: int, dtype: np.dtype, items: int, start: int, stop: int) -> None:
         """Append the pieces of an array, whose items are items `start` to `stop` of its dtype."""
         first = start
         while start < stop:

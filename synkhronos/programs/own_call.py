@@ -16,6 +16,8 @@ from synkhronos.functions.call import CallFunction
 from synkhronos.functions.copies import Specification
 from synkhronos.functions.function import Function
 from synkhronos.functions.outputs import in_form
+from synkhronos.functions.replica import Replica
+from synkhronos.functions.signature import Input
 from synkhronos.stores.handle import Composite
 from synkhronos.world.here import Here
 
@@ -23,7 +25,7 @@ from synkhronos.world.here import Here
 class OwnCall(CallFunction):
     """Computes on all rows that it is given. The handles are the values themselves."""
 
-    def run(self, here: Here) -> list:
+    def run(self, here: Here) -> list[Any]:
         """Return the outputs of this rank's replica."""
         replica = here.functions[self.number]
         n_rows, arguments = self._arguments(here, replica)
@@ -33,20 +35,20 @@ class OwnCall(CallFunction):
         values = self._compute(here, replica, arguments, n_rows)
         return [here.engine.to_host(value) for value in values]
 
-    def _arguments(self, here, replica):
+    def _arguments(self, here: Here, replica: Replica) -> tuple[int, list[Any]]:
         columns, n_rows = self._columns(here, replica)
         if self.num_slices > 1:
             return n_rows, columns
         return n_rows, [column.take(here) for column in columns]
 
-    def _whole(self, here, handle):
+    def _whole(self, here: Here, handle: Any) -> Any:
         return handle
 
-    def _share(self, here, n_rows):
+    def _share(self, here: Here, n_rows: int) -> tuple[int, int]:
         return 0, n_rows
 
-    def _batch_s(self, here):
-        return self.batch_s
+    def _batch_s(self, here: Here) -> Batch | None:
+        return self.batch_s  # type: ignore[return-value]  # that of this rank
 
 
 class _Value(NamedTuple):
@@ -77,7 +79,7 @@ class _Callable(NamedTuple):
     """A function, with the attributes that `arguments` reads."""
 
     name: str | None
-    inputs: list
+    inputs: list[Any]
     not_accumulated: list[str]
     form: list[str] | bool
 
@@ -105,8 +107,8 @@ def prepare(
     batch_s: Batch | None,
     num_slices: int,
     subset: Sequence[int] | None,
-) -> tuple[OwnCall, Callable[[list], Result]]:
-    """Return the command of a call of this rank's replica, and what converts its result.
+) -> tuple[OwnCall, Callable[[list[Any]], Result]]:
+    """Return the command of a call of this rank's replica, and the function that converts its result.
 
     See `Rank.call`.
     """
@@ -151,7 +153,7 @@ def _specification(token: bytes, function: Function) -> Specification:
     return known
 
 
-def _filled(called, args, named):
+def _filled(called: _Callable, args: Sequence[ArrayLike], named: Mapping[str, ArrayLike]) -> list[Any]:
     """Return a value for each input: the given one, or its default value."""
     values = [
         arguments.default_of(one) if value is arguments.MISSING else value
@@ -163,7 +165,7 @@ def _filled(called, args, named):
     return values
 
 
-def _converted(value, one):
+def _converted(value: Any, one: Input) -> tuple[Any, bool]:
     """Return the value in the type of an input, and whether it holds the rows of one batch only."""
     minibatch = type(value) is Data and value.minibatch
     if type(value) is Data:
@@ -171,6 +173,6 @@ def _converted(value, one):
     return usable(arguments.to_value(value, one)), minibatch
 
 
-def _in_call(value):
+def _in_call(value: Any) -> Any:
     is_sparse = not isinstance(value, np.ndarray) and hasattr(value, "tocsr")
     return _Matrix(value) if is_sparse else value

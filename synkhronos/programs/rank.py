@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # for several machines only
 
 _AWAKE = 0.1  # seconds between two checks of a rank that waits for a message
 
-#: Why a program on several machines cannot use what belongs to no rank
+#: Why a program on several machines cannot use the commons
 NO_COMMONS = (
     "ranks on several machines need a second task on each machine, which passes things on while they "
     "compute; start the script by 'synkhronos launch', or let mpirun or srun start two tasks or more on "
@@ -246,7 +246,9 @@ class Rank(Collectives):
             seed = None
         return self._yield_minibatches(length, batch_size, epochs, seed)
 
-    def _yield_minibatches(self, length, batch_size, epochs, seed):
+    def _yield_minibatches(
+        self, length: int, batch_size: int, epochs: int, seed: int | None
+    ) -> Iterator[np.ndarray]:
         for epoch in range(epochs):
             own = make_minibatches(length, self.size, self.rank, batch_size, epoch, seed)
             for rows in own:
@@ -436,7 +438,7 @@ class Rank(Collectives):
                 messages.wait(_AWAKE)  # meanwhile another thread may send
                 self._program.pause(0)
 
-    def _find_messages(self):
+    def _find_messages(self) -> Messages:
         if self._messages is None:
             near = self._here.transport.near
             self._messages = Messages(self._commons("send"), self.rank, self.size, near)
@@ -552,7 +554,7 @@ class Rank(Collectives):
         return self._here.store.commons
 
     @contextlib.contextmanager
-    def _timed(self, category, name):
+    def _timed(self, category: str, name: str) -> Iterator[None]:
         log = self._here.log
         if log is None:
             yield

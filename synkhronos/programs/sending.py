@@ -30,14 +30,14 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 class _Pickler(cloudpickle.Pickler):
-    def __init__(self, file, world):
+    def __init__(self, file: io.BytesIO, world: World) -> None:
         # Set before the call, which reads it; a later change has no effect.
         self.dispatch_table = ChainMap(world.here.engine.reducers, cloudpickle.Pickler.dispatch_table)
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._world = world
-        self.kept: list[Data] = []  # what the handles refer to
+        self.kept: list[Data] = []  # the handles refer to these
 
-    def persistent_id(self, item):
+    def persistent_id(self, item: Any) -> tuple[Any, ...] | None:
         kind = type(item)
         if kind is Data:
             self.kept.append(item)
@@ -53,7 +53,7 @@ class _Pickler(cloudpickle.Pickler):
         found = self._world.here.engine.refer(item, self._world.registry.numbers)
         return found and ("variable", found)
 
-    def reducer_override(self, item):
+    def reducer_override(self, item: Any) -> Any:
         engine = self._world.here.engine
         return engine.reduce(item) if engine.is_function(item) else super().reducer_override(item)
 
@@ -62,11 +62,11 @@ _PLAIN = frozenset({str, bytes, int, float, bool, tuple, list, dict, type(None)}
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file, here, world):
+    def __init__(self, file: io.BytesIO, here: Here, world: World) -> None:
         super().__init__(file)
         self._here, self._world = here, world
 
-    def persistent_load(self, reference):
+    def persistent_load(self, reference: tuple[Any, ...]) -> Any:
         kind, *what = reference
         if kind == "variable":
             return self._here.engine.resolve(what[0], self._here.shareds)
@@ -80,7 +80,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def pack(world: World, program: Any) -> tuple[Handle, list[Handle], list[Any]]:
-    """Return a handle to a pickle of the program in the store, the handles in it, and what they need.
+    """Return a handle to a pickle of the program in the store, the handles in it, and their objects.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def pack(world: World, program: Any) -> tuple[Handle, list[Handle], list[Any]]:
 
 @contextlib.contextmanager
 def _by_value(program: Any) -> Iterator[None]:
-    """Inside the block, pickle by value what the module of a program defines."""
+    """Inside the block, pickle the definitions of a program's module by value."""
     module = sys.modules.get(getattr(program, "__module__", None) or "")
     name = getattr(module, "__name__", "__main__")
     known = {"__main__", *cloudpickle.list_registry_pickle_by_value()}

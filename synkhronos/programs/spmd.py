@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import Any, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import cloudpickle
 
@@ -26,8 +26,17 @@ from synkhronos.world.here import Command, Here
 from synkhronos.world.replacement import Replacing, replacing_dead
 from synkhronos.world.world import World, current_world
 
+if TYPE_CHECKING:
+    import numpy as np
 
-class Results(list):
+
+if TYPE_CHECKING:
+    _List = list[Any]
+else:
+    _List = list
+
+
+class Results(_List):
     """The return values of a program by rank; None for a rank that was ended.
 
     Attributes
@@ -57,16 +66,16 @@ class Program(Command):
         Identifies the world.
     entropy : list of int
         Determines the generators of the ranks.
-    states : tuple
+    states : tuple[Any, ...]
         The states of Python's and NumPy's own generators in the script.
     has_controller, may_meet : bool
-        Whether ``rank.ask`` can be used, and whether collectives can be.
+        Whether ``rank.ask`` can be used, and whether collectives can be used.
     own : callable, optional
         The program itself, in the master.
     needed : list of Handle
         Handles to the arrays that the pickle refers to, in the master.
     on_death : callable, optional
-        What the master does if workers die; see `Transport.begin_program`.
+        Called in the master if workers die; see `Transport.begin_program`.
     """
 
     def __init__(
@@ -74,7 +83,7 @@ class Program(Command):
         handle: Handle | None,
         token: bytes,
         entropy: Sequence[int],
-        states: tuple,
+        states: tuple[Any, ...],
         has_controller: bool,
         may_meet: bool,
         own: Any = None,
@@ -85,7 +94,7 @@ class Program(Command):
         self.has_controller, self.may_meet, self.own = has_controller, may_meet, own
         self.needed, self.on_death = needed, on_death
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         of_script = self.entropy, self.states
         return Program, (self.handle, self.token, *of_script, self.has_controller, self.may_meet)
 
@@ -119,14 +128,14 @@ class Program(Command):
                 f"return arrays, numbers, or lists and dictionaries of these"
             ) from error
 
-    def _run(self, here, world):
+    def _run(self, here: Here, world: World) -> tuple[Any, list[dict[str, float]], bool]:
         """Return the program's result and its reports, and whether it was ended."""
         commons, on_death = here.store.commons, self.on_death
         if not self.may_meet and not here.is_master:
             on_death = Replacing(world, _ended(commons, here.size))
         here.transport.begin_program(on_death)
         here.transport.relay()
-        program, args, kwargs = self.own or sending.unpack(here, world, self.handle)
+        program, args, kwargs = self.own or sending.unpack(here, world, self.handle)  # type: ignore[arg-type]  # a worker has it
         run = Run(here, world.defer_interrupt.announce)
         result, ended = None, False
         with commons.pausing(run.pause):
@@ -149,7 +158,7 @@ class Program(Command):
 class _Programs:
     """Counts the programs of a world, from 1."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.numbers = itertools.count(1)
 
 
@@ -259,7 +268,7 @@ def spmd(
     return results
 
 
-def _check(world, program, controller, on_death):
+def _check(world: World, program: Any, controller: Any, on_death: str) -> None:
     """Raise if a program cannot run."""
     world.check_usable()
     if not callable(program):
@@ -276,7 +285,7 @@ def _check(world, program, controller, on_death):
         raise FuseError("spmd(): not inside a fuse() block; call it before or after the block")
 
 
-def _ended(commons, size):
+def _ended(commons: Commons, size: int) -> np.ndarray:
     """Return for each rank whether it has ended its program, or has died and is not replaced."""
     return commons.array(ENDED, (size,), "int64")
 
@@ -307,7 +316,7 @@ def _answering(world: World, controller: Answer | None) -> Iterator[None]:
         answering.end()
 
 
-def _loaded(outcome):
+def _loaded(outcome: Any) -> tuple[Any, list[dict[str, float]], bool]:
     """Return ``(result, reports, was_ended)`` of a rank; it is None for a dead rank."""
     if outcome is None:
         return None, [], True

@@ -18,7 +18,7 @@ from synkhronos.world.here import Here
 
 ASKED, INTERRUPTED = 1, 2
 
-_NAP = 2e-4  # seconds between two attempts to acquire what another rank holds
+_NAP = 2e-4  # seconds between two attempts to acquire a lock that another rank holds
 _NEW_WAIT = 1.0  # seconds without a pause after which a new wait has begun
 
 
@@ -84,12 +84,14 @@ class Run:
     Parameters
     ----------
     here : Here
+        The state of this rank.
     announce : callable
         Called by the master from time to time after an interrupt.
 
     Attributes
     ----------
     stop : Stop
+        The request to stop.
     """
 
     def __init__(self, here: Here, announce: Callable[[], None]) -> None:

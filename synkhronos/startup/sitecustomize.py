@@ -13,7 +13,7 @@ import sys
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
-def _leave_path():
+def _leave_path() -> None:
     """Remove this folder from the path of this process and of its children."""
     sys.path[:] = [folder for folder in sys.path if folder != _FOLDER]
     first, _, others = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
@@ -24,7 +24,7 @@ def _leave_path():
             del os.environ["PYTHONPATH"]
 
 
-def _run_other():
+def _run_other() -> None:
     """Run the next ``sitecustomize``, if there is one, in place of this."""
     this = sys.modules.pop(__name__)
     try:
@@ -36,12 +36,12 @@ def _run_other():
         sys.modules.setdefault(__name__, this)  # Python looks for it
 
 
-def _host(file):
+def _host(file: str) -> dict:
     """Run a file of the folder ``host``, without the package, and return its names."""
     return runpy.run_path(os.path.join(os.path.dirname(_FOLDER), "host", file))
 
 
-def _end_job():
+def _end_job() -> None:
     """Let the other tasks of an MPI job end, also if the script has not imported the library."""
     import importlib
 

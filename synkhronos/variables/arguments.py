@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.world.here import Command, Here
 from synkhronos.world.world import World, current_world
+
+if TYPE_CHECKING:
+    from synkhronos.world.fuse import Pending
 
 
 def resolve(
@@ -62,7 +65,7 @@ def submit(world: World, command: Command, finish: Finish, used: Any) -> Any:
     return world.submit(command, finish, used)
 
 
-def submit_equalizing(world: World, command: Any, variables: Sequence[SharedVariable]) -> Any:
+def submit_equalizing(world: World, command: Any, variables: Sequence[SharedVariable]) -> Pending | None:
     """Like `submit`, for a collective after which the replicas of its variables are equal.
 
     A repeated collective is not submitted again, so its end is noted, too.
@@ -74,7 +77,8 @@ def submit_equalizing(world: World, command: Any, variables: Sequence[SharedVari
 
     if world.is_recording:
         note()  # for the next calls of the block
-    return submit(world, command, note, variables)
+    pending: Pending | None = submit(world, command, note, variables)
+    return pending
 
 
 def numbers_of(world: World, variables: Sequence[SharedVariable]) -> list[int]:

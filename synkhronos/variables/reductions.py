@@ -226,4 +226,5 @@ def _check_weights(
             f"weights: expected {world.size} numbers, one per rank, none negative and not all zero, "
             f"got {weights}"  # type: ignore[str-bytes-safe]  # bytes are no numbers
         )
-    return numbers.tolist()
+    listed: list[float] = numbers.tolist()
+    return listed

@@ -106,7 +106,8 @@ def assign(
     datas = [as_data(world, array) for array in arrays]
     command = Assign(numbers_of(world, variables), [data.handle() for data in datas], rows, only)
     used = variables, [data.data for data in datas]
-    return submit(world, command, lambda results: None, used)
+    pending: Pending | None = submit(world, command, lambda results: None, used)
+    return pending
 
 
 @in_turn

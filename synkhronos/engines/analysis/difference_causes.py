@@ -3,11 +3,15 @@
 It does not tell whether a result differs, only what to look at if it does.
 """
 
+from __future__ import annotations
+
+from typing import Iterator, Mapping, Sequence
+
 from synkhronos.engines import names
-from synkhronos.engines.analysis.rows import RowGraph
+from synkhronos.engines.analysis.rows import RowGraph, Rows
 from synkhronos.engines.analysis.shapes import normalized_axes
 from synkhronos.engines.base import BOUND
-from synkhronos.engines.names import io_toposort, scalar
+from synkhronos.engines.names import Apply, Variable, io_toposort, scalar
 
 #: What in a graph may make the value of all rows another one than the values of parts of them give.
 CONSTANT, QUOTIENT, STATISTICS, NONLINEAR, CLIPPED, RECURRENT, FIXED_BATCH = DIFFERENCE_CAUSES = (
@@ -23,7 +27,9 @@ _CLIPPING = ("GradClip", "_ClipGradient")
 _NORMALIZING = ("AbstractBatchNormTrain",)
 
 
-def difference_causes(inputs, axes, outputs):
+def difference_causes(
+    inputs: Sequence[Variable], axes: Sequence[int | str | None], outputs: Sequence[Variable]
+) -> list[str]:
     """Return which of `DIFFERENCE_CAUSES` a graph has.
 
     Parameters
@@ -40,15 +46,15 @@ def difference_causes(inputs, axes, outputs):
 
 
 class _Search:
-    def __init__(self, axes):
-        self.found = set()
+    def __init__(self, axes: Mapping[Variable, int | str | None]) -> None:
+        self.found: set[str] = set()
         self._graph = RowGraph(axes)
         self._kinds = {
             variable: _COUNT if axis == BOUND else _NONE if axis is None else _ROWS
             for variable, axis in axes.items()
         }
 
-    def visit(self, node):
+    def visit(self, node: Apply) -> None:
         """Find how the outputs of a node depend on the rows, and which causes it adds."""
         self._graph.add(node)
         kinds = [self._kinds.get(one, _NONE) for one in node.inputs]
@@ -57,7 +63,7 @@ class _Search:
             self._kinds[output] = kind
         self.found |= set(self._causes(node, kinds))
 
-    def _kind(self, node, kinds):
+    def _kind(self, node: Apply, kinds: list[int]) -> int:
         if isinstance(getattr(node.op, "scalar_op", None), scalar.Second):
             return _ROWS if kinds[0] == _ROWS else kinds[1]  # the first is there for its shape
         most = max(kinds, default=_NONE)
@@ -72,14 +78,14 @@ class _Search:
             return _MIXED if self._reduces_rows(node) else _ROWS
         return _ROWS
 
-    def _reduces_rows(self, node):
+    def _reduces_rows(self, node: Apply) -> bool:
         value, axes = self._graph.value(node.inputs[0]), node.op.axis
         if axes is None:
             return True
         axis = 0 if value is None or value.axis is None else value.axis
         return axis in normalized_axes(axes, node.inputs[0].ndim)
 
-    def _causes(self, node, kinds):
+    def _causes(self, node: Apply, kinds: list[int]) -> Iterator[str]:
         op, name = node.op, type(node.op).__name__
         if isinstance(op, names.Elemwise):
             yield from self._of_elementwise(node, kinds)
@@ -92,7 +98,7 @@ class _Search:
         if _ROWS in kinds[:1] and _fixes_rows(node, self._graph.value(node.inputs[0])):
             yield FIXED_BATCH
 
-    def _of_elementwise(self, node, kinds):
+    def _of_elementwise(self, node: Apply, kinds: list[int]) -> Iterator[str]:
         op, known = node.op.scalar_op, self._graph.value(node.outputs[0])
         mixed = kinds.count(_MIXED)
         if not mixed:
@@ -110,21 +116,21 @@ class _Search:
         elif not isinstance(op, _LINEAR):
             yield NONLINEAR
 
-    def _runs_along_rows(self, node):
+    def _runs_along_rows(self, node: Apply) -> bool:
         """Whether the steps of a recurrence are rows."""
         counts = node.op if hasattr(node.op, "n_sit_sot") else node.op.info
         if not counts.n_mit_mot + counts.n_mit_sot + counts.n_sit_sot:
             return False
         return any(self._has_rows_first(one) for one in node.op.outer_seqs(node.inputs))
 
-    def _has_rows_first(self, variable):
+    def _has_rows_first(self, variable: Variable) -> bool:
         value, node = self._graph.value(variable), variable.owner
         if value is None and node is not None and isinstance(node.op, names.Subtensor):
             return self._has_rows_first(node.inputs[0])  # as many steps of it as there are
         return value is not None and value.axis == 0
 
 
-def _fixes_rows(node, value):
+def _fixes_rows(node: Apply, value: Rows | None) -> bool:
     """Whether an operation expects a number of rows that is written in the graph."""
     if isinstance(node.op, names.CONVOLUTIONS):
         return bool(node.op.imshp) and node.op.imshp[0] is not None

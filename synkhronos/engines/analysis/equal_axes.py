@@ -6,20 +6,26 @@ in ``reshape((100, -1))`` or ``zeros((100, n))``. What an operation that is not 
 extents of its own.
 """
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence, Tuple
 
 from synkhronos.engines import names
 from synkhronos.engines.analysis.shapes import constant_index, dims, item, normalized_axes
 from synkhronos.engines.names import (
+    Apply,
     Constant,
     Elemwise,
     Scan,
     Subtensor,
+    Variable,
     get_idx_list,
     io_toposort,
     scalar,
     steps_of,
 )
+
+Axis = Tuple[Variable, int]  # a variable, and one of its axes
 
 
 class Site(NamedTuple):
@@ -35,10 +41,10 @@ class Site(NamedTuple):
         A variable, and its axis that has this extent.
     """
 
-    node: Any
+    node: Apply
     axis: int
     number: int
-    extent: Any
+    extent: Axis
 
 
 class EqualAxes:
@@ -51,12 +57,14 @@ class EqualAxes:
         Reshapes whose first extent is a constant, and whose operand has dimensions.
     """
 
-    def __init__(self):
-        self.sites, self.regrouped = [], []
-        self._parents, self._constants = {}, {}
-        self._done = set()
+    def __init__(self) -> None:
+        self.sites: list[Site] = []
+        self.regrouped: list[Apply] = []
+        self._parents: dict[Axis, Axis] = {}
+        self._constants: dict[Axis, set[int]] = {}
+        self._done: set[Scan] = set()
 
-    def add(self, inputs, outputs):
+    def add(self, inputs: Sequence[Variable], outputs: Sequence[Variable]) -> None:
         """Add the operations between some variables."""
         for node in io_toposort(inputs, outputs):
             for kinds, rule in _RULES:
@@ -64,7 +72,7 @@ class EqualAxes:
                     rule(self, node)
                     break
 
-    def settle(self):
+    def settle(self) -> None:
         """Find the reshapes that keep the first axis, as its extent is the same constant before."""
         found = True
         while found:
@@ -78,15 +86,15 @@ class EqualAxes:
 
     # Classes
 
-    def class_of(self, variable, axis):
+    def class_of(self, variable: Variable, axis: int) -> Axis:
         """Return a representative of the class of an axis."""
         return self._root((variable, axis))
 
-    def constants_of(self, variable, axis):
+    def constants_of(self, variable: Variable, axis: int) -> set[int]:
         """Return the constants that are equal to an extent."""
         return self._constants.get(self._root((variable, axis)), set())
 
-    def _root(self, key):
+    def _root(self, key: Axis) -> Axis:
         path = []
         while key in self._parents:
             path.append(key)
@@ -95,38 +103,38 @@ class EqualAxes:
             self._parents[one] = key
         return key
 
-    def join(self, *keys):
+    def join(self, *keys: Axis) -> None:
         """Put axes in one class."""
         first, *others = dict.fromkeys(map(self._root, keys))
         for other in others:
             self._parents[other] = first
             self._constants.setdefault(first, set()).update(self._constants.pop(other, ()))
 
-    def join_all(self, one, other):
+    def join_all(self, one: Variable, other: Variable) -> None:
         """Put the axes of two variables of the same number of dimensions in the same classes."""
         if _ndim(one) == _ndim(other):
             for axis in range(_ndim(one)):
                 self.join((one, axis), (other, axis))
 
-    def _fix(self, key, number):
+    def _fix(self, key: Axis, number: int) -> None:
         """Note that an extent is equal to a constant."""
         self._constants.setdefault(self._root(key), set()).add(number)
 
     # Rules: each joins the axes of the inputs and outputs of a node
 
-    def elementwise(self, node):
+    def elementwise(self, node: Apply) -> None:
         for output in node.outputs:
             for axis in range(output.ndim):
                 extents = [one for one in node.inputs if not one.type.broadcastable[axis]]
                 if extents:
                     self.join((output, axis), *((one, axis) for one in extents))
 
-    def dimshuffle(self, node):
+    def dimshuffle(self, node: Apply) -> None:
         for new, old in enumerate(node.op.new_order):
             if old != "x":
                 self.join((node.outputs[0], new), (node.inputs[0], old))
 
-    def reduction(self, node):
+    def reduction(self, node: Apply) -> None:
         operand = node.inputs[0]
         removed = normalized_axes(node.op.axis, operand.ndim)
         kept = [axis for axis in range(operand.ndim) if axis not in removed]
@@ -134,7 +142,7 @@ class EqualAxes:
             for new, old in enumerate(kept):
                 self.join((output, new), (operand, old))
 
-    def dot(self, node):
+    def dot(self, node: Apply) -> None:
         (a, b), output = node.inputs, node.outputs[0]
         self.join((a, a.ndim - 1), (b, max(b.ndim - 2, 0)))
         if a.ndim == 2:
@@ -142,7 +150,7 @@ class EqualAxes:
         if b.ndim == 2:
             self.join((output, output.ndim - 1), (b, 1))
 
-    def batched_dot(self, node):
+    def batched_dot(self, node: Apply) -> None:
         (a, b), output = node.inputs, node.outputs[0]
         self.join((output, 0), (a, 0), (b, 0))
         if a.ndim == 3:
@@ -150,11 +158,11 @@ class EqualAxes:
         if b.ndim == 3:
             self.join((output, output.ndim - 1), (b, 2))
 
-    def same(self, node):
+    def same(self, node: Apply) -> None:
         for output in node.outputs:
             self.join_all(output, node.inputs[0])
 
-    def by_row(self, node):
+    def by_row(self, node: Apply) -> None:
         """The output has the axes of the first matrix, or its rows; labels are one for each row."""
         matrices = [one for one in node.inputs if _ndim(one) == 2]
         vectors = [one for one in node.inputs if _ndim(one) == 1]
@@ -166,7 +174,7 @@ class EqualAxes:
             if _ndim(output) == 2:
                 self.join(*((one, 1) for one in [*matrices, output]))
 
-    def convolution(self, node):
+    def convolution(self, node: Apply) -> None:
         images = node.outputs[0] if isinstance(node.op, names.TO_IMAGES) else node.inputs[0]
         others = [node.inputs[1]] if not isinstance(node.op, names.FORWARD) else node.outputs
         self.join((images, 0), *((one, 0) for one in others))
@@ -174,7 +182,7 @@ class EqualAxes:
         if number is not None:
             self._site(node, 0, int(number), (images, 0))
 
-    def pooling(self, node):
+    def pooling(self, node: Apply) -> None:
         first = node.inputs[0]
         leading = range(first.ndim - node.op.ndim)
         for one in [*node.inputs[1:], *node.outputs]:
@@ -182,16 +190,16 @@ class EqualAxes:
                 for axis in leading:
                     self.join((one, axis), (first, axis))
 
-    def indexed(self, node):
+    def indexed(self, node: Apply) -> None:
         index = get_idx_list(node.inputs, node.op.idx_list)
         self._index(index, node.inputs[0], node.outputs[0])
 
-    def replaced(self, node):
+    def replaced(self, node: Apply) -> None:
         array, part, *numbers = node.inputs
         self.join_all(node.outputs[0], array)
         self._index(get_idx_list([array, *numbers], node.op.idx_list), array, part)
 
-    def _index(self, index, array, part):
+    def _index(self, index: Sequence[Any], array: Variable, part: Variable) -> None:
         """Join the axes of a part that have all items of an array."""
         new = 0
         for old in range(array.ndim):
@@ -202,7 +210,7 @@ class EqualAxes:
                     self.join((part, new), (array, old))
                 new += 1
 
-    def looked_up(self, node):
+    def looked_up(self, node: Apply) -> None:
         array, *index = node.inputs
         vectors = [one for one in index if _ndim(one) == 1]
         if len(vectors) != len(index) or any(isinstance(one, slice) for one in _idx(node)):
@@ -212,7 +220,7 @@ class EqualAxes:
         for axis in range(len(index), array.ndim):
             self.join((output, axis - len(index) + 1), (array, axis))
 
-    def joined(self, node):
+    def joined(self, node: Apply) -> None:
         axis, *parts = node.inputs
         if not isinstance(axis, Constant):
             return
@@ -220,13 +228,13 @@ class EqualAxes:
         for other in set(range(output.ndim)) - {int(axis.data) % output.ndim}:
             self.join((output, other), *((one, other) for one in parts))
 
-    def reshape(self, node):
+    def reshape(self, node: Apply) -> None:
         items = self._items(node.inputs[1])
         self._shape(node, items)
         if items and node.inputs[0].ndim and isinstance(items[0], int) and items[0] > 1:
             self.regrouped.append(node)
 
-    def specified(self, node):
+    def specified(self, node: Apply) -> None:
         self.same(node)
         if isinstance(node.op, names.WITH_EXTENTS):
             given = [one if hasattr(one.type, "dtype") else None for one in node.inputs[1:]]
@@ -234,22 +242,22 @@ class EqualAxes:
         else:
             self._shape(node, self._items(node.inputs[1]))
 
-    def alloc(self, node):
+    def alloc(self, node: Apply) -> None:
         value, output = node.inputs[0], node.outputs[0]
         self._shape(node, [self._item(one) for one in node.inputs[1:]])
         for axis in range(value.ndim):
             if not value.type.broadcastable[axis]:
                 self.join((value, axis), (output, axis + output.ndim - value.ndim))
 
-    def random(self, node):
+    def random(self, node: Apply) -> None:
         self._shape(node, self._items(node.inputs[1]), node.outputs[-1])
 
-    def counted(self, node):
+    def counted(self, node: Apply) -> None:
         start, stop, step = map(self._item, node.inputs)
         if start == 0 and step == 1:
             self._shape(node, [stop])
 
-    def loop(self, node):
+    def loop(self, node: Apply) -> None:
         if node.op in self._done:  # whose steps are those of another loop as well
             return
         self._done.add(node.op)
@@ -268,7 +276,7 @@ class EqualAxes:
                 for axis in range(1, _ndim(output) if _ndim(node.inputs[position]) else 0):
                     self.join((output, axis), (node.inputs[position], axis))
 
-    def _step(self, inner, outer):
+    def _step(self, inner: Variable, outer: Variable) -> None:
         """Join the axes of a variable of the steps and of that of the loop, which may have the steps."""
         ahead = _ndim(outer) - _ndim(inner)
         if ahead in (0, 1):
@@ -277,7 +285,9 @@ class EqualAxes:
 
     # Extents as values
 
-    def _shape(self, node, items, output=None):
+    def _shape(
+        self, node: Apply, items: Sequence[int | Axis | None] | None, output: Variable | None = None
+    ) -> None:
         """Join the axes of an output with the items of its shape."""
         output = node.outputs[0] if output is None else output
         for axis, one in enumerate(items or ()):
@@ -286,19 +296,19 @@ class EqualAxes:
             elif one is not None and one >= 0:
                 self._site(node, axis, one, (output, axis))
 
-    def _site(self, node, axis, number, key):
+    def _site(self, node: Apply, axis: int, number: int, key: Axis) -> None:
         self._fix(key, number)
         if number > 1:
             self.sites.append(Site(node, axis, number, key))
 
-    def _items(self, shape):
+    def _items(self, shape: Variable) -> list[int | Axis | None] | None:
         """Return the items of a shape: ints, the axes ``(variable, axis)`` that they are of, or None."""
         return dims(shape, self._value, _extents)
 
-    def _item(self, number):
+    def _item(self, number: Variable) -> int | Axis | None:
         return item(number, self._value)
 
-    def _value(self, number):
+    def _value(self, number: Variable) -> int | Axis | None:
         node = number.owner
         if node is None:
             return None
@@ -314,16 +324,16 @@ class EqualAxes:
         return None
 
 
-def _ndim(variable):
+def _ndim(variable: Variable) -> int:
     """Return the number of dimensions; 0 for what is not a tensor."""
     return getattr(variable.type, "ndim", 0)
 
 
-def _idx(node):
+def _idx(node: Apply) -> Sequence[Any]:
     return getattr(node.op, "idx_list", ())
 
 
-def _extents(variable):
+def _extents(variable: Variable) -> list[Axis]:
     return [(variable, axis) for axis in range(_ndim(variable))]
 
 

@@ -5,14 +5,19 @@ other values there, or fail. Where the operations show that the constant is the 
 number of the rank's rows takes its place. What is left is listed, for the errors of calls.
 """
 
+from __future__ import annotations
+
 import copy
 import logging
+from typing import Any, Iterable, Mapping, Sequence, Tuple
 
 from synkhronos.engines import names
-from synkhronos.engines.analysis.equal_axes import EqualAxes
+from synkhronos.engines.analysis.equal_axes import Axis, EqualAxes, Site
 from synkhronos.engines.base import Fixed
 from synkhronos.engines.names import (
+    Apply,
     Constant,
+    Op,
     SharedVariable,
     Variable,
     graph_inputs,
@@ -23,8 +28,19 @@ from synkhronos.engines.names import tensor as tt
 
 _logger = logging.getLogger(__name__)
 
+#: Outputs, updates and givens
+_Parts = Tuple[
+    Sequence[Variable], Sequence[Tuple[SharedVariable, Variable]], Sequence[Tuple[Variable, Any]]
+]
 
-def free_rows(outputs, updates, givens, rows, no_default_updates):
+
+def free_rows(
+    outputs: Sequence[Variable],
+    updates: Sequence[tuple[SharedVariable, Variable]],
+    givens: Sequence[tuple[Variable, Any]],
+    rows: Mapping[Variable, int],
+    no_default_updates: bool | Sequence[SharedVariable] | None,
+) -> tuple[Any, Any, Any, list[Fixed]]:
     """See `synkhronos.engines.base.Engine.free_rows`."""
     graph = _Graph(outputs, updates, givens, no_default_updates)
     if not rows or not any(isinstance(node.op, _FIXING) for node in graph.nodes):
@@ -45,7 +61,13 @@ def free_rows(outputs, updates, givens, rows, no_default_updates):
 class _Graph:
     """The variables of a function, with the default updates of shared variables."""
 
-    def __init__(self, outputs, updates, givens, no_default_updates):
+    def __init__(
+        self,
+        outputs: Sequence[Variable],
+        updates: Sequence[tuple[SharedVariable, Variable]],
+        givens: Sequence[tuple[Variable, Any]],
+        no_default_updates: bool | Sequence[SharedVariable] | None,
+    ) -> None:
         self.outputs, self.updates, self.givens = list(outputs), list(updates), list(givens)
         self.roots = [*self.outputs, *(new for _, new in [*self.updates, *self.givens])]
         self.roots = [one for one in self.roots if isinstance(one, Variable)]
@@ -60,15 +82,15 @@ class _Graph:
         self.nodes = io_toposort([], self.roots)
         self._n_given = len(updates)
 
-    def rebuilt(self, replacements):
+    def rebuilt(self, replacements: _Replacements) -> _Parts:
         """Return the outputs, updates and givens with the replacements."""
-        copies = {}
+        copies: dict[Variable, Variable] = {}
         for node in self.nodes:
             inputs = [copies.get(one, one) for one in node.inputs]
             for old, new in zip(node.outputs, replacements.apply(node, inputs)):
                 copies[old] = new
 
-        def copy_of(new):
+        def copy_of(new: Any) -> Any:
             return copies.get(new, new) if isinstance(new, Variable) else new
 
         outputs = [copy_of(one) for one in self.outputs]
@@ -80,7 +102,7 @@ class _Graph:
         return outputs, updates, givens
 
 
-def _axes_of(graph, rows):
+def _axes_of(graph: _Graph, rows: Mapping[Variable, int]) -> EqualAxes:
     axes = EqualAxes()
     axes.add([], graph.roots)
     axes.join(*rows.items())
@@ -101,8 +123,10 @@ class _Replacements:
         The variables that hold rows, and the axis of the rows.
     """
 
-    def __init__(self, graph, rows):
-        self._axes, self._replaced, self._lengths = _axes_of(graph, rows), {}, {}
+    def __init__(self, graph: _Graph, rows: Mapping[Variable, int]) -> None:
+        self._axes = _axes_of(graph, rows)
+        self._replaced: dict[Apply, dict[int, Variable]] = {}
+        self._lengths: dict[Axis, Variable] = {}
         self._is_dropped = False
         variable, axis = next(iter(rows.items()))
         self._class, self._count = self._axes.class_of(variable, axis), variable.shape[axis]
@@ -115,7 +139,7 @@ class _Replacements:
             if length is not None and site.node in nodes:
                 self._replaced.setdefault(site.node, {})[site.axis] = length
 
-    def _add_condition(self, node):
+    def _add_condition(self, node: Apply) -> None:
         """Note that a reshape keeps the rows if its other extents give the size of a row."""
         operand, items = node.inputs[0], _numbers(node.inputs[1])
         after = self._axes.class_of(node.outputs[0], 0)
@@ -125,10 +149,10 @@ class _Replacements:
         is_kept = tt.eq(_product(items[1:]), _product(before))
         self._lengths[after] = tt.switch(is_kept, self._count, items[0])
 
-    def _has_rows(self, operand):
+    def _has_rows(self, operand: Variable) -> bool:
         return self._axes.class_of(operand, 0) == self._class
 
-    def apply(self, node, inputs):
+    def apply(self, node: Apply, inputs: list[Variable]) -> list[Variable]:
         """Return the outputs of a node for new inputs."""
         op, lengths = node.op, self._replaced.get(node, {})
         if isinstance(op, names.ANY_CONVOLUTIONS) and op.imshp[0] is not None:
@@ -139,7 +163,7 @@ class _Replacements:
             return node.outputs
         return node.clone_with_new_inputs(inputs, strict=False).outputs
 
-    def are_in_types(self, freed):
+    def are_in_types(self, freed: _Parts) -> bool:
         """Whether operations of a rebuilt graph still check the constants, as types of PyTensor do."""
         outputs, updates, givens = freed
         roots = [*outputs, *(new for _, new in [*updates, *givens])]
@@ -157,12 +181,12 @@ class _Replacements:
             for one in node.inputs[1:]
         )
 
-    def drop(self):
+    def drop(self) -> None:
         """Leave the constants where they are."""
         self._replaced.clear()
         self._is_dropped = True
 
-    def fixed(self, graph):
+    def fixed(self, graph: _Graph) -> list[Fixed]:
         """Return what is left of the constants, as a list of `Fixed`."""
         left = [
             Fixed(site.number, str(site.node), *self._kind(site))
@@ -174,7 +198,7 @@ class _Replacements:
             left += [Fixed(number, str(node)) for number in _other_numbers(node) if number > 1]
         return list(dict.fromkeys(left))
 
-    def _kind(self, site):
+    def _kind(self, site: Site) -> tuple[bool, bool]:
         """Return whether it is left in a reshape of rows, and whether it is in any reshape."""
         node = site.node
         is_left = site.axis == 0 and not self._replaced.get(node)
@@ -182,7 +206,7 @@ class _Replacements:
         return regroups, isinstance(node.op, names.Reshape)
 
 
-def _other_numbers(node):
+def _other_numbers(node: Apply) -> list[int]:
     """Return the constants that fix a number of rows perhaps, and cannot be replaced."""
     if isinstance(node.op, names.COUNTING):  # as the number of steps of a loop over the rows
         return [int(one.data) for one in node.inputs[:1] if isinstance(one, Constant)]
@@ -191,7 +215,9 @@ def _other_numbers(node):
     return []
 
 
-def _with_lengths(node, inputs, lengths):
+def _with_lengths(
+    node: Apply, inputs: list[Variable], lengths: Mapping[int, Variable]
+) -> list[Variable]:
     """Return the inputs of a node with other numbers in place of items of its shape."""
     op = node.op
     if isinstance(op, names.WITH_EXTENTS):
@@ -206,13 +232,13 @@ def _with_lengths(node, inputs, lengths):
     return [inputs[0], tt.stack([_as_index(one) for one in items]), *inputs[2:]]
 
 
-def _as_index(number):
+def _as_index(number: Any) -> Variable:
     if isinstance(number, Variable) and not hasattr(number.type, "dtype"):
         return number  # None, for any extent
     return tt.cast(number, "int64")
 
 
-def _remade(node, op, inputs):
+def _remade(node: Apply, op: Op, inputs: list[Variable]) -> list[Variable]:
     """Return the outputs of an operation, in the broadcast patterns of those of a node."""
     outputs = op.make_node(*inputs).outputs
     return [
@@ -223,14 +249,14 @@ def _remade(node, op, inputs):
     ]
 
 
-def _of_any_images(op):
+def _of_any_images(op: Op) -> Op:
     """Return a convolution of any number of images."""
     free = copy.copy(op)
     free.imshp = (None, *op.imshp[1:])
     return free
 
 
-def _numbers(shape):
+def _numbers(shape: Variable) -> list[Any] | None:
     """Return the items of a shape, ints where they are constants; None if they are not known."""
     if isinstance(shape, Constant):
         return [int(one) for one in shape.data]
@@ -239,7 +265,7 @@ def _numbers(shape):
     return None
 
 
-def _product(numbers):
+def _product(numbers: Iterable[Any]) -> Any:
     product = 1
     for one in numbers:
         product = product * one

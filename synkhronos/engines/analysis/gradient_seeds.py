@@ -1,10 +1,14 @@
 """The seeds of gradients: a compiler's ``grad`` begins with the derivative of the loss by itself, 1."""
 
+from __future__ import annotations
+
+from typing import Iterable, Sequence
+
 from synkhronos.engines.collectives import Collective
-from synkhronos.engines.names import Constant, Elemwise, scalar
+from synkhronos.engines.names import Apply, Constant, Elemwise, Variable, scalar
 
 
-def is_fill_of_one_number(node):
+def is_fill_of_one_number(node: Apply) -> bool:
     """Whether a node repeats its second input in the shape of its first, which is one number.
 
     Its value does not depend on the first input. The gradient of every loss begins with such a node.
@@ -17,7 +21,7 @@ def is_fill_of_one_number(node):
     )
 
 
-def is_seed(variable):
+def is_seed(variable: Variable) -> bool:
     """Whether a variable is the seed of the gradient of a loss, which is the first input of its node."""
     node = variable.owner
     if node is None or not is_fill_of_one_number(node) or variable.type.ndim:
@@ -26,7 +30,7 @@ def is_seed(variable):
     return loss.owner is not None and isinstance(one, Constant) and one.data == 1
 
 
-def loss_ops(nodes, results):
+def loss_ops(nodes: Iterable[Apply], results: Sequence[Variable]) -> list[frozenset[str]]:
     """Return, for each result, the set of the `loss_op` of the collectives that its gradients pass.
 
     Parameters
@@ -35,13 +39,13 @@ def loss_ops(nodes, results):
         Of the graph, in topological order.
     results : list of variables
     """
-    found = {}  # of the variables that are computed from seeds
+    found: dict[Variable, frozenset[str]] = {}  # of the variables that are computed from seeds
     for node in nodes:
         passed = [found[one] for one in node.inputs if one in found]
         together = frozenset().union(*passed)
         outputs = node.outputs
         if isinstance(node.op, Collective):
             outputs = outputs[1:]  # without the peers
-            together |= {node.op.loss_op}
+            together |= {node.op.loss_op}  # type: ignore[arg-type]  # None of a `BucketReady`
         found.update((one, together) for one in outputs if passed or is_seed(one))
     return [found.get(one, frozenset()) for one in results]

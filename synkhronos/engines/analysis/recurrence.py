@@ -5,16 +5,22 @@ only keeps the greatest or least, is none of them: its last step is a sum, or a 
 The gradient of any loop with respect to what all of its steps use is such a sum.
 """
 
+from __future__ import annotations
+
+from typing import AbstractSet, Sequence
+
 from synkhronos.engines.analysis.row_axes import RowAxes
 from synkhronos.engines.analysis.rows import LENGTH
 from synkhronos.engines.analysis.shapes import constant_index
 from synkhronos.engines.base import BOUND
 from synkhronos.engines.names import (
+    Apply,
     Elemwise,
     Scan,
     Shape,
     Shape_i,
     Subtensor,
+    Variable,
     ancestors,
     io_toposort,
     scalar,
@@ -24,7 +30,9 @@ from synkhronos.engines.names import (
 _FOLDS = (scalar.Add, scalar.Mul, scalar.Maximum, scalar.Minimum, scalar.AND, scalar.OR)
 
 
-def recurrent(arguments, axes, results):
+def recurrent(
+    arguments: Sequence[Variable], axes: Sequence[int | str | None], results: Sequence[Variable]
+) -> list[int]:
     """Return the positions of the arguments along whose rows a loop depends on earlier steps.
 
     Parameters
@@ -46,8 +54,15 @@ def recurrent(arguments, axes, results):
     return found
 
 
-def _runs_along(loops, nodes, arguments, axes, position):
+def _runs_along(
+    loops: set[Apply],
+    nodes: Sequence[Apply],
+    arguments: Sequence[Variable],
+    axes: Sequence[int | str | None],
+    position: int,
+) -> bool:
     """Whether one of the loops runs along the rows of an argument; both bounds of rows count as one."""
+    kept: list[int | str | None]
     kept = [axis if axis == BOUND == axes[position] else None for axis in axes]
     kept[position] = axes[position]
     graph = RowAxes(dict(zip(arguments, kept)))
@@ -66,19 +81,20 @@ def _runs_along(loops, nodes, arguments, axes, position):
 class _Uses:
     """Where the variables of a graph are used."""
 
-    def __init__(self, nodes, results):
-        self._results, self._nodes = set(results), {}
+    def __init__(self, nodes: Sequence[Apply], results: Sequence[Variable]) -> None:
+        self._results = set(results)
+        self._nodes: dict[Variable, list[Apply]] = {}
         for node in nodes:
             for one in node.inputs:
                 self._nodes.setdefault(one, []).append(node)
 
-    def is_last_only(self, variable):
+    def is_last_only(self, variable: Variable) -> bool:
         """Whether only the last item of a variable is used."""
         if variable in self._results:
             return False
         return all(self._takes_last(node, variable) for node in self._nodes.get(variable, ()))
 
-    def _takes_last(self, node, variable):
+    def _takes_last(self, node: Apply, variable: Variable) -> bool:
         if isinstance(node.op, (Shape, Shape_i, Scan)):  # a loop that uses each step is a gradient
             return True
         if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar.Second):
@@ -89,7 +105,7 @@ class _Uses:
         return chosen == -1 or (isinstance(chosen, slice) and self.is_last_only(node.outputs[0]))
 
 
-def _is_recurrence(node, uses):
+def _is_recurrence(node: Apply, uses: _Uses) -> bool:
     """Whether a loop depends on earlier steps other than by folding."""
     op = node.op
     inner_inputs, inner_outputs = steps_of(op)
@@ -108,11 +124,11 @@ def _is_recurrence(node, uses):
     )
 
 
-def _depends(variable, sources):
+def _depends(variable: Variable, sources: AbstractSet[Variable]) -> bool:
     return not sources.isdisjoint(ancestors([variable]))
 
 
-def _is_fold(new, state, earlier):
+def _is_fold(new: Variable, state: Variable, earlier: AbstractSet[Variable]) -> bool:
     """Whether one operation combines an old state with what does not depend on any."""
     kind = None
     while new is not state:

@@ -1,11 +1,23 @@
 """What the results of a compiled function are computed from, read from its graph before optimization."""
 
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
 from synkhronos.engines.analysis.gradient_seeds import loss_ops
 from synkhronos.engines.analysis.rows import extents
 from synkhronos.engines.base import Analysis, Dependence
 from synkhronos.engines.bucketed_vector import BucketReady
 from synkhronos.engines.collectives import Collective, is_peers
-from synkhronos.engines.names import VIEWS, Elemwise, SharedVariable, io_toposort, scalar
+from synkhronos.engines.names import (
+    VIEWS,
+    Apply,
+    Elemwise,
+    SharedVariable,
+    Variable,
+    io_toposort,
+    scalar,
+)
 
 _ELEMENTWISE = (
     scalar.Add, scalar.Sub, scalar.Mul, scalar.Neg, scalar.Cast, scalar.Identity, scalar.Maximum,
@@ -15,7 +27,9 @@ _FIRST_ONLY = (scalar.TrueDiv,)  # linear in the first operand only
 _VIEWS = (*VIEWS, BucketReady)
 
 
-def analyze(specifications, outputs, axes):
+def analyze(
+    specifications: Sequence[Any], outputs: Sequence[Variable], axes: Sequence[int | str | None]
+) -> Analysis:
     """Return the `Analysis` of a graph.
 
     Parameters
@@ -50,14 +64,18 @@ def analyze(specifications, outputs, axes):
     )
 
 
-def arguments_and_results(specifications, outputs):
+def arguments_and_results(
+    specifications: Sequence[Any], outputs: Sequence[Variable]
+) -> tuple[list[Variable], list[Variable]]:
     """Return the arguments of a function, but for the peers, and all that it computes."""
     inputs = [one.variable for one in specifications]
     arguments = [one for one in inputs if not isinstance(one, SharedVariable) and not is_peers(one)]
     return arguments, [*outputs, *(one.update for one in specifications if one.update is not None)]
 
 
-def _masks(inputs, nodes, is_cut=False):
+def _masks(
+    inputs: Sequence[Variable], nodes: Sequence[Apply], is_cut: bool = False
+) -> dict[Variable, int]:
     """Return, for each variable, the inputs that it depends on as the bits of a number.
 
     If `is_cut`, results of collectives that are the same on every rank depend on nothing.
@@ -74,7 +92,9 @@ def _masks(inputs, nodes, is_cut=False):
     return masks
 
 
-def _dependence(mask, inputs, positions):
+def _dependence(
+    mask: int, inputs: Sequence[Variable], positions: Mapping[Variable, int]
+) -> tuple[frozenset[int], frozenset[SharedVariable]]:
     used = [one for number, one in enumerate(inputs) if mask >> number & 1]
     return (
         frozenset(positions[one] for one in used if one in positions),
@@ -82,7 +102,9 @@ def _dependence(mask, inputs, positions):
     )
 
 
-def _accumulates(shared, new, masks, inputs):
+def _accumulates(
+    shared: SharedVariable, new: Variable, masks: Mapping[Variable, int], inputs: Sequence[Variable]
+) -> bool:
     """Whether the old value enters the new one only elementwise, in sums, multiples or as a part."""
     own = 1 << inputs.index(shared)
     waiting, seen = [new], set()

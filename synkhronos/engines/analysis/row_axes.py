@@ -7,7 +7,10 @@ all rows, or after a loop over them. Whoever takes part of these items takes par
 computed from all rows.
 """
 
-import numpy as np
+from __future__ import annotations
+
+import math
+from typing import Sequence
 
 from synkhronos.engines import names
 from synkhronos.engines.analysis.rows import FIXED, LENGTH, RowGraph, Rows, of_unlisted
@@ -20,6 +23,7 @@ from synkhronos.engines.analysis.shapes import (
     present_items,
     without_axes,
 )
+from synkhronos.engines.names import Apply
 
 #: Operations on sparse matrices, by their names: the compiler imports these when they are used.
 _SPARSE_ROWS = ("GetItem2d", "DenseFromSparse", "SparseFromDense", "Cast")
@@ -28,7 +32,7 @@ _SPARSE_ROWS = ("GetItem2d", "DenseFromSparse", "SparseFromDense", "Cast")
 class RowAxes(RowGraph):
     """The `Rows` of the variables of a graph, of which only the axes count."""
 
-    def _apply(self, node, values):
+    def _apply(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         for kinds, rule in _RULES:
             if isinstance(node.op, kinds):
                 return getattr(self, rule)(node, values)
@@ -36,18 +40,18 @@ class RowAxes(RowGraph):
             return self.sparse(node, values)
         return super()._apply(node, values)
 
-    def elementwise(self, node, values):
+    def elementwise(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         """The axis of known operands: all others have the same extent along it, or are broadcast."""
         found = super().elementwise(node, values)
         return found or _on_one_axis([value for value in values if value is not None])
 
-    def reduction(self, node, values):
+    def reduction(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         return super().reduction(node, values) or _reduced(node, values[0])
 
-    def largest(self, node, values):
+    def largest(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         return super().largest(node, values) or _reduced(node, values[0])
 
-    def indexed(self, node, values):
+    def indexed(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         value, chosen = values[0], constant_index(node)
         if value is None or value.axis is None or value.axis >= len(chosen):
             return super().indexed(node, values)
@@ -55,7 +59,7 @@ class RowAxes(RowGraph):
             return FIXED
         return Rows(axis_after(value.axis, chosen), value.degrees)
 
-    def looked_up(self, node, values):
+    def looked_up(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         found, table = numbers_along(node), values[0]
         if found is None or table is None or values[-1] is None:
             return super().looked_up(node, values)
@@ -65,71 +69,75 @@ class RowAxes(RowGraph):
             return Rows(table.axis, FIXED.degrees)
         return None
 
-    def joined(self, node, values):
+    def joined(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         return None if values[0] is None else _on_one_axis(values[1:]) or of_unlisted(values)
 
-    def written(self, node, values):
+    def written(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         """The value of an operation that sets or increases items of its first operand."""
         return None if None in values else values[0]
 
-    def reshape(self, node, values):
+    def reshape(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         return super().reshape(node, values) or self._reshaped(node, values[0])
 
-    def _reshaped(self, node, value):
+    def _reshaped(self, node: Apply, value: Rows | None) -> Rows | None:
         """The axis before which there are as many items as there were before the axis of rows."""
         shape, present = self.dims(node.inputs[1]), present_items(node.inputs[1])
         if value is None or value.axis is None or not shape or not present:
             return None
         before = [present_extent(node.inputs[0], axis) for axis in range(value.axis)]
-        wanted, n_items, axis = None if None in before else np.prod(before, dtype=int), 1, 0
+        known = [extent for extent in before if extent is not None]
+        if len(known) < len(before):
+            return None
+        wanted, n_items, axis = math.prod(known), 1, 0
         while axis < len(shape) and (n_items != wanted or shape[axis] == 1):
-            if present[axis] is None:
+            extent = present[axis]
+            if extent is None:
                 return None
-            n_items, axis = n_items * present[axis], axis + 1
+            n_items, axis = n_items * extent, axis + 1
         if axis == len(shape) or n_items != wanted:
             return None
         is_known = isinstance(shape[axis], int) or shape[axis] == LENGTH
         are_known = all(isinstance(one, int) or one == FIXED for one in shape[axis + 1 :])
         return Rows(axis, FIXED.degrees) if is_known and are_known else None
 
-    def by_row(self, node, values):
+    def by_row(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         found = super().by_row(node, values)
         if found is None and None not in values and node.outputs[0].ndim == node.inputs[0].ndim:
             return values[0]  # such as the softmax, along any axis
         return found
 
-    def softmax(self, node, values):
+    def softmax(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         return super().softmax(node, values) or values[0]
 
-    def counted(self, node, values):
+    def counted(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         start, stop, step = map(self.item, node.inputs)
         is_by_row = start in (0, FIXED) and stop == LENGTH and step == 1
         return Rows(0, FIXED.degrees) if is_by_row else of_unlisted(values)
 
-    def chosen(self, node, values):
+    def chosen(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         """One of two values, depending on a condition."""
         return None if len(node.outputs) > 1 else _on_one_axis(values) or of_unlisted(values)
 
-    def looped(self, node, values):
+    def looped(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         """A loop has an item for each step, so it has rows on axis 0 if its sequences do."""
         sequences = values[1 : 1 + len(node.op.outer_seqs(node.inputs))]
         is_by_row = any(one is not None and one.axis == 0 for one in sequences)
         return Rows(0, FIXED.degrees) if is_by_row else of_unlisted(values)
 
-    def sparse(self, node, values):
+    def sparse(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         value = values[0]
         if value is None or value.axis != 0:
             return of_unlisted(values)
         return value
 
 
-def _on_one_axis(values):
+def _on_one_axis(values: Sequence[Rows | None]) -> Rows | None:
     """Return the `Rows` of values of which some have rows on one and the same axis, else None."""
     axes = {value.axis for value in values if value is not None} - {None}
     return Rows(axes.pop(), FIXED.degrees) if None not in values and len(axes) == 1 else None
 
 
-def _reduced(node, value):
+def _reduced(node: Apply, value: Rows | None) -> Rows | None:
     if value is None or value.axis is None:
         return None
     axes = normalized_axes(node.op.axis, node.inputs[0].ndim)

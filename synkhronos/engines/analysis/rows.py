@@ -11,7 +11,9 @@ The result of an operation that is not listed here is unknown, unless none of it
 number of rows. Known results are certain; an output is never taken for a sum by mistake.
 """
 
-from typing import FrozenSet, NamedTuple, Optional
+from __future__ import annotations
+
+from typing import AbstractSet, Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -26,7 +28,7 @@ from synkhronos.engines.analysis.shapes import (
     without_axes,
 )
 from synkhronos.engines.base import BOUND, PARTLY_SUM, ROWS, SUM
-from synkhronos.engines.names import Constant, Reciprocal, io_toposort, scalar
+from synkhronos.engines.names import Apply, Constant, Reciprocal, Variable, io_toposort, scalar
 
 _MOST = 4  # a value with more degrees counts as unknown
 _SAME = (scalar.Neg, scalar.Cast, scalar.Identity)
@@ -45,10 +47,10 @@ class Rows(NamedTuple):
         The degrees of its terms; empty if it is zero.
     """
 
-    axis: Optional[int]
-    degrees: FrozenSet
+    axis: int | None
+    degrees: frozenset[float]
 
-    def times(self, other):
+    def times(self, other: Rows) -> frozenset[float]:
         """Return the degrees of the product with another value."""
         return frozenset(one + two for one in self.degrees for two in other.degrees)
 
@@ -56,7 +58,9 @@ class Rows(NamedTuple):
 ZERO, FIXED, LENGTH = (Rows(None, frozenset(degrees)) for degrees in ((), (0,), (1,)))
 
 
-def extents(inputs, axes, outputs):
+def extents(
+    inputs: Sequence[Variable], axes: Sequence[int | str | None], outputs: Sequence[Variable]
+) -> list[str | None]:
     """Return `SUM`, `PARTLY_SUM`, `ROWS` or None for each output.
 
     Parameters
@@ -70,12 +74,12 @@ def extents(inputs, axes, outputs):
     return [_extent(value) for value in graph.values_of(outputs)]
 
 
-def of_input(axis):
+def of_input(axis: int | None) -> Rows:
     """Return the `Rows` of an input with an axis of rows; None if it has none."""
     return FIXED if axis is None else Rows(axis, FIXED.degrees)
 
 
-def rows_of(known, variables):
+def rows_of(known: Mapping[Variable, Rows | None], variables: Sequence[Variable]) -> list[Rows | None]:
     """Return the `Rows` of variables, or None where they are not known.
 
     Parameters
@@ -87,7 +91,7 @@ def rows_of(known, variables):
     return RowGraph({}, known).values_of(variables)
 
 
-def _extent(value):
+def _extent(value: Rows | None) -> str | None:
     if value is None:
         return None
     if value.axis is not None:
@@ -108,18 +112,22 @@ class RowGraph:
         The `Rows` of other variables.
     """
 
-    def __init__(self, axes, known=None):
-        given = {one: of_input(axis) for one, axis in axes.items() if axis != BOUND}
+    def __init__(
+        self,
+        axes: Mapping[Variable, int | str | None],
+        known: Mapping[Variable, Rows | None] | None = None,
+    ) -> None:
+        given = {one: of_input(axis) for one, axis in axes.items() if not isinstance(axis, str)}
         self._values = {**(known or {}), **given}
         self._bounds = {one for one, axis in axes.items() if axis == BOUND}
 
-    def values_of(self, variables):
+    def values_of(self, variables: Sequence[Variable]) -> list[Rows | None]:
         """Return the values of variables, after finding those of the graph."""
         for node in io_toposort([*self._values, *self._bounds], variables):
             self.add(node)
         return [self.value(one) for one in variables]
 
-    def value(self, variable):
+    def value(self, variable: Variable) -> Rows | None:
         if variable in self._values:
             return self._values[variable]
         if variable.owner is not None:
@@ -128,13 +136,13 @@ class RowGraph:
         is_zero = isinstance(data, (np.ndarray, np.generic, int, float)) and not np.any(data)
         return ZERO if isinstance(variable, Constant) and is_zero else FIXED
 
-    def add(self, node):
+    def add(self, node: Apply) -> None:
         """Find the values of the outputs of a node, whose inputs have been found."""
         found = self._apply(node, [self.value(one) for one in node.inputs])
         for output in node.outputs:
             self._values.setdefault(output, found)
 
-    def _apply(self, node, values):
+    def _apply(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         op = node.op
         for kinds, rule in _RULES:
             if isinstance(op, kinds):
@@ -143,24 +151,24 @@ class RowGraph:
             return values[0]
         return of_unlisted(values)
 
-    def dims(self, shape):
+    def dims(self, shape: Variable) -> list[int | Rows | None] | None:
         return dims(shape, self.value, self._extents)
 
-    def _extents(self, variable):
+    def _extents(self, variable: Variable) -> list[Rows] | None:
         value = self.value(variable)
         if value is None:
             return None
         return [LENGTH if axis == value.axis else FIXED for axis in range(variable.ndim)]
 
-    def item(self, number):
+    def item(self, number: Variable) -> int | Rows | None:
         return item(number, self.value)
 
     # Rules: each returns the value of all outputs of a node
 
-    def elementwise(self, node, values):
+    def elementwise(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         return _elementwise(node.op.scalar_op, values, node.inputs)
 
-    def reduction(self, node, values):
+    def reduction(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         (value,), op = values, node.op
         items = self.dims(node.inputs[0])
         if items is not None and isinstance(op.scalar_op, scalar.Mul):  # the size of an array
@@ -175,7 +183,7 @@ class RowGraph:
             return _raised(value.degrees, added) if is_sum else None
         return Rows(without_axes(axis, axes), value.degrees) if is_sum or value.degrees <= {0} else None
 
-    def largest(self, node, values):
+    def largest(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         (value,) = values[:1]
         if value is None or not value.degrees <= {0}:
             return None
@@ -184,7 +192,7 @@ class RowGraph:
             return None
         return Rows(without_axes(value.axis, axes), FIXED.degrees)
 
-    def dimshuffle(self, node, values):
+    def dimshuffle(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         (value,) = values
         if value is None or value.axis is None:
             return value
@@ -192,10 +200,11 @@ class RowGraph:
             return None
         return Rows(node.op.new_order.index(value.axis), value.degrees)
 
-    def dot(self, node, values):
-        if None in values:
+    def dot(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+        known = all_known(values)
+        if known is None:
             return None
-        (a, b), (left, right) = values, node.inputs
+        (a, b), (left, right) = known, node.inputs
         summed_in_a = a.axis is not None and a.axis == left.ndim - 1
         summed_in_b = b.axis is not None and b.axis == max(right.ndim - 2, 0)
         degrees = a.times(b)
@@ -207,37 +216,40 @@ class RowGraph:
             return Rows(left.ndim - 1, degrees)
         return Rows(a.axis, degrees)
 
-    def batched_dot(self, node, values):
-        if None in values or [value.axis for value in values] != [0, 0]:
+    def batched_dot(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+        known = all_known(values)
+        if known is None or [value.axis for value in known] != [0, 0]:
             return of_unlisted(values)
-        return Rows(0, values[0].times(values[1]))
+        return Rows(0, known[0].times(known[1]))
 
-    def convolution(self, node, values):
-        images, filters = values[:2]
-        if None in values or images.axis != 0 or filters.axis is not None:
+    def convolution(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+        known = all_known(values)
+        if known is None or known[0].axis != 0 or known[1].axis is not None:
             return of_unlisted(values)
-        return Rows(0, images.times(filters))
+        return Rows(0, known[0].times(known[1]))
 
-    def by_row(self, node, values):
-        if None in values or values[0].axis != 0 or not all(one.degrees <= {0} for one in values):
+    def by_row(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+        known = all_known(values)
+        if known is None or known[0].axis != 0 or not all(one.degrees <= {0} for one in known):
             return of_unlisted(values)
         return Rows(0, FIXED.degrees)
 
-    def softmax(self, node, values):
+    def softmax(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         value, axes = values[0], normalized_axes(node.op.axis, node.inputs[0].ndim)
         if value is None or value.axis in axes:
             return of_unlisted(values)
         return Rows(value.axis, FIXED.degrees) if value.degrees <= {0} else None
 
-    def linear_by_row(self, node, values):
-        if None in values or values[0].axis != 0:
+    def linear_by_row(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+        known = all_known(values)
+        if known is None or known[0].axis != 0:
             return of_unlisted(values)
-        return Rows(0, values[0].degrees)
+        return Rows(0, known[0].degrees)
 
-    def pooling(self, node, values):
+    def pooling(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         return self.by_row(node, values) if node.inputs[0].ndim > node.op.ndim else of_unlisted(values)
 
-    def reshape(self, node, values):
+    def reshape(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         value, shape = values[0], self.dims(node.inputs[1])
         if value is None or not shape:
             return of_unlisted(values)
@@ -248,31 +260,31 @@ class RowGraph:
             return Rows(0, value.degrees)
         return None
 
-    def alloc(self, node, values):
+    def alloc(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         shape = [self.item(one) for one in node.inputs[1:]]
         if values[0] is None or values[0].axis is not None or None in shape:
             return None
         return self._filled(shape, values[0].degrees)
 
-    def random(self, node, values):
+    def random(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         shape = self.dims(node.inputs[1])
         if shape is None or None in shape:
             return of_unlisted(values)
         known = all(one is not None and one.degrees <= {0} for one in values[2:])
         return self._filled(shape, FIXED.degrees) if known else None
 
-    def _filled(self, shape, degrees):
+    def _filled(self, shape: Sequence[int | Rows | None], degrees: frozenset[float]) -> Rows | None:
         axes = [axis for axis, one in enumerate(shape) if one == LENGTH]
         if len(axes) > 1 or any(one not in (LENGTH, FIXED) for one in shape if not isinstance(one, int)):
             return None
         return Rows(axes[0] if axes else None, degrees)
 
-    def shape_item(self, node, values):
+    def shape_item(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         if values[0] is None:
             return None
         return LENGTH if values[0].axis == node.op.i else FIXED
 
-    def indexed(self, node, values):
+    def indexed(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         chosen = constant_index(node)
         items = self.dims(node.inputs[0])
         if items is not None and len(chosen) == 1 and isinstance(chosen[0], int):
@@ -289,13 +301,13 @@ class RowGraph:
             return None
         return Rows(axis_after(value.axis, chosen), value.degrees)
 
-    def _is_window(self, rows):
+    def _is_window(self, rows: Any) -> bool:
         """Whether these are the rows between the bounds of a window."""
         if not isinstance(rows, slice) or rows.step is not None:
             return False
         return {_of_tensor(rows.start), _of_tensor(rows.stop)} == self._bounds != set()
 
-    def looked_up(self, node, values):
+    def looked_up(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         if any(isinstance(one, slice) for one in getattr(node.op, "idx_list", ())):
             return of_unlisted(values)
         table, index = values[0], values[-1]
@@ -306,38 +318,43 @@ class RowGraph:
                 return Rows(0, table.degrees)  # table[arange(n), index]
         return of_unlisted(values)
 
-    def _counts_rows(self, index):
+    def _counts_rows(self, index: Variable) -> bool:
         """Whether this is ``arange(n)`` for the number of rows."""
         if index.owner is None or not isinstance(index.owner.op, names.ARange):
             return False
         start, stop, step = map(self.item, index.owner.inputs)
         return start == 0 and stop == LENGTH and step == 1
 
-    def stacked(self, node, values):
+    def stacked(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         alike = len(set(values)) == 1 and values[0] is not None and values[0].axis is None
         return values[0] if alike else of_unlisted(values)
 
-    def same(self, node, values):
+    def same(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         return values[0]
 
 
-def _elementwise(op, values, inputs):
+def _elementwise(
+    op: scalar.ScalarOp, values: list[Rows | None], inputs: Sequence[Variable]
+) -> Rows | None:
     """Return the `Rows` of the results of a scalar operation, None if they are not known."""
-    if None in values:
+    known = all_known(values)
+    if known is None:
         return None
-    axes = {value.axis for value in values} - {None}
+    axes = {value.axis for value in known} - {None}
     if len(axes) > 1:
         return None
     axis = axes.pop() if axes else None
     if axis is not None:
-        for value, one in zip(values, inputs):
+        for value, one in zip(known, inputs):
             if value.axis is None and not one.type.broadcastable[axis]:
                 return None
-    degrees = _degrees(op, values, inputs)
+    degrees = _degrees(op, known, inputs)
     return None if degrees is None or len(degrees) > _MOST else Rows(axis, frozenset(degrees))
 
 
-def _degrees(op, values, inputs):
+def _degrees(
+    op: scalar.ScalarOp, values: list[Rows], inputs: Sequence[Variable]
+) -> AbstractSet[float] | None:
     degrees = [value.degrees for value in values]
     if isinstance(op, _SAME):
         return degrees[0]
@@ -359,7 +376,9 @@ def _degrees(op, values, inputs):
     return _of_single_degrees(op, degrees, inputs)
 
 
-def _of_single_degrees(op, degrees, inputs):
+def _of_single_degrees(
+    op: scalar.ScalarOp, degrees: list[frozenset[float]], inputs: Sequence[Variable]
+) -> AbstractSet[float] | None:
     """Return the degree of an operation that is known only for operands with one term each."""
     if isinstance(op, scalar.TrueDiv) and len(degrees[1]) == 1:
         (divisor,) = degrees[1]
@@ -383,18 +402,25 @@ def _of_single_degrees(op, degrees, inputs):
     return None
 
 
-def _of_tensor(bound):
+def _of_tensor(bound: Any) -> Any:
     """Return the tensor that a bound of a slice was converted from, or the bound itself."""
     node = getattr(bound, "owner", None)
-    is_scalar = node is not None and isinstance(node.op, names.ScalarFromTensor)
-    return node.inputs[0] if is_scalar else bound
+    if node is not None and isinstance(node.op, names.ScalarFromTensor):
+        return node.inputs[0]
+    return bound
 
 
-def _raised(degrees, by):
+def _raised(degrees: frozenset[float], by: int) -> Rows:
     return Rows(None, frozenset(degree + by for degree in degrees))
 
 
-def of_unlisted(values):
+def all_known(values: Sequence[Rows | None]) -> list[Rows] | None:
+    """Return the values; None if one of them is not known."""
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else None
+
+
+def of_unlisted(values: Sequence[Rows | None]) -> Rows | None:
     """Return the value of an operation about which nothing is known except that it is deterministic."""
     fixed = all(one is not None and one.axis is None and one.degrees <= {0} for one in values)
     return FIXED if fixed else None

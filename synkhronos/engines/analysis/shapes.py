@@ -3,9 +3,14 @@
 An item is an int, or what stands for an extent; None if it is not known.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Sequence
+
 import numpy as np
 
 from synkhronos.engines.names import (
+    Apply,
     Constant,
     DimShuffle,
     Elemwise,
@@ -16,16 +21,24 @@ from synkhronos.engines.names import (
     Shape_i,
     SharedVariable,
     Subtensor,
+    Variable,
     constant_idx,
     get_idx_list,
     scalar,
 )
 
+if TYPE_CHECKING:
+    from synkhronos._typing import T
+
 #: The names of operations that move a value to another device; they are there only with pygpu.
 TRANSFERS = ("GpuFromHost", "HostFromGpu", "GpuToGpu")
 
 
-def dims(shape, value_of, extents_of):
+def dims(
+    shape: Variable,
+    value_of: Callable[[Variable], Any],
+    extents_of: Callable[[Variable], list[Any] | None],
+) -> list[Any] | None:
     """Return the list of the items of a vector that is a shape; None if it is not known.
 
     ``value_of(variable)`` returns what stands for a number, or None, and ``extents_of(variable)`` the
@@ -43,7 +56,8 @@ def dims(shape, value_of, extents_of):
         return [item(one, value_of) for one in node.inputs]
     if isinstance(op, Join):
         parts = [dims(one, value_of, extents_of) for one in node.inputs[1:]]
-        return None if None in parts else sum(parts, [])
+        known = [one for one in parts if one is not None]
+        return sum(known, []) if len(known) == len(parts) else None
     if isinstance(op, Elemwise) and isinstance(op.scalar_op, (scalar.Cast, scalar.Identity)):
         return dims(first, value_of, extents_of)
     if isinstance(op, Subtensor):
@@ -53,13 +67,13 @@ def dims(shape, value_of, extents_of):
     return None
 
 
-def item(number, value_of):
+def item(number: Variable, value_of: Callable[[Variable], T]) -> int | T:
     """Return an item of a shape."""
     constant = _without_casts(number)
     return int(constant.data) if isinstance(constant, Constant) else value_of(number)
 
 
-def _without_casts(number):
+def _without_casts(number: Variable) -> Variable:
     while (
         number.owner is not None
         and isinstance(number.owner.op, Elemwise)
@@ -69,7 +83,7 @@ def _without_casts(number):
     return number
 
 
-def present_items(shape):
+def present_items(shape: Variable) -> list[int | None] | None:
     """Return the items of a vector that is a shape, each as an int if shared variables tell it, or None.
 
     If nothing is known about the vector, the result is None.
@@ -81,7 +95,7 @@ def present_items(shape):
     return [_present_item(_without_casts(one)) for one in shape.owner.inputs]
 
 
-def _present_item(number):
+def _present_item(number: Variable) -> int | None:
     if isinstance(number, Constant):
         return int(number.data)
     node = number.owner
@@ -94,7 +108,7 @@ def _present_item(number):
     return present_extent(shape.inputs[0], chosen) if is_item else None
 
 
-def present_extent(variable, axis):
+def present_extent(variable: Variable, axis: int) -> int | None:
     """Return the extent of a variable along an axis, if the shapes of shared variables tell, or None."""
     while variable.owner is not None:
         op, first = variable.owner.op, variable.owner.inputs[0]
@@ -125,7 +139,7 @@ def present_extent(variable, axis):
     return variable.data.shape[axis] if isinstance(variable, Constant) else None
 
 
-def constant_index(node):
+def constant_index(node: Apply) -> list[Any]:
     """Return the index of a `Subtensor`, with ints in place of constants."""
     return [
         slice(*map(_plain, (one.start, one.stop, one.step))) if isinstance(one, slice) else _plain(one)
@@ -133,24 +147,24 @@ def constant_index(node):
     ]
 
 
-def axis_after(axis, index):
+def axis_after(axis: int, index: Sequence[Any]) -> int:
     """Return which axis of the indexed array an axis becomes; `index` is that of a `Subtensor`."""
     return axis - sum(not isinstance(one, slice) for one in index[:axis])
 
 
-def normalized_axes(axes, ndim):
+def normalized_axes(axes: int | tuple[int, ...] | list[int] | None, ndim: int) -> Sequence[int]:
     """Return the axes of an operation, where None stands for all, counted from the first."""
     if axes is None:
         return range(ndim)
     return [axis % ndim for axis in (axes if isinstance(axes, (tuple, list)) else [axes])]
 
 
-def without_axes(axis, removed):
+def without_axes(axis: int | None, removed: Iterable[int]) -> int | None:
     """Return which axis an axis, or None, becomes when others are removed."""
     return None if axis is None else axis - sum(one < axis for one in removed)
 
 
-def numbers_along(node):
+def numbers_along(node: Apply) -> tuple[int, Variable] | None:
     """Return ``(axis, numbers)`` of a node that looks up items of one axis by their numbers, else None.
 
     All of the other axes are kept.
@@ -166,7 +180,7 @@ def numbers_along(node):
     return chosen[0] if chosen[0][1].type.dtype.startswith(("int", "uint")) else None
 
 
-def _is_all(entry):
+def _is_all(entry: Any) -> bool:
     node = getattr(entry, "owner", None)
     if node is not None and type(node.op).__name__ == "MakeSlice":
         return all(getattr(one, "data", one) is None for one in node.inputs)
@@ -174,9 +188,9 @@ def _is_all(entry):
     return isinstance(entry, slice) and entry == slice(None)
 
 
-def _plain(index):
+def _plain(index: Any) -> Any:
     return int(index) if isinstance(index, (np.ndarray, np.integer)) else index
 
 
-def _is_constant(index):
+def _is_constant(index: slice) -> bool:
     return all(one is None or isinstance(one, int) for one in (index.start, index.stop, index.step))

@@ -8,7 +8,9 @@ moved down past operations that compute item by item, and into row numbers, so t
 possible are computed or copied.
 """
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from synkhronos import _text
 from synkhronos.engines import names
@@ -17,6 +19,7 @@ from synkhronos.engines.analysis.rows import FIXED, Rows, of_unlisted
 from synkhronos.engines.analysis.shapes import axis_after, constant_index, numbers_along
 from synkhronos.engines.base import Windows, name_of
 from synkhronos.engines.names import (
+    Apply,
     DimShuffle,
     Elemwise,
     Join,
@@ -47,12 +50,14 @@ class Found(NamedTuple):
         The other variables whose new values depend on an index.
     """
 
-    axes: dict
-    whole: list
-    selection: Any
+    axes: dict[Variable, int]
+    whole: list[Variable]
+    selection: _Selection
 
 
-def cut_windows(givens, index, divided):
+def cut_windows(
+    givens: Sequence[tuple[Variable, Any]], index: Sequence[Variable], divided: Mapping[Variable, int]
+) -> Windows:
     """See `synkhronos.engines.base.Engine.cut_windows`."""
     found = find_windows(givens, index, divided)
     if not found.axes:
@@ -69,7 +74,9 @@ def cut_windows(givens, index, divided):
     return Windows(cut, bounds, lengths, found.axes, found.whole)
 
 
-def find_windows(givens, index, divided):
+def find_windows(
+    givens: Sequence[tuple[Variable, Any]], index: Sequence[Variable], divided: Mapping[Variable, int]
+) -> Found:
     """Return what an index selects in givens.
 
     Parameters
@@ -98,12 +105,12 @@ def find_windows(givens, index, divided):
         axis = selection.axis_of(new)
         if axis is not None and not _is_fixed(old, axis):
             axes[old] = axis
-        elif new not in selection.own and (new in selection.selected or getattr(new, "ndim", 0)):
+        elif new not in selection.own and (new in selection.selected or getattr(new, "ndim", None)):
             whole.append(old)
     return Found(axes, whole, selection)
 
 
-def _is_fixed(variable, axis):
+def _is_fixed(variable: Variable, axis: int) -> bool:
     """Whether the type of a variable fixes its extent along an axis."""
     if hasattr(variable.type, "shape"):
         return variable.type.shape[axis] is not None
@@ -125,15 +132,19 @@ class _Selection(RowAxes):
         What is computed from variables of which the ranks have different rows.
     """
 
-    def __init__(self, index, divided, roots):
+    def __init__(
+        self, index: Sequence[Variable], divided: Mapping[Variable, int], roots: Sequence[Variable]
+    ) -> None:
         super().__init__(divided)
         self._dependent, self._numbers = set(index), set(index)
-        self.selected, self.rows, self.own = set(), set(), set(divided)
+        self.selected: set[Variable] = set()
+        self.rows: set[Variable] = set()
+        self.own = set(divided)
         self.nodes = io_toposort([*index, *divided], roots)
         for node in self.nodes:
             self.add(node)
 
-    def add(self, node):
+    def add(self, node: Apply) -> None:
         super().add(node)
         value = self.value(node.outputs[0])
         may_have_rows = (value is None or value.axis is not None) and not isinstance(node.op, Shape)
@@ -145,25 +156,25 @@ class _Selection(RowAxes):
         if not self._numbers.isdisjoint(_summands(node)):
             self._numbers.update(node.outputs)
 
-    def axis_of(self, variable):
+    def axis_of(self, variable: Variable) -> int | None:
         """Return the axis of the rows that an index has selected for a variable, or None."""
         value, is_own = self.value(variable), variable in self.own
         if variable in self.rows or (variable in self.selected and not is_own):
             return None if value is None else value.axis
         return 0 if self.are_row_numbers(variable) and not is_own else None
 
-    def are_row_numbers(self, variable):
+    def are_row_numbers(self, variable: Variable) -> bool:
         """Whether a variable may number rows: integers to which an index is added, as to `arange`."""
         is_vector = getattr(variable, "ndim", 0) == 1 and variable.type.dtype.startswith(("int", "uint"))
         return is_vector and variable in self._numbers
 
     # Rules
 
-    def elementwise(self, node, values):
+    def elementwise(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         unknown = [one for one, value in zip(node.inputs, values) if value is None]
         return super().elementwise(node, values) if self.rows.isdisjoint(unknown) else None
 
-    def indexed(self, node, values):
+    def indexed(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         value, entries = values[0], get_idx_list(node.inputs, node.op.idx_list)
         axes = [axis for axis, one in enumerate(entries) if self._depends(one)]
         if not axes or value is None or value.axis not in (None, *axes):
@@ -176,16 +187,16 @@ class _Selection(RowAxes):
             return None
         return Rows(axis_after(slices[0], entries), FIXED.degrees)
 
-    def _select(self, node, has_rows=True):
+    def _select(self, node: Apply, has_rows: Any = True) -> None:
         self.selected.update(node.outputs)
         if has_rows:
             self.rows.update(node.outputs)
 
-    def _depends(self, entry):
+    def _depends(self, entry: Any) -> bool:
         ends = (entry.start, entry.stop) if isinstance(entry, slice) else (entry,)
         return any(isinstance(one, Variable) and one in self._dependent for one in ends)
 
-    def looked_up(self, node, values):
+    def looked_up(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         found, value = numbers_along(node), values[0]
         if self._dependent.isdisjoint(node.inputs[1:]):
             return super().looked_up(node, values)
@@ -197,7 +208,7 @@ class _Selection(RowAxes):
         self._select(node)
         return Rows(found[0], FIXED.degrees)
 
-    def sparse(self, node, values):
+    def sparse(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         value = values[0]
         if value is None or value.axis is not None or self._dependent.isdisjoint(node.inputs[1:]):
             return super().sparse(node, values)
@@ -206,7 +217,7 @@ class _Selection(RowAxes):
         return Rows(0, FIXED.degrees) if is_by_row else None
 
 
-def _summands(node):
+def _summands(node: Apply) -> Sequence[Variable]:
     """Return the operands of a node that computes integers, as far as they can shift row numbers."""
     if isinstance(node.op, names.ARange):
         return node.inputs[:1]
@@ -218,7 +229,7 @@ def _summands(node):
 class _Parts:
     """The items between two bounds of everything that has rows which an index selects."""
 
-    def __init__(self, selection, bounds):
+    def __init__(self, selection: _Selection, bounds: Sequence[Variable]) -> None:
         self._selection, self._rows = selection, slice(*bounds)
         self._parts = {}
         for node in selection.nodes:
@@ -229,14 +240,14 @@ class _Parts:
                 if part is not None:
                     self._parts[output] = part
 
-    def of(self, variable, axis):
+    def of(self, variable: Variable, axis: int) -> Variable:
         """Return the part of a variable along an axis."""
         value = self._selection.value(variable)
-        if variable in self._parts and value.axis == axis:
+        if variable in self._parts and value is not None and value.axis == axis:
             return self._parts[variable]
         return variable[(slice(None),) * axis + (self._rows,)]
 
-    def _part(self, node, axis):
+    def _part(self, node: Apply, axis: int) -> Variable | None:
         """Return the part of an output, computed from parts; None if that is not possible."""
         op, first = node.op, node.inputs[0]
         if isinstance(op, Elemwise):
@@ -249,28 +260,29 @@ class _Parts:
             return None if is_along else op(first, *parts)
         if isinstance(op, _LOOKUPS):
             return self._looked_up(node)
-        axis_of_first = self._selection.value(first).axis
+        axis_of_first = self._selection.value(first).axis  # type: ignore[union-attr]  # None of some loops
         if isinstance(op, Subtensor) and axis_of_first is not None:
             chosen = constant_index(node)
             if axis_of_first >= len(chosen) or chosen[axis_of_first] == slice(None):
                 return op(self.of(first, axis_of_first), *node.inputs[1:])
         return None
 
-    def _looked_up(self, node):
+    def _looked_up(self, node: Apply) -> Variable | None:
         found = numbers_along(node)
-        if found is None or self._selection.value(node.inputs[0]).axis is not None:
+        table = self._selection.value(node.inputs[0])
+        if found is None or table is None or table.axis is not None:
             return None
         numbers = found[1]
         return node.op(*[self.of(one, 0) if one is numbers else one for one in node.inputs])
 
-    def _operand(self, variable, axis):
+    def _operand(self, variable: Variable, axis: int) -> Variable:
         return variable if variable.type.broadcastable[axis] else self.of(variable, axis)
 
 
 # What is refused
 
 
-def how_to_select(replaced, index):
+def how_to_select(replaced: str, index: str) -> str:
     """Return what to write if rows that an index selects for a variable cannot be divided."""
     return (
         f"Let givens replace a variable by rows of a shared variable alone, as in "
@@ -280,17 +292,17 @@ def how_to_select(replaced, index):
     )
 
 
-def listed(variables):
+def listed(variables: Iterable[Variable]) -> str:
     """Return how messages refer to several variables."""
     return _text.listed(map(name_of, variables))
 
 
-def _used_in(new, variables):
+def _used_in(new: Variable, variables: Iterable[Variable]) -> list[Variable]:
     found = set(ancestors([new]))
     return [one for one in variables if one in found]
 
 
-def _of_unknown_rows(old, new, index):
+def _of_unknown_rows(old: Variable, new: Variable, index: Sequence[Variable]) -> ValueError:
     index = listed(_used_in(new, index))
     return ValueError(
         f"givens: {name_of(old)} is replaced by a value of rows that {index} selects, but it is not "
@@ -299,7 +311,9 @@ def _of_unknown_rows(old, new, index):
     )
 
 
-def _of_own_rows(old, new, index, divided):
+def _of_own_rows(
+    old: Variable, new: Variable, index: Sequence[Variable], divided: Mapping[Variable, int]
+) -> ValueError:
     index = listed(_used_in(new, index))
     return ValueError(
         f"givens: {name_of(old)} is replaced by a value that {index} selects from the rows of "

@@ -1,7 +1,10 @@
 """PyTensor on NumPy arrays: compilation by its C code or by Numba, calls, and random generators."""
 
+from __future__ import annotations
+
 import warnings
 import weakref
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import numpy as np
 import pytensor
@@ -13,7 +16,10 @@ from pytensor.tensor.random.utils import RandomStream
 
 from synkhronos.arithmetic.streams import check_has_substreams, reseeded
 from synkhronos.engines.graph_engine import GraphEngine
-from synkhronos.engines.names import Variable, ins_and_outs
+from synkhronos.engines.names import Mode, SharedVariable, Variable, VariableType, ins_and_outs
+
+if TYPE_CHECKING:
+    from synkhronos._typing import Array, Compiled
 
 
 class PyTensorEngine(GraphEngine):
@@ -21,53 +27,62 @@ class PyTensorEngine(GraphEngine):
 
     survives_fork = True
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self._sources = weakref.WeakKeyDictionary()  # by the maker of a function
+        # By the maker of a function
+        self._sources: weakref.WeakKeyDictionary[Any, tuple[list[Any], list[Variable]]]
+        self._sources = weakref.WeakKeyDictionary()
 
-    def setup(self, device, announce=True):
+    def setup(self, device: str, announce: bool = True) -> None:
         if device != "cpu":
             raise ValueError(f"device: the engine of PyTensor runs on 'cpu', got {device!r}")
 
     # Graphs
 
-    def extents_of(self, kind):
+    def extents_of(self, kind: VariableType) -> tuple[int | None, ...]:
         return kind.shape
 
-    def is_sparse(self, kind):
+    def is_sparse(self, kind: VariableType) -> bool:
         return type(kind).__name__ == "SparseTensorType"  # PyTensor imports these when they are used
 
-    def compile(self, inputs, outputs, updates, givens, **kwargs):
+    def compile(
+        self,
+        inputs: Sequence[Variable],
+        outputs: Sequence[Variable],
+        updates: Sequence[tuple[SharedVariable, Variable]],
+        givens: Sequence[tuple[Variable, Any]],
+        **kwargs: Any,
+    ) -> Compiled:
         mode = self.mode(kwargs.get("mode"))
         givens = [(old, _as_variable(old, new)) for old, new in givens]
-        updates = {shared: _as_variable(shared, new) for shared, new in updates}
-        options = {**kwargs, "mode": mode, "updates": updates, "givens": givens}
+        news = {shared: _as_variable(shared, new) for shared, new in updates}
+        options = {**kwargs, "mode": mode, "updates": news, "givens": givens}
         compiled = pytensor.function(inputs, outputs, **options)
         for shared in self.random_streams(compiled):
             self.check_stream(shared)
         # PyTensor optimizes the graph in place, so a copy of the original is kept.
-        specifications, outputs = ins_and_outs(
+        specifications, originals = ins_and_outs(
             inputs,
             outputs,
-            updates=updates,
+            updates=news,
             givens=givens,
             no_default_updates=kwargs.get("no_default_updates") or False,
             rebuild_strict=kwargs.get("rebuild_strict", True),
         )
-        self._sources[compiled.maker] = specifications, outputs
+        self._sources[compiled.maker] = specifications, originals
         return compiled
 
-    def mode(self, given):
+    def mode(self, given: Mode) -> Mode:
         """Return the mode in which a function is built, given the script's mode or None."""
         mode = get_mode(given)
         _check_mode(mode)
         return mode
 
-    def check_stream(self, shared):
+    def check_stream(self, shared: SharedVariable) -> None:
         """Raise ``TypeError`` if a shared generator has no substreams for the ranks."""
         check_has_substreams(self.storage(shared))
 
-    def mode_for_collectives(self, mode):
+    def mode_for_collectives(self, mode: Mode) -> Mode:
         if isinstance(get_mode(mode).linker, NumbaLinker):
             if mode is not None:
                 raise ValueError(
@@ -77,32 +92,40 @@ class PyTensorEngine(GraphEngine):
             return get_mode("CVM")
         return mode
 
-    def source(self, compiled):
+    def source(self, compiled: Compiled) -> tuple[list[Any], list[Variable]]:
         return self._sources[compiled.maker]
 
-    def copy(self, compiled, swap, delete_updates=False, **options):
+    def copy(
+        self,
+        compiled: Compiled,
+        swap: Mapping[SharedVariable, SharedVariable],
+        delete_updates: bool = False,
+        **options: Any,
+    ) -> Compiled:
         with warnings.catch_warnings():
             # Of the argument `no_default_updates`: nothing else leaves out default updates.
             warnings.simplefilter("ignore", DeprecationWarning)
             return super().copy(compiled, swap, delete_updates, **options)
 
-    def to_parts(self, compiled):
+    def to_parts(self, compiled: Compiled) -> Any:
         return compiled, self._sources[compiled.maker]
 
-    def from_parts(self, parts):
+    def from_parts(self, parts: Any) -> Compiled:
         compiled, source = parts
         self._sources[compiled.maker] = source
         return super().from_parts(compiled)
 
     @staticmethod
-    def make_function(maker, input_storage):
+    def make_function(maker: Any, input_storage: Any) -> Compiled:
         compiled = maker.create(input_storage)
         compiled.trust_input = True
         return compiled
 
     # Calls
 
-    def call(self, compiled, arguments, subset=None):
+    def call(
+        self, compiled: Compiled, arguments: Sequence[Array], subset: Sequence[int] | None = None
+    ) -> list[Array]:
         if isinstance(compiled.maker.linker, NumbaLinker):
             # Numba compiles a function again for each layout of its arrays, which takes a long time.
             arguments = [_plain(argument) for argument in arguments]
@@ -113,10 +136,10 @@ class PyTensorEngine(GraphEngine):
 
     # Random streams
 
-    def random_streams(self, compiled):
+    def random_streams(self, compiled: Compiled) -> list[SharedVariable]:
         return [one for one in self.shareds(compiled) if is_generator(one)]
 
-    def seed(self, streams, seed):
+    def seed(self, streams: Any, seed: int | None) -> list[SharedVariable]:
         if isinstance(streams, RandomStream):
             streams.seed(seed)
             return [state for state, _ in streams.state_updates]
@@ -133,22 +156,22 @@ class PyTensorEngine(GraphEngine):
             self.store(shared, self.reseeded(shared, own))
         return list(shareds)
 
-    def reseeded(self, shared, seed):
+    def reseeded(self, shared: SharedVariable, seed: Any) -> np.random.Generator:
         """Return a new generator in place of a shared one."""
         return reseeded(self.storage(shared), seed)
 
 
-def _as_variable(old, new):
+def _as_variable(old: Variable, new: Any) -> Variable:
     """Return what replaces a variable; of numbers, a constant, where PyTensor has a shared variable."""
     return new if isinstance(new, Variable) else old.type.make_constant(old.type.filter(new))
 
 
-def is_generator(variable):
+def is_generator(variable: Variable) -> bool:
     """Whether this is a shared variable with a random generator."""
     return hasattr(variable, "container") and isinstance(variable.type, RandomType)
 
 
-def _check_mode(mode):
+def _check_mode(mode: Mode) -> None:
     linker = mode.linker
     if isinstance(linker, JITLinker) and not isinstance(linker, NumbaLinker):
         name = type(linker).__name__.replace("Linker", "")
@@ -159,7 +182,7 @@ def _check_mode(mode):
         )
 
 
-def _plain(argument):
+def _plain(argument: Any) -> Any:
     """Return an array in the layout for which Numba has compiled: contiguous, aligned and writeable."""
     if not isinstance(argument, np.ndarray):
         return argument

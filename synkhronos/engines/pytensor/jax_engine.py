@@ -4,17 +4,25 @@ The state of a random generator is a key of JAX. JAX is imported by `PyTensorJax
 starts threads, which are missing in processes that are forked later.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import sys
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from pytensor.compile.mode import Mode, get_mode
 from pytensor.link.jax.linker import JAXLinker
 
-from synkhronos.arithmetic.operations import Arithmetic
+from synkhronos.arithmetic.operations import Arithmetic, Operation
 from synkhronos.arithmetic.partition import as_slice
 from synkhronos.engines.pytensor.engine import PyTensorEngine, is_generator
+
+if TYPE_CHECKING:
+    from synkhronos._typing import Array, Compiled, DTypeLike, Rows
+    from synkhronos.engines.base import InputType, Windows
+    from synkhronos.engines.names import FunctionGraph, SharedVariable, Variable
 
 _KEY = "jax_state"  # the field from which JAX draws, in the state that PyTensor makes of a generator
 
@@ -25,7 +33,7 @@ class PyTensorJaxEngine(PyTensorEngine):
     survives_fork = False
     in_use = "JAX"
 
-    def before_fork(self, forks_all=True):
+    def before_fork(self, forks_all: bool = True) -> None:
         if _has_started():
             raise RuntimeError(
                 "fork: JAX is in use in this process already, and its threads do not survive a fork: "
@@ -34,7 +42,7 @@ class PyTensorJaxEngine(PyTensorEngine):
             )
         super().before_fork(forks_all)
 
-    def setup(self, device, announce=True):
+    def setup(self, device: str, announce: bool = True) -> None:
         kind = device.rstrip("0123456789")
         if kind not in ("jax:cpu", "jax:cuda"):
             raise ValueError(f"device: expected 'jax:cpu' or a GPU such as 'jax:cuda0', got {device!r}")
@@ -42,7 +50,7 @@ class PyTensorJaxEngine(PyTensorEngine):
             _show_only(int(device[len(kind) :]))
         self._start(kind[len("jax:") :])
 
-    def _start(self, platform):
+    def _start(self, platform: str) -> None:
         import jax
 
         if not _has_started():
@@ -62,13 +70,13 @@ class PyTensorJaxEngine(PyTensorEngine):
 
     # Graphs
 
-    def input_type_of(self, variable):
+    def input_type_of(self, variable: Variable) -> InputType:
         kind = super().input_type_of(variable)
         if kind.format != "dense":
             raise TypeError(f"inputs: JAX takes dense tensors, got {variable} of {variable.type}")
         return kind
 
-    def mode(self, given):
+    def mode(self, given: Mode) -> Mode:
         mode = get_mode("JAX" if given is None else given)
         if not isinstance(mode.linker, JAXLinker):
             raise ValueError(
@@ -77,13 +85,18 @@ class PyTensorJaxEngine(PyTensorEngine):
             )
         return Mode(linker=_Linker(), optimizer=mode.provided_optimizer)
 
-    def mode_for_collectives(self, mode):
+    def mode_for_collectives(self, mode: Mode) -> Mode:
         raise ValueError(
             "function: collectives in graphs (synkhronos.ops) call the other ranks from Python, which "
             "functions of JAX cannot; use synk.all_reduce between two functions"
         )
 
-    def cut_windows(self, givens, index, divided):
+    def cut_windows(
+        self,
+        givens: Sequence[tuple[Variable, Any]],
+        index: Sequence[Variable],
+        divided: Mapping[Variable, int],
+    ) -> Windows:
         windows = super().cut_windows(givens, index, divided)
         if windows.bounds:
             raise ValueError(
@@ -92,27 +105,29 @@ class PyTensorJaxEngine(PyTensorEngine):
             )
         return windows
 
-    def to_parts(self, compiled):
+    def to_parts(self, compiled: Compiled) -> Any:
         for shared in self.shareds(compiled):
             self._give_back(shared)
         return super().to_parts(compiled)
 
-    def duplicate(self, shared):
+    def duplicate(self, shared: SharedVariable) -> SharedVariable:
         self._give_back(shared)
         return super().duplicate(shared)
 
-    def _give_back(self, shared):
+    def _give_back(self, shared: SharedVariable) -> None:
         """Move a value from the device, where PyTensor cannot copy it."""
         storage = self.storage(shared)
         if isinstance(storage, self._jax.Array):
             self.store(shared, np.array(storage))
 
-    def check_stream(self, shared):
+    def check_stream(self, shared: SharedVariable) -> None:
         self._state(shared)
 
     # Calls
 
-    def call(self, compiled, arguments, subset=None):
+    def call(
+        self, compiled: Compiled, arguments: Sequence[Array], subset: Sequence[int] | None = None
+    ) -> list[Array]:
         shareds = self.shareds(compiled)
         for shared in shareds:
             self._take_over(shared)
@@ -122,7 +137,7 @@ class PyTensorJaxEngine(PyTensorEngine):
         self._jax.block_until_ready([outputs, [self.storage(shared) for shared in shareds]])
         return [np.array(one) for one in chosen]
 
-    def _take_over(self, shared):
+    def _take_over(self, shared: SharedVariable) -> None:
         """Move a value that the script has set to the device."""
         storage = self.storage(shared)
         if isinstance(storage, np.ndarray):
@@ -132,57 +147,57 @@ class PyTensorJaxEngine(PyTensorEngine):
 
     # Arrays
 
-    def overwrite(self, array, value):
+    def overwrite(self, array: Any, value: Array) -> Array:
         if isinstance(array, np.ndarray):
             return super().overwrite(array, self.to_host(value))
         return value if isinstance(value, self._jax.Array) else self.to_device(value)
 
-    def take(self, array, rows, out=None):
+    def take(self, array: Any, rows: Rows, out: np.ndarray | None = None) -> Array:
         if isinstance(array, np.ndarray):
             return super().take(array, rows, out)
         return array[as_slice(rows) if isinstance(rows, range) else rows]
 
-    def to_host(self, array):
+    def to_host(self, array: Any) -> np.ndarray:
         return array if isinstance(array, np.ndarray) else np.array(array)
 
-    def to_device(self, value):
+    def to_device(self, value: np.ndarray) -> Array:
         return self._jax.numpy.array(value)  # a copy
 
     # Random streams
 
-    def export(self, shared):
+    def export(self, shared: SharedVariable) -> np.ndarray:
         if is_generator(shared):
             return np.array(self._state(shared)[_KEY])
         return super().export(shared)
 
-    def restore(self, shared, array):
+    def restore(self, shared: SharedVariable, array: np.ndarray) -> None:
         if is_generator(shared):
             self._set_key(shared, self.to_device(array))
         else:
             super().restore(shared, array)
 
-    def check_state(self, array):
+    def check_state(self, array: np.ndarray) -> None:
         if array.shape != (2,) or array.dtype != np.uint32:
             raise ValueError("expected a key of JAX, got other numbers")
 
-    def seed(self, streams, seed):
+    def seed(self, streams: Any, seed: int | None) -> list[SharedVariable]:
         seeded = super().seed(streams, seed)
         for shared in seeded:
             self._state(shared)
         return seeded
 
-    def reseeded(self, shared, seed):
+    def reseeded(self, shared: SharedVariable, seed: Any) -> np.random.Generator:
         return np.random.default_rng(seed)
 
-    def jump(self, shared, index):
+    def jump(self, shared: SharedVariable, index: int) -> None:
         if index:
             key = self._state(shared)[_KEY]
             self._set_key(shared, self._jax.random.fold_in(key, index))
 
-    def _set_key(self, shared, key):
+    def _set_key(self, shared: SharedVariable, key: Any) -> None:
         self.store(shared, {**self._state(shared), _KEY: key})
 
-    def _state(self, shared):
+    def _state(self, shared: SharedVariable) -> Any:
         """Return the state of a stream as PyTensor passes it to JAX; a generator is converted to it."""
         storage = self.storage(shared)
         if isinstance(storage, np.random.Generator):
@@ -190,7 +205,7 @@ class PyTensorJaxEngine(PyTensorEngine):
             self.store(shared, storage)
         return storage
 
-    def _converted(self, generator):
+    def _converted(self, generator: np.random.Generator) -> Any:
         _check_convertible(generator)
         from pytensor.link.jax.dispatch import jax_typify
 
@@ -200,48 +215,50 @@ class PyTensorJaxEngine(PyTensorEngine):
 class JaxArithmetic(Arithmetic):
     """Arithmetic on JAX's arrays, and on NumPy arrays."""
 
-    def __init__(self, jax):
+    def __init__(self, jax: Any) -> None:
         self._jax = jax
 
-    def own(self, value):
+    def own(self, value: Any) -> Any:
         return value if self._is_ours(value) else super().own(value)
 
-    def astype(self, array, dtype):
+    def astype(self, array: Any, dtype: DTypeLike) -> Any:
         return array.astype(dtype) if self._is_ours(array) else super().astype(array, dtype)
 
-    def multiply(self, array, factor):
+    def multiply(self, array: Any, factor: float) -> Any:
         if self._is_ours(array):
             return array * array.dtype.type(factor)
         return super().multiply(array, factor)
 
-    def divide(self, array, divisor):
+    def divide(self, array: Any, divisor: float) -> Any:
         if self._is_ours(array):
             return array / array.dtype.type(divisor)
         return super().divide(array, divisor)
 
-    def combine(self, operation, array, other):
+    def combine(self, operation: Operation, array: Any, other: Any) -> Any:
         if self._is_ours(array):
             return getattr(self._jax.numpy, operation.combine.__name__)(array, other)
         return super().combine(operation, array, other)
 
-    def concatenate(self, arrays, axis=0):
+    def concatenate(self, arrays: Sequence[Any], axis: int = 0) -> Any:
         if all(self._is_ours(array) for array in arrays):
             jnp = self._jax.numpy
             return jnp.concatenate([jnp.atleast_1d(array) for array in arrays], axis)
         return super().concatenate(arrays, axis)
 
-    def _is_ours(self, value):
+    def _is_ours(self, value: Any) -> bool:
         return isinstance(value, self._jax.Array)
 
 
 class _Linker(JAXLinker):
     """PyTensor's linker, but its functions get the shared generators themselves, not copies."""
 
-    def fgraph_convert(self, fgraph, input_storage, storage_map, **kwargs):
+    def fgraph_convert(
+        self, fgraph: FunctionGraph, input_storage: Any, storage_map: Any, **kwargs: Any
+    ) -> Callable[..., Any]:
         from pytensor.link.jax.dispatch import jax_funcify
         from pytensor.link.jax.dispatch.shape import JAXShapeTuple
 
-        def is_extent(variable):
+        def is_extent(variable: Variable) -> bool:
             nodes = [node for node, _ in fgraph.clients[variable]]
             return bool(nodes) and all(isinstance(node.op, JAXShapeTuple) for node in nodes)
 
@@ -253,11 +270,11 @@ class _Linker(JAXLinker):
         )
         return jax_funcify(fgraph, input_storage=input_storage, storage_map=storage_map, **kwargs)
 
-    def create_thunk_inputs(self, storage_map):
+    def create_thunk_inputs(self, storage_map: Any) -> list[Any]:
         return [storage_map[one] for one in self.fgraph.inputs]
 
 
-def _check_convertible(generator):
+def _check_convertible(generator: np.random.Generator) -> None:
     bits = generator.bit_generator
     if not isinstance(bits, np.random.PCG64):
         raise TypeError(
@@ -266,14 +283,14 @@ def _check_convertible(generator):
         )
 
 
-def _has_started():
+def _has_started() -> bool:
     """Whether JAX has started its threads in this process. Importing it starts none."""
     bridge = sys.modules.get("jax._src.xla_bridge")
     return bridge is not None and bridge.backends_are_initialized()
 
 
 @contextlib.contextmanager
-def _number_of_threads(number):
+def _number_of_threads(number: str | None) -> Iterator[None]:
     """Let JAX start this number of compute threads, which it reads from an environment variable."""
     if number is None or "NPROC" in os.environ:
         yield
@@ -285,7 +302,7 @@ def _number_of_threads(number):
         del os.environ["NPROC"]
 
 
-def _show_only(number):
+def _show_only(number: int) -> None:
     """Let JAX see one GPU only, given its number among the GPUs that this process may use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = None if visible is None else visible.split(",")

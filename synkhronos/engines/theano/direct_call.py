@@ -62,7 +62,7 @@ class DirectCall:
             cell[0] = None
         return outputs[: self._n_outputs]
 
-    def _raise_with_node(self):
+    def _raise_with_node(self) -> None:
         """Raise the current exception again, with the node that has raised it, as Theano does."""
         machine = self._machine
         position = machine.position_of_error

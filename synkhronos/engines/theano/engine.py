@@ -1,9 +1,12 @@
 """Theano on the arrays of any device, and on NumPy arrays: compilation, calls, random streams."""
 
+from __future__ import annotations
+
 import io
 import pickle
 from collections import OrderedDict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Sequence
 
 import theano
 from theano.gof import compilelock, vm
@@ -22,6 +25,10 @@ from synkhronos.engines.theano.module_cache import ModuleLog, add_modules, make_
 from synkhronos.host import compile_cache
 from synkhronos.host.handler_errors import pass_on
 
+if TYPE_CHECKING:
+    from synkhronos._typing import Array, Compiled
+    from synkhronos.engines.names import SharedVariable, Variable, VariableType
+
 # The linkers that can compute a subset of the outputs.
 _LAZY = tuple(getattr(vm, name) for name in ("CVM", "Stack") if hasattr(vm, name))
 
@@ -29,15 +36,15 @@ _LAZY = tuple(getattr(vm, name) for name in ("CVM", "Stack") if hasattr(vm, name
 class TheanoEngine(GraphEngine):
     """Theano 1.0.5 on the arrays of any device."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self._modules = ModuleLog()
 
-    def use_kernels(self, wanted):
+    def use_kernels(self, wanted: bool) -> None:
         # They need a compiler, and have one thread each.
         registration.use(wanted and bool(theano.config.cxx) and not theano.config.openmp)
 
-    def before_fork(self, forks_all=True):
+    def before_fork(self, forks_all: bool = True) -> None:
         super().before_fork(forks_all)
         if forks_all:
             self._modules.mark_all_known()
@@ -46,22 +53,29 @@ class TheanoEngine(GraphEngine):
 
     # Graphs
 
-    def is_sparse(self, kind):
+    def is_sparse(self, kind: VariableType) -> bool:
         return isinstance(kind, SparseType)
 
-    def compile(self, inputs, outputs, updates, givens, **kwargs):
+    def compile(
+        self,
+        inputs: Sequence[Variable],
+        outputs: Sequence[Variable],
+        updates: Sequence[tuple[SharedVariable, Variable]],
+        givens: Sequence[tuple[Variable, Any]],
+        **kwargs: Any,
+    ) -> Compiled:
         make_cacheable()
         return _compile(inputs, outputs, updates=OrderedDict(updates), givens=givens, **kwargs)
 
-    def before_compiling(self):
+    def before_compiling(self) -> None:
         make_cacheable()
 
     # Pickles
 
-    def dump_code(self, buffer):
+    def dump_code(self, buffer: io.BytesIO) -> None:
         pickle.dump(self._pickled_modules(), buffer, pickle.HIGHEST_PROTOCOL)
 
-    def _pickled_modules(self):
+    def _pickled_modules(self) -> list[bytes]:
         """Return a list of pickles, one per module, as the key of a module contains operations."""
         pickled = []
         for item in self._modules.unknown().items():
@@ -74,23 +88,25 @@ class TheanoEngine(GraphEngine):
             pickled.append(buffer.getvalue())
         return pickled
 
-    def load_code(self, buffer):
+    def load_code(self, buffer: io.BytesIO) -> None:
         add_modules(pickle.load(buffer))
         _check_cache()
 
     @staticmethod
-    def make_function(maker, input_storage):
+    def make_function(maker: Any, input_storage: Any) -> Compiled:
         make_cacheable()  # also the operations that came with this function
         compiled = maker.create(input_storage, trustme=True)
         compiled.trust_input = True
         return compiled
 
-    def after_replication(self):
+    def after_replication(self) -> None:
         self._modules.mark_sent_known()
 
     # Calls
 
-    def call(self, compiled, arguments, subset=None):
+    def call(
+        self, compiled: Compiled, arguments: Sequence[Array], subset: Sequence[int] | None = None
+    ) -> list[Array]:
         if subset is None:
             try:
                 direct = compiled.synkhronos_direct
@@ -105,7 +121,7 @@ class TheanoEngine(GraphEngine):
 
     # Random streams
 
-    def random_streams(self, compiled):
+    def random_streams(self, compiled: Compiled) -> list[SharedVariable]:
         states = [
             shared
             for shared in self.shareds(compiled)
@@ -120,17 +136,17 @@ class TheanoEngine(GraphEngine):
                 )
         return states
 
-    def origin(self, variable):
+    def origin(self, variable: Variable) -> Variable:
         """Return the variable of an optimized graph that another one is only a copy of."""
         return variable
 
-    def seed(self, streams, seed):
+    def seed(self, streams: Any, seed: int | None) -> list[SharedVariable]:
         if not isinstance(streams, (MRG_RandomStreams, RandomStreams)):
             raise TypeError(f"expected MRG_RandomStreams or RandomStreams, got {streams!r}")
         streams.seed(seed)
         return [state for state, *_ in streams.state_updates]
 
-    def jump(self, shared, index):
+    def jump(self, shared: SharedVariable, index: int) -> None:
         if isinstance(shared.type, RandomStateType):
             super().jump(shared, index)
         else:
@@ -142,12 +158,12 @@ class TheanoCpuEngine(TheanoEngine):
 
     survives_fork = True
 
-    def setup(self, device, announce=True):
+    def setup(self, device: str, announce: bool = True) -> None:
         if device != "cpu":
             raise ValueError(f"device: the engine of Theano on NumPy runs on 'cpu', got {device!r}")
 
 
-def _compile(*args, **kwargs):
+def _compile(*args: Any, **kwargs: Any) -> Compiled:
     _check_cache()
     try:
         return theano.function(*args, **kwargs)
@@ -161,13 +177,13 @@ def _compile(*args, **kwargs):
     raise SynkhronosError(f"function: {explanation}")  # not `from`: Theano's message is pages long
 
 
-def _check_cache():
+def _check_cache() -> None:
     complaint = compile_cache.complaint(Path(theano.config.compiledir))
     if complaint is not None:
         raise SynkhronosError(f"function: {complaint}")
 
 
-def _is_input(compiled, shared, variable):
+def _is_input(compiled: Compiled, shared: SharedVariable, variable: Variable) -> bool:
     """Whether a variable of the optimized graph is the input that represents `shared`."""
     return any(
         graph_input is variable and wrapped.variable is shared

@@ -20,14 +20,21 @@ Any cuDNN that compiles is used, even a version that is newer than Theano suppor
 `CudaContext` describes one of libgpuarray 0.7.6.
 """
 
+from __future__ import annotations
+
 import ctypes
 import threading
+from typing import TYPE_CHECKING, Any
 
 import theano
 from theano.compile import optdb
 from theano.gpuarray import dnn
 from theano.gpuarray.elemwise import GpuElemwise
 from theano.gpuarray.nnet import GpuCrossentropySoftmaxArgmax1HotWithBias as GpuCrossentropy
+
+if TYPE_CHECKING:
+    from theano.gof import Apply, Op
+    from theano.gpuarray.basic_ops import Kernel
 
 _VERSION = 2  # part of the key of compiled modules, which stay on disk
 _SPELLINGS = {  # C's, and OpenCL's
@@ -39,7 +46,7 @@ _SPELLINGS = {  # C's, and OpenCL's
 _FIRST_UNKNOWN_CUDNN = 8000
 
 
-def refuse_new_cudnn():
+def refuse_new_cudnn() -> None:
     """Disable a cuDNN with which Theano's convolutions do not compile, unless the user enabled it."""
     version = dnn.version(raises=False)
     if theano.config.dnn.enabled == "auto" and version >= _FIRST_UNKNOWN_CUDNN:
@@ -48,7 +55,7 @@ def refuse_new_cudnn():
         dnn.dnn_present.msg = f"cuDNN {major} is too new for Theano, which supports 5 to 7"
 
 
-def fix_kernels(kind):
+def fix_kernels(kind: bytes) -> None:
     """Correct the kernels in this process, for a kind of device by its name in libgpuarray."""
     _change_version(GpuElemwise, kind)
     _survive_failure(GpuElemwise)
@@ -59,29 +66,29 @@ def fix_kernels(kind):
         optdb.add_tags("local_gpua_alloc_empty_to_zeros", "fast_run", "fast_compile")
 
 
-def _change_version(op, kind):
+def _change_version(op: type[Op], kind: bytes) -> None:
     version_of = op.c_code_cache_version
 
-    def c_code_cache_version(self):
+    def c_code_cache_version(self: Any) -> tuple[Any, ...]:
         version = version_of(self)
         return version and (*version, kind, _VERSION)
 
     op.c_code_cache_version = c_code_cache_version
 
 
-def _survive_failure(op):
+def _survive_failure(op: type[Op]) -> None:
     clean_up = op.c_cleanup_code_struct
 
-    def c_cleanup_code_struct(self, node, name):
+    def c_cleanup_code_struct(self: Any, node: Apply, name: str) -> str:
         return f"if (ge != NULL) {{ {clean_up(self, node, name)} }}"
 
     op.c_cleanup_code_struct = c_cleanup_code_struct
 
 
-def _spell_as_opencl(op):
+def _spell_as_opencl(op: type[Op]) -> None:
     generate = op._generate_op_string
 
-    def generate_op_string(self, node):
+    def generate_op_string(self: Any, node: Apply) -> tuple[str, str]:
         support, kernel = generate(self, node)
         for spelling, in_opencl in _SPELLINGS.items():
             support = support.replace(spelling, in_opencl)
@@ -91,10 +98,10 @@ def _spell_as_opencl(op):
     op._generate_op_string = generate_op_string
 
 
-def _hoist_local_memory(op):
+def _hoist_local_memory(op: type[Op]) -> None:
     generate = op.gpu_kernels
 
-    def gpu_kernels(self, node, nodename):
+    def gpu_kernels(self: Any, node: Apply, nodename: str) -> list[Kernel]:
         kernels = generate(self, node, nodename)
         for kernel in kernels:
             lines = kernel.code.splitlines()
@@ -120,20 +127,20 @@ class CudaContext:
     So this class makes the context permanently current in each thread.
     """
 
-    def __init__(self, context):
+    def __init__(self, context: Any) -> None:
         self._driver = ctypes.CDLL("libcuda.so")  # libgpuarray has loaded it by this name
         self._handle = ctypes.c_void_p()
         self._threads = threading.local()
         with context:
             self._call("cuCtxGetCurrent", ctypes.byref(self._handle))
 
-    def enter_thread(self):
+    def enter_thread(self) -> None:
         """Make the context current in this thread, unless it already is."""
         if not hasattr(self._threads, "entered"):
             self._call("cuCtxSetCurrent", self._handle)
             self._threads.entered = True
 
-    def _call(self, name, argument):
+    def _call(self, name: str, argument: Any) -> None:
         status = getattr(self._driver, name)(argument)
         if status:
             raise RuntimeError(f"the CUDA driver's {name} failed with error {status}")

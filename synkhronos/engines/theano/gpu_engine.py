@@ -4,9 +4,12 @@ Shared variables and outputs stay on the device. NumPy arrays, such as the input
 handled as on the CPU. The device may be a CUDA or an OpenCL device.
 """
 
+from __future__ import annotations
+
 import contextlib
 import io
 import sys
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 import numpy as np
 import pygpu
@@ -18,12 +21,16 @@ from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu, as_gpuarray_vari
 from theano.gpuarray.opt import op_lifter, register_opt
 from theano.gpuarray.type import GpuArrayType, get_context, gpu_supported, list_contexts
 
-from synkhronos.arithmetic.operations import Arithmetic
+from synkhronos.arithmetic.operations import Arithmetic, Operation
 from synkhronos.arithmetic.partition import as_slice
 from synkhronos.engines.base import TensorType
 from synkhronos.engines.collectives import AllGather, AllReduce, Broadcast, OwnRows, ToMaster
 from synkhronos.engines.theano.engine import TheanoEngine
 from synkhronos.engines.theano.gpu_corrections import CudaContext, fix_kernels, refuse_new_cudnn
+
+if TYPE_CHECKING:
+    from synkhronos._typing import Array, Compiled, DTypeLike, Rows
+    from synkhronos.engines.names import Op, SharedVariable, Variable
 
 _MULTIPLY, _DIVIDE = "a = a * b", "a = a / b"
 _COMBINE = {  # like NumPy's, these return NaN if either operand is NaN
@@ -42,7 +49,7 @@ class TheanoGpuEngine(TheanoEngine):
     reducers = {GpuContext: lambda context: (get_context, (None,))}  # each rank has its own
     _cuda_context = None
 
-    def before_fork(self, forks_all=True):
+    def before_fork(self, forks_all: bool = True) -> None:
         if list_contexts():
             raise RuntimeError(
                 "fork: Theano already uses a GPU in this process, so no process can be forked from "
@@ -53,7 +60,7 @@ class TheanoGpuEngine(TheanoEngine):
             )
         super().before_fork(forks_all)
 
-    def setup(self, device, announce=True):
+    def setup(self, device: str, announce: bool = True) -> None:
         bound = list(theano.gpuarray.init_dev.devmap)
         if bound and bound != [device]:
             raise ValueError(f"device: this process is already bound to {bound}, got {device!r}")
@@ -68,19 +75,28 @@ class TheanoGpuEngine(TheanoEngine):
         self._cuda_context = CudaContext(self.context) if self.context.kind == b"cuda" else None
         self.enter_thread()
 
-    def enter_thread(self):
+    def enter_thread(self) -> None:
         if self._cuda_context is not None:
             self._cuda_context.enter_thread()
 
     # Graphs
 
-    def type_of(self, variable):
+    def type_of(self, variable: Variable) -> TensorType:
         kind = getattr(variable, "type", None)
         if isinstance(kind, GpuArrayType):
             return TensorType(np.dtype(kind.dtype), kind.ndim, self.extents_of(kind))
         return super().type_of(variable)
 
-    def build(self, inputs, outputs, updates, givens, sliceable, on_host, **kwargs):
+    def build(
+        self,
+        inputs: Sequence[Variable],
+        outputs: Sequence[Variable],
+        updates: Sequence[tuple[SharedVariable, Variable]],
+        givens: Mapping[Variable, Any] | Iterable[tuple[Variable, Any]] | None,
+        sliceable: Sequence[SharedVariable],
+        on_host: Sequence[bool],
+        **kwargs: Any,
+    ) -> Compiled:
         self.enter_thread()
         for one in inputs:
             if isinstance(one.type, GpuArrayType):
@@ -91,13 +107,15 @@ class TheanoGpuEngine(TheanoEngine):
         outputs = [_place(output, host) for output, host in zip(outputs, on_host)]
         return super().build(inputs, outputs, updates, givens, sliceable, on_host, **kwargs)
 
-    def call(self, compiled, arguments, subset=None):
+    def call(
+        self, compiled: Compiled, arguments: Sequence[Array], subset: Sequence[int] | None = None
+    ) -> list[Array]:
         self.enter_thread()
         return super().call(compiled, arguments, subset)
 
     # Arrays
 
-    def overwrite(self, array, value):
+    def overwrite(self, array: Array, value: Array) -> Array:
         if not isinstance(array, GpuArray):
             return super().overwrite(array, value)
         if isinstance(value, GpuArray) and array.shape == value.shape:
@@ -110,20 +128,20 @@ class TheanoGpuEngine(TheanoEngine):
             return self.to_device(value)
         return array
 
-    def take(self, array, rows, out=None):
+    def take(self, array: Array, rows: Rows, out: np.ndarray | None = None) -> Array:
         if not isinstance(array, GpuArray):
             return super().take(array, rows, out)
         if isinstance(rows, range):
             return array[as_slice(rows)]
         return _contiguous(array).take1(self.to_device(rows))
 
-    def to_host(self, array):
+    def to_host(self, array: Array) -> Any:  # as None may be given
         return None if array is None else np.asarray(array)
 
-    def to_device(self, value):
+    def to_device(self, value: np.ndarray) -> Array:
         return pygpu.array(value, context=self.context)
 
-    def read(self, array, out):
+    def read(self, array: Array, out: np.ndarray) -> None:
         if isinstance(array, GpuArray):
             _contiguous(array).read(out)
         else:
@@ -131,7 +149,7 @@ class TheanoGpuEngine(TheanoEngine):
 
     # Random streams
 
-    def jump(self, shared, index):
+    def jump(self, shared: SharedVariable, index: int) -> None:
         storage = self.storage(shared)
         if isinstance(storage, GpuArray):
             self.store(shared, self.to_host(storage))
@@ -139,7 +157,7 @@ class TheanoGpuEngine(TheanoEngine):
         if isinstance(storage, GpuArray):
             self.store(shared, self.to_device(self.storage(shared)))
 
-    def origin(self, variable):
+    def origin(self, variable: Variable) -> Variable:
         while variable.owner is not None and isinstance(variable.owner.op, (GpuFromHost, HostFromGpu)):
             variable = variable.owner.inputs[0]
         return variable
@@ -148,37 +166,37 @@ class TheanoGpuEngine(TheanoEngine):
 class GpuArithmetic(Arithmetic):
     """Arithmetic on the arrays of one device, and on NumPy arrays."""
 
-    def __init__(self, context):
+    def __init__(self, context: GpuContext) -> None:
         self._context = context
-        self._kernels = {}
+        self._kernels: dict[tuple[str, Any, bool], GpuElemwise] = {}
 
-    def own(self, value):
+    def own(self, value: Any) -> Any:
         return value if isinstance(value, GpuArray) else super().own(value)
 
-    def astype(self, array, dtype):
+    def astype(self, array: Any, dtype: DTypeLike) -> Any:
         return array if array.dtype == dtype else array.astype(dtype)
 
-    def multiply(self, array, factor):
+    def multiply(self, array: Array, factor: float) -> Any:
         if isinstance(array, GpuArray):
             return self._run(_MULTIPLY, array, factor)
         return super().multiply(array, factor)
 
-    def divide(self, array, divisor):
+    def divide(self, array: Array, divisor: float) -> Any:
         if isinstance(array, GpuArray):
             return self._run(_DIVIDE, array, divisor)
         return super().divide(array, divisor)
 
-    def combine(self, operation, array, other):
+    def combine(self, operation: Operation, array: Array, other: Any) -> Any:
         if isinstance(array, GpuArray):
             return self._run(_COMBINE[operation.name], array, other)
         return super().combine(operation, array, other)
 
-    def concatenate(self, arrays, axis=0):
+    def concatenate(self, arrays: Sequence[Any], axis: int = 0) -> Any:
         if all(isinstance(array, GpuArray) for array in arrays):
             return pygpu.concatenate(arrays, axis=axis, context=self._context)
         return super().concatenate(arrays, axis)
 
-    def _run(self, expression, array, other):
+    def _run(self, expression: str, array: Array, other: Any) -> GpuArray:
         """Change `array` by a kernel on its items and the items of `other`, an array or one number."""
         scalar = not isinstance(other, GpuArray)
         key = expression, array.dtype, scalar
@@ -192,7 +210,7 @@ class GpuArithmetic(Arithmetic):
         return array
 
 
-def _place(output, on_host):
+def _place(output: Variable, on_host: bool) -> Variable:
     """Return an output as a variable on the device, or on the host if that is required."""
     # A number is sent to the master anyway, and Theano keeps shared numbers on the host, too.
     if on_host or not output.ndim:
@@ -200,13 +218,15 @@ def _place(output, on_host):
     return output.transfer(None) if gpu_supported(output) else output
 
 
-def _contiguous(array):
+def _contiguous(array: GpuArray) -> GpuArray:
     return array if array.flags["C_CONTIGUOUS"] else array.copy("C")
 
 
 @register_opt("fast_compile")
 @op_lifter([AllReduce, AllGather, Broadcast, OwnRows, ToMaster])
-def local_collective_on_device(op, context_name, inputs, outputs):
+def local_collective_on_device(
+    op: Op, context_name: str | None, inputs: list[Variable], outputs: list[Variable]
+) -> list[Variable]:
     """Return the outputs of a collective of an array on the device, without transfers around it.
 
     Theano's optimizer replaces operations whose inputs come from the device, or whose results go there,

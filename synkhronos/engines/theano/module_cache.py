@@ -12,10 +12,13 @@ a partial file, and deletes the module, although other processes use it. So impo
 Theano replace such a file atomically.
 """
 
+from __future__ import annotations
+
 import atexit
 import itertools
 import os
 import pickle
+from typing import Any, Iterable
 
 from theano.gof import Op, cmodule
 from theano.gof.cc import get_module_cache
@@ -29,14 +32,14 @@ class _NoProperties(tuple):
 
     __slots__ = ()
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return True
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[tuple], tuple[()]]:
         return tuple, ()
 
 
-def make_cacheable():
+def make_cacheable() -> None:
     """Let Theano cache all imported operations that have no properties."""
     kinds = [Op]
     while kinds:
@@ -46,7 +49,7 @@ def make_cacheable():
             kind.__props__ = _NoProperties()
 
 
-def _save_keys(self):
+def _save_keys(self: cmodule.KeyData) -> None:
     """Like `KeyData.save_pkl`, for which other processes find the former file or the new one."""
     new = f"{self.key_pkl}.{os.getpid()}"
     try:
@@ -70,19 +73,20 @@ class ModuleLog:
     Theano stores the files of modules by key, in the order in which it finds them. It removes none.
     """
 
-    def __init__(self):
-        self._known = None  # a number; None if none, and the ranks read the cache from disk
-        self._sent = None
+    def __init__(self) -> None:
+        # Numbers of modules; None if this process has not read the cache, and ranks read it from disk.
+        self._known: int | None = None
+        self._sent: int | None = None
 
-    def mark_all_known(self):
+    def mark_all_known(self) -> None:
         """Record that the ranks know all present modules, because they were forked."""
         self._known = self._sent = _count()
 
-    def mark_none_known(self):
+    def mark_none_known(self) -> None:
         """Record that some ranks know no modules, because they are on other machines."""
         self._known = self._sent = 0
 
-    def unknown(self):
+    def unknown(self) -> dict[Any, str]:
         """Return the files, by key, of the modules to send to the ranks."""
         self._sent = _count()
         if self._known is None or self._sent is None:
@@ -90,17 +94,17 @@ class ModuleLog:
         known = get_module_cache().entry_from_key.items()
         return dict(itertools.islice(known, self._known, None))
 
-    def mark_sent_known(self):
+    def mark_sent_known(self) -> None:
         """Record that the ranks know the modules last returned by `unknown`."""
         self._known = self._sent
 
 
-def _count():
+def _count() -> int | None:
     """Return the number of modules that this process knows; None if it has not read the cache."""
     return None if cmodule._module_cache is None else len(get_module_cache().entry_from_key)
 
 
-def add_modules(pickled):
+def add_modules(pickled: Iterable[bytes]) -> None:
     """Add the modules of another process to this one's. Each is a pickle of its key and its file."""
     cache = get_module_cache()
     for one in pickled:

@@ -59,7 +59,7 @@ class _Data:
         return [_converted(value, one) for value, one in zip(values, self.inputs)]
 
 
-def _converted(value, variable):
+def _converted(value: Any, variable: Variable) -> Any:
     if value is None:  # which NumPy would convert to NaN
         raise TypeError(f"input {variable}: expected an array or a number, got None")
     if sparse.issparse(value):
@@ -127,7 +127,7 @@ class Metrics:
         replaced = rebuilt(results, news, {}) if results else []
         self._function = theano.function(values, replaced, updates=list(news.items()))
 
-    def _operation(self, target, change, local):
+    def _operation(self, target: SharedVariable, change: Variable, local: Dependence) -> str | None:
         """Return how the changes of the ranks are combined, or None if they are equal on all ranks."""
         if not local.of(change):
             return None
@@ -235,7 +235,7 @@ class StepFunction:
         self._trial = None
 
 
-def _check_equal(weights, name):
+def _check_equal(weights: numpy.ndarray, name: str) -> None:
     if numpy.ptp(weights):
         raise ValueError(
             f"sample weights: expected equal ones, as the loss of the output {name!r} returns one "

@@ -6,7 +6,7 @@ import functools
 import importlib
 import os
 from types import ModuleType
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 import numpy
 
@@ -46,7 +46,7 @@ def import_keras() -> ModuleType:
     return keras
 
 
-def _read_text_as_bytes():
+def _read_text_as_bytes() -> None:
     """Let Keras read its files with h5py 3, which returns text where earlier versions returned bytes."""
     try:
         h5py = importlib.import_module("h5py")
@@ -85,31 +85,31 @@ class _Group:
         return _Group(item) if hasattr(item, "keys") else item  # else an array
 
 
-def _encoded(value):
+def _encoded(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf8")
     is_array = isinstance(value, (list, numpy.ndarray)) and numpy.shape(value)[:1] > (0,)
     return [_encoded(one) for one in value] if is_array and isinstance(value[0], str) else value
 
 
-def _taking_group(load):
+def _taking_group(load: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of Keras that reads a group, for h5py 3."""
     if hasattr(load, "__wrapped__"):
         return load
 
     @functools.wraps(load)
-    def load_group(group, *args, **kwargs):
+    def load_group(group: Any, *args: Any, **kwargs: Any) -> Any:
         return load(_Group(group), *args, **kwargs)
 
     return load_group
 
 
-def _returning_bytes(get):
+def _returning_bytes(get: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
     if hasattr(get, "__wrapped__"):
         return get
 
     @functools.wraps(get)
-    def getitem(self, name):
+    def getitem(self: Any, name: str) -> Any:
         value = get(self, name)
         return value if isinstance(self.data, dict) else _encoded(value)
 

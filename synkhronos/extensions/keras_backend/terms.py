@@ -88,11 +88,11 @@ def _operand(variable: Variable, local: Dependence) -> Variable | None:
     return node.inputs[0] if is_whole else None
 
 
-def _is_additive(operation):
+def _is_additive(operation: Elemwise) -> bool:
     return isinstance(operation.scalar_op, (scalar.Add, scalar.Sub))
 
 
-def _is_sum(operation):
+def _is_sum(operation: Any) -> bool:
     return isinstance(operation, CAReduce) and isinstance(operation.scalar_op, scalar.Add)
 
 
@@ -161,13 +161,13 @@ class Trial:
                 raise ValueError(_refusal(term, value, parts))
 
 
-def _constant(like):
+def _constant(like: Variable) -> Variable:
     # A pair of normal numbers is made of the cosine and the sine of 2 pi times a uniform one. Those of
     # this one are equal.
     return tt.fill(like, tt.constant(0.125, dtype=like.dtype))
 
 
-def _refusal(term, value, parts):
+def _refusal(term: Term, value: Any, parts: Sequence[Any]) -> str:
     kind = "mean of" if term.op == "avg" else "sum over"
     return (
         f"{term.label}: it is no {kind} the rows, as it is {value} for a batch, and {parts[0]} and "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import pymc as pm
@@ -89,14 +89,14 @@ def divide(model: Any, data: Any, observed: Any, mode: Any) -> Any:
     return _replaced(model, terms, potentials)
 
 
-def _n_rows(term):
+def _n_rows(term: Term) -> int:
     return term.n_rows
 
 
 # The terms
 
 
-def _chosen(model, observed):
+def _chosen(model: Any, observed: Sequence[str] | None) -> list[Variable]:
     if not isinstance(model, pm.Model):
         raise TypeError(f"parallelize: expected a pymc.Model, got {model!r}")
     names = [one.name for one in model.observed_RVs]
@@ -108,7 +108,7 @@ def _chosen(model, observed):
     return [one for one in model.observed_RVs if observed is None or one.name in observed]
 
 
-def _term(model, variable):
+def _term(model: pm.Model, variable: Variable) -> Term:
     value = model.rvs_to_values[variable]
     observed = [one for one in ancestors([value]) if _is_leaf(one) and one.type.ndim]
     if not observed:
@@ -128,7 +128,7 @@ def _term(model, variable):
     return Term(variable, value, observed[0], leaves, lengths)
 
 
-def _lengths(model, variable, n_rows):
+def _lengths(model: pm.Model, variable: Variable, n_rows: int) -> list[Variable]:
     """Return the leaves that give a variable, and the variables it is made of, this number of rows."""
     found = ancestors([variable], blockers=model.free_RVs)
     nodes = {one.owner for one in found if hasattr(one.owner and one.owner.op, "size_param")}
@@ -143,13 +143,15 @@ def _lengths(model, variable, n_rows):
     ]
 
 
-def _log_probs(model, terms, stand_ins):
+def _log_probs(
+    model: pm.Model, terms: Sequence[Term], stand_ins: Mapping[Variable, Variable]
+) -> list[Variable]:
     """Return the log-probability of each term, of what stands for variables of the model.
 
     PyMC rewrites whatever it finds, including constants and free variables, so it gets substitutes.
     """
-    values = substitute([model.rvs_to_values[one] for one in model.observed_RVs], stand_ins)
-    values = dict(zip(model.observed_RVs, values))
+    observed = substitute([model.rvs_to_values[one] for one in model.observed_RVs], stand_ins)
+    values = dict(zip(model.observed_RVs, observed))
     found = []
     for term in terms:
         known = {one: value for one, value in values.items() if one is not term.variable}
@@ -158,18 +160,18 @@ def _log_probs(model, terms, stand_ins):
     return found
 
 
-def _is_leaf(one):
+def _is_leaf(one: Variable) -> bool:
     return isinstance(one, (Constant, SharedVariable)) and isinstance(one.type, TensorType)
 
 
-def _array(leaf):
+def _array(leaf: Variable) -> np.ndarray:
     return leaf.data if isinstance(leaf, Constant) else leaf.get_value(borrow=True)
 
 
 # The rows
 
 
-def _given(model, data, terms):
+def _given(model: pm.Model, data: Any, terms: Sequence[Term]) -> dict[Variable, Any] | None:
     """Return the script's arrays by leaf, with None for the model's own values; or None."""
     if data is None:
         return None
@@ -179,9 +181,9 @@ def _given(model, data, terms):
         )
     known = {one.name: one for one in model.data_vars}
     known.update({term.variable.name: term.observed for term in terms})
-    given = {term.observed: None for term in terms}
+    given: dict[Variable, Any] = {term.observed: None for term in terms}
     for key, array in data.items():
-        name = getattr(key, "name", key)
+        name: Any = getattr(key, "name", key)
         if name not in known:
             raise ValueError(
                 f"parallelize: data: expected names of pm.Data or of observed variables, which are "
@@ -191,7 +193,7 @@ def _given(model, data, terms):
     return given
 
 
-def _checked(name, leaf, array):
+def _checked(name: str, leaf: Variable, array: Any) -> synk.Data | np.ndarray:
     array = array if isinstance(array, synk.Data) else np.asanyarray(array)
     if not np.can_cast(array.dtype, leaf.type.dtype, "same_kind") or array.ndim != leaf.type.ndim:
         raise TypeError(
@@ -201,7 +203,9 @@ def _checked(name, leaf, array):
     return array
 
 
-def _potential(model, terms, given, mode):
+def _potential(
+    model: pm.Model, terms: Sequence[Term], given: dict[Variable, Any] | None, mode: Any
+) -> Potential:
     name = "_and_".join(term.variable.name for term in terms)
     title = f"parallelize({name})"
     leaves = list(dict.fromkeys(itertools.chain(*(term.leaves for term in terms))))
@@ -233,18 +237,23 @@ def _potential(model, terms, given, mode):
     return Potential(f"{name}_rows", made, inputs, rows)
 
 
-def _has_rows(leaf, length, given):
+def _has_rows(leaf: Variable, length: int, given: dict[Variable, Any] | None) -> bool:
     if given is not None:
         return leaf in given
     return leaf.type.ndim and len(_array(leaf)) == length
 
 
-def _rows(leaves, given):
+def _rows(
+    leaves: Sequence[Variable], given: dict[Variable, Any] | None
+) -> tuple[list[Any], list[Variable], dict[Variable, Variable]]:
     """Return arrays, variables for their rows, and the variable by leaf.
 
     Constants that are equal, such as an index that is used twice, have one array.
     """
-    arrays, variables, kept, replaced = [], [], [], {}
+    arrays: list[Any] = []
+    variables: list[Variable] = []
+    kept: list[Variable | None] = []
+    replaced: dict[Variable, Variable] = {}
     for leaf in leaves:
         array = (given or {}).get(leaf)
         same = [one for one in kept if array is None and _are_equal(one, leaf)]
@@ -260,16 +269,16 @@ def _rows(leaves, given):
     return arrays, variables, replaced
 
 
-def _is_in(leaf, lengths):
+def _is_in(leaf: Variable, lengths: Sequence[Variable]) -> bool:
     # PyMC has copied some of the constants.
     return leaf in lengths or (leaf.type.ndim and any([_are_equal(leaf, one) for one in lengths]))
 
 
-def _are_equal(one, other):
+def _are_equal(one: Variable | None, other: Variable | None) -> bool:
     return isinstance(one, Constant) and isinstance(other, Constant) and one.equals(other)
 
 
-def _values_at(model, inputs):
+def _values_at(model: pm.Model, inputs: Sequence[Variable]) -> list[np.ndarray]:
     """Return the values of variables of the model at a point near the initial one."""
     random = np.random.default_rng(0)
     point = {
@@ -290,7 +299,7 @@ def _values_at(model, inputs):
 # The model
 
 
-def _replaced(model, terms, potentials):
+def _replaced(model: pm.Model, terms: Sequence[Term], potentials: Sequence[Potential]) -> pm.Model:
     """Return a copy of the model, with potentials in place of terms."""
     gone = {leaf for potential in potentials for leaf in potential.leaves}
     gone.update(term.variable for term in terms)

@@ -4,77 +4,87 @@ A graph contains `RowsSum`, whose outputs are the sum and the gradient, so both 
 Where nothing uses the gradient, compilation replaces it by `RowsValue`.
 """
 
+from __future__ import annotations
+
 import warnings
+from typing import TYPE_CHECKING, Any, Sequence
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.link.numba.dispatch.basic import generate_fallback_impl, numba_funcify
 from pytensor.tensor.rewriting.basic import register_specialize
 
+if TYPE_CHECKING:
+    from pytensor.graph.fg import FunctionGraph
+
+    from synkhronos.extensions.pymc.rows import Rows
+
 
 class _OfRows(Op):
     """An operation on the parameters of a `Rows`. It compares equal only to itself."""
 
-    def __init__(self, rows):
+    def __init__(self, rows: Rows) -> None:
         self.rows = rows
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{type(self).__name__}{{{self.rows.name}}}"
 
-    def do_constant_folding(self, fgraph, node):
+    def do_constant_folding(self, fgraph: FunctionGraph, node: Apply) -> bool:
         return False
 
-    def _inputs(self, values):
+    def _inputs(self, values: Sequence[Any]) -> list[Variable]:
         wanted = [parameter.type for parameter in self.rows.parameters]
         return [kind.filter_variable(value) for kind, value in zip(wanted, values)]
 
-    def _outputs(self):
+    def _outputs(self) -> list[Variable]:
         return [pt.scalar(dtype=self.rows.dtype)]
 
 
 class RowsValue(_OfRows):
     """The sum over the rows."""
 
-    def make_node(self, *values):
+    def make_node(self, *values: Any) -> Apply:
         return Apply(self, self._inputs(values), self._outputs())
 
-    def infer_shape(self, *context):
+    def infer_shape(self, *context: Any) -> list[Any]:
         return [()]
 
-    def perform(self, node, inputs, output_storage):
+    def perform(self, node: Apply, inputs: list[np.ndarray], output_storage: list[list[Any]]) -> None:
         output_storage[0][0] = np.asarray(self.rows.sum(inputs), self.rows.dtype)
 
 
 class RowsSum(_OfRows):
     """The sum over the rows, and its gradient with respect to each differentiable parameter."""
 
-    def __init__(self, rows):
+    def __init__(self, rows: Rows) -> None:
         super().__init__(rows)
         self.value = RowsValue(rows)
 
-    def make_node(self, *values):
+    def make_node(self, *values: Any) -> Apply:
         inputs = self._inputs(values)
         gradients = [inputs[index].type() for index in self.rows.wrt]
         return Apply(self, inputs, [*self._outputs(), *gradients])
 
-    def infer_shape(self, *context):
+    def infer_shape(self, *context: Any) -> list[Any]:
         shapes = context[-1]  # PyTensor 2 passes the graph as well
         return [(), *(shapes[index] for index in self.rows.wrt)]
 
-    def perform(self, node, inputs, output_storage):
+    def perform(self, node: Apply, inputs: list[np.ndarray], output_storage: list[list[Any]]) -> None:
         results = self.rows.sum_and_gradient(inputs)
         for storage, output, result in zip(output_storage, node.outputs, results):
             storage[0] = np.asarray(result, output.type.dtype)
 
-    def connection_pattern(self, node):
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
         n_outputs = len(node.outputs)
         return [[index in self.rows.wrt] * n_outputs for index in range(len(node.inputs))]
 
-    def pullback(self, inputs, outputs, cotangents):
+    def pullback(
+        self, inputs: Sequence[Variable], outputs: Sequence[Variable], cotangents: Sequence[Variable]
+    ) -> list[Variable]:
         if any(not isinstance(one.type, DisconnectedType) for one in cotangents[1:]):
             raise NotImplementedError(
                 f"{self.rows.name}: only the first derivatives of a sum over the rows of all ranks can "
@@ -90,7 +100,7 @@ class RowsSum(_OfRows):
 
 @register_specialize
 @node_rewriter([RowsSum])
-def local_sum_without_gradient(fgraph, node):
+def local_sum_without_gradient(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variable] | None:
     """Compute the sum alone where nothing uses the gradient."""
     if any(fgraph.clients[output] for output in node.outputs[1:]):
         return None
@@ -98,7 +108,7 @@ def local_sum_without_gradient(fgraph, node):
 
 
 @numba_funcify.register(_OfRows)
-def numba_funcify_of_rows(op, node, **kwargs):
+def numba_funcify_of_rows(op: Op, node: Apply, **kwargs: Any) -> Any:
     """Let Numba code call Python for it, without PyTensor's warning: a call takes only microseconds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

@@ -88,7 +88,7 @@ def rows_potential(
         by_variable = _check_mapping(name, data)
         variables = [like(one, one.name, one.type.shape) for one in by_variable]
         replaced = dict([*zip(inputs, parameters), *zip(by_variable, variables)])
-        (value,), arrays = substitute([log_prob], replaced), by_variable.values()
+        (value,), arrays = substitute([log_prob], replaced), list(by_variable.values())
     else:
         arrays = [_as_array(name, position, one) for position, one in enumerate(data)]
         variables = [like(one, f"data[{position}]", one.shape) for position, one in enumerate(arrays)]
@@ -97,7 +97,7 @@ def rows_potential(
             raise TypeError(f"{name}: log_prob: expected that it returns a variable, got {value!r}")
     differentiable = [one.type.dtype.startswith("float") for one in parameters]
     return sum_over_ranks(
-        Rows(name, total_of(name, value), parameters, differentiable, variables, list(arrays), mode),
+        Rows(name, total_of(name, value), parameters, differentiable, variables, arrays, mode),
         inputs,
     )
 
@@ -122,7 +122,7 @@ def total_of(name: str, value: Variable) -> Variable:
     return total if total.type.dtype.startswith("float") else pt.cast(total, "floatX")
 
 
-def _draws(value):
+def _draws(value: Variable) -> list[str]:
     """Return the names of the operations in a graph that draw random numbers."""
     nodes = {one.owner for one in ancestors([value]) if one.owner}
     return sorted(
@@ -146,13 +146,13 @@ def like(one: Any, name: str | None, shape: Sequence[int | None]) -> Variable:
     return pt.tensor(name, shape=(None, *shape[1:]), dtype=str(one.dtype))
 
 
-def _parameter(name, position, one):
+def _parameter(name: str, position: int, one: Any) -> Variable:
     if not isinstance(one, Variable) or not hasattr(one.type, "ndim"):
         raise TypeError(f"{name}: inputs[{position}]: expected a tensor variable, got {one!r}")
     return one.type(one.name)
 
 
-def _check_mapping(name, data):
+def _check_mapping(name: str, data: Any) -> Mapping[Variable, Any]:
     if not isinstance(data, Mapping):
         raise TypeError(
             f"{name}: data: expected a dictionary of arrays by the variable that stands for them, as "
@@ -164,7 +164,7 @@ def _check_mapping(name, data):
     return data
 
 
-def _as_array(name, position, rows):
+def _as_array(name: str, position: int, rows: Any) -> synk.Data | np.ndarray:
     array = rows if isinstance(rows, (synk.Data, np.ndarray)) else np.asarray(rows)
     if not array.ndim or array.dtype.kind not in "biuf":
         raise TypeError(

@@ -129,7 +129,7 @@ class Rows:
                 f"correlated, or contain a mean over the rows"
             )
 
-    def _evaluate(self, values, with_gradient):
+    def _evaluate(self, values: Sequence[Any], with_gradient: bool) -> np.ndarray:
         if os.getpid() != self._process:
             raise synk.SynkhronosError(
                 f"{self.name}: this process was forked from the one that has the ranks, and cannot use "
@@ -151,7 +151,7 @@ class Rows:
             raise RuntimeError(f"{self.name}: it cannot be evaluated inside a fuse() block")
         return result
 
-    def _send(self, values):
+    def _send(self, values: Sequence[Any]) -> None:
         """Write the parameters to shared memory."""
         if not self._arguments:
             self._arguments = [synk.data(value, var=one) for value, one in zip(values, self.parameters)]
@@ -162,12 +162,12 @@ class Rows:
             else:
                 argument.set_value(value)
 
-    def _function(self, with_gradient):
+    def _function(self, with_gradient: bool) -> synk.Function:
         if with_gradient not in self._functions:
             self._functions[with_gradient] = self._build(with_gradient)
         return self._functions[with_gradient]
 
-    def _build(self, with_gradient):
+    def _build(self, with_gradient: bool) -> synk.Function:
         output = self._total
         if with_gradient:
             wrt = [self.parameters[index] for index in self.wrt]
@@ -183,7 +183,7 @@ class Rows:
         )
 
 
-def _check_lengths(name, variables, data):
+def _check_lengths(name: str, variables: Sequence[Any], data: Sequence[Any]) -> None:
     lengths = {}
     for position, (variable, rows) in enumerate(zip(variables, data)):
         shape = np.shape(rows) if not isinstance(rows, synk.Data) else rows.shape
@@ -197,11 +197,11 @@ def _check_lengths(name, variables, data):
         raise ValueError(f"{name}: data: expected at least one array, with at least one row")
 
 
-def _n_bytes(data):
+def _n_bytes(data: synk.Data) -> int:
     return math.prod(data.shape) * data.dtype.itemsize
 
 
-def _as_data(variable, rows):
+def _as_data(variable: Any, rows: Any) -> synk.Data:
     if not isinstance(rows, synk.Data):
         return synk.data(rows, var=variable, constant=True)
     if rows.dtype != variable.type.dtype or rows.ndim != variable.type.ndim:

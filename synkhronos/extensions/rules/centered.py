@@ -23,6 +23,8 @@ from synkhronos.extensions.rules.rule import (
 class _Centered(Rule):
     """A rule with a center, which is also its final value."""
 
+    _center: synk.Center
+
     def start(self, rank: synk.Rank, params: Params) -> None:
         # The first rank gives the center its values, so all ranks begin with the same values.
         center = unpack("center", params, self.restored)

@@ -241,7 +241,9 @@ def pack(name: str, values: Sequence[numpy.ndarray] | None) -> dict[str, numpy.n
     return {f"{name} {position}": value for position, value in enumerate(values or ())}
 
 
-def unpack(name: str, params: Sequence[Any], state: Mapping | None) -> list[numpy.ndarray] | None:
+def unpack(
+    name: str, params: Sequence[Any], state: Mapping[str, Any] | None
+) -> list[numpy.ndarray] | None:
     """Return the arrays that were given to `pack`, or None if the state does not have them."""
     if not state or f"{name} 0" not in state:
         return None

@@ -133,7 +133,7 @@ def make_step(
     )
 
 
-def _pairs(updates: Any) -> list:
+def _pairs(updates: Any) -> list[Any]:
     return list(updates.items()) if hasattr(updates, "items") else list(updates)
 
 

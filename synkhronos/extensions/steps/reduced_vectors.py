@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Tuple
 
 import numpy
 
@@ -11,7 +11,8 @@ from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions._flat_gradient import Layout
 
-Place = tuple  # (dtype, op, is_gradient, position)
+#: Of an expression: the dtype, the operation, whether it is a gradient, and the position in the vector
+Place = Tuple[str, str, bool, int]
 
 
 class ReducedVectors:
@@ -73,8 +74,8 @@ class ReducedVectors:
         """Return the reduced value of the expression at a place, or of a variable of its own."""
         if isinstance(place, SharedVariable):
             return place
-        *key, position = place
-        return self._pieces[tuple(key)][position]
+        dtype, op, is_gradient, position = place
+        return self._pieces[dtype, op, is_gradient][position]
 
     def clearing(self) -> list[tuple[SharedVariable, Variable]]:
         """Return updates that keep ranks without rows from taking part in the reduction.

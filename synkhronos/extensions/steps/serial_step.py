@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, NoReturn, Sequence
 
 import numpy
 
@@ -37,7 +37,7 @@ class SerialStep:
             **{"name": "gradient", **options},
         )
 
-    def check(self, *_: Any) -> Any:
+    def check(self, *_: Any) -> NoReturn:
         """Refuse to compare the serial step with itself."""
         raise TypeError(
             "check: expected a step on all ranks, of make_train_function(), got the serial step of "

@@ -34,7 +34,7 @@ class _Builder:
         if definition.defaults and excluded is not True:
             self._keywords["no_default_updates"] = [*(excluded or ()), *definition.defaults]
 
-    def used(self, variables: Sequence[Variable], updates: Sequence[tuple]) -> set[Variable]:
+    def used(self, variables: Sequence[Variable], updates: Sequence[tuple[Any, ...]]) -> set[Variable]:
         """Return all variables that some variables and updates are computed from."""
         return set(inputs_first([*variables, *(new for _, new, *_ in updates)], self._parents))
 
@@ -42,7 +42,7 @@ class _Builder:
         self,
         name: str,
         outputs: Sequence[tuple[Any, Variable]],
-        updates: Sequence[tuple],
+        updates: Sequence[tuple[Any, ...]],
         has_rows: bool = False,
         indices: Sequence[int] | None = None,
         sliceable: Sequence[SharedVariable] = (),
@@ -188,7 +188,7 @@ class Step:
         random: bool,
         rtol: float | None,
         atol: float | None,
-    ) -> Any:
+    ) -> synk.Comparison:
         """Compare a step with the same step on one rank; return the comparison.
 
         If `random`, numbers that follow from the rows are in place of random ones.

@@ -89,7 +89,7 @@ def _called(
             raise error from None
 
 
-def _first_parameters(rule: Callable) -> tuple[str, str]:
+def _first_parameters(rule: Callable[..., Any]) -> tuple[str, str]:
     """Return the names of the first two parameters of a rule, as far as they can be known."""
     try:
         names = [name.lower() for name in inspect.signature(rule).parameters]

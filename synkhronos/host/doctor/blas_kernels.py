@@ -169,14 +169,14 @@ def remedy(
     if not ldflags:
         return f"install OpenBLAS, on Debian with: {_INSTALL}"
     library = linked(ldflags, libraries)
-    if library and is_older(library.get("architecture"), instructions):
+    if library and instructions and is_older(library.get("architecture"), instructions):
         return _of_old_kernels(library, coretype, instructions)
     if is_slow:
         return _of_slow_product(ldflags, library)
     return _of_copies(libraries, coretype, instructions)
 
 
-def _of_old_kernels(library, coretype, instructions):
+def _of_old_kernels(library: Library, coretype: Optional[str], instructions: str) -> str:
     best = KERNELS[instructions][0]
     reason = f"the kernels do not use {instructions}, which the processor has"
     if coretype is not None and _is_cause(coretype, instructions):
@@ -191,12 +191,12 @@ def _of_old_kernels(library, coretype, instructions):
     return f"{reason}: install a newer version of OpenBLAS{by_hand}"
 
 
-def _is_cause(coretype, instructions):
+def _is_cause(coretype: str, instructions: str) -> bool:
     # A name that OpenBLAS does not know makes some versions take their oldest kernels.
     return instructions_of_kernels(coretype) is None or is_older(coretype, instructions)
 
 
-def _of_slow_product(ldflags, library):
+def _of_slow_product(ldflags: str, library: Optional[Library]) -> str:
     if library is None:
         is_openblas = "openblas" in ldflags
     else:
@@ -217,9 +217,11 @@ def _of_slow_product(ldflags, library):
     )
 
 
-def _of_copies(libraries, coretype, instructions):
+def _of_copies(
+    libraries: Sequence[Library], coretype: Optional[str], instructions: Optional[str]
+) -> str:
     old = [one for one in libraries if wheel(one) and is_older(one.get("architecture"), instructions)]
-    if not old or coretype == KERNELS[instructions][0]:
+    if not old or not instructions or coretype == KERNELS[instructions][0]:
         return ""
     return (
         f"only functions of NumPy and SciPy are slower ({describe_all(old)}): set "

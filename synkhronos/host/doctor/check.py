@@ -111,8 +111,9 @@ def ask(
     lines = process.stdout.strip().splitlines()
     if process.returncode or not lines:
         raise ProbeError(complaint_of(process.stderr) or f"exit status {process.returncode}")
-    return json.loads(lines[-1])
+    found: Dict[str, Any] = json.loads(lines[-1])
+    return found
 
 
-def _last_line(text):
+def _last_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1]

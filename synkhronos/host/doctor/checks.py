@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from synkhronos.host import (
     compile_cache,
@@ -113,7 +113,7 @@ def examine_packages() -> Finding:
     return ", ".join(REQUIREMENTS), ""
 
 
-def _with_this_python(remedy):
+def _with_this_python(remedy: str) -> str:
     """Return the remedy if this version of Python can be used; otherwise no package would help."""
     is_wrong = preparation.python_complaint()
     return "use another version of Python first, as described above" if is_wrong else remedy
@@ -213,7 +213,7 @@ def examine_pytensor() -> Finding:
     return judge_pytensor(found, *_of_processor())
 
 
-def _of_processor():
+def _of_processor() -> Tuple[Optional[str], Optional[str]]:
     return os.environ.get(blas_kernels.VARIABLE), blas_kernels.instructions_of_processor()
 
 

@@ -74,13 +74,15 @@ def make_job(
     return Job(named, machines or len(named) or 1, environment, by_host, given.get("mpi", []))
 
 
-def _first(hosts, machines):
+def _first(hosts: List[str], machines: int) -> List[str]:
     if hosts and machines > len(hosts):
         raise JobError(f"-n: expected at most {len(hosts)}, the number of hosts, got {machines}")
     return hosts[:machines]
 
 
-def _variables_by_host(config, given, hosts, known):
+def _variables_by_host(
+    config: Optional[str], given: Mapping[str, Any], hosts: List[str], known: List[str]
+) -> Dict[str, Dict[str, str]]:
     """Return the variables that differ from host to host, from the tables by host in the config file."""
     ranks, devices = given.get("ranks", {}), given.get("devices", {})
     for key, table in (("ranks", ranks), ("devices", devices)):
@@ -126,7 +128,7 @@ def read_config(path: str) -> Dict[str, Any]:
     return {key: CHECKS[key](f"{path}: {key}", value) for key, value in given.items()}
 
 
-def _toml_reader(path):
+def _toml_reader(path: str) -> Any:
     try:
         import tomllib  # novm
     except ImportError:  # before Python 3.11
@@ -139,7 +141,7 @@ def _toml_reader(path):
     return tomllib
 
 
-def _text(path):
+def _text(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import IO, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from synkhronos.host import job
 from synkhronos.host.signals import die_with_parent
@@ -178,7 +178,7 @@ def run(line: Sequence[str], environ: Optional[Dict[str, str]] = None) -> int:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     terminal = _is_terminal()
 
-    def prepare():
+    def prepare() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         die_with_parent(signal.SIGTERM)
 
@@ -206,11 +206,11 @@ def run(line: Sequence[str], environ: Optional[Dict[str, str]] = None) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _pass_errors(process, failures):
+def _pass_errors(process: "subprocess.Popen[bytes]", failures: List[int]) -> None:
     """Write to stderr what mpirun writes there, and list the exit codes of failures that it tells."""
     known = b""
     while True:
-        data = os.read(process.stderr.fileno(), 1 << 16)
+        data = os.read(process.stderr.fileno(), 1 << 16)  # type: ignore[union-attr]  # it is a pipe
         if not data:
             return
         known = known[-_REMEMBERED:] + data
@@ -227,11 +227,11 @@ def _pass_errors(process, failures):
                 data = data[os.write(2, data) :]
 
 
-def _pass_signals(process, signals):
+def _pass_signals(process: "subprocess.Popen[bytes]", signals: Iterable[int]) -> List[int]:
     """Let the handlers of signals pass them on; return a list for those that end the job."""
     ended_by: List[int] = []
 
-    def handle(number, frame):
+    def handle(number: int, frame: object) -> None:
         if number in (signal.SIGTERM, signal.SIGHUP):
             ended_by.append(number)
             process.terminate()
@@ -243,11 +243,11 @@ def _pass_signals(process, signals):
     return ended_by
 
 
-def _is_terminal():
+def _is_terminal() -> bool:
     return sys.stdin is not None and os.isatty(0)
 
 
-def _pass_terminal(pipe):
+def _pass_terminal(pipe: IO[bytes]) -> None:
     """Write what is typed to a pipe: mpirun reads no terminal of another session."""
     with pipe:
         while True:

@@ -12,7 +12,7 @@ import os
 import signal
 import stat
 import sys
-from typing import Iterator, List
+from typing import Iterable, Iterator, List, Tuple
 
 _PACKET = 4096  # bytes, the most that Linux keeps together, and that mpirun reads at once
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -38,7 +38,7 @@ def prefix_output(name: str) -> None:
     os.close(writing)
 
 
-def _relay(reading, prefix):
+def _relay(reading: int, prefix: bytes) -> None:
     """Write what is read, line by line, until every process has closed its end."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -52,7 +52,7 @@ def _relay(reading, prefix):
         os.write(2, packet)
 
 
-def _chunks(reading):
+def _chunks(reading: int) -> Iterator[bytes]:
     while True:
         chunk = os.read(reading, 1 << 16)
         if not chunk:
@@ -87,7 +87,7 @@ def packets(chunks: Iterator[bytes], prefix: bytes, longest: int = _PACKET) -> I
         yield prefix + left + b"\n"
 
 
-def _parts(line, room) -> List[bytes]:
+def _parts(line: bytes, room: int) -> List[bytes]:
     line = line.rstrip(b"\r")
     line = line[line.rfind(b"\r") + 1 :]
     parts = []
@@ -97,7 +97,7 @@ def _parts(line, room) -> List[bytes]:
     return [*parts, line]
 
 
-def _cut(line, room):
+def _cut(line: bytes, room: int) -> Tuple[bytes, bytes]:
     """Cut a line, but not within a character of UTF-8."""
     end = room
     while end > room - 3 and line[end] & 0xC0 == 0x80:
@@ -105,7 +105,7 @@ def _cut(line, room):
     return line[:end], line[end:]
 
 
-def _packed(lines, longest):
+def _packed(lines: Iterable[bytes], longest: int) -> Iterator[bytes]:
     packet = b""
     for line in lines:
         if len(packet) + len(line) > longest:

@@ -7,7 +7,7 @@ ever. It ends at once when it gets SIGTERM for the second time.
 import os
 import signal
 import time
-from typing import Iterable, Optional
+from typing import Any, Iterable, Optional
 
 # What has started a task: mpirun itself, or its daemon on another machine. OpenMPI 4 and 5
 _STARTERS = ("mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte")
@@ -60,14 +60,14 @@ def end_job(pid: int, tasks: Iterable[int]) -> None:
         os._exit(0)
 
 
-def _close(descriptor):
+def _close(descriptor: int) -> None:
     try:
         os.close(descriptor)
     except OSError:
         pass  # it was that of the folder
 
 
-def _send(process, number):
+def _send(process: Any, number: int) -> None:
     import psutil
 
     try:
@@ -76,7 +76,7 @@ def _send(process, number):
         pass
 
 
-def _wait(process):
+def _wait(process: Any) -> None:
     until = time.monotonic() + _PATIENCE
     while time.monotonic() < until and process.is_running():
         time.sleep(_POLL_INTERVAL)

@@ -83,7 +83,7 @@ class RelayedMessages(RelayPart):
             changed = self._receive(source) or changed
         return changed
 
-    def _offer(self, rank, box):
+    def _offer(self, rank: int, box: Mailbox) -> bool:
         taken = box.take(None)
         if taken is None:
             return False
@@ -120,12 +120,14 @@ class RelayedMessages(RelayPart):
         else:
             self._boxes[rank].free(self._sending.pop(rank).slot)
 
-    def _note_more(self, rank, source, more):
+    def _note_more(self, rank: int, source: int, more: bool) -> None:
         machines = self._more[rank]
         machines.add(source) if more else machines.discard(source)
         self._full[rank] = bool(machines)
 
-    def _consider(self, source, rank, sender, tag, head, nbytes, more):
+    def _consider(
+        self, source: int, rank: int, sender: int, tag: int, head: int, nbytes: int, more: bool
+    ) -> None:
         box = Mailbox(self.commons, box_of(rank))
         slot = box.reserve(nbytes, head, sender, tag)
         if slot is None:
@@ -135,7 +137,7 @@ class RelayedMessages(RelayPart):
         self._expected[source].append(_Expected(box, rank, slot, nbytes, more))
         self.links.send(source, self.name, "accepted", rank)
 
-    def _receive(self, source):
+    def _receive(self, source: int) -> bool:
         expected = self._expected[source]
         received = self.links.receive_piece(source) if expected else None
         if received is None:

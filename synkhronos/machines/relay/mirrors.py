@@ -55,7 +55,7 @@ class MirroredNumbers(RelayPart):
             changed = self._look_for_reports() or changed
         return changed
 
-    def _look_for_reports(self):
+    def _look_for_reports(self) -> bool:
         found = []
         for index, rank in enumerate(self.context.own):
             number, text = self._reports.read(rank)
@@ -66,7 +66,7 @@ class MirroredNumbers(RelayPart):
             self._send(_REPORTS, found)
         return bool(found)
 
-    def _send(self, name, content):
+    def _send(self, name: str, content: Any) -> None:
         for machine in self.context.others:
             self.links.send(machine, self.name, name, content)
 

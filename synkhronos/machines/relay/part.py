@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class RelayLinks:
         """Send to the same part on another machine."""
         self._links.send(to, self._tag, pickle.dumps((part, content), pickle.HIGHEST_PROTOCOL))
 
-    def receive(self) -> tuple[int, str, tuple] | None:
+    def receive(self) -> tuple[int, str, tuple[Any, ...]] | None:
         """Return the machine, the part and the content of the next message; None if there is none."""
         received = self._links.receive(None, self._tag)
         if received is None:
@@ -72,7 +72,7 @@ class RelayContext(NamedTuple):
     commons: Commons
     links: RelayLinks
     machine: int
-    machines: list[range]
+    machines: Sequence[range]
 
     @property
     def own(self) -> range:

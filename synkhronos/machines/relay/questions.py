@@ -39,7 +39,7 @@ class RelayedQuestions(RelayPart):
                 changed = True
         return changed
 
-    def _tell(self):
+    def _tell(self) -> bool:
         """Tell the other machines when the controller has started, and when it has died."""
         state = int(self._state[0])
         now = state, state == controller.READY and not self._alive.is_free()
@@ -63,7 +63,7 @@ class RelayedQuestions(RelayPart):
         except MemoryError as error:
             channel.reply(content[0], pickle.dumps((None, str(error))))
 
-    def _set_alive(self, state, is_alive):
+    def _set_alive(self, state: int, is_alive: bool) -> None:
         if is_alive:
             self._alive.try_acquire()
         elif not self._alive.is_free():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Mapping, Sequence
 
 from synkhronos.machines.courier import WorkContext
 from synkhronos.machines.relay.messages import RelayedMessages
@@ -34,7 +35,7 @@ class Relay:
         The ranks of each machine.
     """
 
-    def __init__(self, machines: list[range]) -> None:
+    def __init__(self, machines: Sequence[range]) -> None:
         self._machines = machines
 
     def run(self, work: WorkContext) -> None:
@@ -60,7 +61,7 @@ class Relay:
                     links.send(machine, _OVER)
             links.discard()  # what is no longer needed
 
-    def _turn(self, links, parts):
+    def _turn(self, links: RelayLinks, parts: Mapping[str, RelayPart]) -> bool:
         """Pass on what is new; return whether there was anything."""
         is_active = False
         while (received := links.receive()) is not None:

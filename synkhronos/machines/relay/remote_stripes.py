@@ -45,7 +45,7 @@ class Request(NamedTuple):
     restarts: int
     kind: str
     name: str
-    arguments: tuple
+    arguments: tuple[Any, ...]
     nbytes: int
     has_data: bool
 
@@ -133,10 +133,10 @@ class RemoteStripes:
         """As `Stripes.let_go`."""
         self._ask("let go")
 
-    def _visit(self, changes, work):
+    def _visit(self, changes: bool, work: Callable[[int, np.ndarray], None]) -> None:
         changed = None  # the stripe that was entered and has to be replaced
 
-        def visit(number):
+        def visit(number: int) -> bool:
             nonlocal changed
             stored, changed = changed, None
             if not self._ask("visit", stored, number, changes, has_data=stored is not None):
@@ -154,7 +154,7 @@ class RemoteStripes:
         if changed is not None:
             self._ask("visit", changed, None, changes, has_data=True)
 
-    def _ask(self, kind, *arguments, has_data=False) -> Any:
+    def _ask(self, kind: str, *arguments: Any, has_data: bool = False) -> Any:
         request = Request(self._restarts, kind, self._name, arguments, self._nbytes, has_data)
         asked = pickle.dumps(tuple(request))
         return pickle.loads(self._channel.ask(asked, _AWAKE, self._pause))
@@ -175,14 +175,14 @@ class _Other(Exception):
 class _RemoteRank:
     """A rank of another machine, and the stripe that it has entered."""
 
-    def __init__(self, commons, restarts):
+    def __init__(self, commons: Commons, restarts: int) -> None:
         self.restarts = restarts
         self._commons = commons
         self._stripes: dict[str, Stripes] = {}
         self._fillings: dict[str, dict[int, np.ndarray]] = {}  # for centers that do not exist yet
         self._entered: tuple[Stripes, int] | None = None
 
-    def do(self, kind, name, arguments, data):
+    def do(self, kind: str, name: str, arguments: Any, data: Any) -> tuple[Any, np.ndarray | None]:
         """Return the answer and the memory to send, if any."""
         if kind == "open":
             return self._open(name, *arguments), None
@@ -193,17 +193,18 @@ class _RemoteRank:
         if kind == "hold":
             return stripes.try_hold(), None
         if kind == "let go":
-            return stripes.let_go(), None
-        return self._visit(stripes, *arguments, data)
+            stripes.let_go()
+            return None, None
+        return self._visit(stripes, *arguments, data)  # type: ignore[call-arg]  # three
 
-    def _open(self, name, layout, count, nbytes):
+    def _open(self, name: str, layout: bytes, count: int, nbytes: int) -> tuple[str, Any]:
         filling = self._fillings.pop(name, None)
 
-        def check(there):
+        def check(there: bytes) -> None:
             if there != layout:
                 raise _Other(there)
 
-        def fill(number, memory):
+        def fill(number: int, memory: np.ndarray) -> None:
             if filling is None:
                 raise _Absent
             memory[...] = filling[number]
@@ -221,7 +222,14 @@ class _RemoteRank:
         self._stripes[name] = stripes
         return "opened", (stripes.is_first, stripes.member)
 
-    def _visit(self, stripes, stored, number, changes, data):
+    def _visit(
+        self,
+        stripes: Stripes,
+        stored: int | None,
+        number: int | None,
+        changes: bool,
+        data: np.ndarray | None,
+    ) -> tuple[bool, np.ndarray | None]:
         if stored is not None:
             stripes.spare[...] = data
             stripes.replace(stored)
@@ -229,27 +237,27 @@ class _RemoteRank:
         memory = None if number is None else stripes.enter(number)
         if memory is None:
             return False, None
-        self._entered = stripes, number
+        self._entered = stripes, number  # type: ignore[assignment]  # not None
         if not changes:
             memory = memory.copy()
             self.leave()
         return True, memory
 
-    def leave(self):
+    def leave(self) -> None:
         """Give back the lock of the stripe that it has entered."""
         entered, self._entered = self._entered, None
         if entered is not None:
             stripes, number = entered
             stripes.leave(number)
 
-    def close(self):
+    def close(self) -> None:
         self.leave()
         for stripes in self._stripes.values():
             stripes.let_go()
             stripes.resign()
 
 
-def _raise_busy():
+def _raise_busy() -> None:
     raise _Busy
 
 
@@ -274,8 +282,8 @@ class RelayedStripes(RelayPart):
                 changed = True
         return changed
 
-    def _send(self, rank, channel, number, request):
-        request = Request(*pickle.loads(request))
+    def _send(self, rank: int, channel: StripeChannel, number: int, pickled: bytes) -> None:
+        request = Request(*pickle.loads(pickled))
         self._asked[rank] = number, request
         data = channel.memories(request.restarts, request.nbytes)[0] if request.has_data else None
         content = request.restarts, request.kind, request.name, request.arguments

@@ -6,15 +6,19 @@ taken of products that are then written to memory for their shape. It does not e
 result has another dtype than in the formula, as that of float32 images with ``floatX=float64``.
 """
 
+from __future__ import annotations
+
+from typing import Iterable, Sequence
+
 from theano import tensor
-from theano.gof import local_optimizer
+from theano.gof import Apply, Variable, local_optimizer
 from theano.tensor.nnet.bn import AbstractBatchNormTrain, AbstractBatchNormTrainGrad
 
 from synkhronos.engines.theano.kernels.optimizations import at_each_node, with_traces
 
 
 @local_optimizer([AbstractBatchNormTrain])
-def synkhronos_batch_normalization(node):
+def synkhronos_batch_normalization(node: Apply) -> list[Variable] | None:
     """Return the results of batch normalization in training."""
     if type(node.op) is not AbstractBatchNormTrain or not _is_possible(node):
         return None
@@ -31,7 +35,7 @@ def synkhronos_batch_normalization(node):
 
 
 @local_optimizer([AbstractBatchNormTrainGrad])
-def synkhronos_batch_normalization_grad(node):
+def synkhronos_batch_normalization_grad(node: Apply) -> list[Variable] | None:
     """Return the gradients of batch normalization with respect to its input, scale and bias."""
     if type(node.op) is not AbstractBatchNormTrainGrad or not _is_possible(node):
         return None
@@ -48,25 +52,25 @@ def synkhronos_batch_normalization_grad(node):
 class _Total:
     """Sums over the axes of an array that keep its number of axes, and the number of what is summed."""
 
-    def __init__(self, x, axes):
+    def __init__(self, x: Variable, axes: Iterable[int]) -> None:
         self._axes, shape = tuple(axes), x.shape
         count = 1
         for axis in self._axes:
             count = count * shape[axis]
         self.count = tensor.cast(count, x.dtype)
 
-    def sum(self, values):
+    def sum(self, values: Variable) -> Variable:
         return values.sum(self._axes, keepdims=True)
 
-    def mean(self, values):
+    def mean(self, values: Variable) -> Variable:
         return self.sum(values) / self.count
 
 
-def _is_possible(node):
+def _is_possible(node: Apply) -> bool:
     return all(isinstance(one.type, tensor.TensorType) for one in node.inputs)
 
 
-def _like(results, outputs):
+def _like(results: Sequence[Variable], outputs: Sequence[Variable]) -> list[Variable]:
     """Return results with the types and the traces of outputs."""
     cast = [result.astype(output.dtype) for result, output in zip(results, outputs)]
     like = [tensor.patternbroadcast(one, output.broadcastable) for one, output in zip(cast, outputs)]

@@ -6,11 +6,18 @@ and not at all if the image is that matrix itself. With few filters, on processo
 there is no matrix: pixels are read from where they are in the image.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Mapping
+
 from theano import config
 from theano.tensor.nnet import corr
 
 from synkhronos.engines.theano.kernels import cpp
 from synkhronos.engines.theano.kernels.optimizations import replacing
+
+if TYPE_CHECKING:
+    from theano.gof import Apply, Op, Variable
 
 _FILES = (
     "geometry", "columns", "blocks", "vectors", "direct", "direct_gradient", "convolution",
@@ -38,23 +45,25 @@ class _Convolution(cpp.Keyed):
     function: str
     inputs_in_c = 2
 
-    def c_headers(self):
+    def c_headers(self) -> list[str]:
         return ["<algorithm>", "<cstdio>", "<cstring>", "<vector>", *super().c_headers()]
 
-    def c_compile_args(self):
+    def c_compile_args(self) -> list[str]:
         return [*super().c_compile_args(), *cpp.COMPILE_ARGS, "-std=gnu++11"]
 
-    def c_no_compile_args(self):
+    def c_no_compile_args(self) -> list[str]:
         """Return the user's choice of a standard, which would otherwise replace this code's."""
         return [flag for flag in config.gcc.cxxflags.split() if flag.startswith("-std=")]
 
-    def c_support_code(self):
+    def c_support_code(self) -> str:
         return super().c_support_code() + cpp.read(*_FILES)
 
-    def c_support_code_apply(self, node, name):
+    def c_support_code_apply(self, node: Apply, name: str) -> str:
         return ""
 
-    def c_code(self, node, name, inputs, outputs, sub):
+    def c_code(
+        self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: Mapping[str, str]
+    ) -> str:
         sizes = ["NULL"] * (self.inputs_in_c - len(inputs))
         return _CODE % {
             "function": self.function,
@@ -64,7 +73,7 @@ class _Convolution(cpp.Keyed):
             "fail": sub["fail"],
         }
 
-    def c_code_cache_version(self):
+    def c_code_cache_version(self) -> tuple[Any, ...]:
         return (1, *super().c_code_cache_version(), *cpp.version(*_FILES))
 
 
@@ -73,7 +82,7 @@ class _Gradient(_Convolution):
 
     inputs_in_c = 4
 
-    def make_node(self, first, second, *size):
+    def make_node(self, first: Variable, second: Variable, *size: Any) -> Apply:
         """Take the size as a pair, as Theano's, or as two inputs, as nodes have it."""
         return super().make_node(first, second, *([size] if len(size) == 2 else size))
 
@@ -103,7 +112,7 @@ _REPLACEMENTS = {
 }
 
 
-def _replacement_of(node):
+def _replacement_of(node: Apply) -> Op | None:
     op = node.op
     if op.unshared or op.openmp:
         return None

@@ -6,10 +6,18 @@ the user would import it, or where it is not installed, delete the modules. So t
 place of the operation, which equals it.
 """
 
+from __future__ import annotations
+
 import functools
 import pickle
 import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from theano.gof import Op as _Base  # the base of what comes after `Keyed`
+else:
+    _Base = object
 
 _FOLDER = Path(__file__).resolve().parent
 
@@ -19,12 +27,12 @@ COMPILE_ARGS = ["-fno-trapping-math", "-fno-math-errno"]
 
 
 @functools.lru_cache(maxsize=None)
-def read(*names):
+def read(*names: str) -> str:
     """Return the text of files, one after another."""
     return "\n".join((_FOLDER / f"{name}.h").read_text(encoding="utf-8") for name in names)
 
 
-def call(expression, fail):
+def call(expression: str, fail: str) -> str:
     """Return the code that evaluates an expression, which is false after it has set a Python error."""
     return f"""
     {{
@@ -40,33 +48,33 @@ def call(expression, fail):
 
 
 @functools.lru_cache(maxsize=None)
-def version(*names):
+def version(*names: str) -> tuple[int]:
     """Return a tuple that changes with the text, for ``c_code_cache_version``."""
     return (zlib.crc32(read(*names).encode()),)
 
 
-class Keyed:
+class Keyed(_Base):
     """An operation that equals its name in a key.
 
     It comes before Theano's class in the bases of an operation.
     """
 
-    def signature(self):
+    def signature(self) -> tuple[Any, ...]:
         """Return a tuple of strings and numbers that identifies the operation."""
         return f"synkhronos.{type(self).__name__}", repr(self._props())
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         if type(other) is tuple:
             return other == self.signature()
         return type(self) is type(other) and self._props() == other._props()
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash(self.signature())
 
 
 class KeyPickler(pickle.Pickler):
     """Writes the names of operations."""
 
-    def reducer_override(self, value):
+    def reducer_override(self, value: Any) -> Any:
         """Return how to make a value when it is read."""
         return (tuple, (value.signature(),)) if isinstance(value, Keyed) else NotImplemented

@@ -10,7 +10,11 @@ The traffic is counted in arrays of the size of the loop; smaller ones, which ar
 nothing. Only the types of variables are known, not their extents.
 """
 
-from theano.gof import Optimizer
+from __future__ import annotations
+
+from typing import Iterable, Sequence
+
+from theano.gof import Apply, FunctionGraph, Optimizer, Variable
 from theano.gof.toolbox import ReplaceValidate
 from theano.gof.utils import MethodNotDefined
 from theano.scalar import Composite, get_scalar_type, identity
@@ -38,10 +42,10 @@ _MOST_SCALARS = 80  # operations in one loop
 class Fusion(Optimizer):
     """Replaces elementwise operations and sums by `FastLoop`."""
 
-    def add_requirements(self, fgraph):
+    def add_requirements(self, fgraph: FunctionGraph) -> None:
         fgraph.attach_feature(ReplaceValidate())
 
-    def apply(self, fgraph):
+    def apply(self, fgraph: FunctionGraph) -> None:
         order = fgraph.toposort()
         members = [one for one in map(_member, order) if one is not None]
         virtual = _find_virtual(members)
@@ -71,7 +75,7 @@ class _Member:
         The number of operations on each element.
     """
 
-    def __init__(self, node, axes):
+    def __init__(self, node: Apply, axes: tuple[int, ...] | None) -> None:
         self.node, self.axes, (self.result,) = node, axes, node.outputs
         self.pattern = node.inputs[0].broadcastable if axes else self.result.broadcastable
         ops = [] if axes else _scalar_ops(node.op.scalar_op)
@@ -81,7 +85,7 @@ class _Member:
         self.leaves = frozenset(one for one in node.inputs if one.broadcastable == self.pattern)
 
 
-def _member(node):
+def _member(node: Apply) -> _Member | None:
     """Return a `_Member`, or None if the node cannot be part of a loop."""
     op, (output, *others) = node.op, node.outputs
     dtypes = {getattr(one, "dtype", None) for one in [*node.inputs, output]}
@@ -100,19 +104,19 @@ def _member(node):
     return _Member(node, tuple(axes)) if axes else None
 
 
-def _is_large(variable):
+def _is_large(variable: Variable) -> bool:
     """Whether an array may be large: not if it has one axis, and the others are for broadcasting."""
     return variable.ndim - sum(variable.broadcastable) >= max(1, min(variable.ndim, 2))
 
 
-def _scalar_ops(op):
+def _scalar_ops(op: scalars.ScalarOp) -> list[scalars.ScalarOp]:
     """Return the scalar operations of an elementwise one, of a `Composite` those inside."""
     if not isinstance(op, Composite):
         return [op]
     return [one for node in op.fgraph.apply_nodes for one in _scalar_ops(node.op)]
 
 
-def _always_computes(op, node):
+def _always_computes(op: scalars.ScalarOp, node: Apply) -> bool:
     """Whether a scalar operation has C code, for one result, that raises no errors.
 
     That of an integer division raises one for a division by zero.
@@ -129,16 +133,16 @@ def _always_computes(op, node):
 # What is computed again
 
 
-def _find_virtual(members):
+def _find_virtual(members: list[_Member]) -> dict[Variable, _Member]:
     """Return, by result, the members that are computed by those that use them and not on their own."""
-    of_node, virtual = {one.node: one for one in members}, {}
+    of_node = {one.node: one for one in members}
+    virtual: dict[Variable, _Member] = {}
     for member in members:
         if member.axes is not None:
             continue
-        users = {client for client, _ in member.result.clients}
-        users = [of_node.get(one) for one in users if one != "output"] if users else [None]
-        is_output = any(client == "output" for client, _ in member.result.clients)
-        if is_output or None in users or any(one.pattern != member.pattern for one in users):
+        clients = {client for client, _ in member.result.clients}  # "output", if it is an output
+        users = [of_node[one] for one in clients if one in of_node]
+        if not users or len(users) < len(clients) or any(one.pattern != member.pattern for one in users):
             continue
         if len(users) > 1 and member.costly:
             continue
@@ -164,12 +168,12 @@ def _find_virtual(members):
 class _Loop:
     """Members that are computed in one pass."""
 
-    def __init__(self, member):
+    def __init__(self, member: _Member) -> None:
         self.members, self.pattern = [member], member.pattern
         self.leaves, self.n_scalars = set(member.leaves), member.n_scalars
         self.written = set() if member.axes else {member.result}
 
-    def gains(self, member):
+    def gains(self, member: _Member) -> int:
         """Return how many passes over an array are saved if a member is added; 0 if it cannot be."""
         if member.pattern != self.pattern:
             return 0
@@ -182,14 +186,14 @@ class _Loop:
             return 0
         return shared
 
-    def add(self, member):
+    def add(self, member: _Member) -> None:
         self.members.append(member)
         self.leaves |= member.leaves - self.written
         self.n_scalars += member.n_scalars
         if member.axes is None:
             self.written.add(member.result)
 
-    def is_worth_it(self, virtual):
+    def is_worth_it(self, virtual: dict[Variable, _Member]) -> bool:
         """Whether it saves time; a single operation on equal arrays is as fast in Theano."""
         if len(self.members) > 1 or self.members[0].axes is not None:
             return True
@@ -199,12 +203,13 @@ class _Loop:
         is_mixed = not all(all(one.broadcastable) for one in smaller)
         return member.is_slow_in_theano or is_mixed or any(one in virtual for one in inputs)
 
-    def build(self, virtual):
+    def build(self, virtual: dict[Variable, _Member]) -> tuple[list[Variable], list[Variable]]:
         """Return the results of the members, and new variables for them."""
-        inputs, known = [], {}
+        inputs: list[Variable] = []
+        known: dict[Variable, Variable] = {}
         inside = {one.result: one for one in self.members if one.axes is None}
 
-        def scalar_of(variable, root=None):
+        def scalar_of(variable: Variable, root: _Member | None = None) -> Variable:
             if variable in known:
                 return known[variable]
             member = root or virtual.get(variable) or inside.get(variable)
@@ -226,12 +231,12 @@ class _Loop:
         return olds, with_traces(olds, op.make_node(*inputs).outputs)
 
 
-def _computed(variables):
+def _computed(variables: Iterable[Variable]) -> list[Variable]:
     """Return those that are no inputs of the graph."""
     return [one for one in variables if one.owner is not None]
 
 
-def _apply(op, arguments):
+def _apply(op: scalars.ScalarOp, arguments: Sequence[Variable]) -> Variable:
     """Return the result of a scalar operation; of a `Composite`, without the composite."""
     if not isinstance(op, Composite):
         return op(*arguments)
@@ -241,9 +246,11 @@ def _apply(op, arguments):
     return known[op.fgraph.outputs[0]]
 
 
-def _join(members, virtual):
+def _join(members: list[_Member], virtual: dict[Variable, _Member]) -> list[_Loop]:
     """Return the loops of members that are computed, in an order in which they can run."""
-    loops, of_node, with_array = [], {}, {}
+    loops: list[_Loop] = []
+    of_node: dict[Apply, _Loop] = {}
+    with_array: dict[Variable, set[int]] = {}
     for member in members:
         # In the order in which they were made, so that every process makes the same loops.
         near = sorted({place for leaf in member.leaves for place in with_array.get(leaf, ())})
@@ -262,7 +269,9 @@ def _join(members, virtual):
     return loops
 
 
-def _depends(member, loop, of_node, virtual):
+def _depends(
+    member: _Member, loop: _Loop, of_node: dict[Apply, _Loop], virtual: dict[Variable, _Member]
+) -> bool:
     """Whether a member needs a loop's results for more than an element of its own."""
     waiting, seen = _needed(member, virtual), set()
     waiting = [one for one in waiting if not (one in loop.written and one.broadcastable == loop.pattern)]
@@ -283,7 +292,7 @@ def _depends(member, loop, of_node, virtual):
     return False
 
 
-def _needed(member, virtual):
+def _needed(member: _Member, virtual: dict[Variable, _Member]) -> list[Variable]:
     """Return all variables that a member reads, without those that it computes itself."""
     waiting, found, seen = list(member.node.inputs), [], set()
     while waiting:

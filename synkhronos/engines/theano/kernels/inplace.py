@@ -1,6 +1,8 @@
 """Loops that write their results over inputs that nothing needs any more, as Theano's operations do."""
 
-from theano.gof import Constant, InconsistencyError, Optimizer
+from __future__ import annotations
+
+from theano.gof import Apply, Constant, FunctionGraph, InconsistencyError, Optimizer
 from theano.gof.destroyhandler import DestroyHandler
 from theano.gof.toolbox import ReplaceValidate
 
@@ -11,11 +13,11 @@ from synkhronos.engines.theano.kernels.optimizations import Optimization, with_t
 class Inplace(Optimizer):
     """Gives the results of loops the memory of inputs, where the graph permits it."""
 
-    def add_requirements(self, fgraph):
+    def add_requirements(self, fgraph: FunctionGraph) -> None:
         fgraph.attach_feature(ReplaceValidate())
         fgraph.attach_feature(DestroyHandler())
 
-    def apply(self, fgraph):
+    def apply(self, fgraph: FunctionGraph) -> None:
         for node in fgraph.toposort():
             if type(node.op) is not FastLoop:
                 continue
@@ -24,7 +26,7 @@ class Inplace(Optimizer):
                     node = _overwriting(fgraph, node, output) or node
 
 
-def _overwriting(fgraph, node, output):
+def _overwriting(fgraph: FunctionGraph, node: Apply, output: int) -> Apply | None:
     """Replace a node by one that overwrites an input; return it, or None if there is no such input."""
     op, kind = node.op, node.outputs[output].type
     used = {replaced for _, replaced in op.inplace}

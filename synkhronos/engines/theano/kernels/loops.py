@@ -1,10 +1,13 @@
 """An operation that computes elementwise results, and sums of such results, in one pass over memory."""
 
+from __future__ import annotations
+
 import zlib
+from typing import Any, Iterable, Mapping
 
 import numpy as np
 from theano import tensor
-from theano.gof import Apply, Op
+from theano.gof import Apply, Op, Variable
 from theano.gof.utils import MethodNotDefined
 from theano.scalar import Composite
 
@@ -34,41 +37,46 @@ class FastLoop(cpp.Keyed, Op):
 
     __props__ = ("scalar_op", "axes", "inplace")
 
-    def __init__(self, scalar_op: Composite, axes, inplace=()):
+    def __init__(
+        self,
+        scalar_op: Composite,
+        axes: tuple[tuple[int, ...] | None, ...],
+        inplace: tuple[tuple[int, int], ...] = (),
+    ) -> None:
         self.scalar_op, self.axes, self.inplace = scalar_op, axes, inplace
-        self._signature = None
+        self._signature: tuple[Any, ...] | None = None
         if inplace:
             self.destroy_map = {output: [replaced] for output, replaced in inplace}
 
     __eq__, __hash__ = cpp.Keyed.__eq__, cpp.Keyed.__hash__  # Theano would define them by the properties
 
-    def signature(self):
+    def signature(self) -> tuple[Any, ...]:
         if self._signature is None:
             types = [kind.dtype for kind in (*self.scalar_op.inputs_type, *self.scalar_op.outputs_type)]
             code = _code_of(self.scalar_op, "name")
             self._signature = ("synkhronos.FastLoop", code, *map(repr, (types, self.axes, self.inplace)))
         return self._signature
 
-    def __str__(self):
+    def __str__(self) -> str:
         ops = dict.fromkeys(str(node.op) for node in self.scalar_op.fgraph.toposort())
         ops.pop("identity", None)
         kinds = ["Elemwise" if one is None else f"Sum{list(one)}" for one in self.axes]
         where = "inplace " if self.inplace else ""
         return f"FastLoop{{{where}{', '.join(kinds)}: {', '.join(ops) or 'identity'}}}"
 
-    def make_node(self, *inputs):
-        inputs = [tensor.as_tensor_variable(one) for one in inputs]
-        broadcastable = [all(flags) for flags in zip(*(one.broadcastable for one in inputs))]
+    def make_node(self, *inputs: Variable) -> Apply:
+        arrays = [tensor.as_tensor_variable(one) for one in inputs]
+        broadcastable = [all(flags) for flags in zip(*(one.broadcastable for one in arrays))]
         outputs = []
         for kind, axes in zip(self.scalar_op.outputs_type, self.axes):
             kept = [one for axis, one in enumerate(broadcastable) if axis not in (axes or ())]
             outputs.append(tensor.TensorType(kind.dtype, kept)())
-        return Apply(self, inputs, outputs)
+        return Apply(self, arrays, outputs)
 
-    def prepare_node(self, node, storage_map, compute_map, impl):
+    def prepare_node(self, node: Apply, storage_map: Any, compute_map: Any, impl: str | None) -> None:
         self.scalar_op.prepare_node(_scalar_node(self.scalar_op), None, None, impl)
 
-    def perform(self, node, inputs, storages):
+    def perform(self, node: Apply, inputs: list[np.ndarray], storages: list[list[Any]]) -> None:
         compute = np.frompyfunc(self.scalar_op.impl, len(inputs), len(storages))
         results = compute(*inputs)
         results = results if isinstance(results, tuple) else (results,)
@@ -84,21 +92,21 @@ class FastLoop(cpp.Keyed, Op):
 
     # The C++ code
 
-    def c_code_cache_version_apply(self, node):
+    def c_code_cache_version_apply(self, node: Apply) -> tuple[Any, ...]:
         version = self.scalar_op.c_code_cache_version()
         code = self.c_support_code_apply(node, "name") + self.c_code(node, "name", [], [], {"fail": ""})
         return version and (version, cpp.version("loops"), zlib.crc32(code.encode()))
 
-    def c_compile_args(self):
+    def c_compile_args(self) -> list[str]:
         return cpp.COMPILE_ARGS
 
-    def c_headers(self):
+    def c_headers(self) -> list[str]:
         return self._of_scalars("c_headers", [])
 
-    def c_libraries(self):
+    def c_libraries(self) -> list[str]:
         return self._of_scalars("c_libraries", [])
 
-    def _of_scalars(self, method, nothing):
+    def _of_scalars(self, method: str, nothing: list[str]) -> list[str]:
         found = []
         for node in self.scalar_op.fgraph.toposort():
             try:
@@ -107,14 +115,16 @@ class FastLoop(cpp.Keyed, Op):
                 pass
         return found or nothing
 
-    def c_support_code(self):
+    def c_support_code(self) -> str:
         return cpp.read("loops") + self.scalar_op.c_support_code()
 
-    def c_support_code_apply(self, node, name):
+    def c_support_code_apply(self, node: Apply, name: str) -> str:
         support = self.scalar_op.c_support_code_apply(_scalar_node(self.scalar_op), f"{name}_scalar")
         return support + _body(node, name, _code_of(self.scalar_op, name))
 
-    def c_code(self, node, name, inputs, outputs, sub):
+    def c_code(
+        self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: Mapping[str, str]
+    ) -> str:
         call = cpp.call(f"synkhronos::Loop<Body_{name}>(outputs).run(inputs)", "{ ok = false; }")
         return f"""
         {{
@@ -128,11 +138,11 @@ class FastLoop(cpp.Keyed, Op):
         """
 
 
-def _scalar_node(scalar_op):
+def _scalar_node(scalar_op: Composite) -> Apply:
     return scalar_op.make_node(*(kind.make_variable() for kind in scalar_op.inputs_type))
 
 
-def _code_of(scalar_op, name):
+def _code_of(scalar_op: Composite, name: str) -> str:
     """Return the code that computes ``o0``, ``o1``, ... from ``i0``, ``i1``, ..."""
     inputs = [f"i{number}" for number in range(scalar_op.nin)]
     outputs = [f"o{number}" for number in range(scalar_op.nout)]
@@ -183,7 +193,7 @@ _BODY = """
 """
 
 
-def _body(node, name, code):
+def _body(node: Apply, name: str, code: str) -> str:
     """Return the class ``Body_...`` that ``loops.h`` expects."""
     axes, replaced, ndim = node.op.axes, dict(node.op.inplace), node.inputs[0].ndim
     sums = [one is not None for one in axes]
@@ -204,7 +214,7 @@ def _body(node, name, code):
     }
 
 
-def _loop_code(node, usual, code):
+def _loop_code(node: Apply, usual: list[int], code: str) -> str:
     """Return the code that reads the inputs at a place, computes the outputs, and writes them."""
     reads, writes = [], []
     for number, one in enumerate([*node.inputs, *node.outputs]):
@@ -218,7 +228,7 @@ def _loop_code(node, usual, code):
     return " ".join([*reads, code, *writes])
 
 
-def _usual_strides(node, sums):
+def _usual_strides(node: Apply, sums: list[bool]) -> list[int]:
     """Return the stride of each operand along the innermost axis, unless its extent happens to be 1."""
     full = [all(flags) for flags in zip(*(one.broadcastable for one in node.inputs))]
     axes = [axis for axis, one in enumerate(full) if not one]
@@ -227,7 +237,7 @@ def _usual_strides(node, sums):
     return inputs + [1 if is_sum else int(last is not None) for is_sum in sums]
 
 
-def _c_list(values):
+def _c_list(values: Iterable[Any]) -> str:
     """Return an initializer of an array in C."""
     words = []
     for one in values:

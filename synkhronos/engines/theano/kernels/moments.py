@@ -7,9 +7,13 @@ in one pass are enough. In double precision, the mean of these differences is ex
 ``4e-15 * m**2``, so for float32 the result is as exact as before. Other sums are not replaced.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 from theano import tensor
 from theano.compile.ops import Shape, Shape_i
-from theano.gof import local_optimizer
+from theano.gof import Apply, Variable, local_optimizer
 from theano.scalar import basic as scalars
 from theano.tensor.elemwise import Elemwise, Sum
 
@@ -17,7 +21,7 @@ from synkhronos.engines.theano.kernels.optimizations import at_each_node
 
 
 @local_optimizer([Sum])
-def synkhronos_moments(node):
+def synkhronos_moments(node: Apply) -> list[Variable] | None:
     """Return the sum of squared distances from sums of numbers and of squares."""
     if type(node.op) is not Sum:
         return None
@@ -33,7 +37,7 @@ def synkhronos_moments(node):
         return None
     if not all(mean.broadcastable[axis] for axis in axes):
         return None
-    count = 1
+    count: Any = 1
     for axis in axes:
         count = count * x.shape[axis]
     count = count.astype("float64")
@@ -44,23 +48,23 @@ def synkhronos_moments(node):
     return [tensor.patternbroadcast(result, node.outputs[0].broadcastable)]
 
 
-def _argument(variable, kind):
+def _argument(variable: Variable, kind: type[scalars.ScalarOp]) -> Variable | None:
     """Return the input of an elementwise operation of one kind, or None."""
     return variable.owner.inputs[0] if _is_elementwise(variable, kind) else None
 
 
-def _is_elementwise(variable, kind):
+def _is_elementwise(variable: Variable, kind: type[scalars.ScalarOp]) -> bool:
     op = getattr(variable.owner, "op", None)
     return isinstance(op, Elemwise) and isinstance(op.scalar_op, kind)
 
 
-def _is_summed(x, op):
+def _is_summed(x: Variable, op: Sum) -> bool:
     """Whether the same sum is also taken of an array itself."""
     return any(client != "output" and client.op == op for client, _ in x.clients)
 
 
 @local_optimizer([Shape, Shape_i])
-def synkhronos_shapes(node):
+def synkhronos_shapes(node: Apply) -> list[Variable] | None:
     """Return the shape of an elementwise result from an input, so that the result need not be there."""
     if type(node.op) not in (Shape, Shape_i):
         return None

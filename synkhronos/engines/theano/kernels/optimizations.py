@@ -1,8 +1,10 @@
 """Optimizations of Theano graphs that replace operations."""
 
-from typing import NamedTuple
+from __future__ import annotations
 
-from theano.gof import local_optimizer
+from typing import Any, Callable, NamedTuple, Sequence
+
+from theano.gof import Apply, Op, Variable, local_optimizer
 from theano.gof.opt import copy_stack_trace
 from theano.tensor.opt import in2out
 
@@ -25,19 +27,21 @@ class Optimization(NamedTuple):
     optimizer: object
 
 
-def with_traces(olds, news):
+def with_traces(olds: Sequence[Variable], news: list[Variable]) -> list[Variable]:
     """Return new variables, which errors then report by the lines that have made the old ones."""
     for old, new in zip(olds, news):
         copy_stack_trace(old, new)
     return news
 
 
-def at_each_node(local, position):
+def at_each_node(local: Any, position: float) -> Optimization:
     """Return an optimization that applies a local optimizer of Theano to each node."""
     return Optimization(local.__name__, position, in2out(local, name=local.__name__))
 
 
-def replacing(name, position, kinds, replacement_of):
+def replacing(
+    name: str, position: float, kinds: list[type[Op]], replacement_of: Callable[[Apply], Op | None]
+) -> Optimization:
     """Return an optimization that replaces single operations by those with the same inputs.
 
     Parameters
@@ -51,7 +55,7 @@ def replacing(name, position, kinds, replacement_of):
     """
 
     @local_optimizer(kinds)
-    def local(node):
+    def local(node: Apply) -> list[Variable] | None:
         if type(node.op) not in kinds:
             return None
         op = replacement_of(node)

@@ -4,11 +4,18 @@ Results have the same bits. Arguments with which Theano reads memory that is not
 process, raise ValueError.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
+
 from theano import Constant
 from theano.tensor.signal.pool import AveragePoolGrad, MaxPoolGrad, Pool
 
 from synkhronos.engines.theano.kernels import cpp
 from synkhronos.engines.theano.kernels.optimizations import replacing
+
+if TYPE_CHECKING:
+    from theano.gof import Apply, Op
 
 _MODES = {
     "max": "MAX",
@@ -37,16 +44,24 @@ class _InCpp(cpp.Keyed):
 
     _files = "pooling", "pooling_arrays", "pooling_gradients"
 
-    def c_support_code(self):
+    def c_support_code(self) -> str:
         return cpp.read(*self._files)
 
-    def c_compile_args(self):
+    def c_compile_args(self) -> list[str]:
         return list(cpp.COMPILE_ARGS)
 
-    def c_code_cache_version(self):
+    def c_code_cache_version(self) -> tuple[int, ...]:
         return (_VERSION, *cpp.version(*self._files))
 
-    def _code(self, node, names, sub, function, options=(), arguments=()):
+    def _code(
+        self,
+        node: Apply,
+        names: Sequence[str],
+        sub: Mapping[str, str],
+        function: str,
+        options: Sequence[str] = (),
+        arguments: Sequence[str] = (),
+    ) -> str:
         """Return the code that calls a function of the last of the files.
 
         ``names`` are those of the inputs and the output. There can be more template arguments, and more
@@ -64,13 +79,14 @@ class _InCpp(cpp.Keyed):
         return _CODE.format(call=cpp.call(call, sub["fail"]))
 
 
-def _known(node):
+def _known(node: Apply) -> tuple[int, int]:
     """Return the width of windows and their stride along columns if they are known and small, or 0.
 
     The loops are compiled for these, in less time than for any. If the code is used for others, it
     computes the same, in more time.
     """
-    ws, stride = (one.data if isinstance(one, Constant) else () for one in node.inputs[-3:-1])
+    sizes: list[Any] = [one.data if isinstance(one, Constant) else () for one in node.inputs[-3:-1]]
+    ws, stride = sizes
     if len(ws) != 2 or len(stride) != 2:
         return 0, 0
     return int(ws[1]) if 0 < ws[1] <= 3 else 0, int(min(max(stride[1], 0), 3))
@@ -81,7 +97,9 @@ class FastPool(_InCpp, Pool):
 
     _files = "pooling", "pooling_arrays", "pooling_windows"
 
-    def c_code(self, node, name, inp, out, sub):
+    def c_code(
+        self, node: Apply, name: str, inp: list[str], out: list[str], sub: Mapping[str, str]
+    ) -> str:
         """Return the C++ code of one application."""
         by = "Maximum" if self.mode == "max" else "Sum"
         arguments = [f"{sub['params']}->ignore_border", _MODES[self.mode]]
@@ -91,7 +109,9 @@ class FastPool(_InCpp, Pool):
 class FastMaxPoolGrad(_InCpp, MaxPoolGrad):
     """The gradient of pooling by maximum."""
 
-    def c_code(self, node, name, inp, out, sub):
+    def c_code(
+        self, node: Apply, name: str, inp: list[str], out: list[str], sub: Mapping[str, str]
+    ) -> str:
         """Return the C++ code of one application."""
         return self._code(node, [*inp, *out], sub, "max_pool_gradient")
 
@@ -99,13 +119,15 @@ class FastMaxPoolGrad(_InCpp, MaxPoolGrad):
 class FastAveragePoolGrad(_InCpp, AveragePoolGrad):
     """The gradient of pooling by sum or average."""
 
-    def c_code(self, node, name, inp, out, sub):
+    def c_code(
+        self, node: Apply, name: str, inp: list[str], out: list[str], sub: Mapping[str, str]
+    ) -> str:
         """Return the C++ code of one application."""
         arguments = [_MODES[self.mode]]
         return self._code(node, [*inp, *out], sub, "average_pool_gradient", arguments=arguments)
 
 
-def _replacement_of(node):
+def _replacement_of(node: Apply) -> Op | None:
     """Return the operation that replaces one of Theano's, or None."""
     op = node.op
     dtypes = {variable.dtype for variable in node.inputs[:-3]}

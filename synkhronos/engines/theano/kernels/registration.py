@@ -1,5 +1,7 @@
 """Registers the operations of this folder with Theano, or takes them back."""
 
+from __future__ import annotations
+
 from theano.compile import optdb
 
 from synkhronos.engines.theano.kernels import (
@@ -26,7 +28,7 @@ TAG = "synkhronos"
 _MODE = "fast_run"
 
 
-def use(wanted):
+def use(wanted: bool) -> None:
     """Let functions that are compiled from now on have these operations, or only Theano's own.
 
     Parameters

@@ -3,7 +3,10 @@
 Python loads it by that name. Theano 1.0 has its function under another name, with other arguments.
 """
 
+from __future__ import annotations
+
 import warnings
+from typing import Any
 
 from theano.tensor.signal.pool import pool_2d
 
@@ -13,6 +16,13 @@ warnings.filterwarnings(
 )
 
 
-def max_pool_2d(input, ds, ignore_border=None, st=None, padding=(0, 0), mode="max"):
+def max_pool_2d(
+    input: Any,
+    ds: Any,
+    ignore_border: bool | None = None,
+    st: Any = None,
+    padding: tuple[int, int] = (0, 0),
+    mode: str = "max",
+) -> Any:
     """Return the pooling of the last two axes, as Theano 0.8 did."""
     return pool_2d(input, ds, ignore_border, st, padding, mode)

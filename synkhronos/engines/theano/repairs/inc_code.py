@@ -4,6 +4,8 @@ Python loads it as the module ``theano.tensor.inc_code``. Theano's own uses an i
 made private.
 """
 
+from __future__ import annotations
+
 _CODE = r"""
 #include <complex>
 
@@ -124,6 +126,6 @@ static int inplace_increment(PyArrayObject *a, PyObject *index, PyArrayObject *i
 """
 
 
-def inc_code():
+def inc_code() -> str:
     """Return the code that defines ``inplace_increment``."""
     return _CODE

@@ -4,6 +4,10 @@ Python loads it as the module ``theano.compat.numpy_1_24``. It imports nothing o
 modules need it.
 """
 
+from __future__ import annotations
+
+from typing import Any, Literal
+
 import numpy as np
 
 _SINCE_2 = """
@@ -62,13 +66,13 @@ _ONCE = "#ifndef THEANO_FOR_THIS_NUMPY\n#define THEANO_FOR_THIS_NUMPY\n{}#endif\
 PREAMBLE = _ONCE.format((_SINCE_2 if IS_2 else "") + _SINCE_1_24)
 
 
-def dtype_of(one):
+def dtype_of(one: Any) -> np.dtype:
     """Return a dtype, from a description of it or an object that has one, such as a variable."""
     name = getattr(one, "dtype", None)
     return np.dtype(name if isinstance(name, str) else one)
 
 
-def asarray(value, dtype, order=None):
+def asarray(value: Any, dtype: Any, order: Literal["K", "A", "C", "F"] | None = None) -> np.ndarray:
     """Return an array of a dtype. Integers that do not fit it wrap, as they did with NumPy 1."""
     try:
         return np.asarray(value, dtype=dtype, order=order)
@@ -85,7 +89,7 @@ def asarray(value, dtype, order=None):
         return np.asarray(unsigned.reshape(objects.shape).view(dtype), order=order)
 
 
-def number(constructor, value):
+def number(constructor: Any, value: Any) -> Any:
     """Return a number of a type of NumPy. An integer that does not fit it wraps."""
     try:
         return constructor(value)
@@ -93,7 +97,7 @@ def number(constructor, value):
         return asarray(value, constructor)[()]
 
 
-def added(array, increment):
+def added(array: np.ndarray, increment: np.ndarray) -> Any:
     """Return an increment with which ``array += increment`` has the dtype that it had with NumPy 1.
 
     There, the dtype of a 0-d array did not count among arrays.
@@ -106,7 +110,7 @@ def added(array, increment):
     return increment.item()
 
 
-def arange(start, stop, step, dtype):
+def arange(start: Any, stop: Any, step: Any, dtype: Any) -> np.ndarray:
     """Return a range of numbers. Those that do not fit the dtype wrap."""
     try:
         return np.arange(start, stop, step, dtype=dtype)
@@ -114,7 +118,7 @@ def arange(start, stop, step, dtype):
         return np.arange(start, stop, step).astype(dtype)
 
 
-def unique(array, **options):
+def unique(array: np.ndarray, **options: Any) -> Any:
     """Do the same as `numpy.unique`, with a vector as the inverse, as up to NumPy 1."""
     found = np.unique(array, **options)
     if not options.get("return_inverse"):

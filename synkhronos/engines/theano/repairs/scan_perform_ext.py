@@ -8,13 +8,16 @@ Theano's loop in Python.
 Theano's module of this name does the same for older versions of Python.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import logging
 import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, List, Tuple
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import theano
@@ -29,7 +32,7 @@ _logger = logging.getLogger("synkhronos")
 _NAME = "scan_perform"  # of the file in Theano, and of the folder and the module in its cache
 
 #: What is replaced, by what, and how often it occurs if that is not once
-_REPLACED: List[Tuple[Any, ...]] = [
+_REPLACED: list[tuple[Any, ...]] = [
     # The header was moved.
     ('#include "longintrepr.h"', '#include "cpython/longintrepr.h"'),
     # Code objects, which are for tracebacks only, have other fields.
@@ -87,7 +90,7 @@ _FLAGS += [
 ]
 
 
-def _import():
+def _import() -> ModuleType | None:
     """Return the compiled module, or None if there is none in the cache."""
     folder = Path(config.compiledir, _NAME)
     file = folder / _file_name()
@@ -97,7 +100,8 @@ def _import():
         complete = False
     if not complete or not file.exists():
         return None
-    spec = importlib.util.spec_from_file_location(f"{_NAME}.{_NAME}", file)
+    # Not None for a file with the ending of a module
+    spec: Any = importlib.util.spec_from_file_location(f"{_NAME}.{_NAME}", file)
     with warnings.catch_warnings():
         # The C file was generated for an older NumPy; the arrays of this one have more fields.
         warnings.filterwarnings("ignore", "numpy.* size changed")
@@ -109,16 +113,16 @@ def _import():
     return module if module.get_version() == version else None
 
 
-def _file_name():
+def _file_name() -> str:
     return f"{_NAME}.{cmodule.get_lib_extension()}"
 
 
-def _statement():
+def _statement() -> str:
     """Return what Theano writes beside the module, and checks before it imports it."""
     return f"_version = {version}\n"
 
 
-def _source():
+def _source() -> str:
     """Return the C code of Theano for this version of Python and NumPy."""
     code = Path(theano.__file__).with_name("scan_module").joinpath("c_code", f"{_NAME}.c").read_text()
     for old, new, *times in _REPLACED:
@@ -128,7 +132,7 @@ def _source():
     return code
 
 
-def _compile():
+def _compile() -> None:
     """Compile the module into the cache. Its file appears there only when it is complete."""
     if not config.cxx:
         raise ValueError("Theano has no C++ compiler (config.cxx is empty)")
@@ -155,7 +159,7 @@ def _compile():
     (folder / "__init__.py").write_text(_statement())
 
 
-def _load():
+def _load() -> ModuleType:
     """Return the compiled module, which is compiled if necessary."""
     module = _import()
     if module is not None:
@@ -174,7 +178,7 @@ def _load():
     return module
 
 
-def _perform_in_python(*arguments):
+def _perform_in_python(*arguments: Any) -> Any:
     """Do the same as the loop in C. Theano passes the same arguments to both."""
     *_, inputs, outputs, scan, node = arguments
     return scan.execute(node, inputs, outputs)
