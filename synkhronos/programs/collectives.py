@@ -105,6 +105,7 @@ class Collectives:
         Parameters
         ----------
         shared_vars : shared variable, or list of these
+            The variables, the same on all ranks.
         """
         self._enter_meeting()
         numbers = self._numbers_of(shared_vars)
@@ -117,6 +118,7 @@ class Collectives:
         Parameters
         ----------
         shared_vars : shared variable, or list of these
+            The variables, the same on all ranks.
         values : array-like or Data, or list of these
             One value for each variable, in the master. Other ranks' values are ignored.
         """
@@ -143,6 +145,7 @@ class Collectives:
         Parameters
         ----------
         shared_vars : shared variable, or list of these
+            The variables, the same on all ranks.
         nd_up : {1, 0}
             Whether the values are stacked along a new axis 0 (1), or concatenated along axis 0 (0).
         """
@@ -163,6 +166,7 @@ class Collectives:
         Parameters
         ----------
         shared_vars : shared variable, or list of these
+            The variables, the same on all ranks.
         """
         self._enter_meeting()
         numbers = self._numbers_of(shared_vars, True, "rank.all_gather")
@@ -181,7 +185,9 @@ class Collectives:
         Parameters
         ----------
         shared_vars : shared variable, or list of these
+            The variables, the same on all ranks.
         op : {"avg", "sum", "prod", "min", "max"}
+            The operation.
         in_place : bool, default: True
             Whether the master's replica is set to the result. Otherwise it is returned in the master,
             and None elsewhere.
@@ -209,7 +215,9 @@ class Collectives:
         Parameters
         ----------
         shared_vars : shared variable, or list of these
+            The variables, the same on all ranks.
         op : {"avg", "sum", "prod", "min", "max"}
+            The operation.
         weight : float, optional
             This rank's weight in ``"avg"``; by default 1.
         wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
