@@ -277,7 +277,7 @@ class EqualAxes:
                     self.join((output, axis), (node.inputs[position], axis))
 
     def _step(self, inner: Variable, outer: Variable) -> None:
-        """Join the axes of a variable of a step and of the loop, which may have an axis of steps first."""
+        """Join the axes of a variable of the steps with the axes of the loop's, except for its steps."""
         ahead = _ndim(outer) - _ndim(inner)
         if ahead in (0, 1):
             for axis in range(_ndim(inner)):
