@@ -60,8 +60,8 @@ folder's docstring describes its contents.
 ``_html`` the tables in notebooks, ``_text`` the lists in messages; ``_public`` imports the public names.
 
 The loggers are below ``synkhronos``. The environment variable ``SYNKHRONOS_LOG`` may be ``info``, for
-the start and the end of the processes and for what is compiled and sent, or ``debug``, for every command
-on every rank with its time. The lines are written to stderr, and each has the rank of its process.
+the start and the end of the processes, compiling and sending, or ``debug``, for every command on every
+rank with its time. The lines are written to stderr, and each has the rank of its process.
 """
 
 import os as _os

@@ -138,6 +138,7 @@ def program_of(parser: argparse.ArgumentParser, arguments: List[str]) -> List[st
     parser : argparse.ArgumentParser
         Reports an error, and ends this process, if they name no program.
     arguments : list of str
+        The arguments after ``run``.
     """
     first = arguments[0] if arguments else ""
     if first in ("-h", "--help"):
@@ -162,6 +163,7 @@ def launch(parser: argparse.ArgumentParser, arguments: List[str]) -> int:
     Parameters
     ----------
     parser : argparse.ArgumentParser
+        The parser of the options.
     arguments : list of str
         The options, and the program.
     """
@@ -225,7 +227,7 @@ def launch_here(what: Job, program: List[str], dry_run: bool) -> int:
 
 
 def interpreter_options() -> List[str]:
-    """Return the options of this Python, for another one."""
+    """Return the options of this Python, for another Python."""
     options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [*options, "-u"] if getattr(sys.stdout, "write_through", False) else list(options)
 
@@ -280,7 +282,7 @@ def prepare_other_task(task: job.Task) -> None:
 def install(
     parser: argparse.ArgumentParser, names: Sequence[str], constraints: Sequence[str] = ()
 ) -> int:
-    """Install Theano and what else is named, import it in a fresh process, and return the exit status.
+    """Install Theano and the named packages, import it in a fresh process, and return the exit status.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ def is_int(value: Any) -> bool:
 
 
 def check_int(value: Any, label: str, least: int | None = None, what: str = "an int") -> int:
-    """Return an int, or raise. `what` it should have been is part of the ``TypeError``.
+    """Return an int, or raise. `what`, the expected kind of value, is part of the ``TypeError``.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def check_int(value: Any, label: str, least: int | None = None, what: str = "an 
 
 
 def check_number(value: Any, label: str, what: str = "a number") -> float:
-    """Return a real number as a float, or raise. `what` it should have been is part of the error."""
+    """Return a real number as a float, or raise. `what`, the expected kind of value, is in the error."""
     if isinstance(value, bool) or not isinstance(value, (int, float, Real)):  # Real is slow
         raise TypeError(f"{label}: expected {what}, got {value!r}")
     return float(value)

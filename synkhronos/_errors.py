@@ -127,7 +127,7 @@ class MismatchError(SynkhronosError):
 
 
 class SynkhronosWarning(UserWarning):
-    """What a script does is allowed, but the results probably differ from a run on one process.
+    """A valid script whose results probably differ from a run on one process.
 
     The page "Checking results" of the documentation says when it is given. If the script ignores all
     warnings, it is a line of the log instead, which is on stderr by default.

@@ -83,7 +83,7 @@ OutputOp = Literal[
 
 # Arguments
 SharedVariables = Union[SharedVariable, Sequence[SharedVariable]]
-Values = Union[ArrayLike, Sequence[Any]]  # an ArrayLike, or one for each shared variable
+Values = Union[ArrayLike, Sequence[Any]]  # an ArrayLike, or a list with a value for each shared variable
 Batch = Union[int, np.integer, slice, Sequence[Union[int, np.integer]], np.ndarray]
 Shape = Union[Tuple[int, ...], List[int]]
 

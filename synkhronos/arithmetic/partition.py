@@ -133,6 +133,7 @@ def take_rows(array: np.ndarray, rows: Rows, out: np.ndarray | None = None) -> n
     Parameters
     ----------
     array : numpy.ndarray
+        The rows are on axis 0.
     rows : range or numpy.ndarray
         As returned by `select`.
     out : numpy.ndarray, optional

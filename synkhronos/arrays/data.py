@@ -85,7 +85,7 @@ class Data:
     def data(self) -> np.ndarray:
         """The array, as a NumPy view. Views from before it grew remain valid, but are not updated.
 
-        Its shape, strides and dtype cannot be set; set those of another view, ``data.data.view()``.
+        Its shape, strides and dtype cannot be set; set them on another view, ``data.data.view()``.
         """
         view = self._allocated()
         self.is_shown = True

@@ -52,7 +52,7 @@ class Communicator(ABC):
     same position in the lists of the other ranks. All arrays are exchanged together.
 
     A communicator may use the memory of the given arrays, and may return arrays that other ranks can
-    access. Afterwards, use the returned arrays instead of the given ones.
+    access. Afterwards, use the returned arrays instead of the given arrays.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ class Communicator(ABC):
         """Return the reductions on every rank, bit-identical on all ranks. See `reduce`."""
 
     def prepare_broadcast(self, root: int) -> Broadcast:
-        """Return a function of arrays that does what `broadcast` does, again and again.
+        """Return a function of arrays that does the same as `broadcast`, again and again.
 
         The function may keep what its calls have in common. All ranks call the functions that
         they have prepared at the same time.
@@ -130,9 +130,9 @@ class Communicator(ABC):
         return lambda arrays: self.broadcast(arrays, root)
 
     def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
-        """Return a function of arrays and a weight that does what `reduce` does, or `all_reduce`.
+        """Return a function of arrays and a weight that does the same as `reduce`, or `all_reduce`.
 
-        Without a root, a third argument are wires, with which it does what `all_reduce_in` does. See
+        Without a root, a third argument are wires, with which it does the same as `all_reduce_in`. See
         `prepare_broadcast`.
         """
         if root is None:

@@ -5,7 +5,7 @@ meeting begins with a digest of the shapes and dtypes, with which the ranks chec
 Larger arrays take a reduce-scatter and an all-gather: each rank receives its part of the elements from
 every other rank, reduces it, and sends the result to all. It sends and receives ``2 (size - 1) / size``
 times the bytes of the array, which is the minimum [1]_. The parts are sent in chunks; a chunk is reduced
-while the next ones are being sent. A rank sends a few chunks ahead of what it has received, so memory
+while the next chunks are being sent. A rank sends a few chunks ahead of those received, so memory
 and messages under way do not grow with the array. Each element is reduced by one rank, or by all in the
 same order, so results are bit-identical on every rank.
 
@@ -168,7 +168,7 @@ class LinkedCommunicator(PreparingCommunicator):
         return [*super().timed(), *waits]
 
     def _meet(self, contents: Sequence[np.ndarray], *others: Any) -> list[Any]:
-        """Return by rank: the types of its arrays, a dict of the small ones by index, and `others`."""
+        """Return by rank: the types of its arrays, a dict of the small arrays by index, and `others`."""
         types = [ArraySpec(array.shape, array.dtype) for array in contents]
         small = {index: contents[index] for index in _small(types)}
         item = pickle.dumps((types, small, *others), pickle.HIGHEST_PROTOCOL)
@@ -326,7 +326,7 @@ def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 def _changeable(array: np.ndarray, is_target: bool) -> np.ndarray:
-    """Return the array to reduce into: the given one if possible, where the result is wanted."""
+    """Return the array to reduce into: the given array if possible, where the result is wanted."""
     if is_target and array.flags.c_contiguous and array.flags.writeable:
         return array
     return np.array(array, order="C")

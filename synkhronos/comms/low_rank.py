@@ -167,7 +167,7 @@ class _Joined:
         self.each = self.split(self.all)
 
     def split(self, vector: np.ndarray) -> list[np.ndarray]:
-        """Return views of the arrays in a vector like this one."""
+        """Return views of the arrays in a vector of the same layout."""
         ends = np.cumsum([math.prod(shape) for shape in self._shapes], dtype=np.int64)[:-1]
         return [one.reshape(s) for one, s in zip(np.split(vector, ends), self._shapes)]
 

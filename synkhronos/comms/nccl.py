@@ -240,7 +240,7 @@ class NcclCommunicator(Communicator):
         return self._by_rank
 
     def _flats(self, arrays: Sequence[Array], widen: bool = False) -> list[_Flat]:
-        """Join the arrays to one flat array per dtype; `widen` converts half to single precision."""
+        """Join the arrays to a flat array per dtype; `widen` converts half to single precision."""
         places: dict[np.dtype, list[int]] = {}
         for place, array in enumerate(arrays):
             places.setdefault(array.dtype, []).append(place)
@@ -259,7 +259,7 @@ class NcclCommunicator(Communicator):
 
 
 class _Flat:
-    """Several arrays joined to one, `array`. A single contiguous array is not copied."""
+    """Several arrays, joined to `array`. A single contiguous array is not copied."""
 
     def __init__(
         self, context: Any, parts: Sequence[Array], places: Sequence[int], dtype: np.dtype

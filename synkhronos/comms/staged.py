@@ -38,7 +38,7 @@ class StagedCommunicator(PreparingCommunicator):
         ``to_device(value)`` copies a NumPy array to a new array on the device.
     overwrite : callable
         ``overwrite(array, value)`` copies a NumPy array to a given array on the device, if that can be
-        changed and has the same shape, else to a new one, and returns the array that has the values.
+        changed and has the same shape, else to a new array, and returns the array that has the values.
     """
 
     def __init__(

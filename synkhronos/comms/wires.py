@@ -160,7 +160,7 @@ class WireReduction:
 
 
 def _changeable(array: np.ndarray) -> np.ndarray:
-    """Return the array to reduce into: the given one, if possible."""
+    """Return the array to reduce into: the given array, if possible."""
     if array.flags.c_contiguous and array.flags.writeable:
         return array
     return np.array(array, order="C")

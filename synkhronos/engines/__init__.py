@@ -2,12 +2,12 @@
 
 ``base`` is the interface; ``naive``, in NumPy, is its specification. ``cpu`` provides the engine of the
 compiler that ``host/compiler`` has chosen. The folders ``theano`` and ``pytensor`` have the engines of
-the compilers. What these have in common is in ``graph_engine``, with ``pickles``; ``names`` provides the
-names of either compiler. The folder ``analysis`` reads from graphs how results depend on rows.
-``timing`` is how long the operations of a function take.
+the compilers. Their common code is in ``graph_engine``, with ``pickles``; ``names`` provides the names
+of either compiler. The folder ``analysis`` reads from graphs how results depend on rows. ``timing``
+measures how long the operations of a function take.
 
 ``collectives`` are operations in graphs of either compiler, and ``collective_order`` gives them their
-order. ``bucketed_vector`` is a vector of which parts are reduced while others are computed.
+order. ``bucketed_vector`` is a vector that is reduced in parts, while further parts are computed.
 
 ``swap_argument`` checks which shared variables a copy of a function replaces. Engines know nothing about
 processes.

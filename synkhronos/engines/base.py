@@ -60,13 +60,14 @@ class WrappedInput(NamedTuple):
 
 
 class Dependence(NamedTuple):
-    """What a value of a compiled function is computed from.
+    """The inputs from which a value of a compiled function is computed.
 
     Attributes
     ----------
     arguments : frozenset of int
         The positions of arguments.
     shareds : frozenset of shared variables
+        The shared variables.
     own_arguments, own_shareds
         The same without inputs that only enter collectives whose result is the same on every rank.
     """
@@ -78,7 +79,7 @@ class Dependence(NamedTuple):
 
 
 class Analysis(NamedTuple):
-    """What the graph of a compiled function says about its results.
+    """Properties of the results of a compiled function, as far as its graph shows them.
 
     Attributes
     ----------
@@ -107,6 +108,7 @@ class Windows(NamedTuple):
     Attributes
     ----------
     givens : list of pairs
+        The givens, with parts in place of the new values that are divided.
     bounds : list of variables
         Two int64 scalars: the first row of the part, and the row after the last. Empty if nothing is
         divided.
@@ -115,7 +117,7 @@ class Windows(NamedTuple):
     divided : dict
         The variables that are replaced by these values, and the axis of the rows of each.
     whole : list of variables
-        The other variables that are replaced by what depends on an index.
+        The other variables whose new values depend on an index.
     """
 
     givens: Any
@@ -128,7 +130,7 @@ class Windows(NamedTuple):
 #: If each row occurs twice, an output is twice as large; or a part of it is; or it has twice the rows.
 SUM, PARTLY_SUM, ROWS = "sum", "partly sum", "rows"
 
-#: Why a shared variable has none, and what to do
+#: Why a shared variable has no value, and what to do
 NO_VALUE = (
     "an operation returned None for its update; have it return an array, and set the variable with "
     "synk.broadcast(variable, value)"
@@ -150,10 +152,11 @@ class Fixed(NamedTuple):
     Attributes
     ----------
     number : int
+        The number.
     text : str
-        The operation that has it.
+        The operation that contains it.
     regroups : bool
-        Whether it divides the rows anew, with other results if a rank has only a part of them.
+        Whether it groups the rows, so that results differ if a rank has only a part of them.
     is_product : bool
         Whether it may be a multiple of a number of rows.
     """
@@ -173,6 +176,7 @@ class Peers(Protocol):
     Attributes
     ----------
     is_master : bool
+        Whether this is the master.
     """
 
     is_master: bool
@@ -183,10 +187,10 @@ class Peers(Protocol):
         Parameters
         ----------
         op : str
-            An operation of `synkhronos.arithmetic.operations`; or one of two that use the numbers of
-            rows of the ranks, n_r, and of this rank, n_s: ``"weighted_sum"``, the sum of the arrays
-            times ``n_r / n_s``, and ``"share_of_sum"``, the sum of the arrays, times n_s over the sum
-            of n_r.
+            An operation of `synkhronos.arithmetic.operations`; or one of two operations that use the
+            numbers of rows of the ranks, n_r, and of this rank, n_s: ``"weighted_sum"``, the sum of the
+            arrays times ``n_r / n_s``, and ``"share_of_sum"``, the sum of the arrays, times n_s over the
+            sum of n_r.
         number : int or None
             The number of the collective in the function.
         """
@@ -204,7 +208,7 @@ class Peers(Protocol):
         """Return zeros in the shape and type of an array."""
 
     def start(self, array: Array, buckets: Buckets, number: int) -> None:
-        """If possible, let a bucket of a vector be reduced while the function computes the others."""
+        """If possible, reduce a bucket of a vector while the function computes the other buckets."""
 
 
 class Engine(ABC):
@@ -221,7 +225,7 @@ class Engine(ABC):
     survives_fork : bool
         Whether compiled functions can be used in a forked process, which then inherits them.
     in_use : str
-        If it is False, what this process uses once it is bound to a device, for error messages.
+        For error messages if `survives_fork` is False: what this process uses once it has a device.
     """
 
     arithmetic: Arithmetic = NUMPY
@@ -259,15 +263,15 @@ class Engine(ABC):
         return InputType(*self.type_of(variable))
 
     def unwrap_input(self, given: Any) -> WrappedInput | None:
-        """Return what the compiler's class for inputs with options holds; None for any other object."""
+        """Return the contents of the compiler's class for inputs with options; None for the rest."""
         return None
 
     def unwrap_output(self, given: Any) -> Variable:
-        """Return the variable of the compiler's class for outputs with options, else the object."""
+        """Return the variable of an output in the compiler's class for options; else the object."""
         return given
 
     def is_tensor(self, variable: Variable) -> bool:
-        """Whether this is a tensor variable, possibly a shared one."""
+        """Whether this is a tensor variable, which may be shared."""
         try:
             self.type_of(variable)
         except TypeError:
@@ -279,7 +283,7 @@ class Engine(ABC):
         return None
 
     def buckets_of(self, shared: SharedVariable) -> Buckets | None:
-        """Return the buckets in which a vector is filled and can be reduced meanwhile, or None."""
+        """Return the buckets of a vector, if it is filled and reduced in buckets, or None."""
         return None
 
     @abstractmethod
@@ -306,8 +310,11 @@ class Engine(ABC):
         Parameters
         ----------
         inputs, outputs : list of variables
+            The arguments of the function, and its results.
         updates : list of (shared, variable)
-        givens : as the compiler takes them
+            Shared variables and their new values.
+        givens : mapping or pairs
+            Replacements of variables, as the compiler takes them.
         sliceable : list of shared variables
             For each, the compiled function takes an additional argument after `inputs`: the rows to
             use instead of the value of the shared variable.
@@ -359,6 +366,7 @@ class Engine(ABC):
         Parameters
         ----------
         givens : list of pairs
+            Variables and their replacements.
         index : list of variables
             The inputs that may select rows, of which every rank has the whole value.
         divided : dict
@@ -374,8 +382,8 @@ class Engine(ABC):
     def has_collectives(self, compiled: Compiled) -> bool:
         """Whether a function contains collectives.
 
-        It then takes one more argument, the last: the `Peers`, or None to compute alone. Alone,
-        collectives return what they are given.
+        Its last argument is then the `Peers`, or None to compute alone. Alone, collectives return their
+        inputs.
         """
         return False
 
@@ -401,7 +409,7 @@ class Engine(ABC):
 
     @abstractmethod
     def analyze(self, compiled: Compiled, axes: Sequence[int | str | None]) -> Analysis:
-        """Return what the graph says about the results.
+        """Return the `Analysis` of a compiled function.
 
         `axes` has, for each argument, the axis along which its rows are split, None, or `BOUND` for the
         bounds of `Windows`. An engine that cannot tell how outputs depend on the number
@@ -409,9 +417,9 @@ class Engine(ABC):
         """
 
     def difference_causes(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[str]:
-        """Return what in the graph may make results of all rows differ from those of parts.
+        """Return why results of all rows may differ from results that are combined of parts.
 
-        It is a list of names in `synkhronos.engines.analysis.difference_causes`; `axes` are as of
+        The causes are names in `synkhronos.engines.analysis.difference_causes`; `axes` are as of
         `analyze`. An engine that cannot tell returns none.
         """
         return []
@@ -431,12 +439,12 @@ class Engine(ABC):
         delete_updates: bool = False,
         **options: Any,
     ) -> Compiled:
-        """Return a function like a compiled one, with other shared variables in the place of some.
+        """Return a copy of a function in which other shared variables replace some of its own.
 
         Parameters
         ----------
         swap : dict
-            From shared variables of the function to others of the same types.
+            From shared variables of the function to other variables of the same types.
         delete_updates : bool
             Whether the copy makes no updates, not even default updates.
         **options
@@ -444,11 +452,11 @@ class Engine(ABC):
         """
 
     def to_parts(self, compiled: Compiled) -> Any:
-        """Return what can be copied and pickled, and from which `from_parts` makes a function."""
+        """Return an object that can be copied and pickled; `from_parts` makes the function of it."""
         return compiled
 
     def from_parts(self, parts: Any) -> Compiled:
-        """Return the compiled function of what `to_parts` has returned, or of a copy of that."""
+        """Return the compiled function, given the return value of `to_parts` or a copy of it."""
         return parts
 
     def deepcopy(self, objects: Any, memo: dict[int, Any]) -> Any:
@@ -507,8 +515,8 @@ class Engine(ABC):
     def time_operations(self, compiled: Compiled) -> ContextManager[list[OperationTime]]:
         """Return a context in which calls of a compiled function also time its operations.
 
-        Its value is a list, which is filled when the context ends: one `OperationTime` for each
-        operation, the sums over its nodes and over all calls. Results of calls do not change.
+        Its value is a list, which is filled when the context ends: an `OperationTime` for each
+        operation, with the sums over its nodes and over all calls. Results of calls do not change.
 
         Raises
         ------

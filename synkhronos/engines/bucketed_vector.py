@@ -1,4 +1,4 @@
-"""A vector in a graph that is filled bucket by bucket, and reduced meanwhile.
+"""A vector in a graph that is filled and reduced bucket by bucket.
 
 Nothing waits in the graph. After filling a bucket, the graph runs an operation that notifies the other
 ranks that it is ready. The operation returns the vector itself. It is in the chain of the collectives,
@@ -27,6 +27,7 @@ class BucketReady(Collective):
     Parameters
     ----------
     buckets : Buckets
+        How the vector is divided.
     bucket : int
         The number of the bucket.
     """

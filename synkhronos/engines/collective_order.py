@@ -1,8 +1,8 @@
 """The order in which all ranks run the collectives of a graph.
 
 Independent collectives could run in any order. Therefore, after all other optimizations, each collective
-gets the peers from the one before it, and a number. This chain is part of the graph, so every linker
-follows it, and so does every rank that receives the graph as a pickle.
+gets the peers from the collective before it, and a number. This chain is part of the graph, so every
+linker follows it, and so does every rank that receives the graph as a pickle.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def contain_collectives(
     Parameters
     ----------
     roots : list of variables
+        The expressions.
     no_default_updates : bool or list of shared variables
         The same option as of the compiler's ``function``.
     """
@@ -57,7 +58,7 @@ def contain_collectives(
 
 
 class _Ordering(GraphRewriter):
-    """Gives the collectives of a graph their order: the peers of each come from the one before."""
+    """Orders the collectives of a graph: each takes the peers from the collective before it."""
 
     def add_requirements(self, fgraph: FunctionGraph) -> None:
         pass
@@ -67,7 +68,7 @@ class _Ordering(GraphRewriter):
         for node in fgraph.toposort():
             if isinstance(node.op, Collective):
                 first = node.inputs[0] if peers is None else peers
-                ordered = node.op.numbered(number)(first, *node.inputs[1:])  # with their test values
+                ordered = node.op.numbered(number)(first, *node.inputs[1:])  # computes test values, too
                 fgraph.replace_all(list(zip(node.outputs, ordered)), reason="ordering")
                 peers, number = ordered[0], number + 1
 

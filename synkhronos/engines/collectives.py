@@ -4,7 +4,7 @@ The other ranks are a value of the graph: the *peers*, an object that a call pas
 ``base`` has its interface. Each collective takes the peers and an array, and returns the peers and an
 array. In a script's graphs they come from the shared variable `ALONE`, whose value is None. So in a
 plain function of the compiler, and in every serial call of a parallel function, which passes None,
-collectives return what they are given.
+collectives return their input.
 
 Gradients: let rank r compute the loss l_r on n_r rows. The ranks' losses are combined to their average,
 weighted by n_r ("avg"), or to their sum ("sum"), and so are the ranks' gradients. Therefore the gradient
@@ -139,7 +139,7 @@ class Collective(Op):
         return shapes[1]
 
     def grad(self, inputs: list[Variable], gradients: list[Variable]) -> list[Variable]:
-        """Return the gradients of the inputs; only the array has one."""
+        """Return the gradients of the inputs; only the array has a gradient."""
         array = inputs[1]
         if array.dtype in continuous_dtypes:
             gradient = self._gradient(inputs, gradients[1])

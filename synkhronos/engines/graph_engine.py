@@ -145,7 +145,7 @@ class GraphEngine(Engine):
         return _finished(compiled)
 
     def _rows_of(self, shared: SharedVariable) -> Variable:
-        """Return a variable for rows of a shared variable, with a test value if there are any."""
+        """Return a variable for rows of a shared variable, with a test value if these are used."""
         rows = shared.type(f"{shared.name or 'shared'}_rows")
         if _has_test_values():
             rows.tag.test_value = self.storage(shared)
@@ -249,7 +249,7 @@ class GraphEngine(Engine):
     def difference_causes(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[str]:
         specifications, outputs = self.source(compiled)
         arguments, results = arguments_and_results(specifications, outputs)
-        # Gradients have what their losses have, and more that is right.
+        # Gradients have the causes of their losses, and further causes that are harmless.
         return difference_causes(arguments, axes, outputs) or difference_causes(arguments, axes, results)
 
     def recurrent(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[int]:
@@ -310,10 +310,10 @@ class GraphEngine(Engine):
         """Return the function of a maker of the compiler, whose storage is given."""
 
     def dump_code(self, buffer: io.BytesIO) -> None:  # noqa: B027
-        """Write what other processes need in order to find the code of functions."""
+        """Write the data with which other processes find the code of functions."""
 
     def load_code(self, buffer: io.BytesIO) -> None:  # noqa: B027
-        """Read what `dump_code` wrote."""
+        """Read the data that `dump_code` wrote."""
 
     # Calls
 
@@ -375,7 +375,7 @@ class _ReportingContainer(Container):
 
 
 def _has_test_values() -> bool:
-    """Whether the compiler computes the values that its graphs have for the test values of inputs."""
+    """Whether the compiler computes graphs for test values of inputs."""
     config = names.package.config
     settings = ("compute_test_value", "compute_test_value_opt")
     return any(getattr(config, name, "off") != "off" for name in settings)

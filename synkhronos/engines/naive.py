@@ -172,7 +172,7 @@ class Graph:
         return list(found)
 
     def collectives(self) -> list[Collective]:
-        """Return the collectives, each after those that it depends on."""
+        """Return the collectives, each after the collectives that it depends on."""
         found = []
 
         def visit(variable: Any) -> None:

@@ -4,9 +4,9 @@ The engines and the extensions use them. PyTensor continues Theano, so most name
 module. Tuples hold the kinds of operations to which a rule applies; an empty tuple means that the
 compiler has none.
 
-``unfused(vector)`` is the vector itself, as an operation that is not fused with those that compute the
-vector or use it. gcc does not vectorize a loop over more than a few vectors and scalars, so a long fused
-expression can take several times as long as its parts.
+``unfused(vector)`` is the vector itself, as an operation that is not fused with the operations that
+compute the vector or use it. gcc does not vectorize a loop over more than a few vectors and scalars, so
+a long fused expression can take several times as long as its parts.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ if compiler.NAME == "pytensor":
     LINEAR: _Kinds = (DimShuffle, Sum, SpecifyShape, ViewOp)
 
     def then(first: GraphRewriter, second: GraphRewriter) -> GraphRewriter:
-        """Return a rewriter that applies two, one after the other."""
+        """Return a rewriter that applies the first rewriter, then the second."""
         return SequentialGraphRewriter(first, second)
 
     def without_test_values() -> ContextManager[None]:
@@ -165,7 +165,7 @@ if compiler.NAME == "pytensor":
         return package.shared(value, name=name, shape=(None if len(value) == 1 else len(value),))
 
     def fixed(variable: Variable, shape: Sequence[int]) -> Variable:
-        """Return a variable whose type fixes its shape, but says of no further axis that it is one."""
+        """Return a variable whose type fixes its shape, but makes no further axis broadcastable."""
         ones = variable.type.broadcastable
         extents = [None if one == 1 and not is_one else one for one, is_one in zip(shape, ones)]
         return tensor.specify_shape(variable, extents)
@@ -263,7 +263,7 @@ else:
     LINEAR = (DimShuffle, Sum, Rebroadcast, ViewOp)
 
     def then(first: GraphRewriter, second: GraphRewriter) -> GraphRewriter:
-        """Return a rewriter that applies two, one after the other."""
+        """Return a rewriter that applies the first rewriter, then the second."""
         return SeqOptimizer([first, second])
 
     def without_test_values() -> ContextManager[None]:
@@ -314,14 +314,14 @@ def is_sum_with_sparse(op: Op) -> bool:
 
 
 def dense(variable: Variable) -> Variable:
-    """Return a variable, or the dense matrix of the values of a sparse one."""
+    """Return a variable; a sparse matrix as a dense one."""
     if not is_sparse(variable):
         return variable
     return importlib.import_module(f"{package.__name__}.sparse").dense_from_sparse(variable)
 
 
 def in_type_of(variable: Variable, value: Variable) -> Variable:
-    """Return a dense value as a variable of the type of another one, which may be sparse."""
+    """Return a dense value as a variable of the type of another variable, which may be sparse."""
     if is_sparse(variable):
         module = importlib.import_module(f"{package.__name__}.sparse")
         value = getattr(module, f"{variable.type.format}_from_dense")(value)

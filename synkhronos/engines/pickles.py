@@ -62,16 +62,18 @@ class MainNames:
 
 
 class _OfGraphs:
-    """What distinguishes the picklers of compiled functions from their base class.
+    """The part of the picklers of compiled functions that their base classes lack.
 
     Parameters
     ----------
     file : binary file
+        The file that is written to.
     known : mapping
         The numbers of the shared variables that the receiver has.
     reducers : mapping
         Additional functions to pickle objects, by type.
     main : MainNames
+        The names that the receiver has.
     make_function : function
         ``make_function(maker, input_storage)`` returns the compiled function on the receiver.
     """
@@ -154,7 +156,9 @@ def dump(
     make_pickler : function
         ``make_pickler(kind)`` returns a pickler of the class `kind` for the buffer.
     buffer : io.BytesIO
+        The buffer.
     objects : object
+        The objects, such as a list of functions.
     """
     start = buffer.tell()
     try:

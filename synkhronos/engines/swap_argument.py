@@ -20,13 +20,13 @@ def check_swap(
     Parameters
     ----------
     swap : object
-        What the script has given; None for nothing.
+        The argument that the script has given, or None.
     function : str
-        What messages call the function.
+        The name of the function in messages.
     own : list of shared variables
-        Those that it uses.
+        The shared variables that the function uses.
     names : str
-        What messages call these.
+        The names of these variables in messages.
     is_shared : callable
         Whether a variable is a shared variable.
     """

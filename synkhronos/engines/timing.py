@@ -23,7 +23,7 @@ class OperationTime(NamedTuple):
     kind : str
         Its class, with the module.
     kernel : str
-        ``"fast"`` for an operation of `synkhronos.engines.theano.kernels`, else who has written it.
+        ``"fast"`` for an operation of `synkhronos.engines.theano.kernels`, else whose operation it is.
     nodes : int
         The number of these nodes that were computed.
     seconds : float
@@ -59,13 +59,14 @@ def _kernel(kind: str) -> str:
 def time_nodes(compiled: Compiled, machine: Any) -> Iterator[list[OperationTime]]:
     """Let the virtual machine of a compiled function time its nodes in the block.
 
-    The machine computes the same as otherwise, and reads a clock before and after each node.
+    The machine computes as usual, and reads a clock before and after each node.
 
     Parameters
     ----------
     compiled : compiled function
+        The function whose nodes are timed.
     machine : object
-        What runs it: a virtual machine of Theano or PyTensor, or something else.
+        The object that runs the function, such as a virtual machine of Theano or PyTensor.
 
     Yields
     ------
@@ -111,7 +112,7 @@ def _readings(compiled: Compiled, machine: Any) -> list[tuple[float, int]]:
         return list(pairs)
     # The script's own profile: each call moves the readings there.
     seconds, calls = compiled.profile.apply_time, compiled.profile.apply_callcount
-    graph = getattr(machine, "fgraph", None)  # of PyTensor's, with which it makes the keys
+    graph = getattr(machine, "fgraph", None)  # PyTensor's machines have it, and use it in the keys
     keys = [node if graph is None else (graph, node) for node in machine.nodes]
     return [(a + seconds.get(key, 0), b + calls.get(key, 0)) for (a, b), key in zip(pairs, keys)]
 

@@ -37,6 +37,7 @@ class Layout:
     Parameters
     ----------
     shapes : list of tuple of int
+        The shape of each array.
     broadcastable : list of tuple of bool
         The broadcast pattern of each array.
 
@@ -99,12 +100,16 @@ class FlatGradient:
     Parameters
     ----------
     loss : scalar expression, or list of gradient expressions
+        The loss, or its gradients by the parameters.
     params : list of float shared variables, all of one dtype
+        The parameters.
 
     Attributes
     ----------
     params : list of shared variables
+        The parameters.
     dtype : str
+        The dtype of the parameters and vectors.
     vector : shared vector
         The flattened gradients of all parameters, in the order of `params`; initially zero. Its type has
         no length: PyTensor would put a new array in its place if a single gradient fills it.

@@ -186,6 +186,7 @@ class _Loss:
     local : Dependence
         Which expressions depend on the rows.
     terms : list of Term
+        The terms of the loss.
     all_rows : variable or None
         An input for the number of rows of the batch, if the loss needs it.
     """

@@ -1,19 +1,19 @@
 """Functions: building, replicating and calling them.
 
 ``build`` has ``function()``, whose arguments ``signature`` checks. ``function`` has the class
-`Function`; ``replica`` is what a rank has of one, and ``copies`` are made of one. ``arguments`` checks
-the arguments of a call before its start barrier; ``call_plan`` is the plan of a call that is repeated.
+`Function`; ``replica`` is a rank's part of it, and ``copies`` makes copies. ``arguments`` checks the
+arguments of a call before its start barrier; ``call_plan`` is the plan of a call that is repeated.
 ``call`` is each rank's part of a call, with its ``columns`` of the arguments and of the ``window`` of
 rows that an index selects, and possibly in ``slices``; ``fixed`` has the errors of graphs that need
 another number of rows. ``peers`` are the other ranks in the collectives of a graph, which use the memory
 of ``stages``. Results are ``packed`` for the finish barrier, and ``outputs`` reduces them afterwards,
 unless the communicator has ``reduced`` them. ``replicate`` sends functions to the workers, and
 ``random`` seeds their random streams. ``compiling`` shows that a function is being compiled, and
-``description`` is what notebooks show of one.
+notebooks show its ``description``.
 
-``analysis`` reads from graphs what results depend on, and refuses loops along rows. ``agreement`` keeps
-track of the replicas of shared variables that are meant to be equal. The folder ``comparing`` compares
-replicas, and results with the serial ones.
+``analysis`` finds in graphs how results depend on rows, and refuses loops along them. ``agreement``
+keeps track of the replicas of shared variables that are meant to be equal. The folder ``comparing``
+compares replicas, and results with the serial ones.
 
 ``steps`` is for extensions, whose steps are several calls.
 

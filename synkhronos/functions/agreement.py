@@ -48,8 +48,8 @@ class Agreement:
     stale : set of int
         Those of them that were set on the master only, until they are equal again.
     sources : dict
-        For each variable by number, what the functions called so far have computed its new values from:
-        a set of pairs of whether they used rows, and the numbers of variables.
+        For each variable by number, the sources of its new values in the functions called so far: a set
+        of pairs of whether they used rows, and the numbers of variables.
     readers, updaters : dict
         The watches of the functions that read or update a variable, by its number.
     """
@@ -103,7 +103,7 @@ class Agreement:
             world.here.engine.notice_writes(shared, None)
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Free what is known of variables that were dropped, except for warnings that are still due."""
+        """Drop the entries of variables that were dropped, except for warnings that are still due."""
         dropped = set(numbers)
         for number in self.sources.keys() - dropped:
             self.sources[number] = {self._without(dropped, number, one) for one in self.sources[number]}
@@ -117,7 +117,7 @@ class Agreement:
                     del group[number]
 
     def _without(self, dropped: set[int], number: int, source: _Source) -> _Source:
-        """Return a source of a variable without dropped ones; what follows from these is kept."""
+        """Return a source of a variable without dropped variables, but with their effects."""
         from_rows, shareds = source
         gone = shareds & dropped - {number}
         if any(self.is_stale(one) for one in gone - (self.combined - self.stale)):
@@ -129,7 +129,7 @@ class Agreement:
     # What calls report
 
     def updated_from(self, sources: Mapping[int, tuple[bool, set[int]]]) -> None:
-        """Record what a function computes new values from, by the number of the updated variable."""
+        """Record the sources of new values in a function, by the number of the updated variable."""
         for number, (from_rows, shareds) in sources.items():
             self.sources.setdefault(number, set()).add((from_rows, frozenset(shareds)))
 
@@ -142,7 +142,7 @@ class Agreement:
         )
 
     def is_stale(self, number: int, seen: frozenset[int] = frozenset()) -> bool:
-        """Whether a variable is stale, or was computed from one that is."""
+        """Whether a variable is stale, or was computed from a stale variable."""
         seen |= {number}
         return number in self.stale or any(
             self.is_stale(one, seen)
@@ -217,8 +217,8 @@ def _notice(reference: weakref.ref[World], number: int) -> None:
     if world is None or world.closed or number >= world.registry.replicated:
         return
     agreement = agreement_of(world)
-    # In a program, the other ranks may do the same, and only what is meant to be equal can be compared
-    # afterwards.
+    # In a program, the other ranks may do the same, and afterwards only variables that are meant to be
+    # equal can be compared.
     if not (world.in_program and number in agreement.incomparable | agreement.sliceable):
         agreement.changed_on_master([number])
 

@@ -1,4 +1,4 @@
-"""What the graph of a function says: about the variables that it uses, and loops and gradients in it."""
+"""Properties of a function's graph: the variables that it uses, and its loops and gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from synkhronos.world.world import World
 
 
 def analysis_of(world: World, function: Any) -> Analysis:
-    """Return what the graph of a function says about its results."""
+    """Return the `Analysis` of the graph of a function."""
     if function.analysis is None:
         replica = function.replica
         axes = axes_of(function.inputs, replica.window is not None, len(replica.sliceable))
@@ -22,7 +22,7 @@ def analysis_of(world: World, function: Any) -> Analysis:
 
 
 def suspects_of(world: World, function: Any) -> list[str]:
-    """Return what in the graph of a function may make it differ from the serial one."""
+    """Return the parts of a function's graph that may make it differ from the serial function."""
     replica = function.replica
     axes = axes_of(function.inputs, replica.window is not None, len(replica.sliceable))
     return world.here.engine.difference_causes(replica.compiled, axes)
@@ -70,10 +70,10 @@ def uses(world: World, function: Any, analysis: Analysis) -> tuple[set[int], set
 
 
 def sources(world: World, function: Any, analysis: Analysis) -> dict[int, tuple[bool, set[int]]]:
-    """Return what new values are computed from, by the number of the updated variable.
+    """Return the sources of new values, by the number of the updated variable.
 
-    That is whether they depend on the rows of a rank, and the numbers of the shared variables they
-    depend on. Dependence through collectives does not count.
+    The sources are whether a value depends on the rows of a rank, and the numbers of the shared
+    variables on which it depends. Dependence through collectives does not count.
     """
     numbers, streams = world.registry.numbers, agreement_of(world).streams
     return {
@@ -113,16 +113,15 @@ def check_recurrence(
 
     Parameters
     ----------
-    engine : Engine
     compiled : compiled function
+        The function.
     inputs : list of Input
+        The inputs of the function.
     selected : list of variables
-        Those that are replaced by rows which an index selects.
+        The variables that are replaced by rows which an index selects.
     sliceable : list of shared variables
+        Its sliceable shared variables.
 
-    Raises
-    ------
-    ValueError
     """
     found = engine.recurrent(compiled, axes_of(inputs, bool(selected), len(sliceable)))
     if not found:
@@ -157,7 +156,7 @@ def _of_input(one: Input) -> tuple[str, str]:
 def collectives_in(
     world: World, compiled: Compiled, inputs: Sequence[Input], has_window: bool, n_sliceable: int
 ) -> dict[str, Any]:
-    """Return what a replica has to know about collectives in the graph, and about joint updates.
+    """Return the arguments of a `Replica` for collectives in the graph, and for joint updates.
 
     Joint updates do not use a rank's own rows: the new values depend on rows and random numbers only
     through collectives, or not at all.

@@ -26,6 +26,7 @@ class Split(NamedTuple):
     Attributes
     ----------
     axis : int
+        The axis of the rows.
     minibatch : bool
         Whether the argument holds the rows of this batch only.
     """
@@ -35,11 +36,12 @@ class Split(NamedTuple):
 
 
 class Most(NamedTuple):
-    """A limit for rows of which only the ranks know how many there are: in a window, and sliceable ones.
+    """A limit for rows whose number only the ranks know: rows in a window, and sliceable rows.
 
     Attributes
     ----------
     together, by_rank : int or None
+        The largest number of rows of all ranks together, and of each rank.
     """
 
     together: int | None = None
@@ -55,6 +57,7 @@ class Column(NamedTuple):
     Attributes
     ----------
     source : array, Handle, Composite, or any object that is used as a whole
+        The whole argument.
     rows : range, numpy.ndarray or None
         The rows of this rank; None if it uses all of the source.
     axis : int

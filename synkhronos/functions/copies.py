@@ -1,4 +1,4 @@
-"""What copies and pickles of a function consist of, and what a program needs to call it on any rank."""
+"""The parts of copies and pickles of a function, and its specification, by which programs call it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from synkhronos.world.world import World
 
 
 class Specification(NamedTuple):
-    """What is needed to call the replica of a function on any rank. It can be pickled.
+    """The properties by which any rank calls its replica of a function. It can be pickled.
 
     Attributes
     ----------
@@ -58,10 +58,12 @@ class Parts(NamedTuple):
     Attributes
     ----------
     name : str
+        The name of the function.
     replica : Replica
         With shared variables in the place of their numbers, and compiled functions in the form of
         `Engine.to_parts`.
     inputs : list of Input
+        The inputs.
     update_modes, not_accumulated, form
         As of the function.
     """
@@ -153,7 +155,7 @@ def checked_swap(world: World, function: Any, swap: Any) -> dict[SharedVariable,
 
 
 def check_one_value(world: World, function: Any) -> None:
-    """Raise if a pickle, which has the values of the master, would lack what other ranks have."""
+    """Raise if other ranks have other values on purpose, as a pickle has the values of the master."""
     agreement, numbers = agreement_of(world), world.registry.numbers
     apart = [numbers[one] for one in function.get_shared()]
     apart = [one for one in apart if one in agreement.scattered | agreement.assigned]
@@ -192,7 +194,7 @@ def duplicate_replicas(world: World, pairs: Iterable[tuple[SharedVariable, Share
     if not world.started or world.size == 1:
         numbers = {registry.numbers[old]: registry.add_shared(copy) for old, copy in new}
     else:
-        replicate(world)  # what is new, so that the copies have the next numbers
+        replicate(world)  # so that the copies have the next numbers
         numbers = {registry.numbers[old]: registry.add_shared(copy) for old, copy in new}
         world.run(Duplicate(numbers))
         registry.mark_replicated(list(numbers.values()))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def describe(function: Any) -> list[tuple[str, str, str, str]]:
     """Return a row for each input, output, update and sliceable shared variable.
 
-    Each row has what it is, its name or number, its type, and how the ranks share it.
+    Each row has the kind, the name or number, the type, and how the ranks share it.
     """
     if function._world is None:
         return [("a copy", "", "", "cannot be called")]

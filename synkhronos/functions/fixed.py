@@ -55,7 +55,7 @@ def explained(error: Exception, replica: Replica, n_all: int | None, n_rows: int
 
 
 def _has_all_rows(text: str, n_all: int, n_rows: int) -> bool:
-    """Whether an operation has failed with operands of all rows beside those of this rank."""
+    """Whether an operation has failed with operands of all rows and operands of this rank's rows."""
     shapes = _SHAPES.search(text)
     return shapes is not None and {n_all, n_rows} <= set(map(int, re.findall(r"\d+", shapes[1])))
 

@@ -85,7 +85,7 @@ class Function:
         self.not_accumulated = not_accumulated
         self.form = form
 
-    @property  # type: ignore[misc]  # that of objects can be set
+    @property  # type: ignore[misc]  # the class of objects can be set
     def __class__(self) -> type:
         # So that the compiler's tools, such as theano.printing.debugprint, accept this function.
         return Function if self._world is None else type(self.replica.compiled)
@@ -585,16 +585,16 @@ class Function:
     ) -> _F:
         """Return a copy of this function, as the method of the same name of a ``theano.Function`` does.
 
-        The copy uses the same shared variables, with the exception of those that are swapped. It is
-        compiled again.
+        The copy uses the same shared variables, except the variables that are swapped. It is compiled
+        again.
 
         Parameters
         ----------
         share_memory : bool, default: False
             Accepted for compatibility; the copy always has its own intermediate arrays.
         swap : dict, optional
-            From shared variables of this function to those, of the same types, that the copy uses and
-            updates in their place. They may be sliceable.
+            From shared variables of this function to variables of the same types, which the copy uses
+            and updates in their place. They may be sliceable.
         delete_updates : bool, default: False
             Whether the copy makes no updates. Random streams are not advanced then, either.
         name : str, optional

@@ -49,7 +49,7 @@ def collect(
                 value = _of_ranks(world, function, index, values, weights, results)
             outputs.append(np.asarray(value, replica.output_dtypes[index]))
         elif mode is None or first is None or last is None:
-            # The master's own value, or one that the communicator has reduced to the master
+            # The master's own value, or a value that the communicator has reduced to the master
             outputs.append(_of_master(world, function, index, results)[len(outputs)])
         else:
             outputs.append(_of_ranks(world, function, index, values, weights, results))

@@ -1,7 +1,7 @@
 """The ranks that call a function with collectives in its graph.
 
 At each collective the ranks first exchange where they are: the function, the number of the collective,
-what it does, and the rows on which each rank computes. Ranks at different collectives get an error that
+its operation, and the rows on which each rank computes. Ranks at different collectives get an error that
 names both. Small arrays are part of this exchange. Each rank then reduces them itself, in the same
 order, so the results are bit-identical. Large arrays are then reduced by the communicator.
 
@@ -54,11 +54,12 @@ class _Place(NamedTuple):
 
 
 class _Item(NamedTuple):
-    """What a rank tells the others at a collective.
+    """The message of a rank to the others at a collective.
 
     Attributes
     ----------
     place : _Place
+        The collective and the type of the array.
     weight : int
         The number of rows on which the rank computes.
     n_rows : int
@@ -78,7 +79,6 @@ class GraphPeers:
 
     Parameters
     ----------
-    here : Here
     function : int
         The number of the function.
 

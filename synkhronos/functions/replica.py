@@ -16,16 +16,18 @@ from synkhronos.world.here import Here
 
 
 class Replica(NamedTuple):
-    """A rank's replica of a function: the compiled function, and what a call needs to know of it.
+    """A rank's replica of a function: the compiled function, and its properties that calls need.
 
     Attributes
     ----------
     number : int
         The number by which all ranks know the function.
     compiled : compiled function
+        The function of the compiler.
     output_modes : list of str or None
         How each output is reduced.
     output_dtypes : list of numpy.dtype
+        The dtype of each output.
     output_axes : list of int
         The axis along which each output is gathered.
     window : Window or None
@@ -35,7 +37,7 @@ class Replica(NamedTuple):
     updates : list of (int, str or None)
         For each shared variable whose updates accumulate over slices: its number and the operation.
     has_collectives : bool
-        Whether the ranks meet in the graph. Then all have to compute, also those without rows.
+        Whether the ranks meet in the graph. Then all ranks have to compute, even without rows.
     uses_master : bool
         Whether some of the collectives take the master's value.
     joint : frozenset of int

@@ -83,7 +83,7 @@ class Replicate(Command):
 
 
 def replicate(world: World) -> None:
-    """Replicate everything that is new; start the workers first if they have not been started."""
+    """Replicate all new functions and variables; start the workers first if necessary."""
     world.check_usable()
     if world.registry.may_have_new or not world.started:
         with world.defer_interrupt:
@@ -122,7 +122,7 @@ def _command(world: World, payload: Handle | None, streams: list[int]) -> Replic
 def _send(
     world: World, replicas: list[Replica], shareds: Mapping[int, SharedVariable], streams: list[int]
 ) -> None:
-    """Send functions to workers that are running; those that cannot be sent are left out."""
+    """Send functions to workers that are running, without functions that cannot be sent."""
     known = dict(world.registry.numbers)
     for shared in shareds.values():
         del known[shared]

@@ -22,6 +22,7 @@ class In:
     Parameters
     ----------
     variable : variable
+        The variable of the graph.
     axis : int, default: 0
         The axis along which the value is split over the ranks: 1 for data whose axis 0 is time. The
         `batch` of a call then selects along this axis.
@@ -62,6 +63,7 @@ class Out:
     Parameters
     ----------
     variable : variable
+        The variable of the graph.
     op : str or None, default: "avg"
         As in the pairs ``(variable, op)`` of `function`.
     axis : int, default: 0

@@ -27,8 +27,9 @@ class Slices:
     Parameters
     ----------
     call : CallFunction
-    here : Here
+        The call.
     replica : Replica
+        The rank's replica of the function.
     columns : list of Column or Bound
         The arguments.
     n_rows : int
@@ -77,7 +78,7 @@ class Slices:
     def _accumulators(
         self, updates: Sequence[tuple[int, SharedVariable, str | None]]
     ) -> tuple[list[Accumulator], list[Accumulator]]:
-        """Return what accumulates the outputs, and the new values of updated variables."""
+        """Return an accumulator for each output, and for the new value of each updated variable."""
         call, replica, most = self._call, self._replica, self._call.num_slices
         arithmetic, numbers = self._here.engine.arithmetic, range(len(replica.output_modes))
         outputs = [

@@ -20,7 +20,9 @@ class Stage:
     Attributes
     ----------
     array : numpy.ndarray
+        The memory, in the store.
     comm : RepeatingCommunicator
+        The communicator that reduces it.
     """
 
     def __init__(self, array: np.ndarray, comm: Communicator) -> None:
@@ -57,7 +59,9 @@ class Stages:
     Parameters
     ----------
     store : Store
+        Allocates the arrays.
     comm : Communicator
+        The communicator of all ranks.
     """
 
     def __init__(self, store: Store, comm: Communicator) -> None:

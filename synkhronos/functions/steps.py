@@ -35,7 +35,7 @@ class RepeatedStep:
     Parameters
     ----------
     functions : list of Function
-        The functions that the step calls, in order; there are collectives only after the one with rows.
+        The functions that the step calls, in order. Collectives come only after the function with rows.
     place : int
         The index of the function that is called on rows.
     may_repeat : bool

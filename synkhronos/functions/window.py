@@ -12,7 +12,7 @@ from synkhronos.functions.signature import Input, Output
 from synkhronos.host import compiler
 from synkhronos.world.world import World
 
-#: What returns the value that every rank has.
+#: The operations that return the value that every rank has.
 _OF_EQUAL_VALUES = ("avg", "min", "max", None)
 
 
@@ -24,7 +24,7 @@ class Window(NamedTuple):
     lengths : compiled function
         Computes the numbers of rows in the new value of each variable, which must be equal.
     arguments : list of int
-        The positions of its arguments among the arguments of the function: those that are not split.
+        The positions of its arguments among the arguments of the function: the arguments that are whole.
     names : list of str
         The variables that the rows replace.
     split : list of str
@@ -69,15 +69,17 @@ def divide(
 
     Parameters
     ----------
-    world : World
     inputs : list of Input
-        The first `n_own` of those that are not split may select rows. The others are used by every rank
-        for itself.
-    n_own : int
+        Of the first `n_own` inputs, the inputs that are not split may select rows. Every rank uses all
+        of the others.
     givens : list of pairs
+        The variables and what replaces them.
     sliceable : list of shared variables
+        The shared variables whose rows are divided.
     outputs : list of Output
+        The outputs of the function.
     updates : list of pairs
+        Its updates.
 
     Raises
     ------

@@ -45,7 +45,7 @@ def check() -> None:
 
 
 def explain_lock() -> None:
-    """Make Theano's messages about its lock on the cache say what is happening and what to do."""
+    """Make Theano's messages about its lock on the cache explain the situation and the remedy."""
     logging.getLogger(_LOCK).addFilter(_explain_record)
 
 
@@ -82,7 +82,7 @@ def complaint(cache: Optional[Path]) -> Optional[str]:
 
 
 def fault(cache: Optional[Path]) -> Optional[Tuple[str, str]]:
-    """Return why nothing can be compiled, and what to do; or None.
+    """Return why nothing can be compiled, and the remedy; or None.
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ def give_up(those: Mapping[int, tuple[int, int] | None], kept: Iterable[int] = (
 
 
 def _file(descriptor: int) -> tuple[int, int] | None:
-    """Identify what a descriptor refers to; None if it is closed."""
+    """Identify the file of a descriptor; None if it is closed."""
     try:
         found = os.fstat(descriptor)
     except OSError:

@@ -2,9 +2,9 @@
 
 A handler written in Python may raise an exception after any call and at the start of any function: for
 the code around it, the exception comes from there. ``TimeoutError``, which handlers of alarms often
-raise, is an ``OSError``. So code that expects errors must not take the exception of a handler for one.
-It is recognized by its traceback: Python calls a handler with the number of the signal and the frame
-that it has interrupted.
+raise, is an ``OSError``. So code that expects errors must not take the exception of a handler for such
+an error. It is recognized by its traceback: Python calls a handler with the number of the signal and the
+frame that it has interrupted.
 """
 
 from __future__ import annotations

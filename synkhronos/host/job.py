@@ -51,7 +51,7 @@ def variables(environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def own_task(environ: MutableMapping[str, str] = os.environ) -> Optional[Task]:
-    """Return which task this process is; None if it is not a task, or is a child of one."""
+    """Return which task this process is; None if it is not a task, or is a child of a task."""
     return task_of(environ) if environ.get(TASK) == str(os.getpid()) else None
 
 
@@ -98,7 +98,7 @@ def provide(end: Callable[[], None]) -> None:
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    """Do what SIGINT does."""
+    """Act as for SIGINT."""
     import signal
 
     handler = signal.getsignal(signal.SIGINT)

@@ -8,8 +8,8 @@ the folder. It and its parent folders must belong to the user or to the system. 
 there; in a sticky folder such as ``/tmp``, others may only change their own files.
 
 The folder's name is a digest of its links, so the same libraries use the same folder, and other
-libraries use another one. Each process creates the missing links, each in a single step. So no lock is
-needed, and if a process is killed in between, the next one completes the folder.
+libraries use another folder. Each process creates the missing links, each in a single step. So no lock
+is needed, and if a process is killed in between, the next process completes the folder.
 """
 
 import hashlib

@@ -35,7 +35,7 @@ def no_collection() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise `ImportError` if the compiler cannot work here. The message says why, and what to do."""
+    """Raise `ImportError` if the compiler cannot work here. The message says why, and gives a remedy."""
     if compiler.NAME == "pytensor":
         pytensor_environment.check()
     else:

@@ -48,12 +48,12 @@ class Progress:
 
     @contextlib.contextmanager
     def show(self, work: str, remark: str = "") -> Iterator[None]:
-        """Show what the block does while it runs, unless it ends soon.
+        """Show the work of the block while it runs, unless it ends soon.
 
         Parameters
         ----------
         work : str
-            What the block does, such as ``"compiling function 2"``.
+            The work of the block, such as ``"compiling function 2"``.
         remark : str, optional
             A remark that follows in a line, if stderr is not a terminal.
         """

@@ -14,8 +14,8 @@ from typing import Any, MutableMapping, Optional, Tuple
 from synkhronos.host import environment
 
 NUMPY_VERSION = (2, 0)
-# Older ones lack the guard against https://github.com/numba/numba/issues/10486: sibling processes, as
-# the ranks are, give the same name to different functions that they compile at once, and crash later.
+# Older versions lack the guard against https://github.com/numba/numba/issues/10486: sibling processes,
+# as the ranks are, give the same name to different functions that they compile at once, and crash later.
 VERSIONS = ((2, 38, 3), (4, 0))
 LDFLAGS = "blas__ldflags"
 _REMEDY = 'To fix this: python -m pip install "pytensor>=2.38.3,<4"'

@@ -1,8 +1,8 @@
-"""What of Theano 1.0.5, Lasagne 0.1 and Keras 2.3.1 has to be replaced, and from which version on.
+"""The parts of Theano 1.0.5, Lasagne 0.1 and Keras 2.3.1 to replace, and from which version on.
 
 ``imports`` applies the repairs. Each is a row: in which modules, what text, by what, why, and the first
 version of Python or NumPy that needs it; without a version, all do. A replacement has as many lines as
-the text that it replaces, so that tracebacks show the right ones.
+the text that it replaces, so that tracebacks show the right lines.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Ranks on several machines: each machine has a transport of its own, and one rank of it is its leader.
 
 A world of one machine imports nothing of this folder. ``transport``, ``store`` and ``communicator`` have
-the same interfaces as those of one machine, which they join.
+the same interfaces as the objects of one machine, which they join.
 
 ``links`` is the interface for messages between leaders. ``naive`` implements it in one process as the
 specification; ``mpi`` is used in practice. ``leaders`` meet, abort and wait by means of messages.

@@ -20,7 +20,7 @@ from synkhronos.comms.wires import Wire, WireReduction
 
 
 class BucketCommunicator:
-    """Reduces buckets, and keeps what the wire formats need from one time to the next.
+    """Reduces buckets, and keeps the states of wire formats between reductions.
 
     Parameters
     ----------
@@ -45,11 +45,13 @@ class BucketCommunicator:
         Parameters
         ----------
         buckets : Buckets
+            The buckets of the vector.
         number : int
             The number of the bucket.
         vectors : list of numpy.ndarray
             The vectors of this machine's ranks. Vectors of weight 0 are ignored in an average.
         weights : list of int
+            The weight of each vector.
         """
         operation, place = find_operation(buckets.op), buckets.slices()[number]
         active = [
@@ -70,7 +72,7 @@ class BucketCommunicator:
             own[...] = reduced
 
     def wires(self, buckets: Buckets) -> list[Wire]:
-        """Return what is kept for each bucket of a vector with a format."""
+        """Return the state of the wire format for each bucket of a vector."""
         if buckets.number not in self._kept:
             self._kept[buckets.number] = [make_wire(buckets.wire, shapes) for shapes in buckets.shapes]
         return self._kept[buckets.number]

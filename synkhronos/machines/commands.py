@@ -33,7 +33,7 @@ _Content = Tuple[bytes, Sequence[ReceivedRows], _Keys]
 
 
 class Message(NamedTuple):
-    """What the master sends to a leader.
+    """A message of the master to a leader.
 
     Attributes
     ----------
@@ -59,7 +59,9 @@ class CommandSender:
     Parameters
     ----------
     leaders : Leaders
+        The leaders of the machines.
     store : MachinesStore
+        The store of this rank.
     machines : list of range
         The ranks of each machine.
     """
@@ -79,7 +81,7 @@ class CommandSender:
         self._digests: dict[FileHandle, bytes] = {}
 
     def find_needed(self, needs: Needs | None) -> list[list[Need]]:
-        """Return what each other machine needs for a command and does not have.
+        """Return the rows that each other machine needs for a command and does not have.
 
         A repeated command gets the same lists, unless a machine keeps some of the arrays.
         """
@@ -152,7 +154,9 @@ class CommandReceiver:
     Parameters
     ----------
     leaders : Leaders
+        The leaders of the machines.
     store : MachinesStore
+        The store of this rank.
     """
 
     def __init__(self, leaders: Leaders, store: MachinesStore) -> None:
@@ -197,7 +201,7 @@ class CommandReceiver:
 
 
 class Frames:
-    """What a leader sends to the other ranks of its machine for a command, packed and unpacked."""
+    """The frames that a leader sends to the other ranks of its machine, packed and unpacked."""
 
     def __init__(self) -> None:
         self._packed: tuple[_Content, bytes] = (b"", (), ()), b""

@@ -104,7 +104,7 @@ class MachinesCommunicator(PreparingCommunicator):
         here: Any = self._local.gather(arrays, self._leader)
         if not self._is_leader:
             return None
-        # Machines with fewer ranks send empty arrays in place of the missing ones.
+        # Machines with fewer ranks send empty arrays for the missing ranks.
         most = max(len(ranks) for ranks in self._machines)
         own = [array for one in here for array in one + [np.empty(0)] * (most - len(one))]
         met = gather(own)

@@ -17,7 +17,7 @@ from synkhronos.host.handler_errors import suppress
 Addresses = Tuple[Tuple[Any, ...], Tuple[Any, ...]]
 
 _INTERVAL = 1  # seconds between two questions of the kernel to a silent other side
-_MOST_QUESTIONS = 127  # the kernel itself shall not close the connection
+_MOST_QUESTIONS = 127  # the largest number, so that the kernel does not close the connection itself
 _ESTABLISHED = 1
 _INFO = struct.Struct("=8B24I")  # the beginning of the kernel's struct tcp_info
 _STATE, _RETRANSMITS, _QUESTIONS, _LAST_SENT, _LAST_ANSWER = 0, 2, 3, 8 + 9, 8 + 12
@@ -53,7 +53,7 @@ def seconds_silent(descriptor: int, addresses: Addresses) -> float:
     """
     try:
         with _copy(descriptor) as connection:
-            if _addresses(connection) != addresses:  # the number belongs to another one now
+            if _addresses(connection) != addresses:  # another connection has this number now
                 return math.inf
             data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
     except OSError:
@@ -61,8 +61,8 @@ def seconds_silent(descriptor: int, addresses: Addresses) -> float:
     info = _INFO.unpack(data)
     if info[_STATE] != _ESTABLISHED:
         return math.inf
-    # While the process over there does not read, this kernel repeats what it sends more and more rarely.
-    # So silence counts only if the last thing that was sent has no answer.
+    # While the process over there does not read, this kernel repeats its data more and more rarely. So
+    # silence counts only if the last packet has no answer.
     is_waiting = info[_RETRANSMITS] and _WAY < info[_LAST_SENT] < info[_LAST_ANSWER]
     return info[_LAST_ANSWER] / 1000 if is_waiting or info[_QUESTIONS] > 1 else 0.0
 

@@ -1,9 +1,9 @@
 """The courier of a machine: a process that only communicates, while the ranks compute.
 
-What belongs to no rank is in the commons of a machine. MPI makes progress only while a process calls it,
-and a rank that computes does not. So a second task on each machine joins the commons of the ranks. Until
-the leader ends, it does the `Work` that the leader requests, by which the couriers of all machines
-exchange what their ranks need.
+Objects that belong to no rank are in the commons of a machine. MPI makes progress only while a process
+calls it, and a rank that computes does not. So a second task on each machine joins the commons of the
+ranks. Until the leader ends, it does the `Work` that the leader requests, by which the couriers of all
+machines exchange what their ranks need.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WORDS = 8
 
 
 class WorkContext:
-    """What the courier of a machine works with.
+    """The objects with which the courier of a machine works.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class WorkContext:
     wait : callable
         ``wait(seconds)`` sleeps for at most this time. `Courier.wake` ends it.
     kept : dict
-        State that one `Work` of this world leaves for the next ones, by name.
+        State that a `Work` of this world leaves for later `Work`, by name.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class WorkContext:
 
 
 class Work(Protocol):
-    """What a courier does. It is pickled."""
+    """A task of a courier. It is pickled."""
 
     def run(self, context: WorkContext) -> None:
         """Work until ``context.is_over()``."""
@@ -84,7 +84,7 @@ class Courier(ABC):
     Attributes
     ----------
     commons : Commons
-        What belongs to no rank, for the ranks of this machine and its courier.
+        The objects that belong to no rank, for the ranks of this machine and its courier.
     """
 
     commons: Commons
@@ -113,7 +113,7 @@ class Courier(ABC):
 
 
 class NoCourier(Courier):
-    """A placeholder where there is no courier. Programs cannot use what belongs to no rank."""
+    """A placeholder where there is no courier. Programs cannot use objects that belong to no rank."""
 
     commons = None  # type: ignore[assignment]
 
@@ -149,6 +149,7 @@ class JointCommons(SharedCommons):
     Attributes
     ----------
     address : Address
+        The address of the commons.
     """
 
     def __init__(self, address: Address | None = None) -> None:
@@ -230,6 +231,7 @@ class _World(NamedTuple):
     number : int
         Numbers the worlds of the leader.
     address : Address
+        The address of the commons.
     table, bell : int
         Offsets in the memory of the commons.
     """
@@ -250,7 +252,7 @@ def send_home(links: Links) -> None:
 
 
 def send_names(links: Links, names: Sequence[str]) -> None:
-    """Tell the courier of this machine, if it lives, what messages to users call the machines."""
+    """Tell the courier of this machine, if it is alive, the names of the machines in messages."""
     with contextlib.suppress(LostError):
         links.send(_COURIER, _TAG, pickle.dumps(list(names)))
 

@@ -72,8 +72,9 @@ class Leaders:
     Parameters
     ----------
     links : Links
+        The links between the leaders.
     clock : callable, optional
-        Returns the time on this machine in seconds. Machines have different ones.
+        Returns the time on this machine in seconds. The clocks of machines differ.
 
     Attributes
     ----------
@@ -84,6 +85,7 @@ class Leaders:
     first_number : int
         The number of the first command of this world.
     ended : EndedLeaders
+        The leaders that have ended the command.
     """
 
     def __init__(self, links: Links, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -187,7 +189,7 @@ class Leaders:
         idle: bool = False,
         former: tuple[Any, list[np.ndarray]] = (None, []),
     ) -> tuple[int, Any, list[np.ndarray]]:
-        """Wait for what `send` sent; return its command's number, the object and the arrays.
+        """Wait for a message of `send`; return the number of its command, the object and the arrays.
 
         It is the same object as the last time if it was sent again; it must not be changed.
 
@@ -198,8 +200,8 @@ class Leaders:
         idle : bool
             Whether there is no time limit.
         former : (object, list of numpy.ndarray)
-            What a former call returned. If the same object was sent again, its arrays are received into
-            the same memory.
+            The object and the arrays that a former call returned. If the same object was sent again, its
+            arrays are received into the same memory.
         """
         if tag == CONTROL and self._postponed is not None:
             postponed, self._postponed = self._postponed, None

@@ -26,6 +26,7 @@ class LostError(WorldBrokenError):
     Parameters
     ----------
     names : sequence of str
+        How messages refer to the tasks.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -60,8 +61,9 @@ class Links(ABC):
     Attributes
     ----------
     rank, size : int
+        The number of this leader, and the number of all leaders.
     names : sequence of str, optional
-        What messages to users call the leaders.
+        The names of the leaders in messages to users.
     """
 
     rank: int

@@ -57,12 +57,14 @@ class Meetings:
     leaders : Leaders
         Used only by leaders.
     store : MachinesStore
+        The store of this rank.
     machines : list of range
         The ranks of each machine.
 
     Attributes
     ----------
     group : MachineGroup
+        The ranks of this machine.
     """
 
     def __init__(

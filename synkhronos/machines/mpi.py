@@ -59,7 +59,9 @@ class MpiLinks(Links):
     Parameters
     ----------
     comm : mpi4py.MPI.Comm
+        The communicator.
     names : sequence of str, optional
+        How messages refer to its tasks.
     """
 
     def __init__(self, comm: MPI.Comm, names: Sequence[str] = ()) -> None:

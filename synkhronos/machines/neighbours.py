@@ -1,9 +1,9 @@
 """The machines next to this one, which its courier watches: whether they answer, and whether they live.
 
 A courier does not compute, so it sees what a leader in a long call cannot. The couriers form a ring, so
-each machine is watched by two others, however many there are. What is watched are the connections that
-MPI has opened to the leader and the courier of the other machine. The kernels of both machines see to it
-that something travels on them every second, and close them when the processes end. A courier says
+each machine is watched by two others, however many there are. A courier watches the connections that MPI
+has opened to the leader and the courier of the other machine. The kernels of both machines send packets
+on them every second, and close them when the processes end. A courier says
 goodbye when the script has ended, or when mpirun begins to end the job. So a courier whose connection is
 closed without a goodbye has died.
 """
@@ -33,19 +33,22 @@ _CHECK_INTERVAL = 0.25  # seconds
 _DYING = 0.5
 _STUCK = 0.75  # seconds from SIGCONT until a courier that is not in a call of MPI has looked
 _ENDED = 2.0  # seconds from SIGCONT until mpirun has certainly ended the processes of a machine
-_ARRIVING = 0.1  # seconds within which MPI has read what arrived before a connection was closed
+_ARRIVING = 0.1  # seconds within which MPI has read the data of a connection that was closed
 _NAP = 0.01  # seconds
 _GOODBYE = 0  # a tag; its messages are one byte: 1 if the courier leaves, 0 if it stays after all
 
 
 class Neighbour(NamedTuple):
-    """What a leader or a courier tells the couriers of the machines next to its own.
+    """The facts about a leader or a courier that the couriers of the machines next to it get.
 
     Attributes
     ----------
     machine : int
+        The number of the machine.
     is_courier : bool
+        Whether the process is a courier, and not a leader.
     host : str
+        The name of the host.
     connections : collection of Addresses
         Of its process.
     """
@@ -119,7 +122,7 @@ class Neighbours:
             self._announce(leaves=False)  # a user had stopped this process
 
     def report_when_ended(self) -> None:
-        """Report what is lost if mpirun ends the job: it sends SIGCONT a moment before SIGTERM."""
+        """Report lost machines if mpirun ends the job: it sends SIGCONT a moment before SIGTERM."""
         for number, handler in (signal.SIGCONT, self._begin_to_end), (signal.SIGTERM, self._be_ended):
             self._handlers[number] = signal.signal(number, handler)
         self._thread = SignalThread(signal.SIGCONT, _STUCK, self._report_if_stuck)
@@ -187,7 +190,7 @@ class Neighbours:
             return
         self._has_reported = True
         lines = [f"{self._names[machine]} was lost: {cause}\n" for machine, cause in causes.items()]
-        with contextlib.suppress(OSError):  # nobody reads it
+        with contextlib.suppress(OSError):  # the pipe has no reader
             os.write(2, "".join(lines).encode())
 
     def _silent(self, limit: float) -> dict[int, str]:
@@ -239,12 +242,12 @@ class Neighbours:
 
 
 class _Goodbye:
-    """What the courier of another machine has said last: that it leaves, or that it stays after all.
+    """The last message of the courier of another machine: that it leaves, or that it stays after all.
 
     Attributes
     ----------
     has_arrived : bool
-        What `was_said` returned last.
+        The last return value of `was_said`.
     """
 
     def __init__(self, links: Links, machine: int) -> None:

@@ -8,8 +8,9 @@ computed everything, it takes the results from the commons, or waits for them.
 The commons have a vector for each rank and a table. The table has, for each rank, how many buckets it
 has put there and its number of rows; and how many buckets are reduced. It is zero between commands.
 
-It is the courier that keeps what a wire format has not sent. For a checkpoint it copies this to the
-commons, where the leader finds it, or takes from there what the leader has put.
+The courier keeps the state of wire formats, such as the parts that were not sent. For a checkpoint it
+copies the state to the commons, where the leader finds it, or takes the state that the leader has put
+there.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ class RunningReduction(NamedTuple):
     Attributes
     ----------
     buckets : Buckets
+        The buckets of the vector.
     function : int
         The number of the function that computes the vector.
     vectors : list of numpy.ndarray
         The vectors of the ranks of this machine.
     table : numpy.ndarray
+        The table in the commons.
     """
 
     buckets: Buckets
@@ -65,12 +68,14 @@ class OverlappedReduction:
     is_free : callable
         Whether the courier is free; in a program it is not.
     courier : Courier
+        The courier of this machine.
     first : int
         The rank of the leader in `group`.
 
     Attributes
     ----------
     running : RunningReduction or None
+        The reduction that has begun in this command.
     """
 
     def __init__(
@@ -97,6 +102,7 @@ class OverlappedReduction:
         Parameters
         ----------
         buckets : Buckets
+            The buckets of the vector.
         number : int
             The number of the bucket: 0, 1, ...
         array : numpy.ndarray
@@ -132,7 +138,7 @@ class OverlappedReduction:
             self._courier.start(leaders.number, ReduceBuckets(buckets, size, self._first))
 
     def forget(self) -> None:
-        """Discard what is being reduced: the vector may get another value."""
+        """Discard the reduction that has begun: the vector may get another value."""
         self.running = None
 
     def finish(self, out: np.ndarray) -> None:
@@ -150,12 +156,12 @@ class OverlappedReduction:
             out[place] = vectors[self._first][place]
 
     def kept(self, buckets: Buckets) -> Kept:
-        """In the leader, once in a command: return what the courier keeps for the format of a vector."""
+        """In the leader, once in a command: return the state of a vector's format from the courier."""
         found = self._transfer(buckets, is_given=False).get()
         return found._replace(rest=found.rest.copy(), factors=found.factors.copy())
 
     def keep(self, buckets: Buckets, kept: Kept) -> None:
-        """In the leader, once in a command: let the courier keep this."""
+        """In the leader, once in a command: give this state to the courier."""
         WireState(self._courier.commons, buckets).put(kept)
         self._transfer(buckets, is_given=True)
 
@@ -188,11 +194,12 @@ class OverlappedReduction:
 
 
 class ReduceBuckets:
-    """What a courier does for the reduction. It is a `Work`.
+    """A courier's part of the reduction. It is a `Work`.
 
     Parameters
     ----------
     buckets : Buckets
+        The buckets of the vector.
     size : int
         The number of ranks on this machine.
     first : int
@@ -246,7 +253,7 @@ def _vector(commons: Commons, buckets: Buckets, rank: int) -> np.ndarray:
 
 
 def _communicator_of(context: WorkContext) -> tuple[Leaders, BucketCommunicator]:
-    """Return what a courier needs to reduce buckets; all `Work` of a world shares it."""
+    """Return the objects with which a courier reduces buckets; all `Work` of a world shares them."""
     if _KEPT not in context.kept:
         leaders = Leaders(context.links)
         context.kept[_KEPT] = leaders, BucketCommunicator(leaders)
@@ -259,7 +266,9 @@ class WireState(NamedTuple):
     Attributes
     ----------
     commons : Commons
+        The commons of the machine.
     buckets : Buckets
+        The buckets of the vector.
     """
 
     commons: Commons
@@ -272,14 +281,14 @@ class WireState(NamedTuple):
         return self.commons.array(f"kept {length}", length, np.int64)
 
     def put(self, kept: Kept) -> None:
-        """Write what is kept."""
+        """Write the state."""
         table = self.table
         table[_REST], table[_FACTORS], table[_COUNTS:] = kept.rest.size, kept.factors.size, kept.counts
         for own, given in zip(self._vectors(table), kept[1:]):
             own[:] = given
 
     def get(self) -> Kept:
-        """Return what was put here, without copying the vectors."""
+        """Return the state, without copying the vectors."""
         table = self.table
         return Kept(table[_COUNTS:].tolist(), *self._vectors(table))
 
@@ -299,11 +308,12 @@ class WireState(NamedTuple):
 
 
 class TransferWireState:
-    """What a courier does to transfer the state of a wire format. It is a `Work`.
+    """A courier's part of the transfer of a wire format's state. It is a `Work`.
 
     Parameters
     ----------
     buckets : Buckets
+        The buckets of the vector.
     is_given : bool
         Whether the leader gives the state or gets it.
     """

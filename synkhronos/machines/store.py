@@ -53,7 +53,7 @@ class MachineHandle(Handle):
 
 
 def name_of(handle: Handle) -> Hashable:
-    """Return what identifies the array of a handle, on any machine."""
+    """Return the name that identifies the array of a handle on any machine."""
     return handle.key if isinstance(handle, MachineHandle) else handle
 
 
@@ -70,11 +70,12 @@ class ReceivedRows(NamedTuple):
 
 
 class MachinesStore(Store):
-    """A rank's access to the store of its machine, and to what has been received from others.
+    """A rank's access to the store of its machine, and to rows received from other machines.
 
     Parameters
     ----------
     local : Store
+        The store of the machine.
     machine, rank : int
         Of this rank.
 
@@ -97,7 +98,7 @@ class MachinesStore(Store):
         self._arrays: list[np.ndarray] = []
         self._lasting_arrays: dict[Hashable, np.ndarray] = {}
         self._exports: list[MachineHandle] | None = None
-        self._of_command: Sequence[ReceivedRows] = ()  # what came with the last command
+        self._of_command: Sequence[ReceivedRows] = ()  # that came with the last command
 
     def use(self, rank: int, commons: Commons | None) -> None:
         """Let this rank use the store, and these commons in place of the machine's own commons."""
@@ -170,7 +171,7 @@ class MachinesStore(Store):
     # What travels
 
     def begin(self) -> None:
-        """Forget what was received for the last command; arrays put from now on are exported."""
+        """Forget the rows for the last command; arrays put from now on are exported."""
         self._received.clear()
         self._arrays.clear()
         self._exports = []
@@ -212,7 +213,7 @@ class MachinesStore(Store):
             by_name[name_of(rows.need.handle)] = rows
 
     def keep_for_command(self, every: Sequence[ReceivedRows]) -> None:
-        """Keep what came with a command: the same object if everything is in the same memory."""
+        """Keep the rows that came with a command: the same list if they are in the same memory."""
         if every is not self._of_command:
             self._of_command = every
             # Of other rows than a range there are no views.

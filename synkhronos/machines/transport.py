@@ -1,9 +1,9 @@
 """The ranks of several machines: the transports of the machines, joined by their leaders.
 
 One rank of each machine is its leader: the rank that has forked the others. A command goes from the
-master to the leaders, and from each leader to the ranks of its machine. A meeting consists of one inside
-each machine, one between the leaders, and again one inside each machine, in which the leader passes on
-what it received. A reply goes the other way.
+master to the leaders, and from each leader to the ranks of its machine. A meeting consists of a meeting
+inside each machine, a meeting between the leaders, and another inside each machine, in which the leader
+passes on the items that it received. A reply goes the other way.
 """
 
 from __future__ import annotations
@@ -61,11 +61,13 @@ class MachinesTransport(Transport):
         The transport of the ranks of this machine, with their numbers among all ranks as labels. Its
         master is the leader.
     leaders : Leaders
+        The leaders of the machines.
     machines : list of range
         The ranks of each machine.
     master_rank : int
         The master is the leader of machine 0.
     timeout : float, optional
+        The longest time, in seconds, that ranks wait for each other.
     courier : Courier, optional
         The courier of this machine.
     job : object, optional

@@ -87,7 +87,7 @@ class Profile:
                     rest[event.step, rank] += event.seconds
                     continue
                 own = event.seconds
-                while ended and ended[-1].start >= event.start:  # it was inside this one
+                while ended and ended[-1].start >= event.start:  # it was inside this event
                     own -= ended.pop().seconds
                 ended.append(event)
                 self.seconds[event.step, rank, CATEGORIES.index(event.category)] += own

@@ -2,8 +2,8 @@
 
 Each rank trains at its own pace and exchanges its variables with the center from time to time, as in
 asynchronous and elastic training. An exchange visits the stripes of the center one after the other. Each
-stripe changes atomically. The ranks start at different stripes and skip busy ones, so several ranks can
-exchange at the same time. While a rank goes from stripe to stripe, other ranks may change the center.
+stripe changes atomically. The ranks start at different stripes and skip busy stripes, so several ranks
+can exchange at the same time. While a rank goes from stripe to stripe, others may change the center.
 """
 
 from __future__ import annotations

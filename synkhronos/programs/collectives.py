@@ -146,6 +146,7 @@ class Collectives:
         Parameters
         ----------
         shared_vars : shared variable, or list of these
+            The variables, the same on all ranks.
         """
         self._enter_meeting()
         numbers = self._numbers_of(shared_vars)
@@ -158,6 +159,7 @@ class Collectives:
         Parameters
         ----------
         shared_vars : shared variable, or list of these
+            The variables, the same on all ranks.
         values : array-like or Data, or list of these
             One value for each variable, in the master. Other ranks' values are ignored.
         """
@@ -184,6 +186,7 @@ class Collectives:
         Parameters
         ----------
         shared_vars : shared variable, or list of these
+            The variables, the same on all ranks.
         nd_up : {1, 0}
             Whether the values are stacked along a new axis 0 (1), or concatenated along axis 0 (0).
         """
@@ -204,6 +207,7 @@ class Collectives:
         Parameters
         ----------
         shared_vars : shared variable, or list of these
+            The variables, the same on all ranks.
         """
         self._enter_meeting()
         numbers = self._numbers_of(shared_vars, True, "rank.all_gather")
@@ -222,7 +226,9 @@ class Collectives:
         Parameters
         ----------
         shared_vars : shared variable, or list of these
+            The variables, the same on all ranks.
         op : {"avg", "sum", "prod", "min", "max"}
+            The operation.
         in_place : bool, default: True
             Whether the master's replica is set to the result. Otherwise it is returned in the master,
             and None elsewhere.
@@ -250,8 +256,10 @@ class Collectives:
         Parameters
         ----------
         shared_vars : shared variable, array, or list of these
-            Arrays and numbers have the same shape and dtype on every rank; they are not changed.
+            The variables, the same on all ranks. Or arrays and numbers, of the same shapes and dtypes on
+            all ranks, which are not changed.
         op : {"avg", "sum", "prod", "min", "max"}
+            The operation.
         weight : float, optional
             This rank's weight in ``"avg"``; by default 1.
         wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional

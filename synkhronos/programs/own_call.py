@@ -154,7 +154,7 @@ def _specification(token: bytes, function: Function) -> Specification:
 
 
 def _filled(called: _Callable, args: Sequence[ArrayLike], named: Mapping[str, ArrayLike]) -> list[Any]:
-    """Return a value for each input: the given one, or its default value."""
+    """Return a value for each input: the given value, or its default."""
     values = [
         arguments.default_of(one) if value is arguments.MISSING else value
         for one, value in zip(called.inputs, arguments.in_order(called, args, named))

@@ -445,7 +445,7 @@ class Rank(Collectives):
         return self._messages
 
     def _before_meeting(self) -> None:
-        # What a rank sent before a meeting can be received after it.
+        # Messages sent before a meeting can be received after it.
         if self._messages is not None:
             self._messages.settle()
 

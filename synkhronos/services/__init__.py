@@ -1,9 +1,9 @@
-"""What ranks share at their own pace, without a command or a barrier, in the commons of one machine.
+"""Memory and processes for ranks at their own pace, without commands and barriers, on one machine.
 
 ``stripes`` are memory that changes piece by piece, and ``messages`` go from one rank to another through
 the ``mailbox`` of the receiver. A ``controller`` is a process that answers the questions in a
-``channel``. ``reports`` are what each rank shows to all, and ``wakeups`` wake processes that wait for
-any of these.
+``channel``. ``reports`` has the numbers that each rank shows to all, and ``wakeups`` wake processes that
+wait for any of these.
 
 May import: ``host``, ``stores``, ``transports``.
 """

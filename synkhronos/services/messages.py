@@ -62,7 +62,7 @@ class Messages:
         to : int
             The receiver's rank.
         arrays : array, or list of arrays
-            Numbers of any shape and memory layout; whatever ``numpy.asarray`` converts to them.
+            Numbers of any shape and memory layout, or values that ``numpy.asarray`` converts to them.
         tag : int
             Distinguishes kinds of messages.
 

@@ -1,4 +1,4 @@
-"""What Python runs at the start of a script that ``python -m synkhronos run`` starts.
+"""The code that Python runs before the script in ``python -m synkhronos run``.
 
 The folder is put in ``PYTHONPATH`` for its ``sitecustomize``, and is not imported as a package.
 

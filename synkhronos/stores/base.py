@@ -53,7 +53,7 @@ class Store(ABC):
     def put(self, array: np.ndarray, constant: bool = False) -> Handle:
         """Return a handle to an array.
 
-        An array returned by `empty`, or a C-contiguous view of one, is not copied. The caller must keep
+        An array returned by `empty`, or a C-contiguous view of it, is not copied. The caller must keep
         it alive while the handle is used. Any other array is copied; the copy lives as long as this
         handle object, or until `free`.
 

@@ -12,7 +12,7 @@ A rank may be killed at any point, so nothing may depend on its next step:
 - A lock is a byte of a file without a name, locked by ``fcntl``. These locks belong to processes, and
   the kernel releases them when their process ends in any way. A process that a rank forks does not
   inherit them. They would all be lost if the process closed any descriptor of the file, but only this
-  module has one, which forked processes inherit and ``exec`` closes.
+  module has a descriptor, which forked processes inherit and ``exec`` closes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Lock(ABC):
 
     @abstractmethod
     def try_acquire(self) -> bool:
-        """Take the lock; return False if any rank holds it, including this one. It never waits."""
+        """Take the lock; return False if any rank holds it, including this rank. It never waits."""
 
     @abstractmethod
     def release(self) -> None:

@@ -41,7 +41,7 @@ class Deallocations:
         while self._ended:
             try:
                 reference = self._ended.popleft()
-            except IndexError:  # another thread has taken the last one
+            except IndexError:  # another thread has taken the last reference
                 return
             if self._references.pop(id(reference), None) is not None:
                 yield reference.key

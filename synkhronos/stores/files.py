@@ -25,8 +25,9 @@ class FileHandle(Handle):
     Attributes
     ----------
     filename : str
-    dtype : str
-    shape : tuple of int
+        The path of the file.
+    dtype, shape : str, tuple of int
+        As of other handles.
     offset : int
         Bytes from the start of the file.
     identity : tuple of int

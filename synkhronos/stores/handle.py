@@ -13,6 +13,7 @@ class Handle:
     Attributes
     ----------
     shape : tuple of int
+        The shape of the array.
     dtype : str
         As NumPy's ``dtype.str``.
     """
@@ -26,7 +27,7 @@ class Handle:
 class Composite:
     """Identifies an object that a rank assembles, from arrays in the store or by itself."""
 
-    # Not an ABC: every call asks for each of its handles whether it is one, and an ABC answers slowly.
+    # Not an ABC: every call checks the class of each of its handles, which is slow with an ABC.
 
     def open(self, store: Any) -> Any:
         """Return the object."""

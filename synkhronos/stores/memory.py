@@ -7,7 +7,7 @@ a page is allocated only when it is first written to.
 
 Each rank allocates from its own span, so no lock is needed. Any rank can read and write any array by its
 offset. A block is freed when the last array in it is deallocated. Two more spans belong to no rank: the
-first is for `commons`, the second for one further process.
+first is for `commons`, the second for another process.
 """
 
 from __future__ import annotations

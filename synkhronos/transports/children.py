@@ -132,7 +132,7 @@ class Children:
         return [process.pid for process in self.workers.values()]  # type: ignore[misc]  # all were started
 
     def close(self, grace: float) -> None:
-        """Wait `grace` seconds for the workers to end, then kill the remaining ones."""
+        """Wait `grace` seconds for the workers to end, then kill the others."""
         deadline = time.monotonic() + grace
         try:
             for process in self.workers.values():

@@ -1,8 +1,8 @@
 """Locks at the moment when a process is forked.
 
-Of the threads of a process, only the one that forks it is in the copy. A lock that another thread holds
-at that moment stays locked there, and a thread that wants it waits for ever. Python's ``logging`` and
-the C library take care of their locks themselves. `GeneratorLocks` holds those of NumPy's generators,
+Of the threads of a process, only the forking thread is in the copy. A lock that another thread holds at
+that moment stays locked there, and a thread that wants it waits forever. Python's ``logging`` and the C
+library take care of their locks themselves. `GeneratorLocks` holds those of NumPy's generators,
 which scripts share between a thread that prepares data and operations or programs. `warn_of_threads`
 warns of locks that the package cannot know of, such as the script's own.
 """
@@ -60,7 +60,7 @@ class GeneratorLocks:
 
 
 def other_threads() -> list[threading.Thread]:
-    """Return the script's threads, apart from the main one and this one."""
+    """Return the script's threads, apart from the main thread and this thread."""
     own = threading.main_thread(), threading.current_thread()
     return [one for one in threading.enumerate() if one not in own and not _is_harmless(one)]
 

@@ -66,7 +66,7 @@ class LocalTransport(Transport):
     may_poll : bool, optional
         Whether a waiting rank may poll; None to poll if there is a core for each rank.
     store : SharedMemoryStore, optional
-        The store of a former transport, whose workers must end before `start`; by default a new one.
+        The store of a former transport, whose workers must end before `start`; by default a new store.
     labels : sequence of int, optional
         The number of each rank in messages to users; by default the rank itself.
     """

@@ -73,7 +73,7 @@ class NaiveTransport(Transport):
     timeout : float, optional
         Seconds after which a barrier fails.
     store : NaiveStore, optional
-        The store of a former transport; by default a new one.
+        The store of a former transport; by default a new store.
     labels : sequence of int, optional
         The number of each rank in messages to users; by default the rank itself.
     """

@@ -47,7 +47,7 @@ class Patience:
         The fraction of the limit.
     resumed : float
         When the last wait of this kind ended, by ``time.monotonic``. The work before a wait between
-        commands is the whole last command, whatever waits there were inside it.
+        commands is the whole last command, including any waits inside it.
     """
 
     def __init__(

@@ -3,12 +3,12 @@
 ``here`` defines commands and the state of a rank. ``world`` runs commands between a start and a finish
 barrier, and gets their results from ``replies``. ``plans`` are commands that are sent once and
 run again. ``registry`` numbers functions, shared variables and plans.
-``launch`` starts and closes a world, and ``options`` are what it was told; ``worker`` is the loop of a
+``launch`` starts and closes a world, and ``options`` has its options; ``worker`` is the loop of a
 worker, and ``logged`` a world that logs its commands. ``devices`` and ``threads`` assign devices and
-BLAS threads to the ranks. ``job`` finds the machines of an MPI job and leads the ranks of one;
+BLAS threads to the ranks. ``job`` finds the machines of an MPI job and leads the ranks of a machine;
 ``placement`` says where the ranks are. ``restart`` replaces the workers, and ``replacement`` replaces
-workers that die in a program. ``turn`` says whose call it is, and ``entry`` is what public functions
-begin with. ``generators`` seeds the generators of Python and NumPy on the workers. ``fuse`` combines
+workers that die in a program. ``turn`` says whose call it is, and ``entry`` lets public functions
+take the turn. ``generators`` seeds the generators of Python and NumPy on the workers. ``fuse`` combines
 several calls into one command.
 
 May import: ``arithmetic``, ``host``, ``stores``, ``comms``, ``transports``, ``machines``, ``engines``.

@@ -361,7 +361,7 @@ class Here:
         while this rank's steps are measured.
         """
         if self._succeeded is not None and self.log is None:
-            with suppress(Exception):  # running the command will report what is wrong
+            with suppress(Exception):  # running the command will report the error
                 Received(_sent_form(self._succeeded)).rehearse(self)
 
     def failure(self, error: Exception) -> bytes:

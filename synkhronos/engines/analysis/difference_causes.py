@@ -1,6 +1,6 @@
-"""What in a graph may make the value of all rows another one than the values of parts of them give.
+"""Why the value of all rows may differ from the value that the values of parts of the rows give.
 
-It does not tell whether a result differs, only what to look at if it does.
+The graph does not tell whether a result differs, only what to look at if it does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from synkhronos.engines.analysis.shapes import normalized_axes
 from synkhronos.engines.base import BOUND
 from synkhronos.engines.names import Apply, Variable, io_toposort, scalar
 
-#: What in a graph may make the value of all rows another one than the values of parts of them give.
+#: The possible causes, as names
 CONSTANT, QUOTIENT, STATISTICS, NONLINEAR, CLIPPED, RECURRENT, FIXED_BATCH = DIFFERENCE_CAUSES = (
     "constant", "quotient", "statistics", "nonlinear", "clipped", "recurrent", "fixed batch",
 )  # fmt: skip
@@ -65,7 +65,7 @@ class _Search:
 
     def _kind(self, node: Apply, kinds: list[int]) -> int:
         if isinstance(getattr(node.op, "scalar_op", None), scalar.Second):
-            return _ROWS if kinds[0] == _ROWS else kinds[1]  # the first is there for its shape
+            return _ROWS if kinds[0] == _ROWS else kinds[1]  # only the shape of the first matters
         most = max(kinds, default=_NONE)
         if isinstance(node.op, (names.Shape, names.Shape_i)):
             return _COUNT if most == _ROWS else _NONE
@@ -126,7 +126,7 @@ class _Search:
     def _has_rows_first(self, variable: Variable) -> bool:
         value, node = self._graph.value(variable), variable.owner
         if value is None and node is not None and isinstance(node.op, names.Subtensor):
-            return self._has_rows_first(node.inputs[0])  # as many steps of it as there are
+            return self._has_rows_first(node.inputs[0])  # the first steps, as many as there are
         return value is not None and value.axis == 0
 
 

@@ -2,8 +2,8 @@
 
 In ``x * y`` both arrays have the same number of rows, and so have a product and its first factor. Each
 extent that the operations show to be equal is in one class, also with constants that a script gives, as
-in ``reshape((100, -1))`` or ``zeros((100, n))``. What an operation that is not listed here returns has
-extents of its own.
+in ``reshape((100, -1))`` or ``zeros((100, n))``. The results of operations that are not listed here have
+extents of their own.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class EqualAxes:
             self.join_all(output, node.inputs[0])
 
     def by_row(self, node: Apply) -> None:
-        """The output has the axes of the first matrix, or its rows; labels are one for each row."""
+        """The output has the axes of the first matrix, or its rows; there is a label for each row."""
         matrices = [one for one in node.inputs if _ndim(one) == 2]
         vectors = [one for one in node.inputs if _ndim(one) == 1]
         labels = [one for one in vectors if one.dtype.startswith(("int", "uint"))]
@@ -258,7 +258,7 @@ class EqualAxes:
             self._shape(node, [stop])
 
     def loop(self, node: Apply) -> None:
-        if node.op in self._done:  # whose steps are those of another loop as well
+        if node.op in self._done:  # another loop has the same steps
             return
         self._done.add(node.op)
         inputs, outputs = steps_of(node.op)
@@ -277,7 +277,7 @@ class EqualAxes:
                     self.join((output, axis), (node.inputs[position], axis))
 
     def _step(self, inner: Variable, outer: Variable) -> None:
-        """Join the axes of a variable of the steps and of that of the loop, which may have the steps."""
+        """Join the axes of a variable of the steps with the axes of the loop's, except for its steps."""
         ahead = _ndim(outer) - _ndim(inner)
         if ahead in (0, 1):
             for axis in range(_ndim(inner)):
@@ -325,7 +325,7 @@ class EqualAxes:
 
 
 def _ndim(variable: Variable) -> int:
-    """Return the number of dimensions; 0 for what is not a tensor."""
+    """Return the number of dimensions; 0 if the variable is not a tensor."""
     return getattr(variable.type, "ndim", 0)
 
 

@@ -2,7 +2,7 @@
 
 A rank has part of the rows, so ``reshape((100, -1))`` or ``conv2d(input_shape=(100, ...))`` would give
 other values there, or fail. Where the operations show that the constant is the number of rows, the
-number of the rank's rows takes its place. What is left is listed, for the errors of calls.
+number of the rank's rows takes its place. The other constants are listed, for the errors of calls.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _axes_of(graph: _Graph, rows: Mapping[Variable, int]) -> EqualAxes:
 
 
 class _Replacements:
-    """What takes the place of constants that are numbers of rows.
+    """Replaces constants that are numbers of rows.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ class _Replacements:
         self._lengths[self._class] = self._count
         for node in self._axes.regrouped:
             self._add_condition(node)
-        nodes = set(graph.nodes)  # without those of the steps of loops
+        nodes = set(graph.nodes)  # without the nodes inside loops
         for site in self._axes.sites:
             length = self._lengths.get(self._axes.class_of(*site.extent))
             if length is not None and site.node in nodes:
@@ -187,7 +187,7 @@ class _Replacements:
         self._is_dropped = True
 
     def fixed(self, graph: _Graph) -> list[Fixed]:
-        """Return what is left of the constants, as a list of `Fixed`."""
+        """Return the constants that are not replaced, as a list of `Fixed`."""
         left = [
             Fixed(site.number, str(site.node), *self._kind(site))
             for site in self._axes.sites
@@ -199,7 +199,7 @@ class _Replacements:
         return list(dict.fromkeys(left))
 
     def _kind(self, site: Site) -> tuple[bool, bool]:
-        """Return whether it is left in a reshape of rows, and whether it is in any reshape."""
+        """Return whether a constant remains in a reshape of rows, and whether it is in any reshape."""
         node = site.node
         is_left = site.axis == 0 and not self._replaced.get(node)
         regroups = is_left and node in self._axes.regrouped and self._has_rows(node.inputs[0])
@@ -207,7 +207,7 @@ class _Replacements:
 
 
 def _other_numbers(node: Apply) -> list[int]:
-    """Return the constants that fix a number of rows perhaps, and cannot be replaced."""
+    """Return constants that may fix a number of rows and cannot be replaced."""
     if isinstance(node.op, names.COUNTING):  # as the number of steps of a loop over the rows
         return [int(one.data) for one in node.inputs[:1] if isinstance(one, Constant)]
     if isinstance(node.op, names.OLD_CONVOLUTIONS):
@@ -239,7 +239,7 @@ def _as_index(number: Any) -> Variable:
 
 
 def _remade(node: Apply, op: Op, inputs: list[Variable]) -> list[Variable]:
-    """Return the outputs of an operation, in the broadcast patterns of those of a node."""
+    """Return the outputs of an operation, with the broadcast patterns of the outputs of a node."""
     outputs = op.make_node(*inputs).outputs
     return [
         with_pattern(new, old.type.broadcastable)

@@ -9,9 +9,10 @@ from synkhronos.engines.names import Apply, Constant, Elemwise, Variable, scalar
 
 
 def is_fill_of_one_number(node: Apply) -> bool:
-    """Whether a node repeats its second input in the shape of its first, which is one number.
+    """Whether a node fills the shape of its first input, a single number, with its second input.
 
-    Its value does not depend on the first input. The gradient of every loss begins with such a node.
+    The result does not depend on the value of the first input. The gradient of every loss begins with
+    such a node.
     """
     return (
         isinstance(node.op, Elemwise)

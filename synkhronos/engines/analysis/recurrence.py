@@ -1,8 +1,8 @@
 """Loops along the rows that compute each step from earlier steps.
 
-If the ranks have different rows, such a loop begins anew on each of them. A loop that only adds up, or
-only keeps the greatest or least, is none of them: its last step is a sum, or a maximum, over the rows.
-The gradient of any loop with respect to what all of its steps use is such a sum.
+If the ranks have different rows, such a loop starts again on each of them. A loop that only adds up, or
+only keeps the greatest or least value, does not count: its last step is a sum, or a maximum, over the
+rows. The gradient of any loop with respect to a variable that all steps use is such a sum.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _runs_along(
     axes: Sequence[int | str | None],
     position: int,
 ) -> bool:
-    """Whether one of the loops runs along the rows of an argument; both bounds of rows count as one."""
+    """Whether one of the loops runs along the rows of an argument, or between the bounds of rows."""
     kept: list[int | str | None]
     kept = [axis if axis == BOUND == axes[position] else None for axis in axes]
     kept[position] = axes[position]
@@ -109,7 +109,7 @@ def _is_recurrence(node: Apply, uses: _Uses) -> bool:
     """Whether a loop depends on earlier steps other than by folding."""
     op = node.op
     inner_inputs, inner_outputs = steps_of(op)
-    # A loop with other states, of several taps in both directions, is the gradient of one of these.
+    # A loop with other states, of several taps in both directions, is the gradient of such a loop.
     taps = set(op.inner_mitsot(inner_inputs))
     states = op.inner_sitsot(inner_inputs)
     earlier = taps.union(states)
@@ -129,7 +129,7 @@ def _depends(variable: Variable, sources: AbstractSet[Variable]) -> bool:
 
 
 def _is_fold(new: Variable, state: Variable, earlier: AbstractSet[Variable]) -> bool:
-    """Whether one operation combines an old state with what does not depend on any."""
+    """Whether a single operation combines the old state with values that do not depend on old states."""
     kind = None
     while new is not state:
         node = new.owner

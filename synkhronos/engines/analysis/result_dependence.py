@@ -1,4 +1,4 @@
-"""What the results of a compiled function are computed from, read from its graph before optimization."""
+"""On which inputs the results of a function depend, read from its graph before optimization."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def analyze(
 def arguments_and_results(
     specifications: Sequence[Any], outputs: Sequence[Variable]
 ) -> tuple[list[Variable], list[Variable]]:
-    """Return the arguments of a function, but for the peers, and all that it computes."""
+    """Return the arguments of a function, without the peers, and all of its results."""
     inputs = [one.variable for one in specifications]
     arguments = [one for one in inputs if not isinstance(one, SharedVariable) and not is_peers(one)]
     return arguments, [*outputs, *(one.update for one in specifications if one.update is not None)]
@@ -105,7 +105,7 @@ def _dependence(
 def _accumulates(
     shared: SharedVariable, new: Variable, masks: Mapping[Variable, int], inputs: Sequence[Variable]
 ) -> bool:
-    """Whether the old value enters the new one only elementwise, in sums, multiples or as a part."""
+    """Whether the old value enters the new value only elementwise: in sums, multiples, or as a part."""
     own = 1 << inputs.index(shared)
     waiting, seen = [new], set()
     while waiting:

@@ -1,10 +1,10 @@
 """Which axis of a value has the rows, also where a row of it depends on several rows.
 
-`rows` tells what a value on some of the rows has to do with the value on all of them, so it knows an
-axis only if each row is computed from one row. Here, it is enough that the items along an axis are rows,
+`rows` tells how a value on some of the rows relates to the value on all of them, so it knows an axis
+only if each row is computed from a single row. Here, it is enough that the items along an axis are rows,
 in some order and number: as in a difference of neighbours, in rows in another order, less the mean of
-all rows, or after a loop over them. Whoever takes part of these items takes part of a value that was
-computed from all rows.
+all rows, or after a loop over them. A part of these items is then a part of a value that was computed
+from all rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RowAxes(RowGraph):
         return super()._apply(node, values)
 
     def elementwise(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        """The axis of known operands: all others have the same extent along it, or are broadcast."""
+        """The axis of the known operands: the others have the same extent along it, or are broadcast."""
         found = super().elementwise(node, values)
         return found or _on_one_axis([value for value in values if value is not None])
 
@@ -80,7 +80,7 @@ class RowAxes(RowGraph):
         return super().reshape(node, values) or self._reshaped(node, values[0])
 
     def _reshaped(self, node: Apply, value: Rows | None) -> Rows | None:
-        """The axis before which there are as many items as there were before the axis of rows."""
+        """The axis that has as many items before it as the axis of rows had."""
         shape, present = self.dims(node.inputs[1]), present_items(node.inputs[1])
         if value is None or value.axis is None or not shape or not present:
             return None
@@ -132,7 +132,7 @@ class RowAxes(RowGraph):
 
 
 def _on_one_axis(values: Sequence[Rows | None]) -> Rows | None:
-    """Return the `Rows` of values of which some have rows on one and the same axis, else None."""
+    """Return the common `Rows` if the values that have rows have them on the same axis, else None."""
     axes = {value.axis for value in values if value is not None} - {None}
     return Rows(axes.pop(), FIXED.degrees) if None not in values and len(axes) == 1 else None
 

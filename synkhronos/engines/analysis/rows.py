@@ -1,8 +1,8 @@
 """How the values of a graph depend on the number of rows, as far as its operations show.
 
-Suppose that every row of the data occurs twice. A mean over the rows stays the same, a sum over the
-rows doubles, and so does the number of rows. The *degree* of a term is the power of two that it is
-multiplied by: 0 for a mean, 1 for a sum, -1 for what is divided by the number of rows. A value may also
+Suppose that every row of the data occurs twice. A mean over the rows stays the same, a sum over the rows
+doubles, and so does the number of rows. The *degree* of a term is the power of two that it is multiplied
+by: 0 for a mean, 1 for a sum, -1 for a value that is divided by the number of rows. A value may also
 have an axis of rows. Both follow from the operations, node by node: the degrees of factors are added,
 and a sum over the axis of rows adds one. So ``(x * w).sum() / x.shape[0]`` has the degree 0, however it
 is written, and so has the gradient of a mean.
@@ -85,7 +85,7 @@ def rows_of(known: Mapping[Variable, Rows | None], variables: Sequence[Variable]
     Parameters
     ----------
     known : dict
-        The `Rows` of inputs, or of other variables of the graph. What has no inputs is fixed.
+        The `Rows` of inputs, or of other variables of the graph. Variables without inputs are fixed.
     variables : list of variables
     """
     return RowGraph({}, known).values_of(variables)
@@ -379,7 +379,7 @@ def _degrees(
 def _of_single_degrees(
     op: scalar.ScalarOp, degrees: list[frozenset[float]], inputs: Sequence[Variable]
 ) -> AbstractSet[float] | None:
-    """Return the degree of an operation that is known only for operands with one term each."""
+    """Return the degree of an operation whose degree is known only if each operand has a single term."""
     if isinstance(op, scalar.TrueDiv) and len(degrees[1]) == 1:
         (divisor,) = degrees[1]
         return {one - divisor for one in degrees[0]}

@@ -1,6 +1,6 @@
 """The items of shapes and indices in a graph, as far as they are constants or extents of arrays.
 
-An item is an int, or what stands for an extent; None if it is not known.
+An item is an int, or a value that stands for an extent; None if it is not known.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def dims(
 ) -> list[Any] | None:
     """Return the list of the items of a vector that is a shape; None if it is not known.
 
-    ``value_of(variable)`` returns what stands for a number, or None, and ``extents_of(variable)`` the
-    list of what stands for the extents of an array, or None.
+    ``value_of(variable)`` returns the value that stands for a number, or None; ``extents_of(variable)``
+    the list of the values that stand for the extents of an array, or None.
     """
     node = shape.owner
     if isinstance(shape, Constant):
@@ -84,9 +84,9 @@ def _without_casts(number: Variable) -> Variable:
 
 
 def present_items(shape: Variable) -> list[int | None] | None:
-    """Return the items of a vector that is a shape, each as an int if shared variables tell it, or None.
+    """Return the items of a vector that is a shape, as ints; None for items that are not known.
 
-    If nothing is known about the vector, the result is None.
+    Extents come from the present values of shared variables. The result is None if nothing is known.
     """
     if isinstance(shape, Constant):
         return [int(one) for one in shape.data]
@@ -109,7 +109,7 @@ def _present_item(number: Variable) -> int | None:
 
 
 def present_extent(variable: Variable, axis: int) -> int | None:
-    """Return the extent of a variable along an axis, if the shapes of shared variables tell, or None."""
+    """Return the present extent of a variable along an axis; None if it is not known."""
     while variable.owner is not None:
         op, first = variable.owner.op, variable.owner.inputs[0]
         axis %= variable.ndim
@@ -148,7 +148,7 @@ def constant_index(node: Apply) -> list[Any]:
 
 
 def axis_after(axis: int, index: Sequence[Any]) -> int:
-    """Return which axis of the indexed array an axis becomes; `index` is that of a `Subtensor`."""
+    """Return the number of an axis in the indexed array; `index` is the index of a `Subtensor`."""
     return axis - sum(not isinstance(one, slice) for one in index[:axis])
 
 
@@ -160,14 +160,14 @@ def normalized_axes(axes: int | tuple[int, ...] | list[int] | None, ndim: int) -
 
 
 def without_axes(axis: int | None, removed: Iterable[int]) -> int | None:
-    """Return which axis an axis, or None, becomes when others are removed."""
+    """Return the new number of an axis, or None, when other axes are removed."""
     return None if axis is None else axis - sum(one < axis for one in removed)
 
 
 def numbers_along(node: Apply) -> tuple[int, Variable] | None:
     """Return ``(axis, numbers)`` of a node that looks up items of one axis by their numbers, else None.
 
-    All of the other axes are kept.
+    The other axes are kept.
     """
     op = node.op
     if getattr(op, "idx_list", None) is not None:

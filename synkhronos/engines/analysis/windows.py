@@ -1,8 +1,8 @@
 """Rows of shared data that an index selects in givens: each rank computes on its part of them.
 
 An *index* is an input of which every rank has the whole value, such as a scalar. It selects rows by a
-slice whose bounds depend on it, or by row numbers that do. What is computed from the rows is followed
-upwards in the graph, with the axis along which the rows are. A part of the rows is then taken at the
+slice whose bounds depend on it, or by row numbers that do. The values that are computed from the rows
+are followed upwards in the graph, with the axis of the rows. A part of the rows is then taken at the
 top, of the value on all of them, so it does not matter how a row depends on others; but the slice is
 moved down past operations that compute item by item, and into row numbers, so that as few rows as
 possible are computed or copied.
@@ -40,7 +40,7 @@ _ARITHMETIC = (
 
 
 class Found(NamedTuple):
-    """What an index selects in givens.
+    """The variables of givens whose new values depend on an index.
 
     Attributes
     ----------
@@ -48,6 +48,8 @@ class Found(NamedTuple):
         For each variable whose new value has rows that an index selects: their axis.
     whole : list of variables
         The other variables whose new values depend on an index.
+    selection : _Selection
+        The index, followed through the graph.
     """
 
     axes: dict[Variable, int]
@@ -77,7 +79,7 @@ def cut_windows(
 def find_windows(
     givens: Sequence[tuple[Variable, Any]], index: Sequence[Variable], divided: Mapping[Variable, int]
 ) -> Found:
-    """Return what an index selects in givens.
+    """Return which new values of givens an index selects, as `Found`.
 
     Parameters
     ----------
@@ -125,11 +127,11 @@ class _Selection(RowAxes):
     nodes : list
         The nodes of the graph, inputs first.
     selected : set of variables
-        What is computed from what an index has selected.
+        The variables that are computed from values that an index has selected.
     rows : set of variables
-        Those among them that have rows which an index has selected, perhaps along an unknown axis.
+        The variables among them that have rows which an index has selected, even if the axis is unknown.
     own : set of variables
-        What is computed from variables of which the ranks have different rows.
+        The variables that are computed from variables of which the ranks have different rows.
     """
 
     def __init__(
@@ -279,7 +281,7 @@ class _Parts:
         return variable if variable.type.broadcastable[axis] else self.of(variable, axis)
 
 
-# What is refused
+# Errors
 
 
 def how_to_select(replaced: str, index: str) -> str:

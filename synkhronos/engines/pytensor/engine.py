@@ -103,7 +103,7 @@ class PyTensorEngine(GraphEngine):
         **options: Any,
     ) -> Compiled:
         with warnings.catch_warnings():
-            # Of the argument `no_default_updates`: nothing else leaves out default updates.
+            # `no_default_updates` is deprecated, but nothing else leaves out default updates.
             warnings.simplefilter("ignore", DeprecationWarning)
             return super().copy(compiled, swap, delete_updates, **options)
 
@@ -157,12 +157,12 @@ class PyTensorEngine(GraphEngine):
         return list(shareds)
 
     def reseeded(self, shared: SharedVariable, seed: Any) -> np.random.Generator:
-        """Return a new generator in place of a shared one."""
+        """Return a new generator for a shared variable."""
         return reseeded(self.storage(shared), seed)
 
 
 def _as_variable(old: Variable, new: Any) -> Variable:
-    """Return what replaces a variable; of numbers, a constant, where PyTensor has a shared variable."""
+    """Return a new value as a variable: a constant for numbers, which PyTensor would make shared."""
     return new if isinstance(new, Variable) else old.type.make_constant(old.type.filter(new))
 
 

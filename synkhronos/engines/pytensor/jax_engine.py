@@ -198,7 +198,7 @@ class PyTensorJaxEngine(PyTensorEngine):
         self.store(shared, {**self._state(shared), _KEY: key})
 
     def _state(self, shared: SharedVariable) -> Any:
-        """Return the state of a stream as PyTensor passes it to JAX; a generator is converted to it."""
+        """Return the state of a stream as PyTensor passes it to JAX; generators are converted."""
         storage = self.storage(shared)
         if isinstance(storage, np.random.Generator):
             storage = self._converted(storage)

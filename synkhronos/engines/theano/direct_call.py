@@ -21,7 +21,7 @@ class DirectCall:
     Parameters
     ----------
     compiled : theano function
-        `is_possible` is true for it.
+        A function for which `is_possible` is true.
     """
 
     def __init__(self, compiled: Any) -> None:
@@ -35,7 +35,7 @@ class DirectCall:
 
     @staticmethod
     def is_possible(compiled: Any) -> bool:
-        """Whether it makes no difference for this function, apart from the time."""
+        """Whether a direct call of this function makes no difference, apart from the time."""
         needs_more = (
             not compiled.trust_input
             or compiled.profile
@@ -47,7 +47,7 @@ class DirectCall:
         if type(compiled.fn) is not _CVM or compiled.fn.need_update_inputs or needs_more:
             return False
         required = [one.required for one in compiled.input_storage]
-        return required == sorted(required, reverse=True)  # those that are passed come first
+        return required == sorted(required, reverse=True)  # passed arguments come first
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         for cell, argument in zip(self._inputs, arguments):

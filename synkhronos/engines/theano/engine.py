@@ -94,7 +94,7 @@ class TheanoEngine(GraphEngine):
 
     @staticmethod
     def make_function(maker: Any, input_storage: Any) -> Compiled:
-        make_cacheable()  # also the operations that came with this function
+        make_cacheable()  # including the operations that came with this function
         compiled = maker.create(input_storage, trustme=True)
         compiled.trust_input = True
         return compiled
@@ -137,7 +137,7 @@ class TheanoEngine(GraphEngine):
         return states
 
     def origin(self, variable: Variable) -> Variable:
-        """Return the variable of an optimized graph that another one is only a copy of."""
+        """Return the variable of an optimized graph of which a variable is only a copy."""
         return variable
 
     def seed(self, streams: Any, seed: int | None) -> list[SharedVariable]:

@@ -17,7 +17,7 @@ passes a null pointer to ``GpuElemwise_free``.
 
 Any cuDNN that compiles is used, even a version that is newer than Theano supports.
 
-`CudaContext` describes one of libgpuarray 0.7.6.
+`CudaContext` describes a defect of libgpuarray 0.7.6.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def make_cacheable() -> None:
 
 
 def _save_keys(self: cmodule.KeyData) -> None:
-    """Like `KeyData.save_pkl`, for which other processes find the former file or the new one."""
+    """Like `KeyData.save_pkl`, but other processes find either the former file or the new file."""
     new = f"{self.key_pkl}.{os.getpid()}"
     try:
         with open(new, "wb") as file:
@@ -105,7 +105,7 @@ def _count() -> int | None:
 
 
 def add_modules(pickled: Iterable[bytes]) -> None:
-    """Add the modules of another process to this one's. Each is a pickle of its key and its file."""
+    """Add the modules of another process, given as pickles of the key and the file of each."""
     cache = get_module_cache()
     for one in pickled:
         try:

@@ -23,7 +23,7 @@ OPTIONS = {"allow_input_downcast": True, "on_unused_input": "ignore"}
 
 
 class Request(NamedTuple):
-    """The arguments that Keras gives to ``K.function``."""
+    """The arguments with which Keras calls ``K.function``."""
 
     inputs: list[Variable]
     outputs: list[Variable]
@@ -103,6 +103,7 @@ class Metrics:
     updates : dict
         From each state to its new value.
     states : set of shared variables
+        The states.
     local : Dependence
         Which expressions depend on the rows.
     """
@@ -173,6 +174,7 @@ class StepFunction:
     request : Request
         The request without the metrics.
     metrics : Metrics
+        The metrics.
     order : list of bool
         For each output, whether it is a metric.
     params : list of shared variables or None

@@ -28,6 +28,7 @@ class Term(NamedTuple):
     label : str
         How messages refer to it.
     variable : variable
+        The term in the graph.
     op : {"avg", "sum"}
         How the values of parts of the batch give the value of the whole batch.
     """
@@ -121,7 +122,9 @@ class Trial:
     Parameters
     ----------
     inputs : list of variables
+        The inputs of the model.
     terms : list of Term
+        The terms to compare.
     options : dict
         Keywords of ``theano.function``.
     """
@@ -162,8 +165,8 @@ class Trial:
 
 
 def _constant(like: Variable) -> Variable:
-    # A pair of normal numbers is made of the cosine and the sine of 2 pi times a uniform one. Those of
-    # this one are equal.
+    # A pair of normal numbers is made of the cosine and the sine of 2 pi times a uniform number, which
+    # are equal for this number.
     return tt.fill(like, tt.constant(0.125, dtype=like.dtype))
 
 

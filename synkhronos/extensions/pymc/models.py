@@ -32,6 +32,7 @@ class Term(NamedTuple):
     Attributes
     ----------
     variable : variable
+        The observed variable.
     value : variable
         Its observed values, in a graph.
     observed : Constant or SharedVariable
@@ -60,11 +61,13 @@ class Potential(NamedTuple):
     Attributes
     ----------
     name : str
+        The names of the terms.
     rows : Rows
+        The sum of their log-probabilities.
     inputs : list of variables
         The variables of the model whose values are its parameters.
     leaves : list of Constant or SharedVariable
-        What the rows replace.
+        The values that the rows replace.
     """
 
     name: str
@@ -146,9 +149,9 @@ def _lengths(model: pm.Model, variable: Variable, n_rows: int) -> list[Variable]
 def _log_probs(
     model: pm.Model, terms: Sequence[Term], stand_ins: Mapping[Variable, Variable]
 ) -> list[Variable]:
-    """Return the log-probability of each term, of what stands for variables of the model.
+    """Return the log-probability of each term, with stand-ins for variables of the model.
 
-    PyMC rewrites whatever it finds, including constants and free variables, so it gets substitutes.
+    PyMC rewrites everything in the graph, including constants and free variables, so it gets copies.
     """
     observed = substitute([model.rvs_to_values[one] for one in model.observed_RVs], stand_ins)
     values = dict(zip(model.observed_RVs, observed))

@@ -28,6 +28,7 @@ class Rows:
     total : variable
         The sum, of `parameters` and `variables` only.
     parameters : list of variables
+        The parameters.
     differentiable : list of bool
         Whether the gradient with respect to each parameter is wanted.
     variables : list of variables

@@ -100,6 +100,7 @@ class BSP(LocalSGD):
     Parameters
     ----------
     period : int, default: 1
+        The number of steps between two averages.
     average : {"gradients", "params"}
         ``"gradients"`` needs a step in two parts, from `make_step`.
     wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
@@ -130,6 +131,7 @@ class BSP(LocalSGD):
         Parameters
         ----------
         step : Function or TrainingStep
+            The step with which the ranks train.
         """
         if self.average == "gradients" and not isinstance(step, TrainingStep):
             raise TypeError(
@@ -157,9 +159,13 @@ class BSP(LocalSGD):
         Parameters
         ----------
         rank : Rank
+            The rank on which the method is called.
         step : Function or TrainingStep
+            The step with which the ranks train.
         data : list of Data or arrays
+            The inputs.
         rows : numpy.ndarray of int
+            The minibatch.
         """
         if self.average == "params":
             return super().take_step(rank, step, data, rows)

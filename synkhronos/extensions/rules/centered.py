@@ -75,7 +75,7 @@ class EASGD(_Centered):
     :math:`x_i + \delta v_i - \eta g(y)`, which is the new :math:`x_i` itself, and the new velocity is
     its difference from the former :math:`x_i`. Then :math:`x_i` exchanges with the center, and the
     parameters are set to the next point ahead. So the step should be plain gradient descent; any other
-    step gets Nesterov's momentum in addition to what it does.
+    step gets Nesterov's momentum in addition.
 
     Parameters
     ----------

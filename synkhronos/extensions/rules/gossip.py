@@ -15,14 +15,14 @@ _NAP = 2e-4  # seconds
 
 
 class GoSGD(Rule):
-    r"""Gossip SGD [1]_: after a step, a rank may send its parameters to another one.
+    r"""Gossip SGD [1]_: after a step, a rank may send its parameters to another rank.
 
     Each rank has a weight :math:`\alpha_i`, initially one over the number of ranks. After each step it
     draws, with the given probability, another rank :math:`j`, and sends:
 
     .. math:: \alpha_i \leftarrow \alpha_i / 2, \qquad \text{message to } j: (x_i, \alpha_i)
 
-    Before its next step a rank adds what has arrived, in the order of arrival:
+    Before its next step a rank adds the messages that have arrived, in the order of arrival:
 
     .. math:: x_j \leftarrow \frac{\alpha_j x_j + \alpha_i x_i}{\alpha_j + \alpha_i}, \qquad
               \alpha_j \leftarrow \alpha_j + \alpha_i
@@ -37,6 +37,7 @@ class GoSGD(Rule):
     Parameters
     ----------
     probability : float, default: 0.01
+        The probability with which a rank sends its parameters after a step.
     seed : int, optional
         Determines, with the rank and the step, the random draws. `train` sets it if it is None.
 

@@ -1,4 +1,4 @@
-"""`History`: what a rank records in a program, kept where it outlives a rank that may be replaced."""
+"""`History`: the record of a rank in a program, kept where it outlives a rank that may be replaced."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class History:
     Parameters
     ----------
     rank : Rank
+        The rank whose steps are recorded.
     elapsed : float
         The seconds that the previous programs took.
     n_samples : int
@@ -61,13 +62,13 @@ class History:
         return int(self._blocks[block][place, _SAMPLES])
 
     def cut(self, n_steps: int) -> None:
-        """Drop the steps after the first ones, which are taken again."""
+        """Drop the steps after the first `n_steps`; they are taken again."""
         for step in range(n_steps, self.n_steps):
             self._blocks[step // _BLOCK][step % _BLOCK] = 0
         self.n_steps = min(n_steps, self.n_steps)
 
     def add(self, loss: float, n_samples: int) -> None:
-        """Add a step. Its time is that of `finish_step`."""
+        """Add a step. Its time is the time of `finish_step`."""
         block, place = divmod(self.n_steps, _BLOCK)
         if block == len(self._blocks):
             self._blocks.append(self._block(block))

@@ -33,7 +33,7 @@ class Plan(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a program returns on a rank: its additions to the record, and its position."""
+    """The return value of a program on a rank: its additions to the record, and its position."""
 
     losses: list[float]
     seconds: list[float]
@@ -51,8 +51,11 @@ def train_program(
     Parameters
     ----------
     rank : Rank
+        The rank that runs the program.
     plan : Plan
+        The arguments of `train`.
     begin : Saved
+        The state in which the training begins.
     elapsed : float
         The seconds that the previous programs took.
     until : int
@@ -164,7 +167,7 @@ class _Loop:
             self._history.add_validation(epoch, {**point, **numbers})
 
     def outcome(self, state: dict[str, Any]) -> Outcome:
-        """Return what is added to the record, with the state of the rule."""
+        """Return the additions to the record, with the state of the rule."""
         epochs = range(self._first // self._per_epoch + 1, self._steps // self._per_epoch + 1)
         validations = self._history.validations(epochs)
         return Outcome(*self._history.steps(), validations, self._steps, state)

@@ -16,10 +16,13 @@ class Progress:
     Parameters
     ----------
     rank : Rank
+        The rank whose progress is reported.
     is_shown : bool
+        Whether the script asked for the progress.
     rows : int
         How many rows all ranks will use.
     epochs : int
+        The number of epochs.
     """
 
     def __init__(self, rank: synk.Rank, is_shown: bool, rows: int, epochs: int) -> None:

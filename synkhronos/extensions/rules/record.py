@@ -63,6 +63,7 @@ class Record:
         Parameters
         ----------
         text : str
+            The record in JSON.
 
         Raises
         ------
@@ -86,6 +87,7 @@ class Record:
         Parameters
         ----------
         path : str or path-like
+            The path of the file.
         """
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.to_json())
@@ -97,6 +99,7 @@ class Record:
         Parameters
         ----------
         path : str or path-like
+            The path of the file.
 
         Raises
         ------

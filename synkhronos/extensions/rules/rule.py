@@ -1,4 +1,4 @@
-"""`Rule`: how the ranks' parameters depend on each other; and what rules have in common."""
+"""`Rule`: how the ranks' parameters depend on each other; and functions that rules share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rule:
     seed : int or None
         The seed for rules that draw random numbers. `train` sets it if it is None.
     restored : dict or None
-        In `start`, what `state` returned on this rank, if training continues from a checkpoint.
+        In `start`, the return value of `state` on this rank, if training continues from a checkpoint.
 
     Examples
     --------
@@ -79,6 +79,7 @@ class Rule:
         Parameters
         ----------
         step : Function or TrainingStep
+            The step with which the ranks train.
         """
 
     def verify(self, data: Sequence[Any], n_rows: int) -> None:  # noqa: B027
@@ -89,6 +90,7 @@ class Rule:
         Parameters
         ----------
         data : list of Data
+            The inputs of the step.
         n_rows : int
             The number of rows of a step of all ranks.
         """
@@ -99,7 +101,9 @@ class Rule:
         Parameters
         ----------
         rank : Rank
+            The rank on which the method is called.
         params : list of shared variables
+            The parameters that are trained.
         """
 
     def take_step(self, rank: synk.Rank, step: Any, data: Sequence[Any], rows: numpy.ndarray) -> Any:
@@ -108,7 +112,9 @@ class Rule:
         Parameters
         ----------
         rank : Rank
+            The rank on which the method is called.
         step : Function or TrainingStep
+            The step with which the ranks train.
         data : list of Data or arrays
             The inputs.
         rows : numpy.ndarray of int
@@ -125,7 +131,9 @@ class Rule:
         Parameters
         ----------
         rank : Rank
+            The rank on which the method is called.
         params : list of shared variables
+            The parameters that are trained.
         step : int
             The number of the step on this rank, from 1.
         """
@@ -136,7 +144,9 @@ class Rule:
         Parameters
         ----------
         rank : Rank
+            The rank on which the method is called.
         params : list of shared variables
+            The parameters that are trained.
         """
 
     def value(self, rank: synk.Rank, params: Params) -> list[numpy.ndarray] | None:
@@ -148,12 +158,14 @@ class Rule:
         Parameters
         ----------
         rank : Rank
+            The rank on which the method is called.
         params : list of shared variables
+            The parameters that are trained.
         """
         return None
 
     def state(self, rank: synk.Rank, params: Params) -> dict[str, Any]:
-        """Return what this rank needs, besides its shared variables, to continue from a checkpoint.
+        """Return the state, besides shared variables, with which this rank continues from a checkpoint.
 
         It is called on all ranks after their last step before a checkpoint. Messages in transit between
         ranks must arrive in it. The hyper-parameters are always saved.
@@ -161,7 +173,9 @@ class Rule:
         Parameters
         ----------
         rank : Rank
+            The rank on which the method is called.
         params : list of shared variables
+            The parameters that are trained.
 
         Returns
         -------

@@ -93,6 +93,7 @@ def train(
         which the order of the exchanges is fixed: `BSP`, `LocalSGD`, `DiLoCo`, and any rule on one rank.
         The variables that functions use must be the same as when it was written.
     checkpoint_every : int, default: 1
+        The number of epochs between two checkpoints.
     progress : bool, default: True
         Whether to show the loss and the rate of each rank on stderr: a bar of tqdm on a terminal, else a
         line once a minute. The environment variable ``SYNKHRONOS_PROGRESS=0`` turns it off.

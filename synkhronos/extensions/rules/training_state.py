@@ -26,7 +26,9 @@ class Saved(NamedTuple):
     states : list of dict, or None
         The rule's state of each rank, its hyper-parameters included; None at the beginning.
     record : Record
+        The record of the steps so far.
     seed : int
+        The seed of the training.
     """
 
     steps: list[int]
@@ -41,7 +43,9 @@ def save(path: PathLike, saved: Saved, settings: Mapping[str, Any]) -> None:
     Parameters
     ----------
     path : str or path-like
+        The path of the file.
     saved : Saved
+        The state of the training.
     settings : dict
         Settings that must be the same in the script that continues.
     """
@@ -97,7 +101,7 @@ def load(path: PathLike, settings: Mapping[str, Any], seed: int | None) -> Saved
 def _saved(
     path: PathLike, settings: Mapping[str, Any], seed: int | None, extra: Mapping[str, Any]
 ) -> Saved:
-    """Return what a checkpoint has besides the shared variables, or raise if it is of something else."""
+    """Return the state in a checkpoint; raise if it is not a checkpoint of this training."""
     if _HEADER not in extra:
         raise ValueError(
             f"rules.train: checkpoint: {os.fspath(path)!r} was not saved by rules.train(); give another "

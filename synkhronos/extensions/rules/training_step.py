@@ -18,6 +18,7 @@ class TrainingStep:
     Attributes
     ----------
     params : list of shared variables
+        The parameters.
     gradient : list of shared variables
         The variables into which the first part writes the gradients: one vector.
     compute : Function
@@ -42,6 +43,7 @@ class TrainingStep:
         Parameters
         ----------
         rank : Rank
+            The rank that takes the step.
         *data : Data or array-like
             The inputs.
         batch : as in ``rank.call``, optional
@@ -57,6 +59,7 @@ class TrainingStep:
         Parameters
         ----------
         data : list of Data
+            The inputs.
         n_rows : int
             The number of the first rows to use.
         """

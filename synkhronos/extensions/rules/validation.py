@@ -13,13 +13,16 @@ _ROWS = 1000  # computed at a time
 
 
 class Validation(NamedTuple):
-    """What is validated, and by which ranks.
+    """The function or callable that validates, and the ranks that take part.
 
     Attributes
     ----------
     function : Function or callable
+        Computes the numbers.
     data : list of Data, or None for a callable
+        The arguments of the function.
     by_all : bool
+        Whether all ranks validate together, each on its share of the rows.
     """
 
     function: Any

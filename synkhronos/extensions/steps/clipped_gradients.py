@@ -1,9 +1,10 @@
 """Gives operations that change gradients, such as ``grad_clip``, the gradients of the serial loss.
 
 The gradient of a mean over the rows of a rank is larger than the gradient of the mean over all rows: for
-one row, by the number of all rows over that of the rank's rows. Averaging over the ranks, weighted by
-their rows, corrects this afterwards. An operation that is not homogeneous needs it corrected before.
-So what it gets is multiplied by the rank's share of the rows, and what it returns is divided by it.
+each row, by the number of all rows divided by the number of the rank's rows. The average over the ranks,
+weighted by their rows, corrects this afterwards. An operation that is not homogeneous needs the
+correction before. So its input is multiplied by the rank's share of the rows, and its output is divided
+by this share.
 
 Such operations get the gradients of rows, of which each rank has its own. A gradient that is already
 the sum over the rows of a rank cannot be changed as the sum over all rows would be.
@@ -47,6 +48,7 @@ class GradientScaling:
     Parameters
     ----------
     definition : Definition
+        The step.
     full : Dependence
         Which variables differ from rank to rank.
 
@@ -66,7 +68,7 @@ class GradientScaling:
         Raises
         ------
         ValueError
-            If an operation changes what is already a sum over the rows of a rank.
+            If an operation changes a gradient that is already a sum over the rows of a rank.
         """
         changing, carrying = _changes_of(gradients, self._definition, self._full)
         if op != "avg" or not changing:
@@ -111,14 +113,16 @@ def _changes_of(
     Parameters
     ----------
     gradients : list of variables
+        Expressions of gradients.
     definition : Definition
+        The step.
     full : Dependence
         Which variables differ from rank to rank.
 
     Raises
     ------
     ValueError
-        If an operation changes what is already a sum over the rows of a rank.
+        If an operation changes a gradient that is already a sum over the rows of a rank.
     """
     parents = operands_with(definition.givens)
     seeds = gradient_seeds(gradients, parents)
@@ -128,7 +132,7 @@ def _changes_of(
     for node in dict.fromkeys(one.owner for one in order if one.owner is not None):
         operands = [one for one in node.inputs if one in carrying and full.of(one)]
         kind = kind_of(node, carrying) if operands else HOMOGENEOUS
-        if kind != HOMOGENEOUS:  # what is the same on every rank is changed alike
+        if kind != HOMOGENEOUS:  # a value that is the same on every rank stays the same
             kinds[node] = kind, operands
     if not kinds:
         return set(), carrying
@@ -142,7 +146,7 @@ def _changing(
     kinds: Mapping[Apply, tuple[str, list[Variable]]],
     is_sum: Mapping[Variable, bool | None],
 ) -> set[Apply]:
-    """Return the nodes that change gradients of rows, or of what other such nodes return."""
+    """Return the nodes that change gradients of rows, or the results of other such nodes."""
     changing: set[Apply] = set()
     changed: set[Variable] = set()
     for node in dict.fromkeys(one.owner for one in order if one.owner is not None):
@@ -186,7 +190,7 @@ def _sums(
 
 
 def _check_parameters(losses: Iterable[Variable], definition: Definition) -> None:
-    """Raise an error if gradients are clipped of what does not depend on the rows."""
+    """Raise an error if gradients of terms that do not depend on the rows are clipped."""
     rows = Dependence(definition.rows, definition.givens)
     parents = operands_with(definition.givens)
     for loss in losses:

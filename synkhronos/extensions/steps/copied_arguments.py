@@ -65,7 +65,7 @@ def _variables_in(arguments: Arguments) -> list[Variable]:
 
 
 def _replaced(item: Any, replace: Callable[[Variable], Any]) -> Any:
-    """Return what a script has given, with each variable in it replaced, in an order that is fixed."""
+    """Return an argument of a script with each variable in it replaced, in a fixed order."""
     if isinstance(item, Variable):
         return replace(item)
     if isinstance(item, Mapping):

@@ -48,10 +48,13 @@ class Definition(NamedTuple):
     Attributes
     ----------
     inputs : StepInputs
+        The inputs.
     outputs : list of Output
+        The outputs.
     updates : list of Update
         With the default updates of shared variables.
     givens : dict
+        The compiler's substitutions.
     reductions : ReducedExpressions
         What is reduced where updates and outputs use it.
     broadcast : list of variables
@@ -70,13 +73,13 @@ class Definition(NamedTuple):
     index : list of variables
         The inputs that may select rows in `givens`.
     whole : list of variables
-        The variables that are replaced by what depends on an index, but has no rows.
+        The variables that are replaced by values that depend on an index, but have no rows.
     defaults : list of shared variables
         The variables whose default updates are among the updates.
     grad_updates : list of Update
+        The updates in which an update rule writes its gradients to shared variables.
     grad_shared : list of shared variables
-        From an update rule that keeps its gradients in shared variables: the updates that write them,
-        and the variables.
+        These variables.
     has_further : bool
         Whether there are updates that are not from the update rule.
     """
@@ -101,7 +104,7 @@ class Definition(NamedTuple):
 
     @property
     def is_only_an_update(self) -> bool:
-        """Whether a step applies what an earlier one has stored, such as gradients.
+        """Whether a step only applies values that an earlier step has stored, such as gradients.
 
         It has no outputs, computes no gradient, and no input can select rows. Every rank computes
         all of it.
@@ -229,12 +232,12 @@ def _find_gradients(
     params: Any,
     data: Collection[Variable],
 ) -> None:
-    """Add the gradients that updates may contain to what is reduced.
+    """Add the gradients that updates may contain to the reduced expressions.
 
     Parameters
     ----------
     data : collection of variables
-        Shared variables that are no parameters.
+        Shared variables that are not parameters.
     """
     if params is None:
         known = [one.target for one in updates if is_float_tensor(one.target)]

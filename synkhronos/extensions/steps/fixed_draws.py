@@ -1,7 +1,7 @@
 """A step whose random numbers are replaced by numbers that follow from the rows.
 
-Ranks draw different numbers than one process would, so such a step cannot be compared with the serial
-one. With these numbers in their place it can: a row gets the same ones on whatever rank it is.
+The ranks draw other numbers than one process would, so such a step cannot be compared with the serial
+step. With these numbers it can: a row gets the same numbers on any rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONSTANT = 0.125
 
 
 def with_fixed_draws(definition: Definition) -> Definition:
-    """Return a script with numbers that follow from the rows in place of random ones.
+    """Return a step with numbers that follow from the rows in place of random numbers.
 
     Raises
     ------

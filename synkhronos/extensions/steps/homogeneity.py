@@ -1,8 +1,8 @@
 """Which operations on gradients are homogeneous: twice the gradient gives twice the result.
 
-All that a compiler's ``grad`` builds is homogeneous in the gradient of the loss, except for what
-operations such as ``grad_clip`` do to gradients on purpose. A variable *carries* a gradient if it is
-computed from one, and so is multiplied with it.
+The graph that a compiler's ``grad`` builds is homogeneous in the gradient of the loss, except for
+operations such as ``grad_clip``, which change gradients on purpose. A variable *carries* a gradient if
+it is computed from a gradient, and is multiplied by the same number as the gradient.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def is_float(variable: Variable) -> bool:
 
 
 def outputs_that_carry(node: Apply, carrying: set[Variable]) -> Sequence[Variable]:
-    """Return the outputs of a node that carry a gradient, given which variables carry one.
+    """Return the outputs of a node that carry a gradient, given the variables that do.
 
-    What is not a float, such as a shape or a comparison, carries none.
+    An output that is not a float, such as a shape or a comparison, carries no gradient.
     """
     if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar.Second):
         return node.outputs if node.inputs[1] in carrying else ()

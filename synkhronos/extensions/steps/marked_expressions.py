@@ -20,6 +20,7 @@ class Mark(ViewOp):
     op : str or None
         How the values of the ranks are combined; None to combine them like the gradients of the loss.
     shape : tuple of int
+        The shape of the value.
     """
 
     __props__ = ("op", "shape")

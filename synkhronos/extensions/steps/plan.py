@@ -24,7 +24,7 @@ from synkhronos.extensions.steps.traversal import inputs_first, is_random_state,
 
 
 class Plan(NamedTuple):
-    """What each phase of a step computes.
+    """The computations of each phase of a step.
 
     Attributes
     ----------
@@ -35,6 +35,7 @@ class Plan(NamedTuple):
     row_outputs : list of Output
         The first phase, on each rank's rows.
     row_updates : list of (shared, new, op)
+        The updates of the first phase; `op` combines slices of the rows.
     reduced : dict
         For each operation, the shared variables to reduce after the first phase.
     gradients : list of shared variables
@@ -42,7 +43,7 @@ class Plan(NamedTuple):
     streams : list of shared variables
         States of random streams to broadcast after the first phase.
     preparing : list of (shared, new)
-        What an update rule computes from the gradients before its own updates.
+        Updates that an update rule makes from the gradients before its own updates.
     outputs, updates : list
         The last phase, on every rank.
     places : list of (bool, int)
@@ -180,7 +181,7 @@ class _Planner:
         return []
 
     def _shared_gradients(self, op: str) -> list[Variable]:
-        """Return the new values of an update rule's gradients, of vectors with what they are filled."""
+        """Return the new values of an update rule's gradients; vectors have tags with their parts."""
         news = [one.new for one in self.definition.grad_updates]
         filled = [getattr(one.tag, "filled_with", []) for one in news]
         every = iter(self.scaling.applied([*news, *(one for each in filled for one in each)], op))
@@ -234,7 +235,7 @@ class _Planner:
         return split(one.expression, self.full) if one.op == "sum" else (one.expression, None)
 
     def _replacements(self, expressions: Sequence[Variable]) -> dict[Variable, Variable]:
-        """Return what replaces the variables in `expressions` that are reduced."""
+        """Return the replacements of the variables in `expressions` that are reduced."""
         reached = inputs_first(expressions, self.local.parents)
         chosen = {one: self.candidates[one] for one in reached if one in self.candidates}
         by_key = {one.key: one for one in chosen.values()}

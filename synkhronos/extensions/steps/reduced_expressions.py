@@ -1,4 +1,4 @@
-"""What a training step reduces over the ranks: gradients, the loss, and marked expressions."""
+"""The expressions that a training step reduces over the ranks: gradients, the loss, and marked ones."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class ReducedExpressions:
     Attributes
     ----------
     losses : list of variables
+        The losses that are reduced.
     """
 
     def __init__(self, loss_op: str) -> None:
@@ -71,7 +72,7 @@ class ReducedExpressions:
         params: Sequence[SharedVariable],
         others: Sequence[SharedVariable] = (),
     ) -> None:
-        """Reduce a loss and its gradients; of `others`, by those by which it has a gradient."""
+        """Reduce a loss and its gradients, also by the variables in `others` on which it depends."""
         expressions, params = _gradients(loss, params, others)
         self.add_gradients(expressions, params)
         self.add_loss(loss, params)
@@ -102,7 +103,7 @@ class ReducedExpressions:
         return self._numbering.of(variable)
 
     def numbers_of_gradients(self, loss: Variable) -> set[int]:
-        """Return the numbers of the gradients of a loss by what may be its parameters."""
+        """Return the numbers of the gradients of a loss by the variables that may be its parameters."""
         gradients, _ = _gradients(loss, (), parameters_under(loss))
         return {self.number_of(one) for one in gradients if one is not None}
 

@@ -27,7 +27,7 @@ def _of(target: Variable) -> str:
 
 
 def nothing_divided(index: Sequence[Variable], whole: Sequence[Variable]) -> ValueError:
-    """No variable differs from rank to rank; `whole` are replaced by what depends on an index."""
+    """No variable differs from rank to rank; the values that replace `whole` depend on an index."""
     text = (
         "inputs: no input is divided among the ranks, so each of them would compute the whole step; "
         "give the rows of the minibatch as an input, or an index that selects them by a slice in "
@@ -63,7 +63,7 @@ def mixed_output(where: str, local: Dependence, mask: int) -> ValueError:
 
 
 def step_without_gradient(target: Variable, local: Dependence, mask: int) -> ValueError:
-    """An update depends on the rows, and on what is updated, other than through known gradients."""
+    """An update depends on the rows and on updated variables other than through known gradients."""
     return ValueError(
         f"updates: the new value of {_of(target)} depends on {local.labels_in(mask)}, but no gradient "
         f"of the loss was found in it, and the average of the ranks' new values would not be the new "

@@ -15,6 +15,7 @@ class Dependence:
     Parameters
     ----------
     sources : list of variables
+        The sources, in the order of their bits.
     givens : dict
         The compiler's substitutions: a variable depends on what replaces it.
     independent : container of variables
@@ -23,6 +24,7 @@ class Dependence:
     Attributes
     ----------
     sources : list of variables
+        The sources, in the order of their bits.
     parents : callable
         ``parents(variable)`` returns the variables that the value of a variable depends on directly.
     """

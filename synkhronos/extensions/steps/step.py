@@ -55,7 +55,7 @@ class _Builder:
         outputs : list of (output, variable)
             Outputs as ``synk.function`` takes them, and their variables.
         indices : list of int, optional
-            The numbers of the inputs; by default, of those that are used.
+            The numbers of the inputs; by default, of the inputs that are used.
         """
         used = self.used([variable for _, variable in outputs], updates)
         if indices is None:
@@ -224,7 +224,7 @@ class Step:
 
 
 def _named(plan: Plan) -> dict[SharedVariable, tuple[str, str]]:
-    """Return what messages call each variable that is reduced, and the operation."""
+    """Return the name in messages of each variable that is reduced, and the operation."""
     names = {one: "the gradient" for one in plan.gradients}
     return {
         one: (names.get(one, f"what is reduced for an update ({one.name})"), op)
@@ -234,7 +234,7 @@ def _named(plan: Plan) -> dict[SharedVariable, tuple[str, str]]:
 
 
 def _reductions(plan: Plan, wire: Any) -> list[tuple[str, list[SharedVariable], Any]]:
-    """Return what to reduce: operations, variables, and their wire formats.
+    """Return the reductions: operations, variables, and their wire formats.
 
     Only gradients may be delayed or inexact, as with a wire format.
     """

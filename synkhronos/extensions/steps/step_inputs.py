@@ -12,7 +12,7 @@ MISSING = object()
 
 
 class Group(NamedTuple):
-    """StepInputs that a call gives in one argument: a list of arrays if `is_list`, else one array."""
+    """Inputs that a call gives in one argument: a list of arrays if `is_list`, else one array."""
 
     keyword: str | None
     inputs: list[Any]
@@ -41,7 +41,9 @@ class StepInputs:
     given : list
         The inputs as the user gave them: variables, or wrappers of variables.
     variables : list of variables
+        The variables of the inputs.
     names : list of str or None
+        Their names.
     n_arguments : int
         The number of arguments that a call may give by position.
     """

@@ -40,7 +40,7 @@ def operands_with(
 def operands_of_values(
     givens: Mapping[Variable, Variable], independent: Container[Variable] = ()
 ) -> Callable[[Variable], Sequence[Variable]]:
-    """Return a function like that of `operands_with`, without what only gives a shape to one number.
+    """Return a function like the result of `operands_with`, without operands that only give a shape.
 
     Variables in `independent` have no operands.
     """
@@ -120,7 +120,7 @@ def rebuilt(
 
     Scalar variables whose shape is all that is used are left out: they do not count as a dependence, and
     may have no replacement. With `apply`, ``apply(node, inputs)`` returns the outputs of each node for
-    what its inputs are replaced by.
+    its replaced inputs.
     """
     copies = dict(replacements)
     for variable in inputs_first(variables, operands_of_values(givens), done=copies):
@@ -147,7 +147,7 @@ def with_inputs(node: Apply, inputs: Sequence[Variable]) -> list[Variable]:
 
 
 def follow(variables: Iterable[Variable], having: set[Variable], rule: NodeRule) -> None:
-    """Add to `having` those of some variables that have the property, given after their parents."""
+    """Add the variables that have the property to `having`. Parents come before their children."""
     for variable in variables:
         node = variable.owner
         if node is not None and variable not in having and not having.isdisjoint(node.inputs):
@@ -186,7 +186,7 @@ def _positions(variables: Sequence[Variable], having: Container[Variable]) -> li
 def nodes_with_steps(
     variables: Iterable[Variable], having: set[Variable], rule: NodeRule
 ) -> Iterable[tuple[Apply, set[Variable]]]:
-    """Yield the nodes of variables, and those of the steps of loops, each with what has the property."""
+    """Yield the nodes of variables and of the steps of loops, each with the set having the property."""
     nodes = dict.fromkeys(one.owner for one in variables if one.owner is not None)
     for node in nodes:
         yield node, having

@@ -11,15 +11,16 @@ from synkhronos.extensions.steps.marked_expressions import gradients
 
 
 class AppliedRule(NamedTuple):
-    """What an update rule returned.
+    """The result of an update rule.
 
     Attributes
     ----------
     updates : list of pairs, or dict
+        The updates of the parameters.
     grad_updates : list of pairs, or dict
+        The updates that write the gradients to shared variables, if the rule has such variables.
     grad_shared : list of shared variables
-        The updates that write the gradients into shared variables, and these variables; empty for a rule
-        without such variables.
+        These variables.
     is_marked : bool
         Whether the rule got marked gradients, so that gradients need not be searched for.
     """

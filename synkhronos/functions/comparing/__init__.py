@@ -5,7 +5,7 @@ after a call. In the first calls of a function, ``watch`` warns if they are not 
 ``fork(check=True)`` it raises an error in every call.
 
 ``trial_runs`` are runs of calls without effects, on one rank and on all. ``serial_comparison`` compares
-what they give, for `Function.check` and, on a few rows, for ``first_calls``; ``reasons`` finds why
+their results, for `Function.check` and, on a few rows, for ``first_calls``; ``reasons`` finds why
 results differ.
 
 May import: what ``functions`` may.

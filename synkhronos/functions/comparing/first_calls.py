@@ -1,9 +1,9 @@
 """The first call of a function or step, compared with the same call on one rank.
 
-Only some rows are used, which fit one rank and are then divided among all. An operation that is given
-for an output is not questioned, and neither are variables that each rank updates from its own rows:
-they may be combined later. What depends on random numbers cannot be compared, as each rank draws its
-own.
+Only a few rows are used, which one rank computes alone, and then all ranks together. Outputs whose
+operation the script has stated are not compared, and neither are variables that each rank updates from
+its own rows: they may be combined later. Results that depend on random numbers cannot be compared, as
+each rank draws its own.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _SMALL = 4 << 20  # bytes of shared variables with which it does
 
 
 class Verification:
-    """What is compared in the first call of a function, or of the functions of a step.
+    """The comparison in the first call of a function, or of the functions of a step.
 
     Parameters
     ----------
-    world : World
     compared : ToCompare
+        The outputs and variables that are compared.
     """
 
     def __init__(self, world: World, compared: ToCompare) -> None:
@@ -47,7 +47,7 @@ class Verification:
     def before(self, function: Any, command: CallFunction) -> None:
         """Verify a call that is about to be made; inside `fuse`, when the block ends."""
         world = self._world
-        if world.size == 1 or world.here.log is not None:  # `profile` measures what was asked for
+        if world.size == 1 or world.here.log is not None:  # `profile` measures only the calls themselves
             return
         if self._is_reported and world.options.verify != RAISE:
             return
@@ -65,9 +65,9 @@ class Verification:
         return self._world.size, command.options
 
     def add(self, variables: Mapping[int, str], is_doubtful: bool) -> None:
-        """Compare these variables, too, where they are reduced; by number, what messages call them.
+        """Compare these variables, too, where they are reduced. They are names for messages, by number.
 
-        If a warning has already said that the step differs, there is not another one.
+        If a warning has already said that the step differs (`is_doubtful`), it is not repeated.
         """
         self._reduced, self._is_reported = dict(variables), is_doubtful
 
@@ -117,7 +117,7 @@ class Verification:
         return None if found.is_stale else found
 
     def _comparable(self, calls: Calls, place: int) -> ToCompare:
-        """Leave out what depends on random numbers, or on variables that differ by rank on purpose."""
+        """Leave out results that depend on random numbers or on variables that differ on purpose."""
         different = agreement_of(self._world).different
 
         def is_same(sources: set[int]) -> bool:

@@ -29,7 +29,7 @@ class Reason(NamedTuple):
     is_found: bool = True
 
 
-#: What a graph may have that makes it so
+#: The causes in a graph
 _OF_GRAPHS = {
     CONSTANT: "a sum over the rows that is divided by a constant, such as a batch size: divide it by "
     "the number of rows, x.shape[0], or take the mean",
@@ -49,12 +49,12 @@ _OF_GRAPHS = {
 
 
 def of_graph(suspects: Sequence[str]) -> str:
-    """Return what to look at if no reduction gives a serial value.
+    """Return the causes to look for if no reduction gives a serial value.
 
     Parameters
     ----------
     suspects : list of str
-        What the graph has, as of `synkhronos.engines.analysis.difference_causes.DIFFERENCE_CAUSES`.
+        The causes in the graph, as of `synkhronos.engines.analysis.difference_causes.DIFFERENCE_CAUSES`.
     """
     found = "; ".join(_OF_GRAPHS[one] for one in suspects or DIFFERENCE_CAUSES)
     return f"The graph has {found}." if suspects else f"Usual reasons: {found}."

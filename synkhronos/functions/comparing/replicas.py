@@ -44,6 +44,7 @@ class Observed(Command):
     before, after : list of int
         The shared variables to look at, by number.
     call : Command or None
+        The call.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Observed(Command):
         return () if self.call is None else self.call.needs(ranks, size)
 
     def run(self, here: Here) -> tuple[Any, list[Any], list[Any]]:
-        """Return what the call returns, and what was seen before and after it."""
+        """Return the result of the call, and the digests or samples before and after it."""
         before = self.look(here, self.before)
         returned = None if self.call is None else self.call.run(here)
         return returned, before, self.look(here, self.after)

@@ -1,4 +1,4 @@
-"""Calls on all ranks compared with the same calls on one rank: what differs, and why."""
+"""Calls on all ranks compared with the same calls on one rank: the differences, and their causes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SAMPLE = 1 << 20  # elements of a variable
 
 
 class Comparison(NamedTuple):
-    """What `Function.check` compared.
+    """The result of `Function.check`.
 
     Attributes
     ----------
@@ -49,17 +49,17 @@ class Comparison(NamedTuple):
 
 
 class ToCompare(NamedTuple):
-    """What of calls is compared.
+    """The outputs and variables of calls that are compared.
 
     Attributes
     ----------
     outputs : dict
-        The number of the call and the index of the output, by what messages call it.
+        The number of the call and the index of the output, by the name of the output in messages.
     variables : dict
-        What messages call the updated variables, by number.
+        The names of the updated variables in messages, by number.
     reduced : dict
-        The operations by which variables are reduced after the calls, by number. These reductions are
-        compared; without one, the value of each rank.
+        The operations by which variables are reduced after the calls, by number. The reductions of these
+        variables are compared, and of other variables the value of each rank.
     """
 
     outputs: Mapping[str, tuple[int, int]]
@@ -73,12 +73,13 @@ class Complaint(NamedTuple):
     Attributes
     ----------
     what : str
+        The name of the result in messages.
     how : str
         How it differs.
     why : callable
         Returns why.
     value : numpy.ndarray or None
-        The value, or that of the master; None if there is none.
+        The value, or the master's value; None if there is none.
     find : callable
         ``find(results)`` finds the value among others on one rank.
     """
@@ -106,16 +107,19 @@ class SerialComparison:
 
     Parameters
     ----------
-    world : World
     calls : Calls
+        The calls.
     compared : ToCompare
+        The results that are compared.
     tolerance : Tolerance
+        The largest permitted differences.
 
     Attributes
     ----------
     differences, not_compared : dict
         As of `Comparison`.
     complaints : list of Complaint
+        The results that differ by more.
     """
 
     def __init__(self, world: World, calls: Calls, compared: ToCompare, tolerance: Tolerance) -> None:
@@ -174,7 +178,7 @@ class SerialComparison:
     # What can be compared
 
     def _can_compare(self, what: str, sources: set[int]) -> bool:
-        """Note why a result cannot be compared, if it depends on what differs from rank to rank."""
+        """Note why a result cannot be compared, if its sources differ from rank to rank."""
         world, agreement = self._world, agreement_of(self._world)
         if world.size == 1:
             return True
@@ -327,7 +331,7 @@ class SerialComparison:
 
 
 def _combined(function: Any, index: int, found: ByRank) -> np.ndarray | None:
-    """Return what a call makes of an output of all ranks; None if it cannot be combined."""
+    """Return the output of a call, from the values of all ranks; None if they cannot be combined."""
     mode, replica = function.output_modes[index], function.replica
     value = found.values[0]
     if len(found.values) > 1:

@@ -1,6 +1,6 @@
 """Runs of calls, with collectives between them, that are compared: on one rank alone, and on all.
 
-A rank runs them on copies of what they update, so that its state is then as before.
+A rank runs them on copies of the variables that they update, so that its state does not change.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ULPS = 4  # by how much `Perturbed` changes a number
 
 @contextlib.contextmanager
 def without_effects(here: Here, numbers: Sequence[int]) -> Iterator[None]:
-    """Undo what calls in the block do to shared variables, generators and the numbers of rows."""
+    """Undo the changes of shared variables, generators and numbers of rows by calls in the block."""
     states, rows = generators.states(), dict(here.rows)
     try:
         with on_copies(here, [here.shareds[number] for number in numbers]):
@@ -52,7 +52,7 @@ def without_effects(here: Here, numbers: Sequence[int]) -> Iterator[None]:
         generators.restore(states)
 
 
-# One rank alone: the master, with the rows of all ranks and nobody to meet
+# One rank alone: the master, with the rows of all ranks
 
 
 class Alone(Here):
@@ -106,11 +106,12 @@ class SerialCall(CallFunction):
 
     @staticmethod
     def of(call: CallFunction, rows_of: Mapping[int, Any]) -> SerialCall:
-        """Return a call like another one.
+        """Return a call on all rows that is otherwise like a call on all ranks.
 
         Parameters
         ----------
         call : CallFunction
+            The call on all ranks.
         rows_of : dict
             The rows of all ranks of sliceable shared variables, by number.
         """
@@ -130,13 +131,14 @@ class SerialCall(CallFunction):
 class Trial(Command):
     """Calls whose effects are undone.
 
-    It returns what the calls returned, and the new values of variables: on the master all of them; on
+    It returns the results of the calls, and the new values of variables: on the master all of them; on
     other ranks, where serial values are given, how much each differs, and the value itself if the
     difference is too large.
 
     Parameters
     ----------
     calls : Command
+        The calls, as one command.
     updated : list of int
         The variables that the calls update.
     compared : list of int
@@ -144,6 +146,7 @@ class Trial(Command):
     serial : dict
         A handle to the serial new value of each of these, or nothing.
     tolerance : Tolerance
+        The largest permitted differences.
     most : int or None
         How many elements of each variable are returned, evenly spaced; None for all.
     """
@@ -190,10 +193,11 @@ class SliceableRows(Command):
     Parameters
     ----------
     numbers : list of int
+        The numbers of the variables.
     batch_s : list or None
         The rows to use, by rank.
     most : int or None
-        At most so many.
+        The largest number of rows of each variable.
     """
 
     def __init__(
@@ -241,7 +245,7 @@ def calls_until(
 
 
 class OnOneRank(NamedTuple):
-    """What calls give on one rank: for each call its outputs, and new values by number."""
+    """The results of calls on one rank: for each call its outputs, and new values by number."""
 
     outputs: list[list[np.ndarray | None]]
     news: dict[int, np.ndarray]
@@ -264,7 +268,7 @@ class ByRank(NamedTuple):
 
 
 class OnAllRanks(NamedTuple):
-    """What calls give on all ranks.
+    """The results of calls on all ranks.
 
     Attributes
     ----------
@@ -284,8 +288,8 @@ class Calls:
 
     Parameters
     ----------
-    world : World
     called : list of Called
+        The calls, in order.
 
     Attributes
     ----------
@@ -385,7 +389,7 @@ class Calls:
         command: Command = FusedCommand([command.exact() for _, command in self.called])
         trial = Trial(command, self.updated, compared, serial, tolerance, most)
         returned, news = zip(*self._world.run(trial))
-        # All values are copied now, since the next command frees what the ranks have sent.
+        # All values are copied now, since the next command frees the memory in which they were sent.
         here, results = self._world.here, zip(*returned)
         outputs = [
             [] if function is None else self._by_rank(each)

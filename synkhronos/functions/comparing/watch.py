@@ -50,9 +50,10 @@ def watch(world: World, function: Any, given: Sequence[Output]) -> None:
 
     Parameters
     ----------
-    world : World
     function : Function
+        The function.
     given : list of Output
+        The outputs as the script gave them.
     """
     if world.size == 1:
         return
@@ -69,7 +70,7 @@ def watch(world: World, function: Any, given: Sequence[Output]) -> None:
 
 
 def _claimed(world: World, function: Any, given: Sequence[Output]) -> ToCompare:
-    """Return what of a call has to be as on one process: what the script says nothing else about."""
+    """Return the outputs and variables of a call that have to be as on one process."""
     modes = function.output_modes
     outputs = {
         f"output {index} ({one.variable})": (0, index)
@@ -81,12 +82,12 @@ def _claimed(world: World, function: Any, given: Sequence[Output]) -> ToCompare:
 
 
 class Watch:
-    """What is observed in the calls of one function.
+    """The observation of the calls of one function.
 
     Parameters
     ----------
-    world : World
     function : Function
+        The function.
     analysis : Analysis
         What its graph says.
     """
@@ -114,7 +115,7 @@ class Watch:
             self._function.watch = self._function.watcher
 
     def observe(self, call: Command, finish: Finish) -> tuple[Command, Finish]:
-        """Return what to submit in place of a call: the same, or one that also returns samples."""
+        """Return the command to submit in place of a call, and how it ends; it may return samples."""
         self.calls += 1
         if self.calls == 1:
             agreement_of(self._world).updated_from(self.updated)
@@ -149,7 +150,7 @@ class Watch:
     def _judge(
         self, numbers: Sequence[int], samples: Sequence[Sequence[tuple[Any, np.ndarray]]]
     ) -> None:
-        """Compare samples of replicas, and warn, or remember what to warn about."""
+        """Compare samples of replicas, and warn, or remember the warning for later."""
         world, agreement = self._world, agreement_of(self._world)
         set_alone, updated = {}, {}
         for position, number in enumerate(numbers):
@@ -205,13 +206,13 @@ class Watch:
         return _UPDATED if by_calls else _CHANGED_BY_THEANO
 
     def _is_settled(self, number: int) -> bool:
-        """Whether this function, or one that updates a variable, has been called often enough."""
+        """Whether this function, or a function that updates a variable, was called often enough."""
         updaters = agreement_of(self._world).updaters.get(number, ())
         return any(watch.calls >= PATIENCE for watch in (self, *updaters))
 
 
 class Audit:
-    """What is checked in every call of one function, with ``fork(check=True)``.
+    """The check in every call of one function, with ``fork(check=True)``.
 
     Before the call, the variables on whose values its results depend must be equal on all ranks. After
     the call, all variables must be equal except variables that were last updated from values that differ
@@ -231,7 +232,7 @@ class Audit:
         self._updates = sources(world, function, analysis)
 
     def observe(self, call: Command, finish: Finish) -> tuple[Command, Finish]:
-        """Return what to submit in place of a call: one that also returns digests."""
+        """Return a command to submit in place of a call, which also returns digests, and how it ends."""
         world, agreement = self._world, agreement_of(self._world)
         before = sorted(self._used - agreement.different)
         for number, (from_rows, shareds) in self._updates.items():
@@ -265,7 +266,7 @@ class Audit:
 
 
 class _Suspicion:
-    """That replicas of variables differ. The warning leaves out those that were combined since.
+    """The suspicion that replicas of variables differ, except variables that were combined since.
 
     Parameters
     ----------
@@ -280,7 +281,7 @@ class _Suspicion:
         self._issue = prepare_warning()
 
     def warning(self) -> Callable[[], None]:
-        """Return a function that issues the warning about what is suspected now."""
+        """Return a function that issues the warning about the variables that are suspected now."""
         suspected = self._agreement.suspected
         left = {one: self._amounts[one] for one in self._names if suspected.get(one) is self}
         text = _text(self._name, listed(self._names[one] for one in left), left)

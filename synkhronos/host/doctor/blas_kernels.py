@@ -95,7 +95,7 @@ def describe_all(libraries: Sequence[Library]) -> str:
 
 
 def linked(ldflags: str, libraries: Sequence[Library]) -> Optional[Library]:
-    """Return the library among the loaded ones that these linker's flags name, or None."""
+    """Return the loaded library that these linker's flags name, or None."""
     paths = {os.path.realpath(path) for path in re.findall(r"/[^\s,]+\.so[.\d]*", ldflags)}
     names = re.findall(r"(?:^|\s)-l([^\s,]+)", ldflags)
     for one in libraries:
@@ -158,7 +158,7 @@ def remedy(
     ldflags : str
         The graph compiler's flags for the linker.
     libraries : sequence
-        The BLAS libraries that are loaded, including the one that is linked.
+        The BLAS libraries that are loaded, including the linked library.
     is_slow : bool
         Whether a product takes much longer than NumPy's.
     coretype : str, optional

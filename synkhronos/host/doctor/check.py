@@ -10,19 +10,19 @@ from synkhronos.host import environment
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 TIME_LIMIT = 120  # seconds; the first compilation takes long on a slow file system
 
-#: What was found, in one or more lines, and what to do; that is empty if nothing could be better.
+#: The result, in one or more lines, and the remedy; that is empty if nothing could be better.
 Finding = Tuple[str, str]
 
 
 class Fault(Exception):
-    """What is checked does not work.
+    """The checked part does not work.
 
     Parameters
     ----------
     found : str
-        What was found.
+        The result of the check.
     remedy : str, optional
-        What to do; by default the `remedy` of the check.
+        How to fix it; by default the `remedy` of the check.
     """
 
     def __init__(self, found: str, remedy: Optional[str] = None) -> None:
@@ -55,13 +55,13 @@ class Check(NamedTuple):
     Attributes
     ----------
     name : str
-        What is checked.
+        The name of the checked part.
     examine : callable
         ``examine()`` returns a `Finding`, or raises a `Fault`.
     is_required : bool
         Whether nothing works without it. Then a fault is a problem, else a warning.
     remedy : str
-        What to do about a fault that does not say it.
+        How to fix a fault that does not say it.
     """
 
     name: str
@@ -92,10 +92,11 @@ def ask(
     Parameters
     ----------
     command : sequence of str
+        The program and its arguments.
     seconds : float
         How long it may take.
     complaint_of : callable
-        Returns what to report of the error output if the command fails.
+        Returns the part of the error output to report if the command fails.
     **options
         For `subprocess.run`.
 

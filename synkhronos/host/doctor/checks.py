@@ -1,4 +1,4 @@
-"""The checks of ``python -m synkhronos doctor``: the table of all, and those of software and machine.
+"""The checks of ``python -m synkhronos doctor``: all in a table, and those of software and machine.
 
 Theano, PyTensor, pygpu, NCCL and the GPUs are tried in subprocesses, so that a crash is a result as
 well, and no CUDA context is created in this process.
@@ -120,7 +120,7 @@ def _with_this_python(remedy: str) -> str:
 
 
 def examine_repairs() -> Finding:
-    """List what is replaced in Theano, Lasagne and Keras for this version of Python and NumPy."""
+    """List the replaced parts of Theano, Lasagne and Keras, for this version of Python and NumPy."""
     if environment.installed_numpy_complaint():
         return "depend on the version of NumPy", ""
     reasons: Dict[str, List[str]] = {}
@@ -243,7 +243,7 @@ def judge_theano(
 def judge_pytensor(
     found: Dict[str, Any], coretype: Optional[str] = None, instructions: Optional[str] = None
 ) -> Finding:
-    """Judge the output of `PRODUCT_PROBE` with PyTensor; the parameters are those of `judge_theano`."""
+    """Judge the output of `PRODUCT_PROBE` with PyTensor; its parameters are as of `judge_theano`."""
     name = found["ldflags"] or "no BLAS"
     text, remedy = blas_kernels.judge(found, "PyTensor", name, coretype, instructions)
     if not found["compiler"]:

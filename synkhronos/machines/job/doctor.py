@@ -147,9 +147,9 @@ def examine_host(mpirun: str, host: str, first: str, reached: Dict[str, Dict[str
     mpirun : str
         The path of mpirun.
     host : str
+        The name of the host.
     first : str
         The first machine, with which it is compared.
-    reached : dict
     """
     try:
         reached[host] = about = ask_hosts(mpirun, [host], HOST)

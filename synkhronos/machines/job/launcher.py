@@ -1,6 +1,6 @@
 """``python -m synkhronos launch``: the ``mpirun`` line of a job, and the process that runs it.
 
-OpenMPI's mpirun starts one task per machine, and passes on what the tasks print. It is started in a
+OpenMPI's mpirun starts one task per machine, and passes on the output of the tasks. It is started in a
 session of its own, so that Ctrl-C reaches only ``launch``: mpirun itself would end the job at once.
 ``launch`` passes it on as the signal `INTERRUPT`, for which the script has a handler (``host/job``).
 """
@@ -47,7 +47,7 @@ _ENDED = re.compile(exit_code.ENDED.format(r"(SIG[A-Z0-9]+)").encode())
 _REMEMBERED = 200  # bytes
 _GRACE = 5.0  # seconds after the end of the script, in which other tasks can end by themselves
 _POLL_INTERVAL = 0.5  # seconds between two checks of whether the terminal is ours
-_LAST = 1.0  # seconds for what mpirun has written last
+_LAST = 1.0  # seconds for the last lines of mpirun
 
 
 class Mpirun(NamedTuple):
@@ -56,6 +56,7 @@ class Mpirun(NamedTuple):
     Attributes
     ----------
     path, version : str
+        Its path and its version.
     """
 
     path: str
@@ -123,9 +124,11 @@ def command(
     Parameters
     ----------
     what : Job
+        The job.
     program : list of str
         What each machine runs, with its arguments.
     mpirun : str
+        The path of mpirun.
     environ : mapping
         The environment variables of this process.
     is_script : bool
@@ -171,7 +174,7 @@ def run(line: Sequence[str], environ: Optional[Dict[str, str]] = None) -> int:
     """Run an ``mpirun`` line until it ends, and pass signals on to it; return the exit code.
 
     SIGTERM and SIGHUP end the job. If this process dies, so does the job. The exit code is 1 if mpirun
-    returns 0, but has lost a machine, and with ULFM that of the signal that has ended the script.
+    returns 0, but has lost a machine, and with ULFM the code of the signal that has ended the script.
     """
     signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
     signals = {one for one in signals if signal.getsignal(one) != signal.SIG_IGN}
@@ -198,7 +201,7 @@ def run(line: Sequence[str], environ: Optional[Dict[str, str]] = None) -> int:
     errors = threading.Thread(target=_pass_errors, args=(process, failures), daemon=True)
     errors.start()
     code = process.wait()
-    errors.join(_LAST)  # what mpirun has started may live on, and hold the pipe
+    errors.join(_LAST)  # processes that mpirun has started may live on, and hold the pipe
     if ended_by:
         return 128 + ended_by[0]
     if failures and (code == 0 or failures[0] > 128):
@@ -207,7 +210,7 @@ def run(line: Sequence[str], environ: Optional[Dict[str, str]] = None) -> int:
 
 
 def _pass_errors(process: "subprocess.Popen[bytes]", failures: List[int]) -> None:
-    """Write to stderr what mpirun writes there, and list the exit codes of failures that it tells."""
+    """Copy the stderr of mpirun, and list the exit codes of failures that it reports."""
     known = b""
     while True:
         data = os.read(process.stderr.fileno(), 1 << 16)  # type: ignore[union-attr]  # it is a pipe
@@ -222,13 +225,13 @@ def _pass_errors(process: "subprocess.Popen[bytes]", failures: List[int]) -> Non
             timer.start()
         elif _LOST in known:
             failures.append(1)
-        with contextlib.suppress(OSError):  # nobody reads it
+        with contextlib.suppress(OSError):  # the pipe has no reader
             while data:
                 data = data[os.write(2, data) :]
 
 
 def _pass_signals(process: "subprocess.Popen[bytes]", signals: Iterable[int]) -> List[int]:
-    """Let the handlers of signals pass them on; return a list for those that end the job."""
+    """Let the handlers of signals pass them on; return a list for the signals that end the job."""
     ended_by: List[int] = []
 
     def handle(number: int, frame: object) -> None:
@@ -248,7 +251,7 @@ def _is_terminal() -> bool:
 
 
 def _pass_terminal(pipe: IO[bytes]) -> None:
-    """Write what is typed to a pipe: mpirun reads no terminal of another session."""
+    """Write the input of the terminal to a pipe: mpirun reads no terminal of another session."""
     with pipe:
         while True:
             if os.tcgetpgrp(0) != os.getpgrp():

@@ -23,7 +23,8 @@ _AGE = 2.0  # seconds
 def sweep(folder: Path = FOLDER) -> List[str]:
     """Remove the files of OpenMPI that are this user's and that no process uses; return their names.
 
-    Only those of this host: containers may share ``/dev/shm``, and do not see each other's processes.
+    Only files of this host are removed: containers may share ``/dev/shm``, and do not see each other's
+    processes.
     """
     left = _candidates(folder)
     if left:

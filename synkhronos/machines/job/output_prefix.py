@@ -2,7 +2,7 @@
 
 The task that leads another machine prints into a pipe, and so do the ranks that it forks. A small
 process, which outlives them, reads the pipe, and writes whole lines to stderr, which mpirun passes on.
-mpirun passes on what it reads at once, so a line could be cut where two machines print at the same
+mpirun passes on its input at once, so a line could be cut where two machines print at the same
 time. In a pipe with ``O_DIRECT``, one write is one read.
 """
 
@@ -39,7 +39,7 @@ def prefix_output(name: str) -> None:
 
 
 def _relay(reading: int, prefix: bytes) -> None:
-    """Write what is read, line by line, until every process has closed its end."""
+    """Write the output, line by line, until every process has closed its end."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -69,7 +69,9 @@ def packets(chunks: Iterator[bytes], prefix: bytes, longest: int = _PACKET) -> I
     Parameters
     ----------
     chunks : iterator of bytes
+        The output, in pieces of any length.
     prefix : bytes
+        The beginning of each line.
     longest : int
         The size of a packet.
     """

@@ -48,7 +48,7 @@ def end_job(pid: int, tasks: Iterable[int]) -> None:
         return
     try:
         os.setsid()
-        for name in os.listdir("/proc/self/fd"):  # nobody shall wait for this process
+        for name in os.listdir("/proc/self/fd"):  # so that no reader waits for this process
             _close(int(name))
         for process in everything:
             is_starter = process.pid == pid
@@ -64,7 +64,7 @@ def _close(descriptor: int) -> None:
     try:
         os.close(descriptor)
     except OSError:
-        pass  # it was that of the folder
+        pass  # it was the descriptor of the folder
 
 
 def _send(process: Any, number: int) -> None:

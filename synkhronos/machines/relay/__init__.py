@@ -1,4 +1,4 @@
-"""What the couriers of several machines exchange while a program runs.
+"""The messages that the couriers of several machines exchange while a program runs.
 
 ``relay`` is the work of a courier, which runs the parts; ``part`` is their base class. ``mirrors`` copy
 numbers and reports of each machine's ranks to all machines. ``messages`` and ``questions`` are passed on

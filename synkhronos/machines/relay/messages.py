@@ -30,6 +30,7 @@ class _Expected:
     Attributes
     ----------
     rank : int
+        The receiver.
     left : int
         How many bytes have not arrived.
     more : bool

@@ -23,7 +23,9 @@ class MirroredNumbers(RelayPart):
     Parameters
     ----------
     context : RelayContext
+        The objects with which the relay works.
     messages : RelayedMessages
+        The messages, which have to arrive before the numbers.
     stripes : RelayedStripes
         Notified of ranks that have ended or were replaced.
     """

@@ -22,6 +22,7 @@ class RelayLinks:
     Parameters
     ----------
     links : Links
+        The links between the couriers.
     number : int
         The number of the program.
     """
@@ -57,14 +58,16 @@ class RelayLinks:
 
 
 class RelayContext(NamedTuple):
-    """What the parts of the relay of a machine work with.
+    """The objects with which the parts of the relay of a machine work.
 
     Attributes
     ----------
     commons : Commons
         The commons of the machine.
     links : RelayLinks
+        The messages to other machines.
     machine : int
+        The number of the machine.
     machines : list of range
         The ranks of each machine.
     """
@@ -108,4 +111,4 @@ class RelayPart(ABC):
 
     @abstractmethod
     def take(self, source: int, *content: Any) -> None:
-        """Handle what the same part on another machine has sent."""
+        """Handle a message of the same part on another machine."""

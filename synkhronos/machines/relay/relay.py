@@ -27,7 +27,7 @@ class _Over(Exception):
 
 
 class Relay:
-    """What the courier of a machine does during a program. It is a `Work`.
+    """The work of the courier of a machine during a program. It is a `Work`.
 
     Parameters
     ----------
@@ -59,10 +59,10 @@ class Relay:
             if context.machine == _FIRST:  # its leader knows when all ranks have ended
                 for machine in context.others:
                     links.send(machine, _OVER)
-            links.discard()  # what is no longer needed
+            links.discard()  # messages that are no longer needed
 
     def _turn(self, links: RelayLinks, parts: Mapping[str, RelayPart]) -> bool:
-        """Pass on what is new; return whether there was anything."""
+        """Pass on new messages and numbers; return whether there were any."""
         is_active = False
         while (received := links.receive()) is not None:
             source, name, content = received

@@ -36,6 +36,7 @@ class Request(NamedTuple):
     name : str
         The name of the stripes.
     arguments : tuple
+        The arguments of the request.
     nbytes : int
         The length of each of the two memories beside the channel; 0 for none.
     has_data : bool
@@ -56,7 +57,9 @@ class StripeChannel(Channel):
     Parameters
     ----------
     commons : Commons
+        The commons of the machine.
     rank : int
+        The rank that asks.
     """
 
     def __init__(self, commons: Commons, rank: int) -> None:
@@ -65,7 +68,7 @@ class StripeChannel(Channel):
         super().__init__(commons, self._name, bell)
 
     def memories(self, restarts: int, nbytes: int) -> Sequence[np.ndarray]:
-        """Return the memory for what a rank sends, and the memory for what it receives."""
+        """Return the memory for a rank's own contents, and the memory for contents that it receives."""
         name = f"{self._name}: {nbytes} bytes after {restarts} restarts"
         return list(self._commons.array(name, (2, nbytes), "uint8"))
 
@@ -76,6 +79,7 @@ class RemoteStripes:
     Parameters
     ----------
     channel : StripeChannel
+        The channel to the courier.
     restarts : int
         How often the rank has died and was replaced.
     name, layout, check, count, nbytes, fill, pause
@@ -149,7 +153,7 @@ class RemoteStripes:
             visit_all(self.order, visit, self._pause)
         except Exception:
             changed = None
-            self._ask("visit", None, None, changes)  # so that it leaves what it has entered
+            self._ask("visit", None, None, changes)  # so that it leaves the stripe it has entered
             raise
         if changed is not None:
             self._ask("visit", changed, None, changes, has_data=True)
@@ -305,7 +309,7 @@ class RelayedStripes(RelayPart):
             channel.reply(number, pickle.dumps(content))
 
     def drop(self, rank: int, before: float = np.inf) -> None:
-        """Forget what a rank was doing before its latest restart."""
+        """Forget the requests of a rank before its latest restart."""
         if rank in self._ranks and self._ranks[rank].restarts < before:
             self._ranks.pop(rank).close()
 

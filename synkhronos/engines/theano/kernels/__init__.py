@@ -1,14 +1,14 @@
-"""Operations in C++ that compute what Theano's own do on the CPU, in less time.
+"""Faster operations in C++ in place of Theano's own operations for the CPU.
 
 Theano builds graphs of its own operations, and differentiates them. When a function is compiled, the
-optimizations that ``registration`` registers replace some of them by those of this folder, in every
-function of this process. The classes are derived from Theano's where these have a counterpart, so
-shapes, gradients and whatever asks for the kind of an operation are Theano's.
+optimizations that ``registration`` registers replace some of them by operations of this folder, in every
+function of this process. The classes are derived from Theano's where these have a counterpart, so shapes
+and gradients are Theano's, and code that checks the class of an operation recognizes them.
 
-``convolution`` and ``pooling`` are those of images. ``loops`` computes elementwise results and their
-sums in one pass over memory, and ``fusion`` finds what to join in a loop; ``inplace`` lets loops
-overwrite their inputs. ``batch_normalization`` and ``moments`` write formulas so that fewer passes are
-needed. ``optimizations`` has what these modules share.
+``convolution`` and ``pooling`` are for images. ``loops`` computes elementwise results and their sums in
+one pass over memory, and ``fusion`` finds what to join in a loop; ``inplace`` lets loops overwrite their
+inputs. ``batch_normalization`` and ``moments`` write formulas so that fewer passes are needed.
+``optimizations`` has the common code of these modules.
 
 The C++ code is in the files ``*.h``, which ``cpp`` reads; their content is part of the key under which
 Theano keeps a compiled module. ``cpp`` also says how operations are named there.

@@ -3,7 +3,7 @@
 On the CPU, Theano expands ``batch_normalization_train`` and its gradient when a graph is otherwise
 finished. Its formulas read an array eleven times more than necessary: squares are powers, and means are
 taken of products that are then written to memory for their shape. It does not expand them at all if a
-result has another dtype than in the formula, as that of float32 images with ``floatX=float64``.
+result has another dtype than in the formula, such as for float32 images with ``floatX=float64``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def synkhronos_batch_normalization_grad(node: Apply) -> list[Variable] | None:
 
 
 class _Total:
-    """Sums over the axes of an array that keep its number of axes, and the number of what is summed."""
+    """Sums over axes of an array, which keep the number of axes, and the number of the summed items."""
 
     def __init__(self, x: Variable, axes: Iterable[int]) -> None:
         self._axes, shape = tuple(axes), x.shape

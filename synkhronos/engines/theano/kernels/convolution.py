@@ -1,6 +1,6 @@
 """Convolutions of images on the CPU, in place of Theano's ``CorrMM`` and its two gradients.
 
-As Theano's, they multiply the filters by a matrix of columns that are copied from the image. Here the
+Like Theano's, they multiply the filters by a matrix of columns that are copied from the image. Here the
 columns are copied in runs, for as many rows or images at a time as suit the cache and the BLAS library,
 and not at all if the image is that matrix itself. With few filters, on processors with wide vectors,
 there is no matrix: pixels are read from where they are in the image.
@@ -32,7 +32,7 @@ if (!synkhronos_convolution::%(function)s<%(type)s>(%(arguments)s, &%(output)s))
 
 
 class _Convolution(cpp.Keyed):
-    """What replaces the C code of Theano's convolutions.
+    """The C++ code that replaces the C code of Theano's convolutions.
 
     Attributes
     ----------
@@ -78,12 +78,12 @@ class _Convolution(cpp.Keyed):
 
 
 class _Gradient(_Convolution):
-    """A gradient, whose inputs can include the height and width of what it is with respect to."""
+    """A gradient, whose inputs can include the height and width of the array to differentiate by."""
 
     inputs_in_c = 4
 
     def make_node(self, first: Variable, second: Variable, *size: Any) -> Apply:
-        """Take the size as a pair, as Theano's, or as two inputs, as nodes have it."""
+        """Make a node; the size is a pair, as for Theano's operations, or two inputs, as in nodes."""
         return super().make_node(first, second, *([size] if len(size) == 2 else size))
 
 

@@ -1,9 +1,9 @@
-"""What the operations in C++ have in common: their code, and their names in the keys of modules.
+"""The common parts of the operations in C++: their code, and their names in the keys of modules.
 
 The code is in the files ``*.h`` of this folder. When a script first compiles something, Theano reads the
-keys of all modules in its cache. They include operations. With those of this library, every script of
-the user would import it, or where it is not installed, delete the modules. So the files have a tuple in
-place of the operation, which equals it.
+keys of all modules in its cache. They include operations. With operations of this library, every script
+of the user would import the library, or delete the modules where it is not installed. So the files
+contain a tuple in place of the operation. The two compare equal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from theano.gof import Op as _Base  # the base of what comes after `Keyed`
+    from theano.gof import Op as _Base  # of the classes that come after `Keyed`
 else:
     _Base = object
 
@@ -76,5 +76,5 @@ class KeyPickler(pickle.Pickler):
     """Writes the names of operations."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how to make a value when it is read."""
+        """Return how to create a value when it is read."""
         return (tuple, (value.signature(),)) if isinstance(value, Keyed) else NotImplemented

@@ -1,10 +1,10 @@
 """Joining elementwise operations and sums into loops that pass over memory fewer times.
 
-Theano fuses an elementwise operation with the one that uses its result, if there is only one, and never
-with a sum. Here a result that several operations use is computed again by each, rather than written and
-read, where this saves memory traffic; sums become part of the loop that computes what they sum; and
-loops over the same arrays become one. The gradient of batch normalization with a rectifier, for example,
-reads or writes an array of the size of its input 6 times in place of 19.
+Theano fuses an elementwise operation with the operation that uses its result, if only one does, and
+never with a sum. Here a result that several operations use is computed again by each, rather than
+written and read, where this saves memory traffic; sums become part of the loop that computes their
+operand; and loops over the same arrays become one loop. The gradient of batch normalization with a
+rectifier, for example, reads or writes an array of the size of its input 6 times in place of 19.
 
 The traffic is counted in arrays of the size of the loop; smaller ones, which are broadcast, count as
 nothing. Only the types of variables are known, not their extents.
@@ -62,13 +62,15 @@ class _Member:
     Attributes
     ----------
     node : Apply
+        Its node in the graph.
     result : variable
+        The output of the node.
     axes : tuple of int, or None
-        Those over which it sums.
+        The axes over which it sums.
     pattern : tuple of bool
         Along which axes all arrays of the loop have one element.
     leaves : frozenset of variables
-        What it reads, in the size of the loop.
+        The arrays that it reads and that have the size of the loop.
     costly : bool
         Whether it computes more than memory hides.
     n_scalars : int
@@ -105,12 +107,12 @@ def _member(node: Apply) -> _Member | None:
 
 
 def _is_large(variable: Variable) -> bool:
-    """Whether an array may be large: not if it has one axis, and the others are for broadcasting."""
+    """Whether an array may be large: not if all axes but one of several are broadcast."""
     return variable.ndim - sum(variable.broadcastable) >= max(1, min(variable.ndim, 2))
 
 
 def _scalar_ops(op: scalars.ScalarOp) -> list[scalars.ScalarOp]:
-    """Return the scalar operations of an elementwise one, of a `Composite` those inside."""
+    """Return the scalar operations of an elementwise operation: those inside, for a `Composite`."""
     if not isinstance(op, Composite):
         return [op]
     return [one for node in op.fgraph.apply_nodes for one in _scalar_ops(node.op)]
@@ -119,7 +121,7 @@ def _scalar_ops(op: scalars.ScalarOp) -> list[scalars.ScalarOp]:
 def _always_computes(op: scalars.ScalarOp, node: Apply) -> bool:
     """Whether a scalar operation has C code, for one result, that raises no errors.
 
-    That of an integer division raises one for a division by zero.
+    The code of an integer division raises an error for a division by zero.
     """
     arguments = [get_scalar_type(one.dtype).make_variable() for one in node.inputs]
     names = [f"i{number}" for number in range(len(arguments))]
@@ -130,11 +132,11 @@ def _always_computes(op: scalars.ScalarOp, node: Apply) -> bool:
     return _FAIL not in code and all(one.nout == 1 for one in _scalar_ops(op))
 
 
-# What is computed again
+# Results that are computed again
 
 
 def _find_virtual(members: list[_Member]) -> dict[Variable, _Member]:
-    """Return, by result, the members that are computed by those that use them and not on their own."""
+    """Return, by result, the members that each of their users computes, and that have no loop."""
     of_node = {one.node: one for one in members}
     virtual: dict[Variable, _Member] = {}
     for member in members:
@@ -162,7 +164,7 @@ def _find_virtual(members: list[_Member]) -> dict[Variable, _Member]:
     return virtual
 
 
-# Which members share a loop
+# The members of a loop
 
 
 class _Loop:
@@ -232,7 +234,7 @@ class _Loop:
 
 
 def _computed(variables: Iterable[Variable]) -> list[Variable]:
-    """Return those that are no inputs of the graph."""
+    """Return the variables that are not inputs of the graph."""
     return [one for one in variables if one.owner is not None]
 
 
@@ -293,7 +295,7 @@ def _depends(
 
 
 def _needed(member: _Member, virtual: dict[Variable, _Member]) -> list[Variable]:
-    """Return all variables that a member reads, without those that it computes itself."""
+    """Return all variables that a member reads, except the variables that it computes itself."""
     waiting, found, seen = list(member.node.inputs), [], set()
     while waiting:
         variable = waiting.pop()

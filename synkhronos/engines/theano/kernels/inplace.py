@@ -1,4 +1,4 @@
-"""Loops that write their results over inputs that nothing needs any more, as Theano's operations do."""
+"""Loops that overwrite inputs that nothing else uses, as Theano's operations do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Inplace(Optimizer):
 
 
 def _overwriting(fgraph: FunctionGraph, node: Apply, output: int) -> Apply | None:
-    """Replace a node by one that overwrites an input; return it, or None if there is no such input."""
+    """Replace a node by a node that overwrites an input, and return that; None if it cannot be done."""
     op, kind = node.op, node.outputs[output].type
     used = {replaced for _, replaced in op.inplace}
     possible = [

@@ -16,7 +16,7 @@ from synkhronos.engines.theano.kernels import cpp
 _C_TYPES = {"float32": "npy_float32", "float64": "npy_float64", "bool": "npy_bool"}
 _C_TYPES.update({f"{u}int{n}": f"npy_{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)})
 
-#: The dtypes of operands; those of sums are the first two.
+#: The dtypes of operands; sums have one of the first two.
 DTYPES = tuple(_C_TYPES)
 SUMS = DTYPES[:2]
 
@@ -30,7 +30,7 @@ class FastLoop(cpp.Keyed, Op):
         Computes an element of each output before it is summed.
     axes : tuple
         For each output, the axes over which it is summed, as a tuple, or None if it is not a sum. Sums
-        have the dtype of what is summed, float32 or float64, and are accumulated in double precision.
+        have the dtype of their operand, float32 or float64, and are accumulated in double precision.
     inplace : tuple of (int, int)
         Pairs of an elementwise output and the input whose memory it gets.
     """

@@ -20,6 +20,7 @@ class Optimization(NamedTuple):
         When it is applied. Theano chooses its convolutions at 48.6, fuses elementwise operations at 49,
         and computes them inplace from 75 on.
     optimizer : theano.gof.Optimizer
+        The optimizer of a whole graph.
     """
 
     name: str
@@ -28,7 +29,7 @@ class Optimization(NamedTuple):
 
 
 def with_traces(olds: Sequence[Variable], news: list[Variable]) -> list[Variable]:
-    """Return new variables, which errors then report by the lines that have made the old ones."""
+    """Return new variables, with the lines of the script that created the old variables, for errors."""
     for old, new in zip(olds, news):
         copy_stack_trace(old, new)
     return news
@@ -42,7 +43,7 @@ def at_each_node(local: Any, position: float) -> Optimization:
 def replacing(
     name: str, position: float, kinds: list[type[Op]], replacement_of: Callable[[Apply], Op | None]
 ) -> Optimization:
-    """Return an optimization that replaces single operations by those with the same inputs.
+    """Return an optimization that replaces single operations by operations with the same inputs.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ _MODES = {
     "average_inc_pad": "AVERAGE_WITH_PADDING",
     "average_exc_pad": "AVERAGE_WITHOUT_PADDING",
 }
-_VERSION = 2  # of what this file adds to the code
+_VERSION = 2  # of the code in this file
 _CALL = """
     read_pair<dtype_{ws}>({ws}, "ws", of.window)
     && read_pair<dtype_{stride}>({stride}, "stride", of.stride)
@@ -40,7 +40,7 @@ _CODE = """
 
 
 class _InCpp(cpp.Keyed):
-    """What the operations have in common: where their C++ code comes from."""
+    """The common part of the operations: where their C++ code comes from."""
 
     _files = "pooling", "pooling_arrays", "pooling_gradients"
 
@@ -64,8 +64,8 @@ class _InCpp(cpp.Keyed):
     ) -> str:
         """Return the code that calls a function of the last of the files.
 
-        ``names`` are those of the inputs and the output. There can be more template arguments, and more
-        arguments behind the sizes.
+        ``names`` are the names of the inputs and the output. ``options`` are further template arguments,
+        and ``arguments`` further arguments after the sizes.
         """
         *arrays, ws, stride, pad, out = names
         call = _CALL.format(
@@ -82,8 +82,8 @@ class _InCpp(cpp.Keyed):
 def _known(node: Apply) -> tuple[int, int]:
     """Return the width of windows and their stride along columns if they are known and small, or 0.
 
-    The loops are compiled for these, in less time than for any. If the code is used for others, it
-    computes the same, in more time.
+    Loops that are compiled for these sizes are faster. For other sizes, the same code computes the same,
+    but takes longer.
     """
     sizes: list[Any] = [one.data if isinstance(one, Constant) else () for one in node.inputs[-3:-1]]
     ws, stride = sizes

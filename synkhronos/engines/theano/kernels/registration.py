@@ -29,11 +29,12 @@ _MODE = "fast_run"
 
 
 def use(wanted: bool) -> None:
-    """Let functions that are compiled from now on have these operations, or only Theano's own.
+    """Compile functions with these operations from now on, or with Theano's own only.
 
     Parameters
     ----------
     wanted : bool
+        Whether functions have the operations of this folder.
     """
     for name, position, optimizer in _OPTIMIZATIONS:
         if TAG not in optdb.__db__ or optimizer not in optdb.__db__[TAG]:

@@ -1,4 +1,4 @@
-"""What the repairs of Theano for NumPy 1.24 and newer call; see ``host/repairs``.
+"""The functions that the repairs of Theano for NumPy 1.24 and newer call; see ``host/repairs``.
 
 Python loads it as the module ``theano.compat.numpy_1_24``. It imports nothing of Theano, whose first
 modules need it.
@@ -62,7 +62,7 @@ IS_2 = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
 
 _ONCE = "#ifndef THEANO_FOR_THIS_NUMPY\n#define THEANO_FOR_THIS_NUMPY\n{}#endif\n"
 
-#: What all C code begins with
+#: The beginning of all C code
 PREAMBLE = _ONCE.format((_SINCE_2 if IS_2 else "") + _SINCE_1_24)
 
 
@@ -111,7 +111,7 @@ def added(array: np.ndarray, increment: np.ndarray) -> Any:
 
 
 def arange(start: Any, stop: Any, step: Any, dtype: Any) -> np.ndarray:
-    """Return a range of numbers. Those that do not fit the dtype wrap."""
+    """Return a range of numbers. Numbers that do not fit the dtype wrap."""
     try:
         return np.arange(start, stop, step, dtype=dtype)
     except OverflowError:

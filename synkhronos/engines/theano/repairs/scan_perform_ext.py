@@ -31,7 +31,7 @@ version = 0.296  # the version that the C file states
 _logger = logging.getLogger("synkhronos")
 _NAME = "scan_perform"  # of the file in Theano, and of the folder and the module in its cache
 
-#: What is replaced, by what, and how often it occurs if that is not once
+#: The replaced text, its replacement, and the number of occurrences if it is not 1
 _REPLACED: list[tuple[Any, ...]] = [
     # The header was moved.
     ('#include "longintrepr.h"', '#include "cpython/longintrepr.h"'),
@@ -118,7 +118,7 @@ def _file_name() -> str:
 
 
 def _statement() -> str:
-    """Return what Theano writes beside the module, and checks before it imports it."""
+    """Return the text that Theano writes beside the module, and checks before it imports the module."""
     return f"_version = {version}\n"
 
 
