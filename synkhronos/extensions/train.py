@@ -110,8 +110,8 @@ class TrainFunction:
             As in a call.
         random : bool, default: False
             Whether random numbers, such as those of dropout, are replaced by numbers that follow from
-            the rows. Otherwise what depends on random numbers is not compared, since every process
-            draws its own. The first such check compiles the step once more.
+            the rows. Otherwise results that depend on random numbers are not compared, since every
+            process draws its own. The first such check compiles the step once more.
         rtol, atol : float, optional
             As for :meth:`synkhronos.Function.check`.
 
@@ -161,7 +161,7 @@ class ParallelFunction:
         num_slices: int = 1,
         **inputs_by_name: Any,
     ) -> Any:
-        """Compute on all ranks; return what the Theano function would return for all rows.
+        """Compute on all ranks; return the results of the Theano function for all rows.
 
         Parameters
         ----------
@@ -244,8 +244,8 @@ class ParallelFunction:
             As in a call.
         random : bool, default: False
             Whether random numbers, such as those of dropout, are replaced by numbers that follow from
-            the rows. Otherwise what depends on random numbers is not compared, since every process
-            draws its own. The first such check compiles the step once more.
+            the rows. Otherwise results that depend on random numbers are not compared, since every
+            process draws its own. The first such check compiles the step once more.
         rtol, atol : float, optional
             As for :meth:`synkhronos.Function.check`.
 
@@ -484,8 +484,8 @@ def parallel_function(
         The parameters of these gradients; by default all float shared variables in `updates`, and those
         from which the losses are computed.
     gradients : list of variables, optional
-        The gradient expressions themselves, one for each of `params`. Not needed for what
-        ``theano.grad(loss, params)`` returns, or :func:`gradients`.
+        The gradient expressions themselves, one for each of `params`. Not needed for the
+        results of ``theano.grad(loss, params)`` or :func:`gradients`.
     loss_op : {"avg", "sum"}
         How the losses and gradients of the ranks are combined: ``"avg"`` for losses that are means over
         the rows, ``"sum"`` for sums. In a sum, terms that are the same on every rank count once. With
@@ -507,8 +507,8 @@ def parallel_function(
     Returns
     -------
     ParallelFunction
-        Its calls take what a ``synkhronos.Function`` takes, with the inputs in the order of `inputs`,
-        and return what the Theano function would return.
+        Its calls take the arguments of a ``synkhronos.Function``, with the inputs in the order of
+        `inputs`, and return the results of the Theano function.
 
     Warns
     -----

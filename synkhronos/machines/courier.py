@@ -115,7 +115,7 @@ class Courier(ABC):
 class NoCourier(Courier):
     """A placeholder where there is no courier. Programs cannot use objects that belong to no rank."""
 
-    commons = None  # type: ignore[assignment]
+    commons = None  # type: ignore[assignment]  # the transport looks for it
 
     def start(self, number: int, work: Work) -> None:
         pass
@@ -214,7 +214,7 @@ class TaskCourier(Courier):
             self._links.receive(_COURIER, _TAG)  # no message, but this raises if it has died
 
     def use_in_fork(self) -> None:
-        self.commons.use_in_fork()  # type: ignore[attr-defined]
+        self.commons.use_in_fork()  # type: ignore[attr-defined]  # `JointCommons`
 
     def close(self) -> None:
         self.end()

@@ -149,6 +149,7 @@ class OverlappedReduction:
         CollectiveAbortedError
             If a rank called `abort` in the same command.
         """
+        # A reduction has begun, so this is not None.
         (buckets, _, vectors, table), self.running = self.running, None  # type: ignore[misc]
         for number, place in enumerate(buckets.slices()):
             # mypy cannot infer the type of a lambda with a default.

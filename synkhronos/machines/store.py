@@ -149,7 +149,7 @@ class MachinesStore(Store):
         return self.local.get(received.local), positions(rows, received.need.rows)
 
     def free(self, handle: Handle) -> None:
-        self.local.free(handle.local)  # type: ignore[attr-defined]
+        self.local.free(handle.local)  # type: ignore[attr-defined]  # a `MachineHandle`
 
     def __contains__(self, array: np.ndarray) -> bool:
         return array in self.local

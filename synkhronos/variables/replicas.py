@@ -367,7 +367,7 @@ def get_shapes(shared_vars: SharedVariables) -> Any:
 def _of_shapes(
     world: World, variables: Sequence[SharedVariable], single: bool, of: Callable[[tuple[int, ...]], Any]
 ) -> Any:
-    """Return what ``of(shape)`` returns for the replica on each rank."""
+    """Return the value of ``of(shape)`` for the replica on each rank."""
 
     def finish(results: Sequence[Any]) -> Any:
         found = [[of(shape) for shape in by_rank] for by_rank in zip(*results)]

@@ -2,16 +2,17 @@
 
 ``definition`` makes the `Definition` of a step of the arguments that a script gives: ``parsing`` checks
 each of them, ``update_rules`` converts update rules from any source to one form, and ``step_inputs``
-matches the data of a call. ``reduced_expressions`` finds what is reduced over the ranks: gradients,
-losses, and ``marked_expressions``. ``plan`` divides a step into what each rank computes on its rows and
-what follows the all-reduce, ``step`` carries it out on all ranks, and ``serial_step`` in one process.
+matches the data of a call. ``reduced_expressions`` finds the expressions that are reduced over the
+ranks: gradients, losses, and ``marked_expressions``. ``plan`` divides a step into the part that each
+rank computes on its rows and the part after the all-reduce, ``step`` carries it out on all ranks, and
+``serial_step`` in one process.
 
 ``plan`` has the values to be reduced in ``reduced_vectors``; ``clipped_gradients`` gives operations
 that change gradients, by their ``homogeneity``, the gradients of the serial loss; ``losses`` warns
-about losses that are combined in a way that is not theirs; and ``refusals`` has the errors that say
-what cannot be done. ``traversal`` walks, searches and rewrites graphs, ``source_masks`` say on what
-expressions depend, ``linear`` has their terms, and ``equality`` says which are equal.
+about losses whose gradients are combined by the wrong operation; and ``refusals`` has the errors for
+steps that cannot be divided. ``traversal`` walks, searches and rewrites graphs, ``source_masks`` has the
+dependences of expressions, ``linear`` has their terms, and ``equality`` finds equal expressions.
 
 ``fixed_draws`` defines a step whose random numbers do not depend on the ranks, and
-``copied_arguments`` one with other shared variables.
+``copied_arguments`` a step with other shared variables.
 """
