@@ -68,7 +68,7 @@ def gradients_of(loss: Any, params: Sequence[SharedVariable]) -> list[Variable]:
     ]
 
 
-def _as_dense(gradient):
+def _as_dense(gradient: Any) -> Any:
     return names.dense(gradient) if isinstance(gradient, Variable) else gradient
 
 
@@ -169,7 +169,7 @@ def in_double_precision(formula: Callable[..., Any], dtype: str, /, **values: An
     return names.Elemwise(names.scalar.Composite([*inputs.values()], [result]))(*variables.values())
 
 
-def _checked_scalar(name, value):
+def _checked_scalar(name: str, value: Any) -> Variable | numpy.ndarray:
     """Return a hyperparameter, which is a scalar variable, or a number as an array."""
     if isinstance(value, Variable) and hasattr(value.type, "broadcastable"):
         ndim = value.ndim
