@@ -91,6 +91,7 @@ __all__ = [
     "Out",
     "PowerSGD",
     "Profile",
+    "ProgramLock",
     "Rank",
     "Results",
     "SynkhronosError",

@@ -48,6 +48,7 @@ from synkhronos.profiles.profile import (
     profile as profile,
 )
 from synkhronos.programs.center import Center as Center
+from synkhronos.programs.lock import ProgramLock as ProgramLock
 from synkhronos.programs.rank import Rank as Rank
 from synkhronos.programs.spmd import (
     Results as Results,

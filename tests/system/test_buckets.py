@@ -13,6 +13,7 @@ from test_relay import open_lab
 import synkhronos as synk
 from synkhronos.arithmetic.buckets import LARGEST, SMALLEST, Buckets, divide
 from synkhronos.arithmetic.operations import OPERATIONS
+from synkhronos.engines.analysis.gradient_seeds import loss_ops
 from synkhronos.engines.bucketed_vector import BucketReady, fill_in_buckets, schedule_buckets_early
 from synkhronos.extensions import train, updates
 from synkhronos.world.here import Command
@@ -205,6 +206,13 @@ def test_the_shape_of_the_vector_is_known_without_filling_it():
         told = [node for node in function.maker.fgraph.apply_nodes if isinstance(node.op, BucketReady)]
         lengths[len(told)] = function(np.ones((4, 300), "float32"))
     assert lengths == {2: vector.get_value().size, 0: vector.get_value().size}
+
+
+def test_a_bucket_has_no_operation_for_losses_of_its_own():
+    function, _ = filled(True)
+    nodes = function.maker.fgraph.toposort()
+    told = [node.outputs[0] for node in nodes if isinstance(node.op, BucketReady)]
+    assert told and all(found <= {"avg"} for found in loss_ops(nodes, told))
 
 
 def test_a_bucket_is_ready_before_the_gradients_of_earlier_layers_are_computed():

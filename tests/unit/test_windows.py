@@ -50,6 +50,9 @@ MATRICES = {
     "less a constant matrix": lambda lab: lab.window - np.ones((SIZE, COLUMNS)),
     "less its own mean": lambda lab: lab.window - lab.window.mean(axis=0),
     "softmax": lambda lab: softmax(lab.window),
+    "a loop over rows and another sequence": lambda lab: scan(
+        lambda row, other: row * other.sum(), sequences=[lab.window, lab.batches[0]]
+    ),
     "a product": lambda lab: tt.dot(lab.window, np.eye(COLUMNS) * 2),
     "reshaped": lambda lab: lab.window.reshape((-1, COLUMNS)),
     "reshaped to a constant size": lambda lab: lab.window.reshape((SIZE, COLUMNS)),

@@ -47,6 +47,7 @@ def loss_ops(nodes: Iterable[Apply], results: Sequence[Variable]) -> list[frozen
         outputs = node.outputs
         if isinstance(node.op, Collective):
             outputs = outputs[1:]  # without the peers
-            together |= {node.op.loss_op}  # type: ignore[arg-type]  # None of a `BucketReady`
+            if node.op.loss_op is not None:  # as of a `BucketReady`
+                together |= {node.op.loss_op}
         found.update((one, together) for one in outputs if passed or is_seed(one))
     return [found.get(one, frozenset()) for one in results]

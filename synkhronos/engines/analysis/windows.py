@@ -262,7 +262,8 @@ class _Parts:
             return None if is_along else op(first, *parts)
         if isinstance(op, _LOOKUPS):
             return self._looked_up(node)
-        axis_of_first = self._selection.value(first).axis  # type: ignore[union-attr]  # None of some loops
+        value = self._selection.value(first)  # None for a loop over rows and another sequence
+        axis_of_first = None if value is None else value.axis
         if isinstance(op, Subtensor) and axis_of_first is not None:
             chosen = constant_index(node)
             if axis_of_first >= len(chosen) or chosen[axis_of_first] == slice(None):
