@@ -87,7 +87,7 @@ def check_list(values: Any, label: str, of: str) -> list[Any]:
 # Arrays
 
 
-def check_dtype(dtype: DTypeLike) -> np.dtype:
+def check_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     """Return a dtype in the machine's byte order, or raise if it is not a dtype of numbers."""
     try:
         checked = np.dtype(dtype)

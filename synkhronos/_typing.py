@@ -56,18 +56,24 @@ Array = Any  # the storage of a shared variable: an array of the engine's own ty
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike as ArrayLike
     from numpy.typing import DTypeLike as DTypeLike
+    from numpy.typing import NDArray
+
+    AnyArray = NDArray[Any]
+    _Integer = np.integer[Any]
 
     PathLike = Union[str, os.PathLike[str]]
 
-    class ComputedArray(np.ndarray):
-        def result(self) -> np.ndarray: ...
+    class ComputedArray(AnyArray):
+        def result(self) -> AnyArray: ...
 
     class ComputedList(List[T]):
         def result(self) -> List[T]: ...
 
 else:  # importing these takes milliseconds, and nothing uses them at run time
     ArrayLike = DTypeLike = Any  # a `Data` is an ArrayLike, too
-    ComputedArray, ComputedList = np.ndarray, List
+    AnyArray = ComputedArray = np.ndarray
+    _Integer = np.integer
+    ComputedList = List
     PathLike = Union[str, os.PathLike]  # Python 3.8 has no `os.PathLike[str]`
 
 #: Of a function's call: an array, a list or a dictionary of arrays, as its outputs were given
@@ -84,11 +90,11 @@ OutputOp = Literal[
 # Arguments
 SharedVariables = Union[SharedVariable, Sequence[SharedVariable]]
 Values = Union[ArrayLike, Sequence[Any]]  # an ArrayLike, or a list with a value for each shared variable
-Batch = Union[int, np.integer, slice, Sequence[Union[int, np.integer]], np.ndarray]
+Batch = Union[int, _Integer, slice, Sequence[Union[int, _Integer]], AnyArray]
 Shape = Union[Tuple[int, ...], List[int]]
 
 # Internal
-Rows = Union[range, np.ndarray]
-Buffer = Union[bytes, bytearray, memoryview, np.ndarray]
+Rows = Union[range, AnyArray]
+Buffer = Union[bytes, bytearray, memoryview, AnyArray]
 
 Finish = Callable[..., Any]  # from the list of the ranks' return values to the result

@@ -12,7 +12,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from synkhronos._typing import Batch, Rows
+from synkhronos._typing import AnyArray, Batch, Rows
 
 #: The warning of NumPy before version 2 about ragged lists, for which newer versions raise ValueError
 RaggedWarning: type[Warning] = getattr(np, "exceptions", np).VisibleDeprecationWarning
@@ -111,7 +111,7 @@ def _select_listed(batch: Batch, length: int, name: str) -> Rows:
     return rows
 
 
-def _to_array(batch: Batch, name: str) -> np.ndarray:
+def _to_array(batch: Batch, name: str) -> AnyArray:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", RaggedWarning)
@@ -127,7 +127,7 @@ def as_slice(rows: range) -> slice:
     return slice(rows.start, rows.stop, rows.step)
 
 
-def take_rows(array: np.ndarray, rows: Rows, out: np.ndarray | None = None) -> np.ndarray:
+def take_rows(array: AnyArray, rows: Rows, out: AnyArray | None = None) -> AnyArray:
     """Return rows of an array: a view for a ``range``, else a copy.
 
     Parameters
@@ -145,7 +145,7 @@ def take_rows(array: np.ndarray, rows: Rows, out: np.ndarray | None = None) -> n
     return np.take(array, rows, axis=0, out=out, mode="clip")
 
 
-def take_along(array: np.ndarray, rows: Rows, axis: int) -> np.ndarray:
+def take_along(array: AnyArray, rows: Rows, axis: int) -> AnyArray:
     """Like `take_rows`, for rows along another axis; the array may be a sparse matrix if that is 0."""
     if not isinstance(array, np.ndarray):
         return array[as_slice(rows) if type(rows) is range else rows]

@@ -10,7 +10,7 @@ import numpy as np
 
 from synkhronos._checks import check_oversize
 from synkhronos._text import shortened
-from synkhronos._typing import ArrayLike, Variable
+from synkhronos._typing import AnyArray, ArrayLike, Variable
 from synkhronos.arithmetic.conversion import condition
 from synkhronos.arrays.data import Data
 from synkhronos.world.entry import in_turn
@@ -183,7 +183,7 @@ def rebind(world: World, pairs: Sequence[tuple[Variable, Variable]]) -> None:
             bindings.setdefault(copy, bindings[variable])
 
 
-def _prepare(world: World, variable: Variable, value: ArrayLike, what: str) -> Data | np.ndarray:
+def _prepare(world: World, variable: Variable, value: ArrayLike, what: str) -> Data | AnyArray:
     """Return the `Data`, or the array of its type, that is bound to a variable."""
     try:
         kind = world.here.engine.type_of(variable)

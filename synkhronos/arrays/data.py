@@ -11,7 +11,7 @@ import numpy as np
 from synkhronos import _html
 from synkhronos._checks import check_extent, check_oversize, check_shape
 from synkhronos._errors import ClosedError
-from synkhronos._typing import ArrayLike, DTypeLike, Shape
+from synkhronos._typing import AnyArray, ArrayLike, DTypeLike, Shape
 from synkhronos.arithmetic.conversion import condition
 from synkhronos.stores.files import locate_in_file
 from synkhronos.stores.handle import Handle
@@ -70,7 +70,7 @@ class Data:
         self._view[...] = 0
 
     @classmethod
-    def of_array(cls, world: World, array: np.ndarray, minibatch: bool, name: str | None) -> Data:
+    def of_array(cls, world: World, array: AnyArray, minibatch: bool, name: str | None) -> Data:
         """Return a `Data` for an array in the store that another rank allocated."""
         made = cls.__new__(cls)
         made._world, made._dtype, made._minibatch, made.name = world, array.dtype, minibatch, name
@@ -82,7 +82,7 @@ class Data:
     # Properties
 
     @property
-    def data(self) -> np.ndarray:
+    def data(self) -> AnyArray:
         """The array, as a NumPy view. Views from before it grew remain valid, but are not updated.
 
         Its shape, strides and dtype cannot be set; set them on another view, ``data.data.view()``.
@@ -97,7 +97,7 @@ class Data:
         return self._minibatch
 
     @property
-    def dtype(self) -> np.dtype:
+    def dtype(self) -> np.dtype[Any]:
         return self._dtype
 
     @property
@@ -122,7 +122,7 @@ class Data:
         view = self._allocated()
         if not self.ndim:
             raise TypeError("len() of 0-dimensional Data")
-        return view.shape[0]
+        return len(view)
 
     def __getitem__(self, index: Any) -> Any:
         return self._allocated()[index]
@@ -130,7 +130,7 @@ class Data:
     def __setitem__(self, index: Any, value: ArrayLike) -> None:
         self._allocated()[index] = value
 
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> AnyArray:
         view = self._allocated()
         array = view.view() if dtype is None else view.astype(dtype, copy=False)
         if copy is False and array.dtype != view.dtype:
@@ -264,7 +264,7 @@ class Data:
         if saved is not None:
             self._view[kept] = saved
 
-    def condition_data(self, value: ArrayLike, force_cast: bool = False) -> np.ndarray:
+    def condition_data(self, value: ArrayLike, force_cast: bool = False) -> AnyArray:
         """Return `value` as an array of this dtype and ndim.
 
         Parameters
@@ -326,13 +326,13 @@ class Data:
             f"another view: data.data.view()"
         )
 
-    def _hold(self, view: np.ndarray) -> None:
+    def _hold(self, view: AnyArray) -> None:
         """Take this array as the contents."""
         self._view, self._kept, self._shape = view, view.view(), view.shape
         self._layout = view.shape, view.strides, view.dtype
         self.is_shown = False
 
-    def _allocated(self) -> np.ndarray:
+    def _allocated(self) -> AnyArray:
         if self._view is None:
             self._check_open()
             raise ValueError(
@@ -341,7 +341,8 @@ class Data:
             )
         if self.is_shown:
             self.check_layout()
-        return self._view
+        view: AnyArray = self._view
+        return view
 
     def handle(self) -> Handle:
         """Return a handle by which other ranks access the array."""
@@ -376,7 +377,7 @@ class Data:
 _INTERNAL = {"check_layout", "freeze", "handle", "is_shown", "last_handle", "of_array"}
 
 
-def as_data(world: World, value: np.ndarray | Data) -> Data:
+def as_data(world: World, value: AnyArray | Data) -> Data:
     """Return `value` if it is a `Data`, else a temporary `Data` with a copy of the array."""
     if type(value) is Data:
         return value

@@ -6,7 +6,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from synkhronos._typing import PathLike, SharedVariables
+from synkhronos._typing import AnyArray, PathLike, SharedVariables
 from synkhronos.arithmetic.comparison import digest
 from synkhronos.checkpoints import archive, feedback, manifest
 from synkhronos.checkpoints.manifest import Entry, Key, Manifest
@@ -39,7 +39,7 @@ class _Send(Command):
     def __init__(self, number: int) -> None:
         self.number = number
 
-    def run(self, here: Here) -> np.ndarray | Handle:
+    def run(self, here: Here) -> AnyArray | Handle:
         array = np.asarray(here.engine.export(here.shareds[self.number]), order="C")
         if here.is_master:
             return array
@@ -155,7 +155,7 @@ def save(
         [described for _, described in kept],
     )  # fmt: skip
 
-    def arrays() -> Iterator[tuple[str, np.ndarray]]:
+    def arrays() -> Iterator[tuple[str, AnyArray]]:
         for number, entry in zip(numbers, entries):
             yield from zip(entry.members, _values(world, number, entry))
         for one in kept:
@@ -226,7 +226,7 @@ def _entries(world: World, numbers: Sequence[int], keys: Mapping[int, Key]) -> l
     return entries
 
 
-def _values(world: World, number: int, entry: Entry) -> list[np.ndarray]:
+def _values(world: World, number: int, entry: Entry) -> list[AnyArray]:
     if len(entry.members) == 1:
         return [world.here.engine.export(world.here.shareds[number])]
     sent = enumerate(world.run(_Send(number)))
@@ -328,7 +328,7 @@ def _check_fit(world: World, numbers: Sequence[int], entries: Sequence[Entry]) -
     manifest.complain(complaints, "set the variables to such shapes first, by set_value or scatter")
 
 
-def _read(world: World, reader: archive.Reader, number: int, entry: Entry) -> list[np.ndarray]:
+def _read(world: World, reader: archive.Reader, number: int, entry: Entry) -> list[AnyArray]:
     """Return the arrays of a variable, read into the store and checked."""
     arrays = []
     for member, shape in zip(entry.members, entry.shapes):

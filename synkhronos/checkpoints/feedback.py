@@ -252,7 +252,7 @@ def _given(
     def vector(member: str, size: int) -> np.ndarray:
         with reader.interpreting():
             array = reader.read(member, world.here.store.empty)
-            if (array.shape, array.dtype) != ((size,), np.float32):
+            if (array.shape, array.dtype) != ((size,), np.dtype(np.float32)):
                 raise ValueError(f"array {member} is {array.dtype} {array.shape}, not float32 ({size},)")
         return array
 

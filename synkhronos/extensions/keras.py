@@ -162,7 +162,7 @@ def _functions_built_by(build: Any) -> Iterator[None]:
     def function(
         inputs: Iterable[Variable],
         outputs: Iterable[Variable],
-        updates: Iterable[tuple] = (),
+        updates: Iterable[tuple[Any, Any]] = (),
         **options: Any,
     ) -> Any:
         return build(request_of(inputs, outputs, updates, options))

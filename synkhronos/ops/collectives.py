@@ -84,7 +84,8 @@ def all_reduce(x: Variable, op: ReduceOp = "sum", *, loss_op: Literal["avg", "su
     tensor = _tensor(x, "all_reduce")
     operation = find_operation(op, "all_reduce: op")
     operation.check_dtype(tensor.dtype, f"all_reduce of {tensor}")
-    return AllReduce(op, check_choice(loss_op, "all_reduce: loss_op", LOSS_OPS)).of(tensor)
+    reduced: Variable = AllReduce(op, check_choice(loss_op, "all_reduce: loss_op", LOSS_OPS)).of(tensor)
+    return reduced
 
 
 def all_gather(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variable:
@@ -126,7 +127,8 @@ def all_gather(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variab
     """
     tensor = _tensor(x, "all_gather")
     rows = tensor if tensor.ndim else tensor.dimshuffle("x")
-    return AllGather(check_choice(loss_op, "all_gather: loss_op", LOSS_OPS)).of(rows)
+    gathered: Variable = AllGather(check_choice(loss_op, "all_gather: loss_op", LOSS_OPS)).of(rows)
+    return gathered
 
 
 def broadcast(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variable:
@@ -163,7 +165,9 @@ def broadcast(x: Variable, *, loss_op: Literal["avg", "sum"] = "avg") -> Variabl
     array([0., 1., 3.])
     >>> synk.close()
     """
-    return Broadcast(check_choice(loss_op, "broadcast: loss_op", LOSS_OPS)).of(_tensor(x, "broadcast"))
+    operation = Broadcast(check_choice(loss_op, "broadcast: loss_op", LOSS_OPS))
+    copy: Variable = operation.of(_tensor(x, "broadcast"))
+    return copy
 
 
 def in_buckets(
@@ -250,7 +254,9 @@ def in_buckets(
             f"in_buckets: shapes: expected one for each of {len(expressions)} expressions, at least "
             f"one, got {len(extents)}"
         )
-    return fill_in_buckets(vector, expressions, extents, op, wire, _can_reduce_ahead(vector))
+    is_ahead = _can_reduce_ahead(vector)
+    filled: Variable = fill_in_buckets(vector, expressions, extents, op, wire, is_ahead)
+    return filled
 
 
 def _can_reduce_ahead(vector: SharedVariable) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from synkhronos import _html
 from synkhronos._checks import check_flag
 from synkhronos._errors import FuseError
-from synkhronos._typing import PathLike
+from synkhronos._typing import AnyArray, PathLike
 from synkhronos.arithmetic.clocks import Reading, to_own
 from synkhronos.functions.replicate import replicate
 from synkhronos.profiles import operations as tables
@@ -53,7 +53,7 @@ class Profile:
 
     def __init__(self) -> None:
         self.events: list[list[Event]] = []
-        self.seconds: np.ndarray = np.zeros((0, 0, len(CATEGORIES)))
+        self.seconds: AnyArray = np.zeros((0, 0, len(CATEGORIES)))
         self.operations: list[Operation] = []
         self.hosts: list[str] = []
         self.clock_error = 0.0
@@ -131,9 +131,9 @@ class Profile:
             found.append(_html.table(tables.title(function, own), each_cells, tables.HEADER))
         return "\n".join(found)
 
-    def _milliseconds(self) -> np.ndarray:
+    def _milliseconds(self) -> AnyArray:
         """Return the time per step of each rank and category."""
-        each: np.ndarray = 1e3 * self.seconds.sum(axis=0) / max(len(self.seconds), 1)
+        each: AnyArray = 1e3 * self.seconds.sum(axis=0) / max(len(self.seconds), 1)
         return each
 
     def save(self, path: PathLike) -> None:

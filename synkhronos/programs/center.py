@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable, Sequence
 import numpy as np
 
 from synkhronos._checks import check_number
-from synkhronos._typing import SharedVariable, SharedVariables, Values
+from synkhronos._typing import AnyArray, SharedVariable, SharedVariables, Values
 from synkhronos.engines.base import Engine
 from synkhronos.programs.layout import Layout
 from synkhronos.services.stripes import Stripes
@@ -72,13 +72,13 @@ class Center:
         given: Any = shareds
         self._shareds: list[SharedVariable] = [given] if self._is_single else list(given)
         self._check_variables()
-        self._buffers: dict[int, np.ndarray] = {}  # for variables that are not used in place
+        self._buffers: dict[int, AnyArray] = {}  # for variables that are not used in place
         layout = Layout(self._shapes, self._dtypes)
         self._contents = layout.stripes
         # The changes of one piece; half-precision changes are computed in single precision.
         self._scratch = {dtype: np.empty(layout.largest[dtype], _wide(dtype)) for dtype in layout.totals}
         self._totals = layout.totals
-        self._base: dict[np.dtype, np.ndarray] | None = None
+        self._base: dict[np.dtype[Any], AnyArray] | None = None
         arrays, _ = self._open()
         labels = [_label(shared) for shared in self._shareds]
         self._pause = pause
@@ -115,7 +115,7 @@ class Center:
         self._shapes = [tuple(storage.shape) for storage in storages]
         self._dtypes = [np.dtype(storage.dtype) for storage in storages]
 
-    def _open(self, read: bool = True) -> tuple[list[np.ndarray], list[int]]:
+    def _open(self, read: bool = True) -> tuple[list[AnyArray], list[int]]:
         """Return a flat array for each variable, and the variables that must be written afterwards.
 
         An update may replace the storage at any time, so each operation looks it up again.
@@ -156,7 +156,7 @@ class Center:
         arrays, staged = self._open()
         base = self._bases()
 
-        def work(number: int, memory: np.ndarray) -> None:
+        def work(number: int, memory: AnyArray) -> None:
             dtype, pieces = self._contents[number]
             center = _items(memory, dtype)
             for variable, items, places, flat in pieces:
@@ -194,7 +194,7 @@ class Center:
         base = self._base
         arrays, staged = self._open()
 
-        def work(number: int, memory: np.ndarray, new: np.ndarray) -> None:
+        def work(number: int, memory: AnyArray, new: AnyArray) -> None:
             dtype, pieces = self._contents[number]
             center, new = _items(memory, dtype), _items(new, dtype)
             for variable, items, places, flat in pieces:
@@ -247,7 +247,7 @@ class Center:
         self._base = None
         arrays, staged = self._open()
 
-        def work(number: int, memory: np.ndarray, new: np.ndarray) -> None:
+        def work(number: int, memory: AnyArray, new: AnyArray) -> None:
             dtype, pieces = self._contents[number]
             center, new = _items(memory, dtype), _items(new, dtype)
             factor = self._scratch[dtype].dtype.type(alpha)
@@ -314,12 +314,12 @@ class Center:
         arrays, _ = self._copy()
         return arrays[0] if self._is_single else arrays
 
-    def _copy(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def _copy(self) -> tuple[list[AnyArray], list[AnyArray]]:
         """Return a copy of the center, and flat views of it."""
         arrays = [np.empty(*one) for one in zip(self._shapes, self._dtypes)]
         flat = [array.reshape(-1) for array in arrays]
 
-        def work(number: int, memory: np.ndarray) -> None:
+        def work(number: int, memory: AnyArray) -> None:
             dtype, pieces = self._contents[number]
             center = _items(memory, dtype)
             for variable, items, places, _ in pieces:
@@ -343,24 +343,24 @@ class Center:
 
     # Details
 
-    def _fill(self, arrays: Sequence[np.ndarray], number: int, memory: np.ndarray) -> None:
+    def _fill(self, arrays: Sequence[AnyArray], number: int, memory: AnyArray) -> None:
         dtype, pieces = self._contents[number]
         center = _items(memory, dtype)
         for variable, items, places, _ in pieces:
             np.copyto(center[places], arrays[variable][items])
 
-    def _bases(self) -> dict[np.dtype, np.ndarray]:
+    def _bases(self) -> dict[np.dtype[Any], AnyArray]:
         if self._base is None:
             self._base = {dtype: np.empty(total, dtype) for dtype, total in self._totals.items()}
         return self._base
 
-    def _remember(self, arrays: Sequence[np.ndarray]) -> None:
+    def _remember(self, arrays: Sequence[AnyArray]) -> None:
         base = self._bases()
         for dtype, pieces in self._contents:
             for variable, items, _, flat in pieces:
                 np.copyto(base[dtype][flat], arrays[variable][items])
 
-    def _factors(self, scale: float) -> dict[np.dtype, Any]:
+    def _factors(self, scale: float) -> dict[np.dtype[Any], Any]:
         """Return the scale of a push for each dtype, or raise an error if it is wrong."""
         if not math.isfinite(check_number(scale, "push", "a number as scale")):
             raise ValueError(f"push: expected a finite scale, got {scale}")
@@ -379,7 +379,7 @@ class Center:
                 factors[dtype] = self._scratch[dtype].dtype.type(scale)
         return factors
 
-    def _check_values(self, values: Any) -> list[np.ndarray]:
+    def _check_values(self, values: Any) -> list[AnyArray]:
         if not isinstance(values, (list, tuple)) or len(values) != len(self._shareds):
             found = f"{len(values)}" if isinstance(values, (list, tuple)) else type(values).__name__
             raise ValueError(
@@ -398,11 +398,11 @@ class Center:
         return flat
 
 
-def _wide(dtype: np.dtype) -> np.dtype:
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.promote_types(dtype, np.float32) if dtype.kind == "f" else dtype
 
 
-def _subtract(one: np.ndarray, other: np.ndarray, out: np.ndarray) -> None:
+def _subtract(one: AnyArray, other: AnyArray, out: AnyArray) -> None:
     """``out = one - other``, where the result may be wider than the operands."""
     if out.dtype == one.dtype:
         np.subtract(one, other, out)
@@ -410,7 +410,7 @@ def _subtract(one: np.ndarray, other: np.ndarray, out: np.ndarray) -> None:
         np.subtract(one, other, out, dtype=out.dtype)
 
 
-def _items(memory: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _items(memory: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
     return memory[: memory.size // dtype.itemsize * dtype.itemsize].view(dtype)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from synkhronos._checks import check_int, check_string
 from synkhronos._errors import SynkhronosError
-from synkhronos._typing import ArrayLike, Batch, DTypeLike, Result, SharedVariables
+from synkhronos._typing import AnyArray, ArrayLike, Batch, DTypeLike, Result, SharedVariables
 from synkhronos.arithmetic.minibatches import make_minibatches, n_batches
 from synkhronos.arithmetic.partition import share
 from synkhronos.functions.function import Function
@@ -211,7 +211,7 @@ class Rank(Collectives):
         epochs: int = 1,
         seed: int | None = None,
         shuffle: bool = True,
-    ) -> Iterator[np.ndarray]:
+    ) -> Iterator[AnyArray]:
         """Yield the row numbers of this rank's share, one minibatch after another.
 
         It ends early when the ranks are asked to stop. All ranks have the same number of minibatches.
@@ -248,7 +248,7 @@ class Rank(Collectives):
 
     def _yield_minibatches(
         self, length: int, batch_size: int, epochs: int, seed: int | None
-    ) -> Iterator[np.ndarray]:
+    ) -> Iterator[AnyArray]:
         for epoch in range(epochs):
             own = make_minibatches(length, self.size, self.rank, batch_size, epoch, seed)
             for rows in own:
@@ -497,7 +497,7 @@ class Rank(Collectives):
         return [int(number) for number in self._clocks]
 
     @takes_turn
-    def memory(self, name: str, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> np.ndarray:
+    def memory(self, name: str, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AnyArray:
         """Return an array of this rank that outlives it; it is zero when it is first requested.
 
         A new rank that replaces a dead rank finds the same values there, such as the losses of its

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 import cloudpickle
 
 from synkhronos._errors import FuseError, SynkhronosError
+from synkhronos._typing import AnyArray
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.host.handler_errors import pass_on
@@ -27,7 +28,7 @@ from synkhronos.world.replacement import Replacing, replacing_dead
 from synkhronos.world.world import World, current_world
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 
 if TYPE_CHECKING:
@@ -285,7 +286,7 @@ def _check(world: World, program: Any, controller: Any, on_death: str) -> None:
         raise FuseError("spmd(): not inside a fuse() block; call it before or after the block")
 
 
-def _ended(commons: Commons, size: int) -> np.ndarray:
+def _ended(commons: Commons, size: int) -> AnyArray:
     """Return for each rank whether it has ended its program, or has died and is not replaced."""
     return commons.array(ENDED, (size,), "int64")
 

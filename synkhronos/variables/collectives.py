@@ -8,6 +8,7 @@ import numpy as np
 
 from synkhronos._checks import check_flag
 from synkhronos._typing import (
+    AnyArray,
     ArrayLike,
     ComputedArray,
     ComputedList,
@@ -219,7 +220,7 @@ def gather(shared_vars: SharedVariables, nd_up: Literal[0, 1] = 1, nccl: bool = 
     return submit(world, command, finish, variables)
 
 
-def join(arrays: list[np.ndarray], nd_up: int) -> Any:
+def join(arrays: list[AnyArray], nd_up: int) -> Any:
     """Return the result of `gather` for the values of a variable by rank."""
     if nd_up == 0:
         if len({array.shape[1:] for array in arrays}) > 1:
@@ -301,7 +302,7 @@ def reduce(
     nccl: bool = ...,
     *,
     weights: Function | ArrayLike | None = ...,
-) -> ComputedList[np.ndarray]: ...
+) -> ComputedList[AnyArray]: ...
 
 
 @overload

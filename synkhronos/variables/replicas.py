@@ -8,6 +8,7 @@ import numpy as np
 
 from synkhronos._text import listed
 from synkhronos._typing import (
+    AnyArray,
     Batch,
     ComputedArray,
     ComputedList,
@@ -84,7 +85,7 @@ class Assign(Command):
             needed.append(Need(handle, rows))
         return needed
 
-    def _value(self, here: Here, position: int) -> np.ndarray:
+    def _value(self, here: Here, position: int) -> AnyArray:
         handle = self.handles[position]
         if self.rows is None:
             return here.store.get(handle)
@@ -98,7 +99,7 @@ class Assign(Command):
 def assign(
     world: World,
     variables: Sequence[SharedVariable],
-    arrays: Sequence[np.ndarray | Data],
+    arrays: Sequence[AnyArray | Data],
     rows: Sequence[Rows] | None = None,
     only: int | None = None,
 ) -> Pending | None:
@@ -233,7 +234,7 @@ class _Fetch(Command):
     def __init__(self, numbers: Sequence[int], rank: int) -> None:
         self.numbers, self.rank = numbers, rank
 
-    def run(self, here: Here) -> Sequence[np.ndarray | Handle] | None:
+    def run(self, here: Here) -> Sequence[AnyArray | Handle] | None:
         if here.rank != self.rank:
             return None
         arrays = storages(here, self.numbers)
@@ -246,7 +247,7 @@ class _Fetch(Command):
 
 
 @overload
-def get_value(rank: int, shared_vars: Sequence[SharedVariable]) -> ComputedList[np.ndarray]: ...
+def get_value(rank: int, shared_vars: Sequence[SharedVariable]) -> ComputedList[AnyArray]: ...
 
 
 @overload

@@ -35,13 +35,13 @@ class FusedCommand(Command):
         commands[change[0]] = commands[change[0]].changed(change[1])
         return FusedCommand(commands)
 
-    def run(self, here: Here) -> list:
+    def run(self, here: Here) -> list[Any]:
         return [command.run(here) for command in self.commands]
 
-    def prepare(self, here: Here) -> Callable[[tuple[int, Any] | None], list]:
+    def prepare(self, here: Here) -> Callable[[tuple[int, Any] | None], list[Any]]:
         prepared = [command.prepare(here) for command in self.commands]
 
-        def run(change: tuple[int, Any] | None) -> list:
+        def run(change: tuple[int, Any] | None) -> list[Any]:
             place, part = (-1, None) if change is None else change
             return [one(part if at == place else None) for at, one in enumerate(prepared)]
 
@@ -63,7 +63,7 @@ class Pending:
     """The pending result of a call inside a `fuse` block."""
 
     def __init__(self) -> None:
-        self._results: tuple | None = None
+        self._results: tuple[Any] | None = None
         self._failed = False
 
     def result(self) -> Any:
@@ -101,7 +101,7 @@ class _Exit:
     reference, so the block is known to be over, even while the traceback keeps the block.
     """
 
-    def __get__(self, block: _Block | None, owner: Any) -> Callable[..., None]:
+    def __get__(self, block: _Block | None, owner: type[_Block]) -> Callable[..., None]:
         if block is None:
             return owner._end_block  # for `ExitStack`
         held = functools.partial(block._end_block)

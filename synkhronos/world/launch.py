@@ -63,7 +63,7 @@ class Processes(int):
         if world is not None and not world.closed and world_exists() and world is current_world():
             close()
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
         return int, (int(self),)
 
 
@@ -234,10 +234,10 @@ def _make_transport(
 
 
 def _check_master(master_rank: Any, size: int) -> int:
-    master_rank = check_int(master_rank, "fork: master_rank")
-    if not 0 <= master_rank < size:
-        raise ValueError(f"fork: master_rank: expected 0 to {size - 1}, got {master_rank}")
-    return master_rank
+    rank = check_int(master_rank, "fork: master_rank")
+    if not 0 <= rank < size:
+        raise ValueError(f"fork: master_rank: expected 0 to {size - 1}, got {rank}")
+    return rank
 
 
 def _check_choice(variable: str, name: str, given: str | None, choices: Sequence[str]) -> str:

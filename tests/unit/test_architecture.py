@@ -34,12 +34,14 @@ PROCESSES = {"multiprocessing", "subprocess", "signal", "threadpoolctl", "psutil
 COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
 #: Besides the public names, the extensions use these: the compiler, which one it is, what its graphs
 #: tell about rows and gradients, what copies replace, checks of arguments, how to warn, lists in
-#: messages, what is made for steps of several calls, and when and where progress is shown.
+#: messages, names of types, what is made for steps of several calls, and when and where progress is
+#: shown.
 FOR_EXTENSIONS = {
-    "synkhronos._checks", "synkhronos._errors", "synkhronos._text", "synkhronos.engines.names",
-    "synkhronos.engines.swap_argument", "synkhronos.engines.analysis.gradient_seeds",
-    "synkhronos.engines.analysis.rows", "synkhronos.engines.analysis.windows",
-    "synkhronos.functions.steps", "synkhronos.host.compiler", "synkhronos.host.progress",
+    "synkhronos._checks", "synkhronos._errors", "synkhronos._text", "synkhronos._typing",
+    "synkhronos.engines.names", "synkhronos.engines.swap_argument",
+    "synkhronos.engines.analysis.gradient_seeds", "synkhronos.engines.analysis.rows",
+    "synkhronos.engines.analysis.windows", "synkhronos.functions.steps", "synkhronos.host.compiler",
+    "synkhronos.host.progress",
 }  # fmt: skip
 #: Attributes of Keras's models, which classes of this package have, too.
 OF_KERAS = {"optimizer", "targets", "weights"}

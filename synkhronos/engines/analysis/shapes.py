@@ -114,9 +114,10 @@ def present_extent(variable: Variable, axis: int) -> int | None:
         op, first = variable.owner.op, variable.owner.inputs[0]
         axis %= variable.ndim
         if isinstance(op, DimShuffle):
-            variable, axis = first, op.new_order[axis]
-            if axis == "x":
+            source = op.new_order[axis]
+            if source == "x":
                 return 1
+            variable, axis = first, source
         elif isinstance(op, Elemwise):
             wide = [one for one in variable.owner.inputs if not one.type.broadcastable[axis]]
             variable = wide[0] if wide else first

@@ -15,6 +15,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.type import TensorType
 
 import synkhronos as synk
+from synkhronos._typing import AnyArray
 from synkhronos.extensions.pymc.potential import (
     like,
     substitute,
@@ -167,8 +168,9 @@ def _is_leaf(one: Variable) -> bool:
     return isinstance(one, (Constant, SharedVariable)) and isinstance(one.type, TensorType)
 
 
-def _array(leaf: Variable) -> np.ndarray:
-    return leaf.data if isinstance(leaf, Constant) else leaf.get_value(borrow=True)
+def _array(leaf: Variable) -> AnyArray:
+    array: AnyArray = leaf.data if isinstance(leaf, Constant) else leaf.get_value(borrow=True)
+    return array
 
 
 # The rows
@@ -196,8 +198,8 @@ def _given(model: pm.Model, data: Any, terms: Sequence[Term]) -> dict[Variable, 
     return given
 
 
-def _checked(name: str, leaf: Variable, array: Any) -> synk.Data | np.ndarray:
-    array = array if isinstance(array, synk.Data) else np.asanyarray(array)
+def _checked(name: str, leaf: Variable, given: Any) -> synk.Data | AnyArray:
+    array = given if isinstance(given, synk.Data) else np.asanyarray(given)
     if not np.can_cast(array.dtype, leaf.type.dtype, "same_kind") or array.ndim != leaf.type.ndim:
         raise TypeError(
             f"parallelize: data: {name}: expected {leaf.type.ndim} dimension(s) and a dtype like "
@@ -281,7 +283,7 @@ def _are_equal(one: Variable | None, other: Variable | None) -> bool:
     return isinstance(one, Constant) and isinstance(other, Constant) and one.equals(other)
 
 
-def _values_at(model: pm.Model, inputs: Sequence[Variable]) -> list[np.ndarray]:
+def _values_at(model: pm.Model, inputs: Sequence[Variable]) -> list[AnyArray]:
     """Return the values of variables of the model at a point near the initial one."""
     random = np.random.default_rng(0)
     point = {

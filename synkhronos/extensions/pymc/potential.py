@@ -13,6 +13,7 @@ from pytensor.tensor.random.type import RandomType
 
 import synkhronos as synk
 from synkhronos._text import listed
+from synkhronos._typing import AnyArray
 from synkhronos.extensions.pymc.operation import RowsSum
 from synkhronos.extensions.pymc.rows import Rows
 
@@ -164,7 +165,7 @@ def _check_mapping(name: str, data: Any) -> Mapping[Variable, Any]:
     return data
 
 
-def _as_array(name: str, position: int, rows: Any) -> synk.Data | np.ndarray:
+def _as_array(name: str, position: int, rows: Any) -> synk.Data | AnyArray:
     array = rows if isinstance(rows, (synk.Data, np.ndarray)) else np.asarray(rows)
     if not array.ndim or array.dtype.kind not in "biuf":
         raise TypeError(

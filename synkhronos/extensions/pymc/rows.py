@@ -11,6 +11,7 @@ import pytensor.tensor as pt
 from pytensor.compile.mode import Mode, get_mode
 
 import synkhronos as synk
+from synkhronos._typing import AnyArray
 from synkhronos.functions.steps import turn_of
 
 _TRIED = 1000  # rows on which a sum is tested
@@ -83,11 +84,11 @@ class Rows:
         """The turn that an evaluation takes."""
         return turn_of(self._functions[True])
 
-    def sum(self, values: Sequence[Any]) -> np.ndarray:
+    def sum(self, values: Sequence[Any]) -> AnyArray:
         """Return the sum over all rows."""
         return self._evaluate(values, False)
 
-    def sum_and_gradient(self, values: Sequence[Any]) -> list[np.ndarray]:
+    def sum_and_gradient(self, values: Sequence[Any]) -> list[AnyArray]:
         """Return the sum over all rows, and the gradient for each parameter that is differentiable."""
         flat = self._evaluate(values, True)
         results, start = [flat[0]], 1
@@ -130,7 +131,7 @@ class Rows:
                 f"correlated, or contain a mean over the rows"
             )
 
-    def _evaluate(self, values: Sequence[Any], with_gradient: bool) -> np.ndarray:
+    def _evaluate(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
         if os.getpid() != self._process:
             raise synk.SynkhronosError(
                 f"{self.name}: this process was forked from the one that has the ranks, and cannot use "

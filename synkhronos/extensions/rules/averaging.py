@@ -7,6 +7,7 @@ from typing import Any, Sequence
 import numpy
 
 import synkhronos as synk
+from synkhronos._typing import AnyArray
 from synkhronos.extensions.rules.rule import (
     Params,
     Rule,
@@ -65,7 +66,7 @@ class LocalSGD(Rule):
         self._average(rank, params)
         self._pending = False
 
-    def value(self, rank: synk.Rank, params: Params) -> list[numpy.ndarray] | None:
+    def value(self, rank: synk.Rank, params: Params) -> list[AnyArray] | None:
         """Return the average of the parameters of all ranks."""
         if not self._pending:
             return None
@@ -153,7 +154,7 @@ class BSP(LocalSGD):
             count = sum(name.startswith("sum ") for name in self.restored)
             self._sums = unpack("sum", range(count), self.restored)
 
-    def take_step(self, rank: synk.Rank, step: Any, data: Sequence[Any], rows: numpy.ndarray) -> Any:
+    def take_step(self, rank: synk.Rank, step: Any, data: Sequence[Any], rows: AnyArray) -> Any:
         """Compute the gradients only, or take the step, and return its outputs.
 
         Parameters
@@ -193,7 +194,7 @@ class BSP(LocalSGD):
         rank.call(self._step.update)
         self._sums, self._pending = None, False
 
-    def value(self, rank: synk.Rank, params: Params) -> list[numpy.ndarray] | None:
+    def value(self, rank: synk.Rank, params: Params) -> list[AnyArray] | None:
         """Return the average of the parameters of all ranks, or None if they are equal on all ranks."""
         return super().value(rank, params) if self.average == "params" else None
 
@@ -258,7 +259,7 @@ class DiLoCo(LocalSGD):
         assign(params, self._outer)
         self._pending = False
 
-    def value(self, rank: synk.Rank, params: Params) -> list[numpy.ndarray] | None:
+    def value(self, rank: synk.Rank, params: Params) -> list[AnyArray] | None:
         """Return the outer parameters."""
         return self._outer
 

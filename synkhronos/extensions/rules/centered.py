@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy
-
 import synkhronos as synk
+from synkhronos._typing import AnyArray
 from synkhronos.extensions.rules.rule import (
     Params,
     Rule,
@@ -32,9 +31,10 @@ class _Centered(Rule):
             assign(params, center)
         self._center = rank.center(params)
 
-    def value(self, rank: synk.Rank, params: Params) -> list[numpy.ndarray] | None:
+    def value(self, rank: synk.Rank, params: Params) -> list[AnyArray] | None:
         """Return the center."""
-        return self._center.value()
+        values: list[AnyArray] = self._center.value()
+        return values
 
     def finish(self, rank: synk.Rank, params: Params) -> None:
         self._settle(params)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 
 import synkhronos as synk
+from synkhronos._typing import AnyArray
 
 _BLOCK = 4096  # steps
 _LOSS, _SECONDS, _SAMPLES = range(3)
@@ -29,7 +30,7 @@ class History:
 
     def __init__(self, rank: synk.Rank, elapsed: float, n_samples: int) -> None:
         self._rank, self._before = rank, n_samples
-        self._blocks: list[numpy.ndarray] = []
+        self._blocks: list[AnyArray] = []
         self._epochs: dict[int, dict[str, Any]] = {}
         began = self._array("begin", 1)
         # All processes of a machine have the same clock.
@@ -40,12 +41,12 @@ class History:
             self._blocks.append(self._block(len(self._blocks)))
             self.n_steps += int(numpy.count_nonzero(self._blocks[-1][:, _SAMPLES]))
 
-    def _array(self, name: str, shape: int | tuple[int, ...], dtype: str = "float64") -> numpy.ndarray:
+    def _array(self, name: str, shape: int | tuple[int, ...], dtype: str = "float64") -> AnyArray:
         if self._rank.may_meet:  # then no rank is replaced
             return numpy.zeros(shape, dtype)
         return self._rank.memory(f"rules.train: {name}", shape, dtype)
 
-    def _block(self, number: int) -> numpy.ndarray:
+    def _block(self, number: int) -> AnyArray:
         return self._array(f"steps from {number * _BLOCK}", (_BLOCK, 3))
 
     @property

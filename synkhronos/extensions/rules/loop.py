@@ -10,6 +10,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 import numpy
 
 import synkhronos as synk
+from synkhronos._typing import AnyArray
 from synkhronos.engines.names import SharedVariable
 from synkhronos.extensions.rules.history import History
 from synkhronos.extensions.rules.progress_bar import Progress
@@ -135,7 +136,7 @@ class _Loop:
                 return
             self._validate(epoch + 1)
 
-    def _take(self, rows: numpy.ndarray, epoch: int, progress: Progress) -> None:
+    def _take(self, rows: AnyArray, epoch: int, progress: Progress) -> None:
         rank, plan, rule, history = self._rank, self._plan, self._rule, self._history
         loss = _loss_of(rule.take_step(rank, plan.step, plan.data, rows))
         self._steps += 1

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-from typing import Any, Sequence, Union
+from typing import Any, Sequence
 
-PathLike = Union[str, "os.PathLike[str]"]
+from synkhronos._typing import PathLike
 
 _FORMAT = ["synkhronos training record", 1]
 _FIELDS = ("losses", "seconds", "samples", "validations", "stopped", "interrupted")

@@ -7,6 +7,7 @@ from typing import Any, Mapping, Sequence
 import numpy
 
 import synkhronos as synk
+from synkhronos._typing import AnyArray
 from synkhronos.engines.names import SharedVariable
 from synkhronos.extensions.rules.training_step import TrainingStep
 
@@ -106,7 +107,7 @@ class Rule:
             The parameters that are trained.
         """
 
-    def take_step(self, rank: synk.Rank, step: Any, data: Sequence[Any], rows: numpy.ndarray) -> Any:
+    def take_step(self, rank: synk.Rank, step: Any, data: Sequence[Any], rows: AnyArray) -> Any:
         """Take a step on this rank's own rows, and return its outputs, the loss first.
 
         Parameters
@@ -149,7 +150,7 @@ class Rule:
             The parameters that are trained.
         """
 
-    def value(self, rank: synk.Rank, params: Params) -> list[numpy.ndarray] | None:
+    def value(self, rank: synk.Rank, params: Params) -> list[AnyArray] | None:
         """Return the values to validate, or None for the current values of this rank's parameters.
 
         If the rule is synchronous, all ranks call it at the same point; otherwise one rank may call it
@@ -239,25 +240,23 @@ def check_number(name: str, value: Any, least: float, most: float = numpy.inf) -
 # The parameters of a rank, for rules
 
 
-def values_of(params: Params) -> list[numpy.ndarray]:
+def values_of(params: Params) -> list[AnyArray]:
     """Return copies of this rank's values."""
     return [numpy.array(one.get_value(borrow=True)) for one in params]
 
 
-def assign(params: Params, values: Sequence[numpy.ndarray]) -> None:
+def assign(params: Params, values: Sequence[AnyArray]) -> None:
     """Set this rank's parameters to copies of values."""
     for one, value in zip(params, values):
         one.set_value(value)
 
 
-def pack(name: str, values: Sequence[numpy.ndarray] | None) -> dict[str, numpy.ndarray]:
+def pack(name: str, values: Sequence[AnyArray] | None) -> dict[str, AnyArray]:
     """Return arrays for each parameter as items of a rule's state."""
     return {f"{name} {position}": value for position, value in enumerate(values or ())}
 
 
-def unpack(
-    name: str, params: Sequence[Any], state: Mapping[str, Any] | None
-) -> list[numpy.ndarray] | None:
+def unpack(name: str, params: Sequence[Any], state: Mapping[str, Any] | None) -> list[AnyArray] | None:
     """Return the arrays that were given to `pack`, or None if the state does not have them."""
     if not state or f"{name} 0" not in state:
         return None

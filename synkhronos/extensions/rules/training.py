@@ -10,11 +10,12 @@ import numpy
 
 import synkhronos as synk
 from synkhronos._text import listed
+from synkhronos._typing import PathLike
 from synkhronos.engines.names import SharedVariable
 from synkhronos.extensions._parameters import checked_parameters
 from synkhronos.extensions.rules import training_state
 from synkhronos.extensions.rules.loop import Outcome, Plan, finish_program, train_program
-from synkhronos.extensions.rules.record import PathLike, Record
+from synkhronos.extensions.rules.record import Record
 from synkhronos.extensions.rules.rule import Rule, check_count
 from synkhronos.extensions.rules.training_state import Saved
 from synkhronos.extensions.rules.training_step import TrainingStep, updated_by

@@ -11,7 +11,8 @@ import numpy
 
 import synkhronos as synk
 from synkhronos._text import listed
-from synkhronos.extensions.rules.record import PathLike, Record
+from synkhronos._typing import PathLike
+from synkhronos.extensions.rules.record import Record
 
 _HEADER, _RECORD = "rules.train", "rules.record"
 
@@ -83,7 +84,7 @@ def _same(one: Any, value: Any) -> bool:
     if not isinstance(one, (numpy.ndarray, numpy.generic)):
         return False
     same_type = one.dtype == value.dtype and one.shape == value.shape
-    return same_type and one.tobytes() == value.tobytes()
+    return bool(same_type and one.tobytes() == value.tobytes())
 
 
 def load(path: PathLike, settings: Mapping[str, Any], seed: int | None) -> Saved:

@@ -9,7 +9,7 @@ import numpy as np
 from synkhronos import _html
 from synkhronos._checks import check_number
 from synkhronos._errors import MismatchError
-from synkhronos._typing import SharedVariable
+from synkhronos._typing import AnyArray, SharedVariable
 from synkhronos.arithmetic.comparison import Difference, Tolerance, difference
 from synkhronos.arithmetic.operations import GATHER
 from synkhronos.functions.agreement import agreement_of, label, labels
@@ -87,7 +87,7 @@ class Complaint(NamedTuple):
     what: str
     how: str
     why: Callable[[], reasons.Reason]
-    value: np.ndarray | None
+    value: AnyArray | None
     find: Callable[[OnOneRank], Any]
 
 
@@ -251,7 +251,7 @@ class SerialComparison:
         self.complaints.append(Complaint(what, how, why, value, find))
 
     def _compare_no_arrays(
-        self, function: Any, index: int, what: str, serial: np.ndarray | None, found: ByRank
+        self, function: Any, index: int, what: str, serial: AnyArray | None, found: ByRank
     ) -> None:
         """Compare an output for which an operation has returned None."""
         are_none = [one is None for one in found.values]
@@ -268,7 +268,7 @@ class SerialComparison:
             how = "is None, but the serial output is not"
         self.complaints.append(Complaint(what, how, lambda: reasons.Reason(""), None, lambda _: None))
 
-    def _agrees(self, what: str, value: np.ndarray, serial: np.ndarray) -> bool:
+    def _agrees(self, what: str, value: AnyArray, serial: AnyArray) -> bool:
         """Whether a value agrees with the serial one; note how much they differ."""
         if value.shape != serial.shape or not self._tolerance.allows(value, serial):
             return False
@@ -302,7 +302,7 @@ class SerialComparison:
         self.complaints.append(Complaint(what, how, why, master, find))
 
     def _how_variable_differs(
-        self, values: Sequence[np.ndarray], wrong: Sequence[int], serial: np.ndarray
+        self, values: Sequence[AnyArray], wrong: Sequence[int], serial: AnyArray
     ) -> str:
         same_shape = all(value.shape == serial.shape for value in values)
         how = _largest(values, serial) if same_shape else f"in its shape, serially {serial.shape}"
@@ -310,12 +310,12 @@ class SerialComparison:
             return f"differs {how}"
         return f"the new value differs {how} on rank(s) {', '.join(map(str, wrong))}"
 
-    def _is_reduced(self, values: Sequence[np.ndarray]) -> bool:
+    def _is_reduced(self, values: Sequence[AnyArray]) -> bool:
         """Whether this is only the value of the master, which all ranks have after a reduction."""
         return len(values) == 1 and self._world.size > 1
 
     def _why(
-        self, values: Sequence[np.ndarray], weights: Sequence[int], serial: np.ndarray
+        self, values: Sequence[AnyArray], weights: Sequence[int], serial: AnyArray
     ) -> reasons.Reason:
         if self._is_reduced(values):
             return reasons.of_reduced(values[0], serial, self._world.size, self._tolerance.allows)
@@ -330,7 +330,7 @@ class SerialComparison:
         return [1] * self._world.size
 
 
-def _combined(function: Any, index: int, found: ByRank) -> np.ndarray | None:
+def _combined(function: Any, index: int, found: ByRank) -> AnyArray | None:
     """Return the output of a call, from the values of all ranks; None if they cannot be combined."""
     mode, replica = function.output_modes[index], function.replica
     value = found.values[0]
@@ -339,7 +339,7 @@ def _combined(function: Any, index: int, found: ByRank) -> np.ndarray | None:
     return None if value is None else np.asarray(value, replica.output_dtypes[index])
 
 
-def _how_output_differs(value: np.ndarray | None, serial: np.ndarray, found: ByRank) -> str:
+def _how_output_differs(value: AnyArray | None, serial: AnyArray, found: ByRank) -> str:
     if value is None:
         shapes = ", ".join([str(one.shape) for one in found.values])
         return f"cannot be combined, as the ranks' values have the shapes {shapes}"
@@ -348,7 +348,7 @@ def _how_output_differs(value: np.ndarray | None, serial: np.ndarray, found: ByR
     return f"differs {difference(value, serial)}"
 
 
-def _largest(values: Sequence[np.ndarray], serial: np.ndarray) -> Difference:
+def _largest(values: Sequence[AnyArray], serial: AnyArray) -> Difference:
     return max((difference(value, serial) for value in values), key=lambda one: one.absolute)
 
 

@@ -5,12 +5,13 @@ from typing import Any, List, Tuple
 import numpy as np
 import theano
 import theano.tensor as tt
+from numpy.typing import NDArray
 from typing_extensions import assert_type
 
 import synkhronos as synk
 from synkhronos import Comparison, Data, Function, Profile
 
-Array = np.ndarray  # with the type arguments that this version of NumPy gives it
+Array = NDArray[Any]
 
 
 def parameters() -> List[Any]:
