@@ -24,7 +24,7 @@ class Moments(NamedTuple):
         They have the dtype of the input and the remaining axes. The variance is the mean of the squared
         distances from the mean.
     count : variable
-        How many numbers, over all ranks, each mean is taken of; an int64 scalar.
+        The number of values, over all ranks, in each mean; an int64 scalar.
     """
 
     mean: Variable
@@ -129,7 +129,7 @@ def batch_normalization_train(
     new_running_mean, new_running_var : variables
         If running averages were given: their new values, for `updates`. They are the same on every rank.
         The average of the variance is unbiased: the variance is multiplied by ``m / (m - 1)`` for m
-        numbers of all ranks.
+        values over all ranks.
 
     Raises
     ------

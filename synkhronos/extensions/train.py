@@ -60,7 +60,7 @@ class TrainFunction:
             The data of `x`, of `y`, and of each of `bcast_inputs`: one array or list of numbers, or a
             list of arrays if a list of variables was given for `x` or `y`.
         **data_by_name
-            The same by the names of the variables, or as ``x_data`` and ``y_data``.
+            The same data by the names of the variables, or as ``x_data`` and ``y_data``.
         batch : int, slice, 1-d array-like of int or bool, optional
             The rows of the minibatch. All rows by default. It may follow the data without its name.
         num_slices : int, default: 1
@@ -205,7 +205,7 @@ class ParallelFunction:
         Raises
         ------
         TypeError, ValueError, ClosedError, WorldBrokenError
-            As there.
+            As for :meth:`synkhronos.Function.copy`.
         """
         arguments = self._arguments
         return type(self)(copied_arguments.copied(arguments, swap, delete_updates, name, profile))
@@ -329,7 +329,7 @@ def make_train_function(
         Passed to ``theano.function``, such as ``{"allow_input_downcast": True}``.
     wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
         The format in which gradients are sent between machines, as in :func:`synkhronos.all_reduce`; by
-        default as they are. Needs float32 parameters.
+        default they are sent unchanged. Needs float32 parameters.
     overlap : bool, default: False
         Whether gradients are sent between machines while the ranks compute others. It has an effect on
         CPUs of several machines that ``launch`` has connected, in calls without `num_slices`. The step
@@ -497,7 +497,7 @@ def parallel_function(
         As in ``synkhronos.function``.
     wire : {"float16", "bfloat16", "int8"}, PowerSGD or TopK, optional
         The format in which gradients are sent between machines, as in :func:`synkhronos.all_reduce`; by
-        default as they are. Needs float32 parameters.
+        default they are sent unchanged. Needs float32 parameters.
     overlap : bool, default: False
         Whether gradients are sent between machines while the ranks compute others, as in
         :func:`make_train_function`.

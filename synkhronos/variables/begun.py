@@ -26,7 +26,7 @@ def begun(
 def has_completed(here: Here, command: Any, number: int) -> bool:
     """Complete the reduction of a variable for a `Reduce`, if it was begun; return whether it was.
 
-    It is for ranks that have an `OverlappedReduction`. The return value is the same on all of them.
+    Only ranks that have an `OverlappedReduction` call this. The return value is the same on all of them.
     """
     if here.ahead.running is None or number not in command.begun:
         return False
