@@ -23,12 +23,13 @@ class RepeatAllReduce(Command):
         variable = here.shareds[self.number]
         arrays = [here.engine.storage(variable)]
         counted = 0
+        reduce = here.comm.prepare_reduction(self.op)
 
         wait = getattr(arrays[0], "sync", lambda: None)  # a device may still be computing the array
 
         def all_reduce():
             nonlocal counted
-            arrays[:] = here.comm.all_reduce(arrays, self.op)
+            arrays[:] = reduce(arrays)
             wait()
             counted += 1
 

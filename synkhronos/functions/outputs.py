@@ -87,16 +87,19 @@ def _of_ranks(
     """Return the output to which the values of the ranks with rows are combined."""
     active = [rank for rank, (n_rows, *_) in enumerate(results) if n_rows]
     if any([value is NO_ARRAY for value in values]):
-        _check_all_are_none(function, index, values, active)
+        check_all_are_none(function, index, [value is NO_ARRAY for value in values], active)
         return None
     values = [unpack(world.here, value) for value in values]
     return _combine(function, index, values, weights, active, world.master_rank)
 
 
-def _check_all_are_none(function: Any, index: int, values: Sequence[Any], active: Sequence[int]) -> None:
+def check_all_are_none(
+    function: Any, index: int, are_none: Sequence[bool], ranks: Sequence[int]
+) -> None:
+    """Raise if an output is None on some of these ranks only."""
     those, others = (
-        ", ".join([str(rank) for rank, value in zip(active, values) if (value is NO_ARRAY) == is_none])
-        for is_none in (True, False)
+        ", ".join([str(rank) for rank, is_none in zip(ranks, are_none) if is_none == wanted])
+        for wanted in (True, False)
     )
     if others:
         raise ValueError(

@@ -29,7 +29,7 @@ from synkhronos.machines.overlap import OverlappedReduction
 from synkhronos.machines.relay.relay import Relay
 from synkhronos.machines.store import MachinesStore
 from synkhronos.stores.required_rows import Need
-from synkhronos.transports.base import Transport, do_nothing
+from synkhronos.transports.base import OnDeath, Transport, do_nothing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -382,13 +382,9 @@ class MachinesTransport(Transport):
 
     # The couriers, in programs and during calls
 
-    def begin_program(self, on_death: Callable[[dict[int, str]], None] | None = None) -> None:
-        def on_death_here(dead: dict[int, str]) -> None:
-            causes = {self.near[rank]: cause for rank, cause in dead.items()}
-            on_death(causes)  # type: ignore[misc]  # not None where this is used
-
+    def begin_program(self, on_death: OnDeath | None = None) -> None:
         self._on_death = on_death
-        self.local.begin_program(None if on_death is None else on_death_here)
+        self.local.begin_program(None if on_death is None else _OnDeathHere(on_death, self.near))
 
     def replace(self, rank: int, prepare: Callable[[bool], None]) -> None:
         self.local.replace(self.near.index(rank), prepare)
@@ -428,7 +424,19 @@ class MachinesTransport(Transport):
         """On machines other than the master's: forget the program, which has ended on all ranks."""
         self._end_relay()
         self.store.commons.clear()
-        on_death: Any = self._on_death  # a `Replacing`
-        complaint = None if on_death is None else on_death.complaint()
+        complaint = None if self._on_death is None else self._on_death.complaint()
         if complaint is not None:
             raise WorldBrokenError(complaint)
+
+
+class _OnDeathHere:
+    """Handles the deaths of workers of this machine, whose transport has numbers of its own for them."""
+
+    def __init__(self, on_death: OnDeath, near: range) -> None:
+        self._on_death, self._near = on_death, near
+
+    def __call__(self, dead: dict[int, str]) -> None:
+        self._on_death({self._near[rank]: cause for rank, cause in dead.items()})
+
+    def complaint(self) -> str | None:
+        return self._on_death.complaint()

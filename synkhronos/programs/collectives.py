@@ -45,7 +45,7 @@ class Collectives:
         self.turn = Turn(waits, run.check)
         self._numbers: dict[SharedVariable, int] = {}
         self._prepared: dict[
-            tuple[Any, ...], Callable[[Any], Any]
+            tuple[Any, ...], Callable[..., Any]
         ] = {}  # collectives that may be repeated
 
     @property
@@ -289,10 +289,12 @@ class Collectives:
         arrays = [np.array(each, order="C") for each in given]
         for array in arrays:
             operation.check_dtype(array.dtype, "an array")
-        self._meet("all_reduce", op, *(f"{each.dtype}{list(each.shape)}" for each in arrays))
+        what = "all_reduce", op, *(f"{each.dtype}{list(each.shape)}" for each in arrays)
+        self._meet(*what)
+        if what not in self._prepared:
+            self._prepared[what] = self._here.comm.over_cpu.prepare_reduction(op)
         with self._stopped_by_others():
-            comm = self._here.comm.over_cpu
-            reduced = comm.all_reduce(arrays, op, 1 if weight is None else weight)
+            reduced = self._prepared[what](arrays, 1 if weight is None else weight)
             # They may be in memory that other ranks will write to.
             return [np.array(each) for each in reduced]
 

@@ -75,7 +75,7 @@ class Program(Command):
         The program itself, in the master.
     needed : list of Handle
         Handles to the arrays that the pickle refers to, in the master.
-    on_death : callable, optional
+    on_death : Replacing, optional
         Called in the master if workers die; see `Transport.begin_program`.
     """
 
@@ -89,7 +89,7 @@ class Program(Command):
         may_meet: bool,
         own: Any = None,
         needed: Sequence[Handle] = (),
-        on_death: Callable[[dict[int, str]], None] | None = None,
+        on_death: Replacing | None = None,
     ) -> None:
         self.handle, self.token, self.entropy, self.states = handle, token, entropy, states
         self.has_controller, self.may_meet, self.own = has_controller, may_meet, own

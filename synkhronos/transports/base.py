@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Protocol, Sequence
 
 import numpy as np
 
@@ -31,6 +31,16 @@ class Attendant(ABC):
     @abstractmethod
     def end(self, grace: float) -> None:
         """Wait `grace` seconds for its end, then kill it."""
+
+
+class OnDeath(Protocol):
+    """What is done if workers die in a program that goes on without them."""
+
+    def __call__(self, dead: dict[int, str]) -> None:
+        """Handle the deaths of workers, with the cause of each."""
+
+    def complaint(self) -> str | None:
+        """Return why the world cannot be used after the program, if it cannot."""
 
 
 class Transport(ABC):
@@ -96,7 +106,7 @@ class Transport(ABC):
     is_copy: bool = False
     posted: bool = False
     in_program: bool = False
-    _on_death: Callable[[dict[int, str]], None] | None = None
+    _on_death: OnDeath | None = None
     ahead: Any = None
     clock: Callable[[], float] = staticmethod(time.perf_counter)
 
@@ -259,14 +269,14 @@ class Transport(ABC):
             In the master, if a worker died. All workers are ended first.
         """
 
-    def begin_program(self, on_death: Callable[[dict[int, str]], None] | None = None) -> None:
+    def begin_program(self, on_death: OnDeath | None = None) -> None:
         """From now until the end of this command, ranks work at their own pace.
 
         The finish barrier then has no time limit, but the waits of workers inside the command do.
 
         Parameters
         ----------
-        on_death : callable, optional
+        on_death : OnDeath, optional
             If workers die, the rank that has forked them calls ``on_death({rank: cause})`` instead of
             ending all workers. It must call `replace` or `answer_for` for each of them, or raise.
         """

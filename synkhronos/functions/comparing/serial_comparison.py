@@ -18,6 +18,7 @@ from synkhronos.functions.call import CallFunction
 from synkhronos.functions.comparing import reasons
 from synkhronos.functions.comparing.replicas import find_different
 from synkhronos.functions.comparing.trial_runs import ByRank, Called, Calls, OnOneRank, called
+from synkhronos.functions.outputs import check_all_are_none
 from synkhronos.functions.replicate import replicate
 from synkhronos.world.here import Command
 from synkhronos.world.world import World
@@ -255,11 +256,8 @@ class SerialComparison:
     ) -> None:
         """Compare an output for which an operation has returned None."""
         are_none = [one is None for one in found.values]
-        if any(are_none) and not all(are_none):
-            raise ValueError(
-                f"{function!r}: output {index} is None on rank(s), and an array on others: have the "
-                f"operation return an array for any rows"
-            )
+        if any(are_none):
+            check_all_are_none(function, index, are_none, found.ranks)
         if serial is None and all(are_none):
             self.differences[what] = 0.0
             return

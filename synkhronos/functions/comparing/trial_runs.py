@@ -260,11 +260,14 @@ class ByRank(NamedTuple):
         The values of the ranks that have rows; or one, if the communicator has reduced them or there is
         only the master's.
     weights : list of int
-        The numbers of rows of these ranks.
+        The numbers of rows of the ranks that have rows.
+    ranks : list of int
+        These ranks.
     """
 
     values: list[Any]
     weights: list[int]
+    ranks: list[int]
 
 
 class OnAllRanks(NamedTuple):
@@ -403,14 +406,14 @@ class Calls:
     def _by_rank(self, results: Sequence[tuple[Any, ...]]) -> list[ByRank]:
         """Return the outputs of a call, of which each rank has returned its rows and its values."""
         here = self._world.here
-        active = [result for result in results if result[0]]
-        weights = [n_rows for n_rows, *_ in active]
+        ranks = [rank for rank, (n_rows, *_) in enumerate(results) if n_rows]
+        weights = [results[rank][0] for rank in ranks]
         found = []
         for place in range(1, max(map(len, results))):
-            values = [result[place] for result in active]
+            values = [results[rank][place] for rank in ranks]
             if any(value is None for value in values):
                 values = [results[here.master_rank][place]]
-            found.append(ByRank([_copied(here, value) for value in values], weights))
+            found.append(ByRank([_copied(here, value) for value in values], weights, ranks))
         return found
 
 
