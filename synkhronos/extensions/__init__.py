@@ -34,6 +34,7 @@ _MODULES = {
     "rules": None,
     "train": None,
     "updates": None,
+    "zoo": "Theano",
 }
 
 if _typing.TYPE_CHECKING:
@@ -43,6 +44,7 @@ if _typing.TYPE_CHECKING:
     from synkhronos.extensions import rules as rules
     from synkhronos.extensions import train as train
     from synkhronos.extensions import updates as updates
+    from synkhronos.extensions import zoo as zoo
 else:
 
     def __getattr__(name: str) -> _typing.Any:
