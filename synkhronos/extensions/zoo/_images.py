@@ -83,11 +83,12 @@ class ImageFiles:
         ValueError
             If the file cannot be read as an image.
         """
-        from PIL import Image, ImageOps
+        from PIL import ImageOps
+        from PIL.Image import open as open_image
 
         size = (pixels, pixels)
         try:
-            with Image.open(self.paths[row]) as image:
+            with open_image(self.paths[row]) as image:
                 image.draft("RGB", size)  # JPEG then decodes only the pixels that are needed
                 found = np.asarray(ImageOps.fit(image.convert("RGB"), size), "float32")
         except Exception as error:  # Pillow's decoders raise many different exceptions
@@ -97,11 +98,11 @@ class ImageFiles:
 
 def read_images(paths: Sequence[Path]) -> np.ndarray:
     """Return color images of one size as an array of bytes: rows, channels, height, width."""
-    from PIL import Image
+    from PIL.Image import open as open_image
 
     found = []
     for path in paths:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             found.append(np.asarray(image.convert("RGB")).transpose(2, 0, 1))
     return np.stack(found)
 

@@ -21,7 +21,7 @@ Reader        With a folder           Without
 from __future__ import annotations
 
 import gzip
-import importlib.util
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Union
 
@@ -386,7 +386,7 @@ def _foolbox(name: str) -> tuple[list[Path], np.ndarray]:
 
 def _file_of(package: str, inside: str) -> Path:
     """Return the path of a file of a package, which is not imported."""
-    spec = importlib.util.find_spec(package)
+    spec = find_spec(package)
     path = Path((spec.submodule_search_locations or [""])[0] if spec else "") / inside
     if spec is None or not path.exists():
         raise FileNotFoundError(f"expected a folder, or the package {package}; {_INSTALL}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import logging
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
 
 import lasagne
 import numpy as np
@@ -33,6 +33,22 @@ _RULES = {
 }
 #: What a session may give besides options.
 _OF_SESSION = ("rank", "size", "verbose")
+
+
+class Recorder(Protocol):
+    """What a session records times and results with."""
+
+    def start(self) -> None:
+        """Begin to measure a time."""
+
+    def end(self, mode: str) -> None:
+        """Add the time since `start` to a kind: "load" or "calc"."""
+
+    def train_error(self, count: int, cost: float, error: float) -> None:
+        """Record a training iteration."""
+
+    def val_error(self, count: int, cost: float, error: float, error_top5: float) -> None:
+        """Record a validation iteration."""
 
 
 class Head(NamedTuple):
@@ -289,16 +305,15 @@ class Model:
             raise ValueError(f"sync_type: expected 'avg', got {sync_type!r}")
         self.make_functions(function)
 
-    def train_iter(self, count: int, recorder: Any = None) -> tuple[float, float]:
+    def train_iter(self, count: int, recorder: Recorder | None = None) -> tuple[float, float]:
         """Train on the next minibatch of the epoch; after the last one the epoch begins again.
 
         Parameters
         ----------
         count : int
             The number of the iteration, for the recorder.
-        recorder : object, optional
-            It has the methods ``start()``, ``end(what)`` with "load" and "calc", and
-            ``train_error(count, cost, error)``.
+        recorder : Recorder, optional
+            An object with the methods of `Recorder`.
 
         Returns
         -------
@@ -315,15 +330,15 @@ class Model:
             recorder.train_error(count, cost, wrong)
         return cost, wrong
 
-    def val_iter(self, count: int, recorder: Any = None) -> tuple[float, float, float]:
+    def val_iter(self, count: int, recorder: Recorder | None = None) -> tuple[float, float, float]:
         """Validate on the next minibatch.
 
         Parameters
         ----------
         count : int
             The number of the iteration, for the recorder.
-        recorder : object, optional
-            As for `train_iter`, with the method ``val_error(count, cost, error, error_top5)``.
+        recorder : Recorder, optional
+            As for `train_iter`.
 
         Returns
         -------
@@ -377,7 +392,7 @@ class Model:
         return number
 
     @contextlib.contextmanager
-    def _timed(self, recorder: Any, what: str) -> Iterator[None]:
+    def _timed(self, recorder: Recorder | None, what: str) -> Iterator[None]:
         if recorder is not None:
             recorder.start()
         yield

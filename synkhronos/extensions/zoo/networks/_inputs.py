@@ -36,9 +36,15 @@ def image_input(
     return lasagne.layers.InputLayer((None, channels, pixels, pixels), input), input
 
 
-def same_pool(layer: Any, mode: str = "max") -> Any:
-    """Pool windows of 3x3 at distances of 2: half the size, rounded up.
+def same_pool(layer: Any) -> Any:
+    """Take the maximum of windows of 3x3 at distances of 2: half the size, rounded up.
 
     The papers' frameworks let windows reach over the border. Padding gives the same sizes.
     """
-    return lasagne.layers.Pool2DLayer(layer, 3, stride=2, pad=1, mode=mode)
+    return lasagne.layers.MaxPool2DLayer(layer, 3, stride=2, pad=1)
+
+
+def average_pool(layer: Any) -> Any:
+    """Take the mean of windows of 3x3 at distances of 2, of which the last may reach over the border."""
+    mode = "average_exc_pad"
+    return lasagne.layers.Pool2DLayer(layer, 3, stride=2, ignore_border=False, mode=mode)

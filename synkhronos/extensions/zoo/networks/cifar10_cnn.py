@@ -10,7 +10,7 @@ from lasagne.layers import DenseLayer, LocalResponseNormalization2DLayer
 from synkhronos.extensions.zoo import data
 from synkhronos.extensions.zoo.layers import ConvLayer, Layer, rectified, scaled
 from synkhronos.extensions.zoo.model import Model
-from synkhronos.extensions.zoo.networks._inputs import image_input, same_pool
+from synkhronos.extensions.zoo.networks._inputs import average_pool, image_input, same_pool
 
 
 def cifar10_cnn(
@@ -53,9 +53,9 @@ def cifar10_cnn(
     # The original has 0.0001 for pixels with a deviation of about 64, which is 1 here.
     layer = rectified(same_pool(conv(layer, 32, 0.0064 * width**0.5)))
     layer = LocalResponseNormalization2DLayer(layer, alpha=5e-5, k=1, n=3)
-    layer = same_pool(rectified(conv(layer, 32, 0.01)), "average_exc_pad")
+    layer = average_pool(rectified(conv(layer, 32, 0.01)))
     layer = LocalResponseNormalization2DLayer(layer, alpha=5e-5, k=1, n=3)
-    layer = same_pool(rectified(conv(layer, 64, 0.01)), "average_exc_pad")
+    layer = average_pool(rectified(conv(layer, 64, 0.01)))
     weights = lasagne.init.Normal(0.01 / width**0.5)
     return DenseLayer(layer, classes, W=weights, nonlinearity=lasagne.nonlinearities.softmax), input
 

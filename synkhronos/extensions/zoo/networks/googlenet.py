@@ -91,7 +91,7 @@ def auxiliary_heads(network: Layer, classes: int = 1000, width: float = 1.0) -> 
     Parameters
     ----------
     network : lasagne.layers.Layer
-        From :func:`googlenet`, for at least 80 pixels.
+        From :func:`googlenet`, for at least 65 pixels.
     classes, width
         As given to :func:`googlenet`.
 
@@ -110,7 +110,7 @@ def auxiliary_heads(network: Layer, classes: int = 1000, width: float = 1.0) -> 
         if layer.name in _WITH_HEADS:
             if layer.output_shape[2] < 5:
                 raise ValueError(
-                    f"auxiliary_heads: expected images of at least 80 pixels, which leave 5 of "
+                    f"auxiliary_heads: expected images of at least 65 pixels, which leave 5 of "
                     f"{layer.name}, got {layer.output_shape[2]} there"
                 )
             head = Pool2DLayer(layer, 5, stride=3, mode="average_exc_pad")
@@ -139,7 +139,7 @@ def _inception(layer: Layer, filters: Sequence[int], name: str) -> Layer:
 class GoogLeNet(Model):
     """GoogLeNet, with the paper's momentum of 0.9 and a rate that falls by 4% every 8 epochs.
 
-    With ``heads=True``, which needs 80 pixels, the auxiliary classifiers are trained, too.
+    With ``heads=True``, which needs 65 pixels, the auxiliary classifiers are trained, too.
     """
 
     defaults = {
