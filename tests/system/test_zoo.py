@@ -198,7 +198,8 @@ SMALL = {
     "GoogLeNet": ({**FEW_IMAGES, "pixels": 65, "width": 1 / 16, "heads": True,
                    "update_rule": "adam", "learning_rate": 0.01}, 20, 0.9),
     "ResNet50": ({**FEW_IMAGES, "pixels": 32, "width": 1 / 16, "learning_rate": 0.05}, 8, 0.7),
-    "WideResNet": ({**FEW_IMAGES, "width": 0.5, "depth": 10, "widen": 1, "learning_rate": 0.05}, 10, 0.7),
+    "WideResNet": ({**FEW_IMAGES, "width": 0.5, "depth": 10, "widen": 1,
+                    "learning_rate": 0.05}, 10, 0.7),
     "LSTM": ({"width": 1 / 8, "batch_size": 100, "learning_rate": 0.02}, 32, 0.7),
 }  # fmt: skip
 
