@@ -34,7 +34,7 @@ def cifar10_cnn(
     pixels : int
         Height and width of an image, at least 8.
     classes, width, channels, input
-        As for :func:`~synkhronos.extensions.zoo.alexnet`.
+        As for :func:`~synkhronos.extensions.zoo.networks.alexnet.alexnet`.
 
     Returns
     -------

@@ -58,7 +58,7 @@ def googlenet(
     pixels : int
         Height and width of an image, at least 32.
     classes, width, channels, input
-        As for :func:`~synkhronos.extensions.zoo.alexnet`.
+        As for :func:`~synkhronos.extensions.zoo.networks.alexnet.alexnet`.
 
     Returns
     -------

@@ -35,7 +35,7 @@ def resnet(
     pixels : int
         Height and width of an image, at least 1.
     classes, width, channels, input
-        As for :func:`~synkhronos.extensions.zoo.alexnet`.
+        As for :func:`~synkhronos.extensions.zoo.networks.alexnet.alexnet`.
     blocks : sequence of int
         The number of bottlenecks of each stage: the network has ``2 + 3 * sum(blocks)`` layers.
     norm : callable

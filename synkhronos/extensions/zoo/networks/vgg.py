@@ -39,7 +39,7 @@ def vgg16(
     pixels : int
         Height and width of an image, at least 32.
     classes, width, channels, input
-        As for :func:`~synkhronos.extensions.zoo.alexnet`.
+        As for :func:`~synkhronos.extensions.zoo.networks.alexnet.alexnet`.
 
     Returns
     -------
