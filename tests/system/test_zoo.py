@@ -194,7 +194,7 @@ FEW_IMAGES = {"batch_size": 16, "weight_decay": 1e-5}
 SMALL = {
     "Cifar10CNN": ({**FEW_IMAGES, "width": 0.5, "update_rule": "adam", "learning_rate": 0.01}, 25, 0.8),
     "AlexNet": ({**FEW_IMAGES, "pixels": 67, "width": 1 / 16}, 12, 0.8),
-    "VGG16": ({**FEW_IMAGES, "pixels": 32, "width": 1 / 16, "learning_rate": 0.02}, 20, 0.8),
+    "VGG16": ({**FEW_IMAGES, "pixels": 32, "width": 1 / 16}, 24, 0.8),
     "GoogLeNet": ({**FEW_IMAGES, "pixels": 65, "width": 1 / 16, "heads": True,
                    "update_rule": "adam", "learning_rate": 0.01}, 20, 0.9),
     "ResNet50": ({**FEW_IMAGES, "pixels": 32, "width": 1 / 16, "learning_rate": 0.05}, 8, 0.7),
@@ -204,7 +204,16 @@ SMALL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SMALL)
+#: Deep networks compile for a minute.
+DEEP = {"GoogLeNet", "ResNet50", "WideResNet", "LSGAN"}
+
+
+def marked(names):
+    """Return the names as parameters, of which the deep networks' are slow."""
+    return [pytest.param(one, marks=[pytest.mark.slow] if one in DEEP else []) for one in names]
+
+
+@pytest.mark.parametrize("name", marked(SMALL))
 def test_a_small_model_learns_real_images(name, monkeypatch, tmp_path):
     if name == "WideResNet":
         need_keras(monkeypatch, tmp_path)
@@ -241,7 +250,7 @@ ADVERSARIAL = {
 }
 
 
-@pytest.mark.parametrize("name", ADVERSARIAL)
+@pytest.mark.parametrize("name", marked(ADVERSARIAL))
 def test_critic_and_generator_learn_from_real_digits(name):
     kind = getattr(zoo, name)
     config = {"batch_size": 32, "noise": 10, "n_critic": 20, **ADVERSARIAL[name]}
