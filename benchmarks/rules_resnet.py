@@ -1,6 +1,6 @@
 """rules_resnet: how fast a residual network learns by each training rule, and what the exchanges cost.
 
-The residual network of the demo, with one bottleneck in each of its four stages and half of the width,
+The residual network of the zoo, with one bottleneck in each of its four stages and half of the width,
 on scikit-learn's digits, two ranks. It has two million parameters, 8 MB. Batch norm uses the statistics
 of the rows that are computed, in the validation as well, so that the network has nothing but parameters.
 """
@@ -21,13 +21,15 @@ def main():
 
 def network():
     """Return the parts of the network by name, and the digits with three equal colors."""
-    demo = common.load_demo("resnet", "network")
     import lasagne
+    import theano
     import theano.tensor as T
+    from synkhronos.extensions import zoo
 
+    theano.config.floatX = "float32"
     lasagne.random.set_rng(np.random.RandomState(1))
     x, y = T.tensor4("x"), T.ivector("y")
-    built = demo.build_resnet(x, SIZE, 10, BLOCKS, WIDTH)
+    built, _ = zoo.resnet(SIZE, 10, WIDTH / 64, input=x, blocks=BLOCKS)
     prediction = lasagne.layers.get_output(built)
     loss = lasagne.objectives.categorical_crossentropy(prediction, y).mean()
     return {

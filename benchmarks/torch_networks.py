@@ -45,7 +45,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Sequential):
-    """``build_resnet`` of ``demos/resnet/network.py``."""
+    """``resnet50`` of ``synkhronos.extensions.zoo``."""
 
     def __init__(self, classes=1000, blocks=(3, 4, 6, 3), width=64):
         layers = [*_normalized(3, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]

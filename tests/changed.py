@@ -31,6 +31,7 @@ STEPS = [
     "test_copyable.py", "test_flags.py",
 ]  # fmt: skip
 GRAPHS = ["test_functions.py", "test_ops_gradients.py", "test_graphs_of_steps.py", "test_watch.py"]
+ZOO = ["test_zoo.py", "test_zoo_layers.py", "test_zoo_data.py"]
 #: The tests of the source code of all modules.
 OF_CODE = ["test_architecture.py", "test_troubleshooting.py"]
 #: The tests of modules in addition to those in `mutation.TESTS`, by patterns of the modules' names.
@@ -59,6 +60,8 @@ OTHERS = {
     "extensions/pymc/*": ["test_pymc.py", "test_rows_potential.py"],
     "extensions/rules/*": ["test_rules.py", "test_rules_train.py"],
     "extensions/steps/*": STEPS,
+    "extensions/zoo/*": [*ZOO, "test_demo_mnist.py", "test_demo_resnet.py", "test_demo_lstm.py"],
+    "extensions/zoo/networks/*": ["test_zoo.py"],
     "host/*": ["test_doctor.py", "test_environment.py", "test_imports.py"],
     "host/handler_errors.py": ["test_handlers.py", "test_interrupts.py"],
     "host/doctor/*": ["test_doctor.py", "test_doctor_gpus.py", "test_blas_kernels.py", "test_main.py"],

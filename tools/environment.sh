@@ -48,7 +48,7 @@ fingerprint() {
         [ -z "$python" ] || "$python" --version
         cat tools/environment.sh setup.py pyproject.toml requirements/*.in $requirements \
             requirements/mpi.txt requirements/ulfm.txt requirements/pytensor.txt requirements/pymc.txt \
-            requirements/jax.txt
+            requirements/jax.txt requirements/images.txt
     } | sha256sum
 }
 
@@ -214,6 +214,8 @@ install_python_packages() {
     # shellcheck disable=SC2046
     step "installing what the library, the demos, the documentation and the tests need" \
         pip_install $(printf ' --requirement %s' $requirements)
+    # Only the files of these packages are read.
+    step "installing the packages with images" pip_install --no-deps --requirement requirements/images.txt
     step "installing Synkhronos from here" pip_install --no-deps --editable .
 }
 

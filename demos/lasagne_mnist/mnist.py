@@ -1,6 +1,5 @@
 """The digits: MNIST from files or a download, or else scikit-learn's small set."""
 
-import gzip
 import hashlib
 import http.client
 import os
@@ -11,6 +10,7 @@ from typing import NamedTuple
 import synkhronos  # noqa: F401  (before Theano, which otherwise cannot be imported)
 import numpy as np
 import theano
+from synkhronos.extensions.zoo.data import find_idx, read_idx
 
 MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MNIST_FILES = {
@@ -94,24 +94,6 @@ def stratified_split(labels, fraction):
 def as_arrays(images, labels, white):
     images = images.reshape(-1, 1, 28, 28).astype(theano.config.floatX) / white
     return images, labels.astype("int32")
-
-
-def find_idx(folder, name):
-    for path in (folder / f"{name}.gz", folder / name):
-        if path.exists():
-            return path
-    raise FileNotFoundError(f"expected {name} or {name}.gz in {folder}")
-
-
-def read_idx(path):
-    """Read an array of bytes in MNIST's own format, compressed or not."""
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-        content = file.read()
-    if content[:3] != b"\0\0\x08":
-        raise ValueError(f"{path} is not an idx file of bytes: it starts with {content[:3]!r}")
-    axes = content[3]
-    shape = np.frombuffer(content, ">i4", count=axes, offset=4)
-    return np.frombuffer(content, "uint8", offset=4 + 4 * axes).reshape(shape)
 
 
 def download_mnist(folder, timeout=3):

@@ -3,91 +3,15 @@
 A review is a row of word numbers: 0 pads it at the end, 1 is any word that is not in the vocabulary.
 """
 
-import collections
-import re
-from pathlib import Path
-from typing import NamedTuple
-
 import numpy as np
-
-PADDING, UNKNOWN = 0, 1
-SPLIT_SEED = 2017  # not --seed: every run validates and tests with the same reviews
-
-
-class Reviews(NamedTuple):
-    """Three parts, ``"train"``, ``"valid"`` and ``"test"``, each ``(rows, labels)``; 1 is positive."""
-
-    source: str
-    words: list  # by number
-    parts: dict
-
-    def text(self, row):
-        """Return the words of a row."""
-        return " ".join(self.words[number] for number in row if number != PADDING)
-
-
-# Files
-
-
-def load(folder, n_words, length):
-    """Load a folder with ``train/pos``, ``train/neg``, ``test/pos`` and ``test/neg``, of text files.
-
-    The Large Movie Review Dataset (A. Maas et al., 2011) has this form. The vocabulary are the `n_words`
-    most frequent words of its training part. A tenth of this part is for validation. Of a longer review
-    the last `length` words are used.
-    """
-    texts = {part: read_part(Path(folder) / part) for part in ("train", "test")}
-    trained, labels = texts["train"]
-    order = np.random.RandomState(SPLIT_SEED).permutation(len(trained))
-    valid, train = np.split(order, [max(1, len(order) // 10)])
-    if not len(train):
-        raise ValueError(f"expected at least two reviews in {Path(folder) / 'train'}")
-    words = vocabulary([trained[row] for row in train], n_words)
-    split = {
-        "train": ([trained[row] for row in train], labels[train]),
-        "valid": ([trained[row] for row in valid], labels[valid]),
-        "test": texts["test"],
-    }
-    return encoded(f"the text files of {folder}", words, split, length)
-
-
-def read_part(folder):
-    """Return the words of each review, and the labels."""
-    texts, labels = [], []
-    for label, name in enumerate(("neg", "pos")):
-        paths = sorted((folder / name).glob("*.txt"))
-        if not paths:
-            raise FileNotFoundError(f"expected text files in {folder / name}, NAME.txt")
-        texts += [tokens(path.read_text(encoding="utf-8", errors="replace")) for path in paths]
-        labels += [label] * len(paths)
-    return texts, np.array(labels, "int32")
-
-
-def tokens(text):
-    """Return the words and punctuation marks of a text, in small letters, without HTML's tags."""
-    return re.findall(r"[^\W_]+(?:['’][^\W_]+)*|[.,;:!?]", re.sub(r"<[^<>]*>", " ", text).lower())
-
-
-def vocabulary(texts, n_words):
-    """Return the most frequent words after those for padding and for unknown words."""
-    counts = collections.Counter(word for text in texts for word in text)
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return ["", "?", *ranked[:n_words]]
-
-
-def encoded(source, words, texts, length):
-    """Return `Reviews` of texts, which are lists of words."""
-    numbers = {word: number for number, word in enumerate(words) if number > UNKNOWN}
-    longest = max(len(text) for part, _ in texts.values() for text in part)
-    parts = {}
-    for part, (of_part, labels) in texts.items():
-        rows = np.full((len(of_part), max(1, min(length, longest))), PADDING, "int32")
-        for row, text in zip(rows, of_part):
-            found = [numbers.get(word, UNKNOWN) for word in text[-length:]] or [UNKNOWN]
-            row[: len(found)] = found
-        parts[part] = rows, np.asarray(labels, "int32")
-    return Reviews(source, words, parts)
-
+from synkhronos.extensions.zoo.texts import (  # noqa: F401  # load and PADDING are for the script
+    PADDING,
+    SPLIT_SEED,
+    encoded,
+    load,
+    tokens,
+    vocabulary,
+)
 
 # Made reviews
 

@@ -1,17 +1,11 @@
 """Images, synthetic or from files, loaded in the graph by their row numbers; and minibatches of them."""
 
-from pathlib import Path
-
 import synkhronos  # noqa: F401  # before Theano, which otherwise cannot be imported
 import numpy as np
 import theano
 import theano.tensor as T
 from command_line import UserError
-from PIL import Image, ImageOps
-
-# Of the pixels of ImageNet in [0, 1], by color.
-PIXEL_MEAN = np.array([0.485, 0.456, 0.406], "float32")
-PIXEL_DEVIATION = np.array([0.229, 0.224, 0.225], "float32")
+from synkhronos.extensions.zoo import data
 
 
 class SyntheticImages:
@@ -30,36 +24,21 @@ class ImageFolder:
     """Image files in one folder per class: ``DIR/cat/1.jpg``, ``DIR/dog/1.png``."""
 
     def __init__(self, folder):
-        folder, suffixes = Path(folder), Image.registered_extensions()
-        if not folder.is_dir():
-            raise UserError(f"expected a folder of images, got {folder}")
-        classes = sorted(path for path in folder.iterdir() if path.is_dir())
-        found = [
-            [path for path in sorted(one.rglob("*")) if path.suffix.lower() in suffixes]
-            for one in classes
-        ]
-        self.names = [one.name for one, paths in zip(classes, found) if paths]
-        self.paths = [path for paths in found for path in paths]
-        self.labels = np.repeat(
-            np.arange(len(self.names), dtype="int32"), [len(paths) for paths in found if paths]
-        )
-        if len(self.names) < 2:
-            raise UserError(
-                f"expected image files in a folder for each class in {folder}, two classes or "
-                f"more, got {len(self.paths)} files in {len(self.names)} classes"
-            )
-        self.source = f"{len(self.paths)} of {len(self.names)} classes, from {folder}"
+        try:
+            self._files, self.names = data.labelled_files(folder)
+        except (OSError, ValueError) as error:
+            raise UserError(f"--data: {error}") from error
+        self.labels = self._files.labels
+        self.source = f"{len(self.labels)} of {len(self.names)} classes, from {folder}"
 
     def load(self, row, out):
         """Load the middle of an image into `out`, scaled, and normalized as ImageNet's pixels."""
-        size = out.shape[1:]
         try:
-            with Image.open(self.paths[row]) as image:
-                image.draft("RGB", size)  # JPEG then decodes only the pixels that are needed
-                pixels = np.asarray(ImageOps.fit(image.convert("RGB"), size), "float32")
-        except Exception as error:  # Pillow's decoders raise many different exceptions
-            raise UserError(f"{self.paths[row]} cannot be read as an image: {error}") from error
-        out[...] = ((pixels / 255 - PIXEL_MEAN) / PIXEL_DEVIATION).transpose(2, 0, 1)
+            pixels = self._files.load_one(row, out.shape[1])
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        mean, deviation = data.IMAGENET_MEAN, data.IMAGENET_DEVIATION
+        out[...] = (pixels - mean[:, None, None]) / deviation[:, None, None]
 
 
 def load_images(options):

@@ -13,12 +13,14 @@
     Models of Keras 2.3.1 on all ranks.
 ``pymc``
     Models of PyMC 5 on all ranks.
+``zoo``
+    Well-known networks, and models that train them on real data, with Lasagne and Keras.
 
-``keras`` is for Theano, ``pymc`` for PyTensor, and the others for both.
+``keras`` and ``zoo`` are for Theano, ``pymc`` for PyTensor, and the others for both.
 
 Each module is imported when it is first used, as ``synk.extensions.train`` or by an ``import``. So Keras
-is needed only for ``keras``. ``train`` uses the folder ``steps``, and ``keras`` the folder
-``keras_backend``.
+is needed only for ``keras``, and Lasagne only for ``zoo``. ``train`` uses the folder ``steps``, and
+``keras`` the folder ``keras_backend``.
 """
 
 import importlib as _importlib
@@ -34,6 +36,7 @@ _MODULES = {
     "rules": None,
     "train": None,
     "updates": None,
+    "zoo": "Theano",
 }
 
 if _typing.TYPE_CHECKING:
@@ -43,6 +46,7 @@ if _typing.TYPE_CHECKING:
     from synkhronos.extensions import rules as rules
     from synkhronos.extensions import train as train
     from synkhronos.extensions import updates as updates
+    from synkhronos.extensions import zoo as zoo
 else:
 
     def __getattr__(name: str) -> _typing.Any:

@@ -100,7 +100,7 @@ def test_a_folder_without_mnist_is_an_error_that_names_the_file(demo, tmp_path):
 def test_a_file_of_another_format_is_refused(demo, tmp_path):
     path = tmp_path / "train-images-idx3-ubyte"
     path.write_bytes(b"<html>not found</html>")
-    with pytest.raises(ValueError, match="not an idx file"):
+    with pytest.raises(ValueError, match="expected an idx file"):
         demo.mnist.read_idx(path)
 
 

@@ -1,4 +1,4 @@
-"""Tests of the residual network demo: its layers, its loading of images, and both scripts."""
+"""Tests of the residual network demo: its steps, its loading of images, and both scripts."""
 
 import re
 from argparse import Namespace
@@ -11,6 +11,7 @@ from demo_modules import modules_of, need
 from processes import ROOT
 
 import synkhronos as synk
+from synkhronos.extensions.zoo import data
 
 need("lasagne", "PIL", "tqdm")
 
@@ -25,72 +26,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lasagne")
 demo = modules_of("resnet", *MODULES)
 
 
-@pytest.fixture
-def float64(demo, monkeypatch, in_python):
-    """Configuration with ``floatX=float64``, without C code."""
-    monkeypatch.setattr(theano.config, "floatX", "float64")
-
-
-# Batch normalization
-
-
-def norm_layer(demo, shape, seed=3):
-    """Return a batch normalization layer with random parameters, and a random input."""
-    rng = np.random.RandomState(seed)
-    layer = demo.network.BatchNormLayer((None, *shape[1:]))
-    for param in (layer.scale, layer.shift, layer.mean, layer.variance):
-        param.set_value(rng.uniform(0.5, 2, shape[1]).astype(param.dtype))
-    return layer, rng.normal(3, 2, shape).astype(theano.config.floatX)
-
-
-def normalised(x, layer, mean, variance):
-    def by_channel(vector):
-        return vector.reshape(1, -1, *[1] * (x.ndim - 2))
-
-    centred = (x - by_channel(mean)) / np.sqrt(by_channel(variance) + layer.epsilon)
-    return by_channel(layer.scale.get_value()) * centred + by_channel(layer.shift.get_value())
-
-
-@pytest.mark.parametrize("shape", [(5, 4, 3, 2), (7, 3), (2, 1, 4, 4)])
-def test_training_normalises_by_the_rows_at_hand_and_updates_the_averages(demo, float64, shape):
-    layer, x = norm_layer(demo, shape)
-    axes = (0, *range(2, x.ndim))
-    variable = tt.TensorType("float64", [False] * x.ndim)("x")
-    output = layer.get_output_for(variable)
-    step = theano.function([variable], output, updates=layer.updates)
-    mean, variance = layer.mean.get_value(), layer.variance.get_value()
-    for number in range(1, 13):
-        np.testing.assert_allclose(step(x), normalised(x, layer, x.mean(axes), x.var(axes)))
-        weight = max(1 / number, 0.1)
-        mean = (1 - weight) * mean + weight * x.mean(axes)
-        variance = (1 - weight) * variance + weight * x.var(axes, ddof=1)
-        np.testing.assert_allclose(layer.mean.get_value(), mean)
-        np.testing.assert_allclose(layer.variance.get_value(), variance)
-        x = x * 1.5 + 1
-
-
-def test_inference_normalises_by_the_running_averages_and_leaves_them(demo, float64):
-    layer, x = norm_layer(demo, (5, 4, 3, 2))
-    variable = tt.tensor4("x")
-    evaluate = theano.function([variable], layer.get_output_for(variable, deterministic=True))
-    averages = layer.mean.get_value(), layer.variance.get_value()
-    np.testing.assert_allclose(evaluate(x), normalised(x, layer, *averages))
-    np.testing.assert_array_equal(layer.mean.get_value(), averages[0])
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_the_gradient_through_it_is_that_of_finite_differences(demo, float64, deterministic):
-    layer, x = norm_layer(demo, (3, 2, 2, 2))
-    given = {"W": np.random.RandomState(4).normal(size=x.shape)}
-
-    def weighted(x, scale, shift):
-        layer.scale, layer.shift = scale, shift
-        return (layer.get_output_for(x, deterministic) * given["W"]).sum()
-
-    values = [x, layer.scale.get_value(), layer.shift.get_value()]
-    theano.gradient.verify_grad(weighted, values, rng=np.random.RandomState(5))
-
-
 # The network
 
 
@@ -98,21 +33,6 @@ def options_of(demo, *arguments, processes=1):
     options = demo.command_line.parser("test").parse_args([*TINY, *map(str, arguments)])
     demo.command_line.complete(options, processes)
     return options
-
-
-def test_the_network_of_50_layers_has_the_papers_25_6_million_parameters(demo):
-    x = tt.tensor4("x")
-    network = demo.network.build_resnet(x, 224, 1000)
-    params = demo.network.lasagne.layers.get_all_params(network, trainable=True)
-    averages = demo.network.lasagne.layers.get_all_params(network, running_average=True)
-    assert sum(param.get_value().size for param in params) == 25_557_032
-    assert sum(param.get_value().size for param in averages) == 53_120 + 53
-    layers = demo.network.lasagne.layers.get_all_layers(network)
-    assert sum(hasattr(layer, "W") for layer in layers) == 50 + 4  # 4 layers are on the shortcuts
-    shapes = [layer.output_shape[1:] for layer in layers if len(layer.output_shape) == 4]
-    stages = [(256, 56, 56), (512, 28, 28), (1024, 14, 14), (2048, 7, 7)]
-    assert [shape for shape in shapes if shape in stages][-1] == stages[-1]
-    assert all(stage in shapes for stage in stages)
 
 
 def test_a_seed_gives_one_set_of_weights(demo):
@@ -265,7 +185,7 @@ def test_images_have_the_class_of_their_folder_and_the_size_asked_for(demo, fold
     for row, label in enumerate(images.labels):
         images.load(row, out)
         colour = np.array(COLOURS[images.names[label]]) / 255
-        expected = (colour - demo.images.PIXEL_MEAN) / demo.images.PIXEL_DEVIATION
+        expected = (colour - data.IMAGENET_MEAN) / data.IMAGENET_DEVIATION
         np.testing.assert_allclose(out.reshape(3, -1).T, np.tile(expected, (256, 1)), atol=0.1)
 
 

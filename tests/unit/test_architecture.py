@@ -46,7 +46,7 @@ FOR_EXTENSIONS = {
 #: Attributes of Keras's models, which classes of this package have, too.
 OF_KERAS = {"optimizer", "targets", "weights"}
 #: The extensions that are for one compiler, and import it by its own name.
-OF_ONE_COMPILER = re.compile(r"synkhronos\.extensions\.(keras|pymc)")
+OF_ONE_COMPILER = re.compile(r"synkhronos\.extensions\.(keras|pymc|zoo)")
 EVERYWHERE = {"_checks", "_errors", "_html", "_text", "_typing", "_version"}
 MUTATORS = {
     "add", "append", "clear", "discard", "extend", "insert", "move_to_end", "pop", "popitem",
@@ -247,7 +247,7 @@ def test_mpi4py_is_imported_in_one_place_which_is_imported_inside_functions():
     assert not [name for name in FILES if OF_MPI4PY in imports_of(name, TREES[name].body)]
 
 
-def test_compilers_are_imported_in_engines_and_for_keras_and_pymc_only():
+def test_compilers_are_imported_in_engines_and_for_keras_pymc_and_the_zoo_only():
     importing = [
         name
         for name, found in IMPORTS.items()
