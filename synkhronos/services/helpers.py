@@ -96,9 +96,9 @@ class Helpers:
                 one.close()
             self._serve(number, theirs)
 
-        process = self._children.fork_further(f"{self._name}-{number}", become)
+        with theirs:  # of this process; the other has its own
+            process = self._children.fork_further(f"{self._name}-{number}", become)
         self._processes[number] = process
-        theirs.close()
 
     def send(self, message: Any) -> None:
         """Send an object to every process.
