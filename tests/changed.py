@@ -57,7 +57,7 @@ OTHERS = {
     "extensions/keras.py": ["test_keras.py"],
     "extensions/keras_backend/*": ["test_keras.py"],
     "extensions/loading.py": ["test_loading.py", "test_loading_failures.py"],
-    "extensions/loaders/*": ["test_loading.py", "test_loading_failures.py"],
+    "extensions/loaders/*": ["test_loading_plan.py", "test_loading.py", "test_loading_failures.py"],
     "extensions/pymc/*": ["test_pymc.py", "test_rows_potential.py"],
     "extensions/rules/*": ["test_rules.py", "test_rules_train.py"],
     "extensions/steps/*": STEPS,

@@ -16,6 +16,7 @@ from synkhronos.services import helpers
 from synkhronos.services.helpers import BELL_BYTES, Helpers, MappedMemory, map_memory, open_bell
 from synkhronos.stores import mapped
 from synkhronos.stores import memory as memory_module
+from synkhronos.stores.files import digest, find_same_file, locate_in_file
 from synkhronos.transports.children import Children
 
 
@@ -82,6 +83,11 @@ def test_data_of_such_memory_is_not_copied(world_of, memory):
         return data[rank.rank :: rank.size].tolist()
 
     assert synk.spmd(program, data) == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+
+
+def test_other_machines_do_not_take_memory_of_their_own_for_it(memory):
+    place = locate_in_file(memory.array)
+    assert place is not None and find_same_file(place, digest(memory.array)) is None
 
 
 def test_a_bell_wakes_a_process(memory):

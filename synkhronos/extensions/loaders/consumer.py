@@ -110,21 +110,21 @@ class Consumer:
     def _closed_gaps(self, slot: int, number: int) -> slice:
         """Return the rows of a batch in its slot, after moving up those behind unreadable rows."""
         plan, rank = self._plan, self._rank
-        places = plan.share(plan.locate(number)[1], rank)
+        share, start = plan.share(plan.locate(number)[1], rank), plan.place(rank)
         counts = self._ring.counts[slot, rank, : plan.processes]
-        if counts.sum() == len(places):
-            return slice(places.start, places.stop)
-        stop = places.start
+        if counts.sum() == len(share):
+            return slice(start, start + len(share))
+        stop = start
         for process, count in enumerate(counts):
-            part = plan.part(number, rank, process)
-            if count and part.start != stop:
+            begin = plan.part(number, rank, process).start - share.start + start
+            if count and begin != stop:
                 for field in self._ring.fields:
-                    field[slot, stop : stop + count] = field[slot, part.start : part.start + count]
+                    field[slot, stop : stop + count] = field[slot, begin : begin + count]
             stop += int(count)
         # A new rank in place of a dead one may take this batch again.
         counts[:] = 0
-        counts[0] = stop - places.start
-        return slice(places.start, stop)
+        counts[0] = stop - start
+        return slice(start, stop)
 
 
 def check_alive(has_ended: Callable[[int], bool], pids: Sequence[int]) -> None:

@@ -71,6 +71,13 @@ class Plan(NamedTuple):
         rows = min(self.batch_size, self.length - batch * self.batch_size)
         return _part(range(rows), self.ranks, rank)
 
+    def place(self, rank: int) -> int:
+        """Return where the rows of a rank begin in a slot, also those of a shorter batch.
+
+        Another rank may be at another batch, which must not have rows there.
+        """
+        return _part(range(self.batch_size), self.ranks, rank).start
+
     def part(self, number: int, rank: int, process: int) -> range:
         """Return the places in a batch of the rows that a process loads for a rank."""
         rows = self.share(self.locate(number)[1], rank)

@@ -107,7 +107,8 @@ class Producer:
             if count:
                 draws = Draws(plan.seed, epoch, kept, int(rows[0]))
                 arrays[0] = self.transform(arrays[0], draws)
-                self._write(slot, places.start, arrays)
+                offset = plan.place(rank) - plan.share(batch, rank).start
+                self._write(slot, offset + places.start, arrays)
         self._ring.counts[slot, rank, self._number] = count
 
     def _rows_of(self, plan: Plan, epoch: int) -> np.ndarray:
