@@ -28,6 +28,7 @@ RANKS = 2
 PIXELS, CROP = 256, 224
 FILES, CLASSES = 512, 8
 BATCH = 64  # images, of loading alone
+AHEAD = 2  # batches; of a DataLoader, for each worker
 MEAN, STD = (123.7, 116.3, 103.5), (58.4, 57.1, 57.4)
 LEARNING_RATE, MOMENTUM = 0.001, 0.9
 #: The ways in which a step gets its minibatch
@@ -113,6 +114,7 @@ def by_torch(source, batch, workers):
         num_workers=workers,
         drop_last=True,
         persistent_workers=True,
+        prefetch_factor=AHEAD,
         multiprocessing_context="fork",  # as on Linux by default, unless the process was spawned
     )
     while True:
@@ -132,14 +134,15 @@ def alone(way, folder, workers):
         batches = by_torch(source, BATCH, workers)
     elif way == LOADER:
         loader = loading.Loader(
-            source, transforms(), batch_size=BATCH, processes=workers, drop_last=True
+            source, transforms(), AHEAD, batch_size=BATCH, processes=workers, drop_last=True
         )
         batches = by_loader(loader)
     else:
         batches = serially(source, BATCH)
-    next(batches)
 
     def turn(count):
+        for _ in range(AHEAD * max(1, workers) + 1):  # what was loaded between the turns
+            next(batches)
         begin = time.perf_counter()
         for _ in range(count):
             next(batches)
@@ -155,7 +158,7 @@ def steps(network, folder, is_quick):
 
     source = loading.ImageFolder(folder)
     arguments, batch = NETWORKS[network](is_quick)
-    loader = loading.Loader(source, transforms(), batch_size=batch, drop_last=True)
+    loader = loading.Loader(source, transforms(), AHEAD, batch_size=batch, drop_last=True)
     common.fork(RANKS)
     step = train.make_train_function(*arguments)
     synk.distribute()
@@ -170,7 +173,8 @@ def steps(network, folder, is_quick):
 
     def turn(way, count):
         batches, waited = ways[way], 0.0
-        step(*next(batches))
+        for _ in range(AHEAD + 1):  # the first ones were loaded between the turns
+            step(*next(batches))
         begin = time.perf_counter()
         for _ in range(count):
             asked = time.perf_counter()
@@ -240,12 +244,12 @@ NETWORKS = {"ResNet-50": resnet, "AlexNet": alexnet}
 
 
 def measure(options):
-    rounds = 2 if options.quick else 7
+    rounds = 2 if options.quick else 5
     lines = []
     with tempfile.TemporaryDirectory(prefix="benchmark-loading-") as folder:
         write_files(folder)
         nbytes = sum(path.stat().st_size for path in Path(folder).rglob("*.jpg")) / FILES
-        measure_alone(folder, rounds, 2 if options.quick else 6, lines)
+        measure_alone(folder, rounds, 4 if options.quick else 8, lines)
         for network in NETWORKS:
             measure_steps(network, folder, rounds, 2 if options.quick else 4, options.quick, lines)
     notes = [

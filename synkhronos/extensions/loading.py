@@ -131,8 +131,8 @@ class Loader:
     >>> f = synk.function([x, y], [(x.sum(), "sum"), (y.sum(), "sum")])
     >>> for data in loader.epoch(0):
     ...     print(data, f(*data)[1])
-    (<Data: uint8 (3, 1, 2, 2)>, <Data: int64 (3,)>) 7
-    (<Data: uint8 (2, 1, 2, 2)>, <Data: int64 (2,)>) 3
+    (<Data: uint8 (3, 1, 2, 2)>, <Data: int64 (3,)>) 9
+    (<Data: uint8 (2, 1, 2, 2)>, <Data: int64 (2,)>) 1
     >>> loader.close()
     >>> synk.close()
     """
@@ -248,22 +248,21 @@ class Loader:
         """
         number = check_extent(number, "Loader.epoch: number")
         self._check_usable()
-        if self._following is None or self._consumer is None:
-            is_next = False
-        else:
-            epoch, batch = self._following
-            is_next = number == epoch and self._consumer.number == batch
-            is_next = is_next and not self._ring.failed.any() and not self._helpers.find_dead()
-        if not is_next:
-            plan = self._plan._replace(first=number)
-            self._begin(plan)
-            self._consumer = Consumer(
-                self._ring, plan, self._generation, 0, self._helpers.check, self._timeout
-            )
-        assert self._consumer is not None
-        first = self._consumer.number
-        self._following = number + 1, first + len(self)
-        return self._batches(self._consumer, first + len(self))
+        consumer = self._consumer_of(number)
+        stop = consumer.number + len(self)
+        self._following = number + 1, stop
+        return self._batches(consumer, stop)
+
+    def _consumer_of(self, epoch: int) -> Consumer:
+        """Return the consumer of the last loop if this epoch follows, or else a new one."""
+        last, is_sound = self._consumer, not self._ring.failed.any() and not self._helpers.find_dead()
+        if last is not None and self._following == (epoch, last.number) and is_sound:
+            return last
+        plan = self._plan._replace(first=epoch)
+        self._begin(plan)
+        check, timeout = self._helpers.check, self._timeout
+        self._consumer = made = Consumer(self._ring, plan, self._generation, 0, check, timeout)
+        return made
 
     def _batches(self, consumer: Consumer, stop: int) -> Iterator[tuple[Any, ...]]:
         while consumer.number < stop:

@@ -6,8 +6,9 @@ import h5py
 import numpy as np
 import pytest
 import serial_loading as serial
-from compilers import compiler, tt
+from compilers import compiler, run_examples, tt
 from PIL import Image
+from processes import own_process
 from test_machines_counts import open_lab
 
 import synkhronos as synk
@@ -487,3 +488,8 @@ def test_a_new_rank_goes_on_with_the_minibatches_of_a_dead_one(world_of):
     expected = [order_of(0, 60)[start : start + 6] for start in range(0, 60, 6)]
     assert found[0] == [rows[:3].tolist() for rows in expected]
     assert found[1] == [rows[3:].tolist() for rows in expected[4:]]
+
+
+@own_process
+def test_the_examples_print_what_they_show():
+    assert run_examples(loading.Loader.__doc__, "Loader") > 8

@@ -62,4 +62,6 @@ def test_the_order_is_that_of_the_source_unless_it_is_shuffled():
 
     expected = np.random.default_rng([4, 2]).permutation(6)[::-1]
     assert make(6, 2, seed=4).order(Source(), 2).tolist() == expected.tolist()
+    with pytest.raises(ValueError, match="expected an array of 7 row numbers, got one of"):
+        make(7, 2).order(Source(), 2)
     assert make(6, 2, shuffle=False).order(Source(), 2).tolist() == list(range(6))

@@ -64,7 +64,12 @@ class Plan(NamedTuple):
         """Return the row numbers of an epoch, in their order."""
         if not self.shuffle:
             return np.arange(self.length)
-        return np.asarray(source.order(np.random.default_rng([self.seed, epoch])), np.int64)
+        order = np.asarray(source.order(np.random.default_rng([self.seed, epoch])), np.int64)
+        if order.shape != (self.length,):
+            raise ValueError(
+                f"Source.order: expected an array of {self.length} row numbers, got one of {order.shape}"
+            )
+        return order
 
     def share(self, batch: int, rank: int) -> range:
         """Return the places of the rows of a rank in a batch, which is numbered within its epoch."""

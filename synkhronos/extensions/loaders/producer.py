@@ -13,6 +13,7 @@ from synkhronos.extensions.loaders.ring import Ring
 from synkhronos.extensions.loaders.sources import Source, UnreadableError
 from synkhronos.extensions.loaders.transforms import Transform
 
+_MOST_ORDERS = 4
 _LONGEST = 60.0  # seconds of one wait; a process is woken when there is something to do
 
 
@@ -42,8 +43,7 @@ class Producer:
         self._number, self._ring, self._source = number, ring, source
         self._transforms, self._skips = transforms, skips
         self._bell = ring.free(number)
-        self._epoch: int | None = None  # whose order is this
-        self._order = np.empty(0, np.int64)
+        self._orders: dict[int, np.ndarray] = {}  # of the epochs in which the ranks are
 
     def serve(self, connection: Any) -> None:
         """Load what is asked for, until the connection is closed."""
@@ -71,7 +71,7 @@ class Producer:
     def _produce(self, generation: int, plan: Plan, connection: Any) -> None:
         """Load batches until there are no more, or something else is asked for."""
         ring, number = self._ring, self._number
-        self._epoch = None
+        self._orders.clear()
         ring.failed[number] = 0
         ring.filled[:, number] = 0
         ring.begun[number] = generation
@@ -112,9 +112,11 @@ class Producer:
         self._ring.counts[slot, rank, self._number] = count
 
     def _rows_of(self, plan: Plan, epoch: int) -> np.ndarray:
-        if epoch != self._epoch:
-            self._order, self._epoch = plan.order(self._source, epoch), epoch
-        return self._order
+        if epoch not in self._orders:
+            if len(self._orders) >= _MOST_ORDERS:
+                del self._orders[min(self._orders)]
+            self._orders[epoch] = plan.order(self._source, epoch)
+        return self._orders[epoch]
 
     def read(self, rows: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
         """Return rows of the source, and the numbers of those that could be read."""
