@@ -28,7 +28,8 @@ VERSION = re.search(
 COMPILERS = ("theano", "pytensor")
 EXTRAS = {
     "test": "tests",
-    **{name: name for name in (*COMPILERS, "jax", "pymc", "demos", "keras", "mpi", "bench", "docs")},
+    **{name: name for name in (*COMPILERS, "jax", "pymc", "demos", "keras", "loading", "mpi")},
+    **{name: name for name in ("bench", "docs")},
 }
 
 

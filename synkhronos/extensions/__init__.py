@@ -7,6 +7,8 @@
 ``train``
     Training steps, built from a loss, its parameters and any update rule, or from the arguments of a
     script's own ``theano.function`` or ``pytensor.function``.
+``loading``
+    Minibatches that are read and augmented by other processes while the ranks compute.
 ``rules``
     Training rules for ranks that train at their own pace, and the loop for them.
 ``keras``
@@ -19,8 +21,8 @@
 ``keras`` and ``zoo`` are for Theano, ``pymc`` for PyTensor, and the others for both.
 
 Each module is imported when it is first used, as ``synk.extensions.train`` or by an ``import``. So Keras
-is needed only for ``keras``, and Lasagne only for ``zoo``. ``train`` uses the folder ``steps``, and
-``keras`` the folder ``keras_backend``.
+is needed only for ``keras``, and Lasagne only for ``zoo``. ``train`` uses the folder ``steps``, ``keras``
+the folder ``keras_backend``, and ``loading`` the folder ``loaders``.
 """
 
 import importlib as _importlib
@@ -32,6 +34,7 @@ from synkhronos.host import compiler as _compiler
 _MODULES = {
     "batch_norm": None,
     "keras": "Theano",
+    "loading": None,
     "pymc": "PyTensor",
     "rules": None,
     "train": None,
@@ -42,6 +45,7 @@ _MODULES = {
 if _typing.TYPE_CHECKING:
     from synkhronos.extensions import batch_norm as batch_norm
     from synkhronos.extensions import keras as keras
+    from synkhronos.extensions import loading as loading
     from synkhronos.extensions import pymc as pymc
     from synkhronos.extensions import rules as rules
     from synkhronos.extensions import train as train

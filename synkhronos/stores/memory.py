@@ -255,11 +255,7 @@ class SharedMemory:
             heap.trim()
             left = _memory_left() - self._spare
         if nbytes > left:
-            raise MemoryError(
-                f"shared memory: {of} bytes were requested, {max(left, 0)} are left on this machine or "
-                f"in this container; use a smaller array or a numpy.memmap, free some Data, or raise "
-                f"the container's memory limit ('docker run --memory')"
-            )
+            raise _too_little(of, left)
 
     def __contains__(self, array: np.ndarray) -> bool:
         """Whether a C-contiguous array is in this memory."""
@@ -303,6 +299,21 @@ def _map(span: int, ranks: int, file: int) -> tuple[mmap.mmap, int]:
 
 def _length(ranges: Iterable[tuple[int, int]]) -> int:
     return sum([stop - start for start, stop in ranges])
+
+
+def check_memory(nbytes: int) -> None:
+    """Raise ``MemoryError`` unless this many bytes are available, and some to spare."""
+    left = _memory_left() - _CHECKED
+    if nbytes > left:
+        raise _too_little(nbytes, left)
+
+
+def _too_little(nbytes: int, left: int) -> MemoryError:
+    return MemoryError(
+        f"shared memory: {nbytes} bytes were requested, {max(left, 0)} are left on this machine or in "
+        f"this container; use a smaller array or a numpy.memmap, free some Data, or raise the "
+        f"container's memory limit ('docker run --memory')"
+    )
 
 
 def _memory_left() -> int:

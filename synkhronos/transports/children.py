@@ -77,10 +77,14 @@ class Children:
     def fork_attendant(self, name: str, serve: Callable[[], None]) -> Attendant:
         """Start a process that is not a rank and calls ``serve()``; return its `Attendant`."""
         self.end_attendants(0)  # left by a program that was interrupted
+        return _ForkedAttendant(self, self.fork_further(name, serve))
+
+    def fork_further(self, name: str, serve: Callable[[], None]) -> ForkProcess:
+        """Start a process that is not a rank and calls ``serve()``, beside the other attendants."""
         process = self._prepare(name, serve)
         self.attendants.append(process)
         self._start(process)
-        return _ForkedAttendant(self, process)
+        return process
 
     def _start(self, process: ForkProcess) -> None:
         # No signal handler may run meanwhile: the callbacks of `os.fork` drop exceptions.

@@ -55,19 +55,31 @@ def _most_by_processes() -> int:
 
 def too_many_workers(error: OSError, started: int, wanted: int) -> SynkhronosError:
     """Explain why not all workers could be started. Those that were started have been ended."""
+    return SynkhronosError(
+        f"only {started} of {wanted} workers could be started, and were ended again ({error}): "
+        f"{_remedy(error)}; or call close() and fork() with fewer processes"
+    )
+
+
+def too_many_helpers(error: OSError, name: str, started: int, wanted: int) -> SynkhronosError:
+    """Explain why not all `Helpers` could be started. Those that were started are to be ended."""
+    return SynkhronosError(
+        f"{name}: only {started} of {wanted} processes could be started, and were ended again "
+        f"({error}): {_remedy(error)}; or use fewer processes"
+    )
+
+
+def _remedy(error):
+    """Return what to do if a process cannot be started."""
     pass_on(error)
     remedies: dict[int | None, str] = {
         errno.EAGAIN: f"too many processes or threads: {_process_limits()}",
         errno.ENOMEM: "too little memory to fork this process: free some, or allow overcommit "
         "(sysctl vm.overcommit_memory=0)",
-        errno.EMFILE: f"each worker takes 2 file descriptors; {_open_files()}",
+        errno.EMFILE: f"each process takes 2 file descriptors; {_open_files()}",
         errno.ENFILE: "the machine has too many open files: raise it with sysctl fs.file-max",
     }
-    return SynkhronosError(
-        f"only {started} of {wanted} workers could be started, and were ended again ({error}): "
-        f"{remedies.get(error.errno, 'see the message of the system')}; or call close() and fork() "
-        f"with fewer processes"
-    )
+    return remedies.get(error.errno, "see the message of the system")
 
 
 def too_many_files(error: OSError) -> SynkhronosError:

@@ -20,7 +20,9 @@ from processes import ROOT, find_test
 import synkhronos as synk
 
 REQUIREMENTS = ROOT / "requirements"
-EXTRAS = {"bench", "demos", "docs", "jax", "keras", "mpi", "pymc", "pytensor", "test", "theano"}
+EXTRAS = {
+    "bench", "demos", "docs", "jax", "keras", "loading", "mpi", "pymc", "pytensor", "test", "theano",
+}  # fmt: skip
 #: What setuptools adds to a source archive
 ADDED = {"PKG-INFO", "setup.cfg"}
 JUNK = [

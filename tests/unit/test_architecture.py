@@ -9,6 +9,7 @@ import inspect
 import re
 import sys
 import typing
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import mutation
@@ -34,14 +35,14 @@ PROCESSES = {"multiprocessing", "subprocess", "signal", "threadpoolctl", "psutil
 COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
 #: Besides the public names, the extensions use these: the compiler, which one it is, what its graphs
 #: tell about rows and gradients, what copies replace, checks of arguments, how to warn, lists in
-#: messages, names of types, what is made for steps of several calls, and when and where progress is
-#: shown.
+#: messages, names of types, what is made for steps of several calls, when and where progress is shown,
+#: and processes that are no ranks.
 FOR_EXTENSIONS = {
     "synkhronos._checks", "synkhronos._errors", "synkhronos._text", "synkhronos._typing",
     "synkhronos.engines.names", "synkhronos.engines.swap_argument",
     "synkhronos.engines.analysis.gradient_seeds", "synkhronos.engines.analysis.rows",
     "synkhronos.engines.analysis.windows", "synkhronos.functions.steps", "synkhronos.host.compiler",
-    "synkhronos.host.progress",
+    "synkhronos.host.progress", "synkhronos.services.helpers",
 }  # fmt: skip
 #: Attributes of Keras's models, which classes of this package have, too.
 OF_KERAS = {"optimizer", "targets", "weights"}
@@ -318,20 +319,32 @@ def documented_attributes():
             one = next(getattr(each, name) for each in PUBLIC_PLACES if hasattr(each, name))
             excluded = re.search(":exclude-members: (.*)", options)
             hidden = set(excluded[1].split(", ")) if excluded else set()
-            for line in sections(one.__doc__ or "").get("Attributes", []):
-                if line and not line.startswith(" "):
-                    found.update(line.partition(" : ")[0].split(", "))
+            found.update(named_attributes(one))
             for base in one.__mro__[:-1] if ":members:" in options else []:
                 members = {key for key, value in vars(base).items() if inspect.getdoc(value)}
                 found.update(members - hidden)
     return found
 
 
+def named_attributes(kind):
+    """Return the attributes that the docstring of a class lists."""
+    lines = sections(kind.__doc__ or "").get("Attributes", [])
+    return {
+        name
+        for line in lines
+        if line and not line.startswith(" ")
+        for name in line.partition(" : ")[0].split(", ")
+    }
+
+
 def attributes_for_extensions():
-    """Return the attributes of what the engines' modules tell extensions of graphs."""
-    modules = [importlib.import_module(name) for name in FOR_EXTENSIONS if room(name) == "engines"]
-    classes = [one for module in modules for one in vars(module).values() if inspect.isclass(one)]
-    return {key for one in classes if room(one.__module__) == "engines" for key in dir(one)}
+    """Return the attributes of what the engines' modules tell extensions, and of processes for them."""
+    modules = [importlib.import_module(name) for name in FOR_EXTENSIONS]
+    modules = [one for one in modules if room(one.__name__) in ("engines", "services")]
+    classes = {one for module in modules for one in vars(module).values() if inspect.isclass(one)}
+    rooms = {"engines", "services", "stores", "transports"}
+    classes = {one for one in classes if room(one.__module__) in rooms}
+    return {key for one in classes for key in (*dir(one), *named_attributes(one))}
 
 
 def attributes_of_others():
@@ -342,6 +355,7 @@ def attributes_of_others():
     graph = [x, shared, compiler.tensor.constant(1.0), x.type, *nodes, *(node.op for node in nodes)]
     graph += [nodes[1].op.scalar_op, compiler.Scan]
     python = [{}, [], "", b"", 1, sys.stderr, np.zeros(1), np.dtype("f8"), np.random.default_rng(0)]
+    python += [Connection]
     return {attribute for one in [*graph, *python] for attribute in dir(one)}
 
 

@@ -1,0 +1,137 @@
+"""What takes the batches: the script, or a rank in a program."""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, Sequence
+
+import numpy as np
+
+from synkhronos._errors import SynkhronosError
+from synkhronos.extensions.loaders.plan import Plan
+from synkhronos.extensions.loaders.ring import Ring
+
+CHECK_INTERVAL = 0.1  # seconds between two checks that the processes are alive
+
+
+class Consumer:
+    """Takes the batches of one rank, one after the other.
+
+    Parameters
+    ----------
+    ring : Ring
+    plan : Plan
+    generation : int
+        The generation in which the plan is loaded.
+    rank : int
+    check : callable
+        Called from time to time during a wait; it raises if the wait has to end.
+    timeout : float, optional
+        The longest wait for a batch, in seconds.
+
+    Attributes
+    ----------
+    waited : float
+        The seconds of all waits.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        plan: Plan,
+        generation: int,
+        rank: int,
+        check: Callable[[], None],
+        timeout: float | None = None,
+    ) -> None:
+        self._ring, self._plan, self._generation, self._rank = ring, plan, generation, rank
+        self._check, self._timeout = check, timeout
+        self.waited = 0.0
+
+    @property
+    def number(self) -> int:
+        """The number of the batch that is next, or in use."""
+        return int(self._ring.taken[self._rank])
+
+    def take(self) -> tuple[int, slice]:
+        """Wait for the next batch; return its slot and its rows there. `release` has to follow."""
+        number = self.number
+        if self._is_missing(number):
+            began = time.monotonic()
+            try:
+                self._wait_for(number, began)
+            finally:
+                self.waited += time.monotonic() - began
+        slot = number % self._ring.layout.slots
+        return slot, self._closed_gaps(slot, number)
+
+    def release(self) -> None:
+        """Let the slot of the present batch be used for another."""
+        self.check_generation()
+        self._ring.taken[self._rank] += 1
+        self._ring.wake_processes()
+
+    def arrays(self, slot: int, rows: slice) -> list[np.ndarray]:
+        """Return the arrays of a batch, as views of the shared memory."""
+        return [field[slot, rows] for field in self._ring.fields]
+
+    def check_generation(self) -> None:
+        """Raise if these batches are no longer loaded."""
+        self._ring.check_open()
+        if self._ring.go[0] != self._generation:
+            raise SynkhronosError(
+                "loading: this loop cannot go on, as another epoch of the loader was begun meanwhile; "
+                "use a Loader for each loop, such as one for training and one for validation"
+            )
+
+    def _is_missing(self, number: int) -> bool:
+        self.check_generation()
+        return bool((self._ring.filled[self._rank, : self._plan.processes] <= number).any())
+
+    def _wait_for(self, number: int, began: float) -> None:
+        ring, bell = self._ring, self._ring.ready(self._rank)
+        while True:
+            bell.drain()
+            if not self._is_missing(number):
+                return
+            for process in np.flatnonzero(ring.failed):
+                # It may have failed at a later batch, which is not due yet.
+                if ring.filled[self._rank, process] <= number:
+                    raise SynkhronosError(ring.reason(process))
+            self._check()
+            if not bell.wait(CHECK_INTERVAL):
+                waited = time.monotonic() - began
+                if self._timeout is not None and waited > self._timeout:
+                    raise SynkhronosError(
+                        f"loading: batch {number} was not loaded within timeout={self._timeout} "
+                        f"seconds; a file may be on a disk that does not answer"
+                    )
+
+    def _closed_gaps(self, slot: int, number: int) -> slice:
+        """Return the rows of a batch in its slot, after moving up those behind unreadable rows."""
+        plan, rank = self._plan, self._rank
+        share, start = plan.share(plan.locate(number)[1], rank), plan.place(rank)
+        counts = self._ring.counts[slot, rank, : plan.processes]
+        if counts.sum() == len(share):
+            return slice(start, start + len(share))
+        stop = start
+        for process, count in enumerate(counts):
+            begin = plan.part(number, rank, process).start - share.start + start
+            if count and begin != stop:
+                for field in self._ring.fields:
+                    field[slot, stop : stop + count] = field[slot, begin : begin + count]
+            stop += int(count)
+        # A new rank in place of a dead one may take this batch again.
+        counts[:] = 0
+        counts[0] = stop - start
+        return slice(start, stop)
+
+
+def check_alive(has_ended: Callable[[int], bool], pids: Sequence[int]) -> None:
+    """Raise if one of the processes of a loader has ended, in a rank that is not its parent."""
+    for number, pid in enumerate(pids):
+        if has_ended(pid):
+            raise SynkhronosError(
+                f"loading: process {number} of {len(pids)} has ended; close the loader after the "
+                f"program, and create it again"
+            )

@@ -1,0 +1,380 @@
+"""Sources: where the rows are read from."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, Iterator, Sequence, Union
+
+import numpy as np
+
+from synkhronos._checks import check_int
+from synkhronos._errors import SynkhronosError
+from synkhronos._text import listed
+
+PathLike = Union[str, "os.PathLike[str]"]
+
+#: The names of the array in a file of hickle; the second is that of hickle before version 3.
+_OF_HICKLE = ("data", "data_0")
+_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+
+class UnreadableError(SynkhronosError):
+    """Rows that cannot be read. A source raises it in `Source.read`.
+
+    Parameters
+    ----------
+    name : str
+        The name of the file, or of the rows.
+    reason : object
+        Why it cannot be read.
+    """
+
+    def __init__(self, name: str, reason: object) -> None:
+        super().__init__(name, reason)
+        self.name, self.reason = name, reason
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+class Source(ABC):
+    """Rows that can be read by number. Derive a class from it to read from something else.
+
+    The processes of a loader have copies of the source. It should open its files when it first reads,
+    and not when it is created.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    @abstractmethod
+    def read(self, rows: np.ndarray) -> Sequence[np.ndarray]:
+        """Return rows in the given order: one or several arrays, which have them on axis 0.
+
+        Parameters
+        ----------
+        rows : numpy.ndarray of int64
+            Row numbers, at least one.
+
+        Raises
+        ------
+        UnreadableError
+            If any of the rows cannot be read.
+        """
+
+    def name(self, row: int) -> str:
+        """Return how messages call a row, such as its file."""
+        return f"row {row}"
+
+    def order(self, generator: np.random.Generator) -> np.ndarray:
+        """Return all row numbers in a random order, for an epoch."""
+        return generator.permutation(len(self))
+
+    def release(self) -> None:  # noqa: B027
+        """Close the files that `read` has opened; it may be called again."""
+
+
+class Arrays(Source):
+    """Arrays in memory or in ``.npy`` files, which are mapped and not read as a whole.
+
+    Parameters
+    ----------
+    *arrays : array-like or path
+        Arrays with the same number of rows, or files of ``numpy.save``.
+    """
+
+    def __init__(self, *arrays: Any) -> None:
+        self._arrays = [_opened(one) for one in arrays]
+        lengths = {len(one) for one in self._arrays}
+        if len(lengths) != 1:
+            found = listed([str(one.shape) for one in self._arrays]) or "none"
+            raise ValueError(f"Arrays: expected arrays with the same number of rows, got {found}")
+
+    def __len__(self) -> int:
+        return len(self._arrays[0])
+
+    def read(self, rows: np.ndarray) -> list[np.ndarray]:
+        return [np.asarray(one[rows]) for one in self._arrays]
+
+
+class HDF5(Source):
+    """Datasets of an HDF5 file; they need h5py.
+
+    Rows that follow each other in the file are read at once. If the file is compressed, `block` rows
+    that are shuffled together save much time.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    *names : str
+        The names of datasets with the same number of rows.
+    block : int, default: 1
+        The rows of an epoch are shuffled in blocks of this many successive rows.
+    """
+
+    def __init__(self, path: PathLike, *names: str, block: int = 1) -> None:
+        self._path, self._names = os.fspath(path), names
+        self._block = check_int(block, "HDF5: block", 1)
+        self._file: Any = None
+        if not names:
+            raise ValueError("HDF5: expected the name of at least one dataset")
+        try:
+            lengths = {name: len(self._datasets()[number]) for number, name in enumerate(names)}
+        except KeyError as error:
+            raise ValueError(f"HDF5: expected datasets of {self._path}, got {names}: {error}") from error
+        finally:
+            self.release()
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"HDF5: expected datasets with the same number of rows, got {lengths}")
+        self._length = lengths[names[0]]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _datasets(self) -> list[Any]:
+        import h5py
+
+        if self._file is None:
+            self._file = h5py.File(self._path, "r")
+        return [self._file[name] for name in self._names]
+
+    def read(self, rows: np.ndarray) -> list[np.ndarray]:
+        try:
+            return [_read_along(one, rows, 0) for one in self._datasets()]
+        except OSError as error:
+            raise UnreadableError(f"{self._path}, {_range_of(rows)}", error) from error
+
+    def name(self, row: int) -> str:
+        return f"{self._path}, row {row}"
+
+    def order(self, generator: np.random.Generator) -> np.ndarray:
+        return _blocks_in_order(generator, np.arange(0, self._length, self._block), self._length)
+
+    def release(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class HickleBatches(Source):
+    """Files of hickle with a batch of images each, as Theano-MPI and theano_alexnet prepare them.
+
+    A file has the images of a batch in an array of (channels, height, width, images) or, with
+    ``axis=0``, of (images, channels, height, width). The files are shuffled, and not the images in them.
+    h5py reads them; hickle itself is not needed.
+
+    Parameters
+    ----------
+    files : path or list of paths
+        A folder, whose files ``*.hkl`` are taken in the order of their names, or the files.
+    labels : array-like or path, optional
+        The labels of all images, in the order of the files, or a file of ``numpy.save``.
+    axis : int, default: -1
+        The axis of the images.
+    """
+
+    def __init__(
+        self,
+        files: PathLike | Sequence[PathLike],
+        labels: Any = None,
+        axis: int = -1,
+    ) -> None:
+        if isinstance(files, (str, os.PathLike)):
+            files = sorted(Path(files).glob("*.hkl"))
+        self._files, self._axis = [os.fspath(one) for one in files], check_int(axis, "axis")
+        if not self._files:
+            raise ValueError("HickleBatches: expected at least one file *.hkl")
+        # Preparing writes full batches only, so the last file may be the only shorter one.
+        first, last = self._length_of(self._files[0]), self._length_of(self._files[-1])
+        self._starts = np.arange(len(self._files)) * first
+        self._length = int(self._starts[-1]) + last
+        self._labels = None if labels is None else _opened(labels)
+        if self._labels is not None and len(self._labels) < self._length:
+            raise ValueError(
+                f"HickleBatches: expected a label for each of {self._length} images, got "
+                f"{len(self._labels)}"
+            )
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _length_of(self, path: str) -> int:
+        import h5py
+
+        with h5py.File(path, "r") as file:
+            return int(_of_hickle(file).shape[self._axis])
+
+    def read(self, rows: np.ndarray) -> list[np.ndarray]:
+        import h5py
+
+        numbers = np.searchsorted(self._starts, rows, "right") - 1
+        images: Any = None
+        for number in np.unique(numbers):
+            chosen = np.flatnonzero(numbers == number)
+            try:
+                with h5py.File(self._files[number], "r") as file:
+                    found = _read_along(
+                        _of_hickle(file), rows[chosen] - self._starts[number], self._axis
+                    )
+            except (OSError, KeyError, ValueError) as error:
+                raise UnreadableError(self._files[number], error) from error
+            if images is None:
+                images = np.empty((len(rows), *found.shape[1:]), found.dtype)
+            images[chosen] = found
+        return [images] if self._labels is None else [images, np.asarray(self._labels[rows])]
+
+    def name(self, row: int) -> str:
+        number = int(np.searchsorted(self._starts, row, "right")) - 1
+        return f"{self._files[number]}, image {row - int(self._starts[number])}"
+
+    def order(self, generator: np.random.Generator) -> np.ndarray:
+        return _blocks_in_order(generator, self._starts, self._length)
+
+
+class ImageFolder(Source):
+    """Images in folders, one folder for each class; they need Pillow.
+
+    The classes are the folders in the order of their names, and an image's label is the number of its
+    folder, an int32. Images are read as RGB, as arrays of (3, height, width) of dtype uint8.
+
+    Parameters
+    ----------
+    folder : path
+        The folder that has the folders of the classes.
+    size : int, optional
+        The smaller side is scaled to this many pixels, and the middle of the other side is taken. By
+        default images are taken as they are, and must have equal sizes.
+
+    Attributes
+    ----------
+    classes : list of str
+        The names of the folders.
+    files : list of str
+        The files of all images, by row.
+    labels : numpy.ndarray of int32
+        The labels of all images, by row.
+    """
+
+    def __init__(self, folder: PathLike, size: int | None = None) -> None:
+        self._size = None if size is None else check_int(size, "ImageFolder: size", 1)
+        folders = sorted(one for one in Path(folder).iterdir() if one.is_dir())
+        self.classes = [one.name for one in folders]
+        found = [sorted(filter(_is_image, one.rglob("*"))) for one in folders]
+        self.files = [os.fspath(one) for files in found for one in files]
+        self.labels = np.repeat(np.arange(len(found), dtype=np.int32), [len(one) for one in found])
+        if not self.files:
+            raise ValueError(
+                f"ImageFolder: expected images in the folders of {os.fspath(folder)}, got none; each "
+                f"class needs a folder, and the names of images end with one of {listed(_SUFFIXES)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, rows: np.ndarray) -> list[np.ndarray]:
+        images: Any = None
+        for place, row in enumerate(rows):
+            image = self._decoded(self.files[row])
+            if images is None:
+                images = np.empty((len(rows), *image.shape), np.uint8)
+            if image.shape != images.shape[1:]:
+                raise ValueError(
+                    f"ImageFolder: expected images of equal sizes, got {images.shape[2:]} and, in "
+                    f"{self.files[row]}, {image.shape[1:]}; give a size, to which they are scaled"
+                )
+            images[place] = image
+        return [images, self.labels[rows]]
+
+    def _decoded(self, path: str) -> np.ndarray:
+        from PIL.Image import Resampling
+        from PIL.Image import open as open_image
+        from PIL.ImageOps import fit
+
+        try:
+            with open_image(path) as file:
+                image = file.convert("RGB")
+                if self._size is not None and image.size != (self._size, self._size):
+                    image = fit(image, (self._size, self._size), Resampling.BILINEAR)
+                return np.moveaxis(np.asarray(image), -1, 0)
+        except MemoryError:
+            raise
+        except Exception as error:  # the decoders of the formats raise many kinds
+            raise UnreadableError(path, error) from error
+
+    def name(self, row: int) -> str:
+        return self.files[row]
+
+
+def as_source(given: Any) -> Source:
+    """Return a source: itself, or one of an array, a path of an ``.npy`` file, or several of these."""
+    if isinstance(given, Source):
+        return given
+    if isinstance(given, (tuple, list)):
+        return Arrays(*given)
+    if isinstance(given, (np.ndarray, str, os.PathLike)):
+        return Arrays(given)
+    raise TypeError(f"Loader: source: expected a Source, an array or a path, got {given!r}")
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in _SUFFIXES and path.is_file()
+
+
+def _opened(given: Any) -> Any:
+    """Return an array, or the mapping of a file of ``numpy.save``."""
+    opened = np.load(given, mmap_mode="r") if isinstance(given, (str, os.PathLike)) else given
+    array = opened if isinstance(opened, np.ndarray) else np.asarray(opened)
+    if array.ndim == 0 or array.dtype.kind not in "biufc":
+        raise ValueError(f"loading: expected an array of numbers with rows, got {given!r}")
+    return array
+
+
+def _range_of(rows: np.ndarray) -> str:
+    return f"rows {rows.min()} to {rows.max()}" if len(rows) > 1 else f"row {rows[0]}"
+
+
+def _blocks_in_order(generator: np.random.Generator, starts: np.ndarray, length: int) -> np.ndarray:
+    """Return the rows of blocks, which begin at these rows, with the blocks in a random order."""
+    stops = np.append(starts[1:], length)
+    lengths = stops - starts
+    order = generator.permutation(len(starts))
+    # Within a block, row numbers increase by 1.
+    begins = np.cumsum(lengths[order]) - lengths[order]
+    return np.repeat(starts[order] - begins, lengths[order]) + np.arange(length)
+
+
+def _runs(rows: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """Yield ``(place, start, stop)`` of the runs of successive numbers among ascending rows."""
+    ends = np.flatnonzero(np.diff(rows) != 1) + 1
+    for place, stop in zip([0, *ends], [*ends, len(rows)]):
+        yield int(place), int(rows[place]), int(rows[stop - 1]) + 1
+
+
+def _read_along(dataset: Any, rows: np.ndarray, axis: int) -> np.ndarray:
+    """Return rows of a dataset of h5py along an axis, moved to axis 0.
+
+    They are read in ascending order, each run of successive rows at once.
+    """
+    axis %= dataset.ndim
+    order = np.argsort(rows, kind="stable")
+    shape = [*dataset.shape[:axis], len(rows), *dataset.shape[axis + 1 :]]
+    ascending = np.empty(shape, dataset.dtype)
+    before = (slice(None),) * axis
+    for place, start, stop in _runs(rows[order]):
+        target = np.s_[place : place + stop - start]
+        dataset.read_direct(ascending, (*before, np.s_[start:stop]), (*before, target))
+    result = np.empty((len(rows), *shape[:axis], *shape[axis + 1 :]), dataset.dtype)
+    result[order] = np.moveaxis(ascending, axis, 0)
+    return result
+
+
+def _of_hickle(file: Any) -> Any:
+    """Return the dataset of a file of hickle that is an array."""
+    for name in _OF_HICKLE:
+        if name in file and hasattr(file[name], "shape"):  # otherwise it is a group
+            return file[name]
+    raise ValueError(f"expected an array named {' or '.join(_OF_HICKLE)}, got {listed(list(file))}")

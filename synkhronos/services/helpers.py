@@ -1,0 +1,139 @@
+"""Processes of the script that are no ranks, such as those that load data.
+
+They belong to the script and not to a world, so they can be started before `fork`, and outlive `close`.
+They are copies of the script at the moment when they are started, so what they need is not sent. They
+share `MappedMemory` with the ranks, and semaphores in it.
+
+The extensions use this module. A process of this kind
+
+- ends with the script, also if the script is killed;
+- ignores Ctrl-C and the other signals that the script handles;
+- has none of the script's pipes, sockets and locked files;
+- must not use the world, of which it may have a copy.
+"""
+
+from __future__ import annotations
+
+import os
+from multiprocessing import connection as connections
+from multiprocessing import get_context
+from typing import Any, Callable
+
+import numpy as np
+
+from synkhronos._errors import SynkhronosError
+from synkhronos.host.descriptors import descriptors, give_up
+from synkhronos.host.handler_errors import pass_on
+from synkhronos.stores.mapped import MappedMemory as MappedMemory
+from synkhronos.stores.mapped import map_memory as map_memory
+from synkhronos.transports import limits
+from synkhronos.transports.children import Children, find_dead
+from synkhronos.transports.children import has_ended as has_ended
+from synkhronos.transports.semaphore import NBYTES, Semaphore
+
+#: The bytes of a semaphore in shared memory
+BELL_BYTES = NBYTES
+
+
+def open_bell(place: np.ndarray, is_new: bool = False) -> Semaphore:
+    """Return a semaphore in `BELL_BYTES` bytes of shared memory. Its first user sets `is_new`."""
+    return Semaphore(array=place, is_new=is_new)
+
+
+class Helpers:
+    """Processes that are no ranks.
+
+    Parameters
+    ----------
+    name : str
+        The processes are named ``synkhronos-<name>-<number>``.
+    count : int
+        How many there are.
+    serve : callable
+        Each process calls ``serve(number, connection)``, and ends when that returns. The connection has
+        what `send` sends.
+
+    Attributes
+    ----------
+    pids : list of int
+        Their process ids.
+
+    Raises
+    ------
+    SynkhronosError
+        If the system refuses a process. None is left then.
+    """
+
+    def __init__(
+        self, name: str, count: int, serve: Callable[[int, connections.Connection], None]
+    ) -> None:
+        limits.check_may_have_children()
+        self._name, self._serve, self._owner = name, serve, os.getpid()
+        self._children, self._processes = Children(), {}  # type: ignore[var-annotated]
+        self._connections: list[connections.Connection] = []
+        try:
+            inherited = descriptors()
+            for number in range(count):
+                self._children.run(self._fork, number, inherited)
+        except OSError as error:
+            refused = limits.too_many_helpers(error, name, len(self._processes), count)
+            self.end()
+            raise refused from error
+        except BaseException:
+            self.end()
+            raise
+        self.pids: list[int] = [process.pid for process in self._processes.values()]
+
+    def _fork(self, number: int, inherited: Any) -> None:
+        theirs, ours = get_context("fork").Pipe(duplex=False)
+        self._connections.append(ours)
+
+        def become() -> None:
+            give_up(inherited)
+            if os.getppid() != self._owner:
+                return  # it ended before this process could be told to end with it
+            for one in self._connections:
+                one.close()
+            self._serve(number, theirs)
+
+        with theirs:  # of this process; the other has its own
+            process = self._children.fork_further(f"{self._name}-{number}", become)
+        self._processes[number] = process
+
+    def send(self, message: Any) -> None:
+        """Send an object to every process.
+
+        Raises
+        ------
+        SynkhronosError
+            If one of them has ended.
+        """
+        for one in self._connections:
+            try:
+                one.send(message)
+            except OSError as error:
+                pass_on(error)
+                self.check()
+                raise SynkhronosError(f"{self._name}: a process has closed its pipe: {error}") from error
+
+    def find_dead(self) -> dict[int, str]:
+        """Return ``{number: cause}`` for the processes that have ended. Only the script knows."""
+        return find_dead(self._processes)
+
+    def check(self) -> None:
+        """Raise ``SynkhronosError`` if one of the processes has ended."""
+        for number, cause in self.find_dead().items():
+            raise SynkhronosError(
+                f"{self._name}: process {number} of {len(self._processes)} has ended ({cause}); close "
+                f"what it belongs to, and create it again"
+            )
+
+    def end(self) -> None:
+        """End the processes. In a copy of the script nothing is done."""
+        if os.getpid() != self._owner:
+            return
+        self._processes = {}
+        self._children.kill()
+        for one in self._connections:
+            one.close()
+        self._connections = []

@@ -1,0 +1,180 @@
+"""Tests of processes that are no ranks, and of the memory that they share with the ranks."""
+
+import errno
+import os
+import signal
+import time
+
+import numpy as np
+import psutil
+import pytest
+from processes import own_process
+from test_children import wait_until
+
+import synkhronos as synk
+from synkhronos.services import helpers
+from synkhronos.services.helpers import BELL_BYTES, Helpers, MappedMemory, map_memory, open_bell
+from synkhronos.stores import mapped
+from synkhronos.stores import memory as memory_module
+from synkhronos.stores.files import digest, find_same_file, locate_in_file
+from synkhronos.transports.children import Children
+
+
+@pytest.fixture
+def memory():
+    made = MappedMemory(1 << 16, "test")
+    yield made
+    made.close()
+
+
+def test_memory_is_zero_and_is_shared_with_processes_that_exist_already(memory):
+    assert memory.array.shape == (1 << 16,) and not memory.array.any()
+
+    def serve(number, connection):
+        other = map_memory(connection.recv())
+        other[number] = 7
+
+    started = Helpers("test", 2, serve)
+    made = MappedMemory(4096, "later")
+    started.send(made.path)
+    wait_until(lambda: made.array[:2].tolist() == [7, 7])
+    started.end()
+    made.close()
+
+
+def test_memory_that_was_closed_is_zero_and_cannot_be_mapped():
+    made = MappedMemory(1 << 16, "test")
+    view = made.array[5:10]
+    view[:] = 3
+    files = len(os.listdir("/proc/self/fd"))
+    made.close()
+    made.close()
+    assert not view.any()
+    assert len(os.listdir("/proc/self/fd")) == files - 1
+    with pytest.raises(OSError):
+        map_memory(made.path)
+
+
+def test_too_little_memory_is_an_error_before_anything_is_allocated(monkeypatch):
+    files = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(memory_module, "_memory_left", lambda: 20 << 20)
+    with pytest.raises(
+        MemoryError, match="shared memory: 16777216 bytes were requested, 4194304 are left"
+    ):
+        MappedMemory(16 << 20, "test")
+    monkeypatch.undo()
+
+    def refuse(*args):
+        raise OSError(errno.ENOSPC, "No space left")
+
+    monkeypatch.setattr(mapped.os, "posix_fallocate", refuse)
+    with pytest.raises(MemoryError, match="4096 bytes were requested: .*No space left"):
+        MappedMemory(4096, "test")
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_data_of_such_memory_is_not_copied(world_of, memory):
+    world_of(2)
+    data = synk.data(memory.array[:80].view("float64"))
+    memory.array[:80].view("float64")[:] = np.arange(10)
+    assert np.may_share_memory(data.data, memory.array)
+
+    def program(rank, data):
+        return data[rank.rank :: rank.size].tolist()
+
+    assert synk.spmd(program, data) == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+
+
+def test_other_machines_do_not_take_memory_of_their_own_for_it(memory):
+    place = locate_in_file(memory.array)
+    assert place is not None and find_same_file(place, digest(memory.array)) is None
+
+
+def test_a_bell_wakes_a_process(memory):
+    asked, answered = memory.array[:BELL_BYTES], memory.array[BELL_BYTES : 2 * BELL_BYTES]
+    bells = open_bell(asked, True), open_bell(answered, True)
+
+    def serve(number, connection):
+        open_bell(asked).wait(20)
+        open_bell(answered).post()
+
+    started = Helpers("test", 1, serve)
+    assert not bells[1].wait(0.01)
+    bells[0].post()
+    assert bells[1].wait(20)
+    started.end()
+
+
+def test_a_death_is_reported_with_its_cause():
+    started = Helpers("test", 3, lambda number, connection: time.sleep(60))
+    assert started.find_dead() == {} and len(set(started.pids)) == 3
+    os.kill(started.pids[1], signal.SIGKILL)
+    wait_until(started.find_dead)
+    with pytest.raises(
+        synk.SynkhronosError, match=r"test: process 1 of 3 has ended \(killed by SIGKILL\)"
+    ):
+        started.check()
+    with pytest.raises(synk.SynkhronosError, match="process 1 of 3 has ended"):
+        started.send("something")
+    assert helpers.has_ended(started.pids[1]) and not helpers.has_ended(started.pids[0])
+    started.end()
+    started.end()
+    assert not any(map(psutil.pid_exists, started.pids))
+
+
+def test_the_pipes_are_closed_at_the_end():
+    files = len(os.listdir("/proc/self/fd"))
+    Helpers("test", 3, lambda number, connection: time.sleep(60)).end()
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_none_is_left_if_the_system_refuses_one(monkeypatch):
+    fork, pids = Children.fork_further, []
+
+    def refuse_the_second(children, name, serve):
+        if pids:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        process = fork(children, name, serve)
+        pids.append(process.pid)
+        return process
+
+    monkeypatch.setattr(Children, "fork_further", refuse_the_second)
+    files = len(os.listdir("/proc/self/fd"))
+    expected = "test: only 1 of 2 processes could be started.*too many processes.*or use fewer processes"
+    with pytest.raises(synk.SynkhronosError, match=expected):
+        Helpers("test", 2, lambda number, connection: time.sleep(60))
+    assert not psutil.pid_exists(pids[0])
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+@own_process
+def test_what_the_script_does_with_signals_does_not_concern_them():
+    received = []
+    signal.signal(signal.SIGUSR1, lambda *_: received.append(1))
+    started = Helpers("test", 1, lambda number, connection: connection.recv() and time.sleep(60))
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        os.kill(started.pids[0], number)
+    time.sleep(0.2)
+    assert started.find_dead() == {} and not received
+    started.end()
+
+
+@own_process
+def test_a_copy_of_the_script_does_not_end_them():
+    started = Helpers("test", 1, lambda number, connection: time.sleep(60))
+    pid = os.fork()
+    if not pid:
+        started.end()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert started.find_dead() == {}
+    started.end()
+
+
+@own_process
+def test_a_pipe_of_the_script_is_not_kept_open():
+    reader, writer = os.pipe()
+    started = Helpers("test", 1, lambda number, connection: time.sleep(60))
+    os.close(writer)
+    assert os.read(reader, 1) == b""
+    started.end()

@@ -1,0 +1,471 @@
+"""Tests of a loader in trouble: unreadable files, errors, deaths, interrupts, and its end."""
+
+import gc
+import os
+import pickle
+import re
+import signal
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import psutil
+import pytest
+import serial_loading as serial
+from processes import own_process
+from test_children import wait_until
+from test_loading import BATCH, IMAGES, LABELS, ROWS, copied, order_of, row_of, write_images
+
+import synkhronos as synk
+from synkhronos.extensions import loading
+from synkhronos.stores import memory as memory_module
+
+
+def error_of(batches):
+    """Return the error with which a loop over batches ends, and the number of batches before."""
+    count = 0
+    try:
+        for _ in batches:
+            count += 1
+    except Exception as error:
+        return error, count
+    raise AssertionError("the loop has ended without an error")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """After each test, no process has the memory of a loader, and no file is in /dev/shm."""
+    shared = set(os.listdir("/dev/shm"))
+    yield
+    gc.collect()
+    for process in [psutil.Process(), *psutil.Process().children()]:
+        assert "synkhronos-loading" not in Path(f"/proc/{process.pid}/maps").read_text()
+    assert not [one for one in names_of_open_files() if "synkhronos-loading" in one]
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+def names_of_open_files():
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            yield os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:
+            pass  # the folder itself
+
+
+# Files that cannot be read
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of images, of which rows 3 and 8 are broken in two ways; its rows by label."""
+    rows = write_images(tmp_path)
+    source = loading.ImageFolder(tmp_path)
+    with open(source.files[3], "r+b") as file:
+        file.truncate(60)
+    with open(source.files[8], "wb") as file:
+        file.write(b"no image at all")
+    return source, rows
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_broken_file_ends_the_loop_with_its_name_where_it_is_due(folder, processes):
+    source, _ = folder
+    due = min(order_of(0).tolist().index(row) for row in (3, 8)) // BATCH
+    with loading.Loader(source, batch_size=BATCH, processes=processes) as loader:
+        for _ in range(2):  # another loop is possible
+            error, count = error_of(loader.epoch(0))
+            assert type(error) is synk.SynkhronosError and count == due
+            assert re.search(
+                r"loading: .*/(008|003|\d+).png cannot be read: .*unreadable='skip'", str(error)
+            )
+            assert any(source.files[row] in str(error) for row in (3, 8))
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("batch_size", [BATCH, 1])
+def test_broken_files_are_left_out_and_named(folder, processes, batch_size):
+    source, rows = folder
+    options = {"batch_size": batch_size, "processes": processes, "unreadable": "skip"}
+    crop, change = loading.RandomCrop(4), serial.crop(4, 4)
+    with loading.Loader(source, crop, **options) as loader:
+        with pytest.warns(synk.SynkhronosWarning, match="rows cannot be read") as warned:
+            found = copied(loader.epoch(0))
+        expected = serial.batches(
+            lambda row: row_of(rows[row]), order_of(0), batch_size, [change], left_out=(3, 8)
+        )
+        for (images, labels), (others, wanted) in zip(found, list(expected)):
+            np.testing.assert_array_equal(images, others)
+            np.testing.assert_array_equal(labels, wanted)
+        assert sum(len(labels) for _, labels in found) == ROWS - 2
+        assert loader.skipped == [source.files[3], source.files[8]]
+        names = str(warned[-1].message)
+        assert "2 rows" in names and source.files[3] in names and source.files[8] in names
+        with pytest.warns(synk.SynkhronosWarning):
+            assert sum(len(labels) for _, labels in copied(loader.epoch(7))) == ROWS - 2
+
+
+def test_ranks_get_shares_without_the_broken_files(folder, world_of):
+    source, rows = folder
+    world_of(2)
+
+    def program(rank, shards):
+        return [labels.tolist() for _, labels in shards.minibatches(rank)]
+
+    with loading.Loader(source, batch_size=BATCH, unreadable="skip") as loader:
+        found = synk.spmd(program, loader.shards(2))
+        assert loader.skipped == [source.files[3], source.files[8]]
+        with pytest.warns(synk.SynkhronosWarning, match="2 rows cannot be read"):
+            loader.shards(2)
+    used = [row for row in order_of(0) if row not in (3, 8)]
+    assert sorted(sum(sum(found, []), [])) == sorted(LABELS[rows[used]].tolist())
+    synk.close()
+
+
+def test_the_rows_of_a_broken_batch_of_hickle_are_left_out(tmp_path):
+    for number in range(3):
+        with h5py.File(tmp_path / f"{number}.hkl", "w") as file:
+            file["data"] = np.moveaxis(IMAGES[:4], 0, -1)
+    source = loading.HickleBatches(tmp_path, np.arange(12))
+    (tmp_path / "1.hkl").write_bytes(b"no HDF5")
+    with loading.Loader(source, batch_size=4, processes=2, unreadable="skip") as loader:
+        with pytest.warns(synk.SynkhronosWarning):
+            labels = sorted(np.concatenate([labels for _, labels in copied(loader.epoch(0))]))
+        assert labels == [0, 1, 2, 3, 8, 9, 10, 11]
+        assert loader.skipped == [f"{tmp_path}/1.hkl, image {number}" for number in range(4)]
+
+
+def test_without_any_readable_row_there_is_no_loader(tmp_path):
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only" / "1.png").write_bytes(b"no image")
+    source = loading.ImageFolder(tmp_path)
+    with pytest.raises(loading.UnreadableError, match="1.png: cannot identify image file"):
+        loading.Loader(source, batch_size=1)
+    with pytest.raises(loading.UnreadableError, match="none of them can be read"):
+        loading.Loader(source, batch_size=1, unreadable="skip")
+
+
+# Errors
+
+
+def fail_later(images, draws):
+    if len(images) > 1:
+        raise LookupError("no such luck")
+    return images
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_exception_in_a_process_reaches_the_script_with_its_traceback(processes):
+    with loading.Loader(IMAGES, fail_later, batch_size=8, processes=processes) as loader:
+        for _ in range(2):
+            error, count = error_of(loader.epoch(0))
+            assert count == 0
+            assert re.search(
+                "(?s)loading: process . raised.*fail_later.*LookupError: no such luck", str(error)
+            )
+
+
+def test_an_exception_reaches_a_program_and_the_world_stays_usable(world_of):
+    world_of(2)
+
+    def program(rank, shards):
+        return sum(1 for _ in shards.minibatches(rank))
+
+    with loading.Loader(IMAGES, fail_later, batch_size=8) as loader:
+        with pytest.raises(synk.SynkhronosError, match="LookupError: no such luck"):
+            synk.spmd(program, loader.shards(2))
+        assert synk.spmd(lambda rank: rank.rank) == [0, 1]
+    synk.close()
+
+
+def test_rows_of_different_shapes_are_refused(tmp_path):
+    write_images(tmp_path, [*IMAGES[:-1], IMAGES[-1, :, :6, :6]])
+    with loading.Loader(loading.ImageFolder(tmp_path), batch_size=ROWS) as loader:
+        assert "images of equal sizes, got (9, 8)" in str(error_of(loader.epoch(0))[0])
+    odd = {1: 4}
+
+    def cut(images, draws):
+        return images[..., : odd.get(len(images), 3)]
+
+    with loading.Loader(IMAGES, cut, batch_size=2) as loader:
+        assert re.search(
+            r"shape of the first, \(3, 9, 4\), got \(3, 9, 3\)", str(error_of(loader.epoch(0))[0])
+        )
+
+
+def test_a_transform_that_loses_images_is_refused():
+    with pytest.raises(ValueError, match="to return 1 images, got an array of"):
+        loading.Loader(IMAGES, lambda images, draws: images[1:], batch_size=2)
+
+
+@pytest.mark.parametrize(
+    "arguments, options, error, message",
+    [
+        ((3,), {}, TypeError, "Loader: source: expected a Source, an array or a path, got 3"),
+        (((IMAGES, LABELS[1:]),), {}, ValueError, "the same number of rows"),
+        ((IMAGES, 5), {}, TypeError, "Loader: transform: expected a callable"),
+        ((IMAGES, None, 0), {}, ValueError, "Loader: ahead: expected at least 1, got 0"),
+        ((IMAGES,), {"batch_size": 0}, ValueError, "Loader: batch_size: expected at least 1"),
+        ((IMAGES,), {"processes": 0}, ValueError, "Loader: processes: expected at least 1"),
+        ((IMAGES,), {"seed": -1}, ValueError, "Loader: seed: expected at least 0"),
+        ((IMAGES,), {"unreadable": "ignore"}, ValueError, "Loader: unreadable: expected one of"),
+        ((IMAGES,), {"batch_size": 50, "drop_last": True}, ValueError, "expected 50 rows, got 23"),
+        ((IMAGES[:0],), {}, ValueError, "the length of the source: expected at least 1, got 0"),
+        ((IMAGES, loading.RandomCrop(20)), {}, ValueError, "images of at least 20 x 20 pixels"),
+        ((np.array(["a"]),), {}, ValueError, "expected an array of numbers"),
+        (("missing.npy",), {}, FileNotFoundError, "missing.npy"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, options, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        loading.Loader(*arguments, **{"batch_size": 2, **options})
+
+
+def test_wrong_arguments_of_sources_and_transforms_are_refused(tmp_path):
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["three"], file["four"] = np.zeros(3), np.zeros(4)
+    (tmp_path / "empty").mkdir()
+    for make, message in [
+        (lambda: loading.HDF5(tmp_path / "data.h5"), "the name of at least one dataset"),
+        (lambda: loading.HDF5(tmp_path / "data.h5", "five"), "expected datasets of .*data.h5"),
+        (lambda: loading.HDF5(tmp_path / "data.h5", "three", "four"), "{'three': 3, 'four': 4}"),
+        (lambda: loading.HickleBatches(tmp_path), "at least one file"),
+        (lambda: loading.ImageFolder(tmp_path), "expected images in the folders of"),
+        (lambda: loading.Normalize(mean=3), "both mean and std, or neither"),
+        (lambda: loading.Mirror(per="pixel"), "Mirror: per: expected one of"),
+        (lambda: loading.Mirror(probability=2), "Mirror: probability: expected a number from 0 to 1"),
+        (lambda: loading.RandomCrop((0, 2)), "size: expected at least 1"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make()
+
+
+# Deaths
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_death_of_a_process_ends_the_loop_with_its_cause(processes):
+    with loading.Loader(np.arange(1000), batch_size=5, processes=processes) as loader:
+        batches = loader.epoch(0)
+        next(batches)
+        os.kill(loader.pids[-1], signal.SIGKILL)
+        error, count = error_of(batches)
+        number = processes - 1
+        expected = f"loading: process {number} of {processes} has ended (killed by SIGKILL); close"
+        assert expected in str(error) and count <= 2
+        with pytest.raises(synk.SynkhronosError, match="has ended"):
+            loader.epoch(1)
+
+
+def test_the_death_of_a_process_ends_a_program(world_of):
+    world_of(2)
+
+    def program(rank, shards, pid):
+        for number, _ in enumerate(shards.minibatches(rank)):
+            if number == 1 and rank.rank == 1:
+                os.kill(pid, signal.SIGKILL)
+
+    with loading.Loader(np.arange(10_000), batch_size=4, processes=2) as loader:
+        with pytest.raises(synk.SynkhronosError, match="loading: process 1 of 2 has ended"):
+            synk.spmd(program, loader.shards(2), loader.pids[1])
+        assert synk.spmd(lambda rank: rank.rank) == [0, 1]
+    synk.close()
+
+
+def test_a_process_that_does_not_answer_is_reported_after_the_timeout():
+    with loading.Loader(np.arange(1000), batch_size=5, timeout=0.3) as loader:
+        batches = loader.epoch(0)
+        next(batches)
+        os.kill(loader.pids[0], signal.SIGSTOP)
+        assert "was not loaded within timeout=0.3 seconds" in str(error_of(batches)[0])
+        os.kill(loader.pids[0], signal.SIGCONT)
+        assert len(copied(loader.epoch(0))) == 200
+        assert loader.waited >= 0.3
+
+
+@own_process
+def test_the_processes_die_with_a_script_that_is_killed():
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        loader = loading.Loader(np.arange(1000), batch_size=5, processes=2)
+        next(loader.epoch(0))
+        os.write(writer, " ".join(map(str, loader.pids)).encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    pids = [int(one) for one in os.read(reader, 100).split()]
+    wait_until(lambda: not any(map(is_running, pids)))
+
+
+def is_running(pid):
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def leave_open(how):
+    loader = loading.Loader(np.arange(1000), batch_size=5, processes=2)
+    print(*loader.pids)
+    next(loader.epoch(0))
+    if how == "raise":
+        raise LookupError("the script fails")
+    if how == "in a world":
+        synk.fork(2, use_gpu=False)
+        synk.distribute()
+
+
+@pytest.mark.parametrize("how", ["return", "raise", "in a world"])
+def test_the_processes_end_with_a_script_that_does_not_close_the_loader(programs, tmp_path, how):
+    done = programs.run(leave_open, how, cwd=tmp_path)
+    assert bool(done.returncode) == (how == "raise")
+    assert "Traceback" not in done.stderr or how == "raise"
+    pids = [int(one) for one in done.stdout.split()]
+    assert len(pids) == 2
+    wait_until(lambda: not any(map(is_running, pids)))
+
+
+# Interrupts
+
+
+def slow(images, draws):
+    if len(images) > 1:
+        time.sleep(0.5)
+    return images
+
+
+@own_process
+def test_an_interrupt_ends_the_loop_and_the_loader_stays_usable():
+    with loading.Loader(np.arange(60), slow, batch_size=20) as loader:
+        for place in (0, 1):
+            batches = loader.epoch(0)
+            with pytest.raises(KeyboardInterrupt):
+                for number, _ in enumerate(batches):
+                    if number == place:
+                        # As the terminal does: to all processes of the script
+                        for pid in [*loader.pids, os.getpid()]:
+                            os.kill(pid, signal.SIGINT)
+                        time.sleep(5)
+        began = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        with pytest.raises(KeyboardInterrupt):  # while it waits
+            next(loader.epoch(2))
+        assert time.monotonic() - began < 0.45
+        assert np.concatenate([rows for (rows,) in loader.epoch(1)]).tolist() == order_of(1, 60).tolist()
+    assert not psutil.Process().children()
+
+
+@own_process
+def test_an_interrupt_of_a_program_ends_its_loops():
+    synk.fork(2, use_gpu=False)
+
+    def program(rank, shards):
+        count = 0
+        for _ in shards.minibatches(rank):
+            count += 1
+            if count == 2 and rank.rank == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+        return count
+
+    with loading.Loader(np.arange(6000), batch_size=4) as loader:
+        results = synk.spmd(program, loader.shards(2, epochs=1000))
+        assert results.interrupted and max(results) < 1_000_000
+    synk.close()
+
+
+# The end
+
+
+def test_closing_twice_or_in_a_loop_is_harmless():
+    loader = loading.Loader(np.arange(100), batch_size=5, processes=2)
+    batches = loader.epoch(0)
+    (rows,) = next(batches)
+    pids = loader.pids
+    loader.close()
+    loader.close()
+    assert not any(map(psutil.pid_exists, pids)) and not rows.any()
+    assert repr(loader) == "<Loader: 100 rows, closed>"
+    for use in (
+        lambda: next(batches),
+        lambda: loader.epoch(0),
+        lambda: loader.shards(2),
+        lambda: loader.skipped,
+    ):
+        with pytest.raises(synk.ClosedError, match="loading: this loader was closed"):
+            use()
+
+
+def test_a_loader_that_is_no_longer_used_is_closed():
+    loader = loading.Loader(np.arange(100), batch_size=5)
+    pids = loader.pids
+    del loader
+    gc.collect()
+    assert not any(map(psutil.pid_exists, pids))
+
+
+def test_data_of_a_closed_loader_are_zero(world_of):
+    world_of(2)
+    with loading.Loader(np.arange(1, 101), batch_size=5) as loader:
+        (data,) = next(loader.epoch(0))
+        assert data.data.all()
+    assert not data.data.any()
+    synk.close()
+
+
+def test_a_second_loop_ends_the_first():
+    with loading.Loader(np.arange(100), batch_size=5) as loader:
+        first = loader.epoch(0)
+        next(first)
+        next(loader.epoch(0))
+        with pytest.raises(synk.SynkhronosError, match="another epoch of the loader was begun"):
+            next(first)
+
+
+def test_shards_of_a_closed_loader_or_of_other_ranks_are_refused(world_of):
+    world_of(2)
+
+    def program(rank, shards):
+        return [rows.tolist() for (rows,) in shards.minibatches(rank)]
+
+    loader = loading.Loader(np.arange(100), batch_size=5)
+    with pytest.raises(ValueError, match="Loader.shards: ranks: expected at most 5, got 6"):
+        loader.shards(6)
+    with pytest.raises(ValueError, match="expected a program on 3 ranks"):
+        synk.spmd(program, loader.shards(3))
+    shards = loader.shards(2)
+    loader.shards(2)
+    with pytest.raises(synk.SynkhronosError, match="another epoch of the loader was begun"):
+        synk.spmd(program, shards)
+    shards = loader.shards(2)
+    loader.close()
+    with pytest.raises(synk.SynkhronosError, match="this loader was closed|the loader was closed"):
+        synk.spmd(program, shards)
+    synk.close()
+
+
+def test_a_loader_cannot_be_sent_or_used_in_a_copy_of_the_script():
+    with loading.Loader(np.arange(100), batch_size=5) as loader:
+        with pytest.raises(TypeError, match=r"loader.shards\(\)"):
+            pickle.dumps(loader)
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                loader.epoch(0)
+            except synk.SynkhronosError as error:
+                os.write(writer, str(error).encode())
+            finally:
+                loader.close()
+                os._exit(0)
+        os.waitpid(pid, 0)
+        assert b"this process was forked from the script" in os.read(reader, 1000)
+        os.close(reader)
+        os.close(writer)
+        assert len(copied(loader.epoch(0))) == 20
+
+
+def test_too_little_memory_for_the_batches_is_an_error(monkeypatch):
+    monkeypatch.setattr(memory_module, "_memory_left", lambda: 30 << 20)
+    with pytest.raises(MemoryError, match="shared memory: .* bytes were requested"):
+        loading.Loader(np.zeros((10, 1000, 1000)), batch_size=10)
