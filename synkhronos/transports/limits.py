@@ -69,7 +69,7 @@ def too_many_helpers(error: OSError, name: str, started: int, wanted: int) -> Sy
     )
 
 
-def _remedy(error):
+def _remedy(error: OSError) -> str:
     """Return what to do if a process cannot be started."""
     pass_on(error)
     remedies: dict[int | None, str] = {
