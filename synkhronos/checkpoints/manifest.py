@@ -201,15 +201,17 @@ def complain(complaints: Sequence[str], remedy: str) -> None:
         )
 
 
-def pack(extra: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the description of `extra`, and the arrays that belong to it."""
+def pack(
+    extra: Mapping[str, Any] | None, what: str = "save: extra"
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the description of `extra`, and the arrays that belong to it; errors begin with `what`."""
     if not isinstance(extra, (Mapping, type(None))):
-        raise TypeError(f"save: extra: expected a dict, got {extra!r}")
+        raise TypeError(f"{what}: expected a dict, got {extra!r}")
     described: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
     for name, value in (extra or {}).items():
         if not isinstance(name, str):
-            raise TypeError(f"save: extra: expected names that are strings, got {name!r}")
+            raise TypeError(f"{what}: expected names that are strings, got {name!r}")
         if isinstance(value, np.generic):
             value = value.item()
         if value is None or isinstance(value, (bool, int, float, str)):
@@ -221,7 +223,7 @@ def pack(extra: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, np.
             arrays[member] = state_to_array(value)
         else:
             described[name] = "array", member
-            arrays[member] = as_array(value, None, f"save: extra[{name!r}]")
+            arrays[member] = as_array(value, None, f"{what}[{name!r}]")
     return described, arrays
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from synkhronos._checks import check_int, check_string
 from synkhronos._errors import SynkhronosError
-from synkhronos._typing import AnyArray, ArrayLike, Batch, DTypeLike, Result, SharedVariables
+from synkhronos._typing import AnyArray, ArrayLike, Batch, DTypeLike, PathLike, Result, SharedVariables
 from synkhronos.arithmetic.minibatches import make_minibatches, n_batches
 from synkhronos.arithmetic.partition import share
 from synkhronos.functions.function import Function
 from synkhronos.host.progress import REMARK, Progress
-from synkhronos.programs import own_call
+from synkhronos.programs import own_call, saving
 from synkhronos.programs.center import Center
 from synkhronos.programs.collectives import Collectives
 from synkhronos.programs.lock import ProgramLock
@@ -521,6 +521,69 @@ class Rank(Collectives):
         """
         self._enter()
         return self._commons("memory").array(f"memory of {self.rank}: {name}", shape, dtype)
+
+    # Files
+
+    @takes_turn
+    def save(self, path: PathLike, values: Mapping[str, Any]) -> None:
+        """Write values of every rank to a file. It is a collective.
+
+        The master writes the file, which replaces an existing file only when it is complete. It is an
+        ``.npz`` file without pickles. An array that is equal on several ranks is written once.
+
+        Parameters
+        ----------
+        path : str or path-like
+            The file, on the machine of the master.
+        values : dict
+            The values of this rank by name: numbers, strings, None, arrays of numbers, or random
+            generators of NumPy. The names may differ between ranks.
+
+        Raises
+        ------
+        TypeError
+            If `values` is not a dict or contains a value that cannot be saved.
+        OSError
+            If the file cannot be written. An existing file is then unchanged.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> import numpy as np
+        >>> import synkhronos as synk
+        >>> synk.fork(2, use_gpu=False)
+        2
+        >>> def program(rank, path):
+        ...     rank.save(path, {"step": 10 + rank.rank, "w": np.zeros(2)})
+        ...     return rank.load(path)["step"]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     synk.spmd(program, os.path.join(folder, "values.npz"))
+        [10, 11]
+        >>> synk.close()
+        """
+        self._enter_meeting()
+        with self._stopped_by_others():
+            saving.save(self._here, self._meet, path, values)
+
+    @takes_turn
+    def load(self, path: PathLike) -> dict[str, Any]:
+        """Return this rank's values from a file that `save` has written. It is a collective.
+
+        Parameters
+        ----------
+        path : str or path-like
+            The file, on the machine of the master.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no such file.
+        ValueError
+            If the file is damaged, was not written by `save`, or by another number of ranks.
+        """
+        self._enter_meeting()
+        with self._stopped_by_others():
+            return saving.load(self._here, self._meet, path)
 
     def wait_for_clocks(self, least: int) -> None:
         """Wait until no rank's clock is below a number. Ranks that have ended are ignored.

@@ -1,0 +1,130 @@
+"""Files with values of every rank of a program. The master writes and reads them.
+
+An array that several ranks have is in the file once. Only arrays that no lower rank has are sent, so
+values that are equal on all ranks are compared, but not sent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple
+
+import numpy as np
+
+from synkhronos._typing import AnyArray, PathLike
+from synkhronos.arithmetic.comparison import digest
+from synkhronos.checkpoints import archive, manifest
+
+if TYPE_CHECKING:
+    from synkhronos.world.here import Here
+
+FORMAT = ["synkhronos values of ranks", 1]
+
+#: Waits for all ranks: ``meet(name, own=...)`` returns each rank's `own`.
+Meet = Callable[..., "list[Any]"]
+
+
+class _Place(NamedTuple):
+    """An array of one rank: where it is, and what another rank needs to receive it."""
+
+    rank: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def save(here: Here, meet: Meet, path: PathLike, values: Mapping[str, Any]) -> None:
+    """Write the values of all ranks to a file on the master's machine. It is a collective."""
+    described, arrays = manifest.pack(values, "rank.save: values")
+    arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    digests = {name: digest(array) for name, array in arrays.items()}
+    own = [
+        (digests[name], _Place(here.rank, name, array.dtype.str, array.shape))
+        for name, array in arrays.items()
+    ]
+    by_rank = meet("save", own=(described, digests, own))
+    places = {key: place for _, _, found in reversed(by_rank) for key, place in found}
+    members = {key: f"array_{number}" for number, key in enumerate(places)}
+    in_turn = _received_by_master(here, places, arrays)
+    if here.is_master:
+        by_name = [
+            {name: _with_member(one, members, keys) for name, one in there.items()}
+            for there, keys, _ in by_rank
+        ]
+        description = {"format": FORMAT, "ranks": here.size, "values": by_name}
+        archive.write(path, description, ((members[key], array) for key, array in in_turn))
+    else:
+        for _ in in_turn:
+            pass
+    meet("end of save")
+
+
+def _with_member(described: Any, members: Mapping[bytes, str], digests: Mapping[str, bytes]) -> Any:
+    """Return the description of a value in which the array has its name in the file."""
+    kind, value = described
+    return [kind, value if kind == "value" else members[digests[value]]]
+
+
+def _received_by_master(
+    here: Here, places: Mapping[bytes, _Place], own: Mapping[str, AnyArray]
+) -> Iterator[tuple[bytes, AnyArray]]:
+    """Yield each array with its digest: in the master the array itself, elsewhere anything."""
+    nothing = np.empty(0, "uint8")
+    for key, place in places.items():
+        array = own[place.name] if place.rank == here.rank else nothing
+        if place.rank == here.master_rank:
+            yield key, array
+            continue
+        gathered = here.comm.over_cpu.gather([array.reshape(-1).view("uint8")], here.master_rank)
+        if gathered is not None:
+            array = gathered[0][place.rank].view(place.dtype).reshape(place.shape)
+        yield key, array
+
+
+def load(here: Here, meet: Meet, path: PathLike) -> dict[str, Any]:
+    """Return the values of this rank from a file that `save` has written. It is a collective."""
+    if not here.is_master:
+        description, members = meet("load")[here.master_rank]
+        return _received_by_all(here, meet, description, members)
+    with archive.Reader(path) as reader:
+        with reader.interpreting():
+            description, members = _checked(reader.description)
+        if description["ranks"] != here.size:
+            raise ValueError(
+                f"rank.load: expected a file of {here.size} rank(s), got {description['ranks']} in "
+                f"{path!r}; fork as many as when it was saved"
+            )
+        meet("load", own=(description, members))
+        return _received_by_all(here, meet, description, members, reader)
+
+
+def _checked(description: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return the description of a file, and its arrays; raise if `save` has not written it."""
+    if description["format"] != FORMAT:
+        raise ValueError(f"expected the format {FORMAT}, got {description['format']}")
+    values = description["values"]
+    if len(values) != description["ranks"]:
+        raise ValueError(f"expected values of {description['ranks']} ranks, got {len(values)}")
+    found = [one for there in values for kind, one in there.values() if kind != "value"]
+    return description, list(dict.fromkeys(found))
+
+
+def _received_by_all(
+    here: Here,
+    meet: Meet,
+    description: Mapping[str, Any],
+    members: list[str],
+    reader: archive.Reader | None = None,
+) -> dict[str, Any]:
+    """Send the arrays that the master reads to all ranks, one by one; return the values of this rank."""
+    own = description["values"][here.rank]
+    needed = {one for kind, one in own.values() if kind != "value"}
+    arrays = {}
+    for name in members:
+        array = None if reader is None else reader.read(name)
+        spec = None if array is None else (array.dtype.str, array.shape)
+        dtype, shape = meet("load an array", own=spec)[here.master_rank]
+        given = np.empty(shape, dtype) if array is None else array
+        (received,) = here.comm.over_cpu.broadcast([given], here.master_rank)
+        if name in needed:
+            arrays[name] = np.array(received)  # in memory that other ranks do not use
+    return manifest.unpack({"extra": own}, arrays.__getitem__)
