@@ -183,6 +183,8 @@ class Downpour(_Centered):
         return self.pull_period % self.push_period != 0
 
     def _settle(self, params: Params) -> None:
+        if self._base is not None:
+            self._base = values_of(params)  # later changes are measured from here
         if self._waiting is None:
             self._center.push()
             return
@@ -190,7 +192,7 @@ class Downpour(_Centered):
         assign(params, [a + b for a, b in zip(own, self._waiting)])
         self._center.push()
         assign(params, own)
-        self._center.push(scale=0)  # later changes are measured from here
+        self._center.push(scale=0)  # and so does the center
         self._waiting = None
 
 

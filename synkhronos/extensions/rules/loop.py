@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy
 
@@ -14,7 +14,7 @@ from synkhronos._typing import AnyArray
 from synkhronos.engines.names import SharedVariable
 from synkhronos.extensions.rules.history import History
 from synkhronos.extensions.rules.progress_bar import Progress
-from synkhronos.extensions.rules.rule import Rule
+from synkhronos.extensions.rules.rule import Params, Rule
 from synkhronos.extensions.rules.training_state import Saved
 from synkhronos.extensions.rules.validation import Validation
 
@@ -92,17 +92,47 @@ def _begin(rank: synk.Rank, plan: Plan, begin: Saved) -> Rule:
         rule.seed = begin.seed
     by_all = plan.validation is not None and plan.validation.by_all
     rank.in_step = rule.is_synchronous or by_all
+    state = None if begin.states is None else begin.states[rank.rank]
+    start_rule(rank, rule, plan.params, begin.steps[rank.rank], state)
+    return rule
+
+
+def start_rule(
+    rank: synk.Rank, rule: Rule, params: Params, n_steps: int, state: Mapping[str, Any] | None
+) -> None:
+    """Start a rank's copy of a rule, or let it continue from its state and hyper-parameters.
+
+    Parameters
+    ----------
+    rank : Rank
+        The rank that starts it.
+    rule : Rule
+        The rank's own copy.
+    params : list of shared variables
+        The parameters that are trained.
+    n_steps : int
+        How many steps the rank has taken.
+    state : dict or None
+        The rule's state after these steps, with its hyper-parameters; None at the beginning.
+    """
     _ = rank.should_stop  # once asked, methods of the rank do not end the program
     # A new rank finds the clock of the dead one, unless that rank died before it began.
-    rank.clock = max(rank.clock, begin.steps[rank.rank])
-    if begin.states is not None:
-        state = begin.states[rank.rank]
+    rank.clock = max(rank.clock, n_steps)
+    if state is not None:
         for name in rule.hyper_parameters.keys() & state.keys():
             setattr(rule, name, state[name])
         if not rank.restarts:
             rule.restore(state)
-    rule.start(rank, plan.params)
-    return rule
+    rule.start(rank, params)
+
+
+def check_finite(what: str, loss: float, step: int, rank: int) -> None:
+    """Raise ``FloatingPointError`` unless a loss is a number."""
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"{what}: the loss is {loss} at step {step} of rank {rank}; lower the learning rate, or "
+            f"look for such values in the data"
+        )
 
 
 class _Loop:
@@ -140,11 +170,7 @@ class _Loop:
         rank, plan, rule, history = self._rank, self._plan, self._rule, self._history
         loss = _loss_of(rule.take_step(rank, plan.step, plan.data, rows))
         self._steps += 1
-        if not math.isfinite(loss):
-            raise FloatingPointError(
-                f"rules.train: the loss is {loss} at step {self._steps} of rank {rank.rank}; lower the "
-                f"learning rate, or look for such values in the data"
-            )
+        check_finite("rules.train", loss, self._steps, rank.rank)
         history.add(loss, len(rows))  # before the clock, from which a new rank would go on
         rule.after_step(rank, plan.params, self._steps)
         rank.clock = self._steps

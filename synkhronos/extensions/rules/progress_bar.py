@@ -59,6 +59,17 @@ class Progress:
             self._next_line = now + PAUSE
             _write(f"synkhronos: training, {epochs}; {text}\n")
 
+    def write(self, text: str) -> None:
+        """Write text to stdout, above the bar."""
+        if sys.stdout is None:
+            return
+        if self._bar is not None:
+            self._bar.clear()
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        if self._bar is not None:
+            self._bar.refresh()
+
     def close(self) -> None:
         """End the bar."""
         if self._bar is not None:

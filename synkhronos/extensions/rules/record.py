@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 from synkhronos._typing import PathLike
 
-_FORMAT = ["synkhronos training record", 1]
-_FIELDS = ("losses", "seconds", "samples", "validations", "stopped", "interrupted")
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Record:
@@ -33,6 +33,11 @@ class Record:
         Whether it was stopped by Ctrl-C.
     """
 
+    _format: tuple[str, int] = ("synkhronos training record", 1)
+    _fields: tuple[str, ...] = (
+        "losses", "seconds", "samples", "validations", "stopped", "interrupted",
+    )  # fmt: skip
+
     def __init__(self, size: int) -> None:
         self.losses: list[list[float]] = [[] for _ in range(size)]
         self.seconds: list[list[float]] = [[] for _ in range(size)]
@@ -52,11 +57,11 @@ class Record:
 
     def to_json(self) -> str:
         """Return the record as JSON."""
-        fields = {name: getattr(self, name) for name in _FIELDS}
-        return json.dumps({"format": _FORMAT, **fields})
+        fields = {name: getattr(self, name) for name in self._fields}
+        return json.dumps({"format": self._format, **fields})
 
     @classmethod
-    def from_json(cls, text: str) -> Record:
+    def from_json(cls, text: str) -> Self:
         """Return the record that `to_json` has written.
 
         Parameters
@@ -71,10 +76,10 @@ class Record:
         """
         try:
             fields = json.loads(text)
-            if fields["format"] != _FORMAT:
-                raise ValueError(f"expected the format {_FORMAT}, got {fields['format']}")
+            if tuple(fields["format"]) != cls._format:
+                raise ValueError(f"expected the format {cls._format}, got {fields['format']}")
             record = cls(len(fields["losses"]))
-            for name in _FIELDS:
+            for name in cls._fields:
                 setattr(record, name, fields[name])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"Record: not a record of a training: {error!r}") from error
@@ -92,7 +97,7 @@ class Record:
             file.write(self.to_json())
 
     @classmethod
-    def load(cls, path: PathLike) -> Record:
+    def load(cls, path: PathLike) -> Self:
         """Read a record that `save` has written.
 
         Parameters

@@ -109,16 +109,7 @@ def _saved(
             f"path, or remove it to begin anew"
         )
     header = json.loads(extra[_HEADER])
-    differing = [
-        f"{name} was {header['settings'].get(name)!r}, is {value!r}"
-        for name, value in settings.items()
-        if header["settings"].get(name) != value
-    ]
-    if differing:
-        raise ValueError(
-            f"rules.train: checkpoint: {os.fspath(path)!r} is of another training: "
-            f"{listed(differing, '; ')}; use the same, or remove it to begin anew"
-        )
+    check_settings("rules.train", path, header["settings"], settings)
     if seed not in (None, header["seed"]):
         raise ValueError(
             f"rules.train: seed: the training in the checkpoint {os.fspath(path)!r} has the seed "
@@ -132,22 +123,38 @@ def _unpacked(state: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, A
     return {name: extra[one] if kind == "array" else one for name, (kind, one) in state.items()}
 
 
-def check_path(path: PathLike) -> None:
+def check_settings(
+    what: str, path: PathLike, saved: Mapping[str, Any], settings: Mapping[str, Any]
+) -> None:
+    """Raise ``ValueError`` if a checkpoint was saved with other settings."""
+    differing = [
+        f"{name} was {saved.get(name)!r}, is {value!r}"
+        for name, value in settings.items()
+        if saved.get(name) != value
+    ]
+    if differing:
+        raise ValueError(
+            f"{what}: checkpoint: {os.fspath(path)!r} is of another training: "
+            f"{listed(differing, '; ')}; use the same, or remove it to begin anew"
+        )
+
+
+def check_path(path: PathLike, what: str = "rules.train") -> None:
     """Raise an error that says why, unless a checkpoint can be written there."""
     try:
         text = os.path.abspath(os.fspath(path))
     except TypeError:
-        raise TypeError(f"rules.train: checkpoint: expected a path, got {path!r}") from None
+        raise TypeError(f"{what}: checkpoint: expected a path, got {path!r}") from None
     folder = os.path.dirname(text)
     if not os.path.isdir(folder):
         raise FileNotFoundError(
-            f"rules.train: checkpoint: there is no folder {folder!r}; create it, or give another path"
+            f"{what}: checkpoint: there is no folder {folder!r}; create it, or give another path"
         )
     if os.path.isdir(text):
         raise IsADirectoryError(
-            f"rules.train: checkpoint: expected the path of a file, got the folder {text!r}"
+            f"{what}: checkpoint: expected the path of a file, got the folder {text!r}"
         )
     if not os.access(folder, os.W_OK):
         raise PermissionError(
-            f"rules.train: checkpoint: cannot write to the folder {folder!r}; give another path"
+            f"{what}: checkpoint: cannot write to the folder {folder!r}; give another path"
         )

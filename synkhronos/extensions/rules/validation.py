@@ -54,7 +54,7 @@ class Validation(NamedTuple):
         if not self.by_all:
             return {"rank": rank.rank, **numbers}
         every = rank.exchange((rows, numbers))
-        return {"rank": None, **_combined(every)} if rank.rank == 0 else None
+        return {"rank": None, **combined(every)} if rank.rank == 0 else None
 
     def _compute(self, rank: synk.Rank) -> tuple[dict[str, float], float]:
         """Return the numbers of this rank, and their weight."""
@@ -86,7 +86,7 @@ def _named(outputs: Any) -> dict[str, Any]:
     return {f"output {position}" if position else "loss": one for position, one in enumerate(outputs)}
 
 
-def _combined(every: Sequence[tuple[float, dict[str, float]]]) -> dict[str, float]:
+def combined(every: Sequence[tuple[float, dict[str, float]]]) -> dict[str, float]:
     """Return the averages of all ranks' numbers, weighted by rows."""
     every = [(rows, numbers) for rows, numbers in every if rows]
     weights = [rows for rows, _ in every]
