@@ -11,6 +11,8 @@
     Minibatches that are read and augmented by other processes while the ranks compute.
 ``rules``
     Training rules for ranks that train at their own pace, and the loop for them.
+``session``
+    Models of Theano-MPI's kind on all ranks, with any of these rules.
 ``keras``
     Models of Keras 2.3.1 on all ranks.
 ``pymc``
@@ -37,6 +39,7 @@ _MODULES = {
     "loading": None,
     "pymc": "PyTensor",
     "rules": None,
+    "session": None,
     "train": None,
     "updates": None,
     "zoo": "Theano",
@@ -48,6 +51,7 @@ if _typing.TYPE_CHECKING:
     from synkhronos.extensions import loading as loading
     from synkhronos.extensions import pymc as pymc
     from synkhronos.extensions import rules as rules
+    from synkhronos.extensions import session as session
     from synkhronos.extensions import train as train
     from synkhronos.extensions import updates as updates
     from synkhronos.extensions import zoo as zoo

@@ -1,0 +1,146 @@
+"""Reading ``inforec.pkl``, the records of Theano-MPI, without running what a pickle may contain.
+
+A pickle can call any function that it names. This one may name only what NumPy needs for arrays and
+numbers, and gets functions of this module in their place, which build arrays of numbers only.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any, BinaryIO
+
+import numpy
+
+from synkhronos._typing import AnyArray, PathLike
+
+_MOST_BYTES = 1 << 30  # of one array
+_KEYS = ("train_info", "val_info", "all_time", "epoch_time", "lr")
+
+
+class _DType:
+    """A dtype of numbers in the making: NumPy pickles its name, then its state with the byte order."""
+
+    def __init__(self, name: Any, align: Any = 0, copy: Any = 1) -> None:
+        self.dtype = numpy.dtype(_text(name))
+        if self.dtype.kind not in "biuf":
+            raise pickle.UnpicklingError(f"expected numbers, got the dtype {self.dtype}")
+
+    def __setstate__(self, state: Any) -> None:
+        if _text(state[1]) == ">":
+            self.dtype = self.dtype.newbyteorder(">")
+
+
+class _Array:
+    """An array in the making."""
+
+    array: AnyArray
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, is_fortran, data = state
+        if not isinstance(kind, _DType):
+            raise pickle.UnpicklingError("expected an array of numbers, got another one")
+        shape = tuple(int(extent) for extent in shape)
+        if min(shape, default=0) < 0 or math.prod(shape) * kind.dtype.itemsize > _MOST_BYTES:
+            raise pickle.UnpicklingError(f"expected an array, got the shape {shape}")
+        flat = numpy.frombuffer(_bytes(data), kind.dtype)
+        self.array = flat.reshape(shape, order="F" if is_fortran else "C")
+
+
+def _scalar(kind: Any, data: Any = None) -> Any:
+    if not isinstance(kind, _DType):
+        raise pickle.UnpicklingError("expected a number, got another object")
+    return numpy.frombuffer(_bytes(data), kind.dtype)[0]
+
+
+def _make_array(*args: Any) -> _Array:
+    return _Array()
+
+
+def _encode(text: str, encoding: str = "latin1") -> bytes:
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"expected bytes in latin1, got {encoding!r}")
+    return text.encode("latin1")
+
+
+class _NdArray:
+    """The class ``numpy.ndarray`` as an argument, which is not used."""
+
+
+_REPLACED = {
+    ("numpy", "dtype"): _DType,
+    ("numpy", "ndarray"): _NdArray,
+    ("multiarray", "_reconstruct"): _make_array,
+    ("multiarray", "scalar"): _scalar,
+    ("_codecs", "encode"): _encode,
+}
+_MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        key = ("multiarray" if module in _MULTIARRAY else module, name)
+        if key not in _REPLACED:
+            raise pickle.UnpicklingError(f"expected arrays and numbers only, got {module}.{name}")
+        return _REPLACED[key]
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("expected arrays and numbers only, got a reference")
+
+
+def read_inforec(path: PathLike) -> dict[str, list[list[float]]]:
+    """Return the lists of a file of Theano-MPI, each of rows of numbers.
+
+    Parameters
+    ----------
+    path : path
+        ``inforec.pkl``, written by Python 2 or 3.
+
+    Raises
+    ------
+    ValueError
+        If it is not such a file, or contains anything else than arrays and numbers.
+    """
+    with open(path, "rb") as file:
+        try:
+            return _lists(_load(file))
+        except (MemoryError, KeyboardInterrupt):
+            raise
+        except Exception as error:  # a damaged pickle raises almost anything
+            raise ValueError(
+                f"Recorder.from_inforec: expected a file of Theano-MPI's recorder, got {path!r}: {error}"
+            ) from error
+
+
+def _load(file: BinaryIO) -> Any:
+    return _Unpickler(file, encoding="latin1").load()
+
+
+def _lists(loaded: Any) -> dict[str, list[list[float]]]:
+    if not isinstance(loaded, dict):
+        raise ValueError(f"expected a dict, got {type(loaded).__name__}")
+    named = {_text(name): rows for name, rows in loaded.items()}
+    if not {"train_info", "val_info"} <= named.keys():
+        raise ValueError(f"expected train_info and val_info, got {sorted(named)}")
+    return {name: [_row(row) for row in named.get(name, ())] for name in _KEYS}
+
+
+def _row(row: Any) -> list[float]:
+    return [_number(one) for one in (row.array if isinstance(row, _Array) else row)]
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, _Array):
+        value = value.array
+    array = numpy.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        raise ValueError(f"expected a number, got {type(value).__name__}")
+    return float(array.reshape(()))
+
+
+def _text(value: Any) -> str:
+    return value.decode("latin1") if isinstance(value, bytes) else str(value)
+
+
+def _bytes(value: Any) -> bytes:
+    return value.encode("latin1") if isinstance(value, str) else bytes(value)

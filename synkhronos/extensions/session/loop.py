@@ -1,0 +1,353 @@
+"""The program of a session, which every rank runs: its model, batches, exchanges and validations."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from typing import Any, Callable, Mapping, NamedTuple
+
+import numpy
+
+import synkhronos as synk
+from synkhronos._typing import AnyArray, PathLike
+from synkhronos.extensions.rules.loop import check_finite, start_rule
+from synkhronos.extensions.rules.progress_bar import Progress
+from synkhronos.extensions.rules.rule import END, Rule, assign, values_of
+from synkhronos.extensions.rules.training_state import check_settings
+from synkhronos.extensions.rules.validation import combined
+from synkhronos.extensions.session import contract
+from synkhronos.extensions.session.learning_rate import LearningRate
+from synkhronos.extensions.session.model_state import ModelState
+from synkhronos.extensions.session.rank_recorder import RankRecorder
+from synkhronos.extensions.session.recorder import Recorder
+from synkhronos.extensions.session.velocities import SummedVelocities
+
+FORMAT = ["synkhronos session", 1]
+_PATIENCE = 3  # batches after which the parameters must have changed
+
+
+class Plan(NamedTuple):
+    """The arguments of `Session`, checked."""
+
+    model: Callable[..., Any] | str
+    config: Mapping[str, Any]
+    rule: Rule
+    sync_type: str
+    recorder: Recorder
+    checkpoint: PathLike | None
+    checkpoint_every: int
+    resumes: bool
+    scale_lr: bool
+    warmup: float
+    seed: int
+    progress: bool
+
+    def settings(self, size: int, model: Any) -> dict[str, Any]:
+        """Return the settings that must be the same to continue from a checkpoint."""
+        return {
+            "model": type(model).__name__,
+            "rule": type(self.rule).__name__,
+            "ranks": size,
+            "sync_type": self.sync_type,
+            "scale_lr": self.scale_lr,
+            "warmup": self.warmup,
+        }
+
+
+class Outcome(NamedTuple):
+    """The return value of the program on a rank; the model in the master only."""
+
+    rows: dict[str, list[float]]
+    validations: list[dict[str, Any]]
+    has_stopped: bool
+    model: Any
+
+
+def session_program(rank: synk.Rank, plan: Plan) -> Outcome:
+    """Build the model, train it, and give the parameters their final values.
+
+    Parameters
+    ----------
+    rank : Rank
+        The rank that runs the program.
+    plan : Plan
+        The arguments of the session.
+    """
+    model = None
+    try:
+        with rank.compiling():
+            model = _build(rank, plan)
+        contract.check(model, is_compiled=True)
+        if not isinstance(plan.rule, SummedVelocities):
+            _check_updates_itself(model, plan)
+        return _Loop(rank, plan, model).run()
+    finally:
+        if model is not None:
+            model.cleanup()
+
+
+def _build(rank: synk.Rank, plan: Plan) -> Any:
+    """Return the model of this rank, with its functions compiled."""
+    made = contract.find_class(plan.model)
+    config = {
+        **plan.config, "rank": rank.rank, "size": rank.size, "verbose": rank.is_master,
+        "device": rank.device, "sync_type": plan.sync_type,
+    }  # fmt: skip
+    model = made(config)
+    contract.check(model, is_compiled=False)
+    if contract.accepts(model.compile_iter_fns, sync_type=plan.sync_type):
+        model.compile_iter_fns(sync_type=plan.sync_type)
+    else:
+        model.compile_iter_fns()
+    return model
+
+
+def _check_updates_itself(model: Any, plan: Plan) -> None:
+    """Raise if the model has compiled functions that compute velocities, which nobody would exchange."""
+    if callable(getattr(model, "descent_vel", None)):
+        raise ValueError(
+            f"Session: sync_type='avg': expected a model whose train_iter() updates the parameters, but "
+            f"{type(model).__name__}.compile_iter_fns() has made descent_vel(), so it computes "
+            f"velocities only, which {plan.rule!r} does not exchange: nothing would be trained; let it "
+            f"compile for sync_type='avg', or use rule='BSP' with sync_type='cdd'"
+        )
+
+
+class _Unchanged:
+    """Notices if training leaves the parameters as they are."""
+
+    def __init__(self, params: Any) -> None:
+        self._params, self._batches = params, 0
+        self._before: list[AnyArray] | None = values_of(params)
+
+    def check(self, rank: int, sync_type: str) -> None:
+        """Raise after some batches in which no parameter has changed."""
+        if self._before is None:
+            return
+        self._batches += 1
+        for one, before in zip(self._params, self._before):
+            if not numpy.array_equal(one.get_value(borrow=True), before):
+                self._before = None
+                return
+        if self._batches == _PATIENCE:
+            raise RuntimeError(
+                f"Session: expected that training changes the parameters, but after {_PATIENCE} batches "
+                f"all of model.params are as before on rank {rank}, with sync_type={sync_type!r}: let "
+                f"the functions that train_iter() calls update them, or, for 'cdd', compute model.vels; "
+                f"and look at the learning rate"
+            )
+
+
+class _Loop:
+    """The loop of one rank over epochs and batches."""
+
+    def __init__(self, rank: synk.Rank, plan: Plan, model: Any) -> None:
+        self._rank, self._plan, self._model = rank, plan, model
+        self._params = list(model.params)
+        self._rule = copy.copy(plan.rule)
+        if self._rule.seed is None:
+            self._rule.seed = plan.seed
+        self._rule.prepare(model)
+        self._by_sub_batch = isinstance(self._rule, SummedVelocities)
+        rank.adopt([*self._params, *model.vels2] if self._by_sub_batch else self._params)
+        self._state = ModelState(model)
+        self._steps, self._epoch = 0, 0
+        self._validations: list[dict[str, Any]] = []
+        scale = rank.size if plan.scale_lr else 1
+        if plan.scale_lr and callable(getattr(model, "scale_lr", None)):
+            model.scale_lr(rank.size)
+            scale = 1
+        self._rate = LearningRate(model.shared_lr, scale, rank.size)
+        rows, state, elapsed = self._begin()
+        per_batch = getattr(model, "batch_size", 1)
+        self._samples = int(per_batch) if isinstance(per_batch, (int, numpy.integer)) else 1
+        self._samples *= int(model.n_subb)
+        total = int(model.n_epochs) * int(model.data.n_batch_train) * self._samples * rank.size
+        self._progress = Progress(rank, plan.progress, total, int(model.n_epochs))
+        sinks = plan.recorder.open_sinks(self._progress.write) if rank.is_master else []
+        self._sinks = sinks
+        self._recorder = RankRecorder(sinks, plan.recorder.print_every, rows, elapsed)
+        start_rule(rank, self._rule, self._params, self._steps, state)
+        self._unchanged = _Unchanged(self._params)
+
+    # Beginning, and checkpoints
+
+    def _begin(self) -> tuple[dict[str, list[float]], dict[str, Any] | None, float]:
+        """Return the rows of the record, the rule's state and the seconds of earlier programs."""
+        path = self._plan.checkpoint
+        if path is None or not self._plan.resumes:
+            self._rank.broadcast(self._params)
+            return {}, None, 0.0
+        values = self._rank.load(path)
+        header = self._checked_header(path, values)
+        self._state.set(_part(values, "model"))
+        self._rate.own = values["rate"]
+        self._steps, self._epoch = header["steps"], header["epoch"]
+        self._rule.seed = header["seed"]
+        self._validations = header["validations"]
+        rows = {name: one.tolist() for name, one in _part(values, "record").items()}
+        return rows, _part(values, "rule"), header["seconds"]
+
+    def _checked_header(self, path: PathLike, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the header of a checkpoint; raise if it is not of this session."""
+        header: dict[str, Any] = json.loads(values.get("session", "{}"))
+        if header.get("format") != FORMAT:
+            raise ValueError(
+                f"Session: checkpoint: expected a file of a session, got {path!r}; give another path, "
+                f"or remove it to begin anew"
+            )
+        settings = self._plan.settings(self._rank.size, self._model)
+        check_settings("Session", path, header["settings"], settings)
+        complaint = self._state.check(_part(values, "model"))
+        if complaint is not None:
+            raise ValueError(
+                f"Session: checkpoint: expected the variables of this model in {path!r}, but "
+                f"{complaint}; use the same model, or remove the file to begin anew"
+            )
+        return header
+
+    def _save(self) -> None:
+        rank, rule = self._rank, self._rule
+        state = {**rule.hyper_parameters, **rule.state(rank, self._params)}
+        if not rule.is_synchronous:  # then the rule has set the clocks beyond all steps
+            rank.barrier()
+            rank.clock = self._steps
+            rank.barrier()
+        header = {
+            "format": FORMAT, "settings": self._plan.settings(rank.size, self._model),
+            "steps": self._steps, "epoch": self._epoch, "seed": rule.seed,
+            "seconds": self._recorder.seconds, "validations": self._validations,
+        }  # fmt: skip
+        rows = {name: numpy.array(one) for name, one in self._recorder.rows.items()}
+        rank.save(
+            self._plan.checkpoint,  # type: ignore[arg-type]  # there is one
+            {
+                "session": json.dumps(header), "rate": self._rate.own,
+                **{f"model {name}": one for name, one in self._state.get().items()},
+                **{f"rule {name}": one for name, one in state.items()},
+                **{f"record {name}": one for name, one in rows.items()},
+            },
+        )  # fmt: skip
+
+    # The loop
+
+    def run(self) -> Outcome:
+        """Train up to the model's last epoch; end early if the ranks are asked to stop."""
+        plan, model, has_stopped = self._plan, self._model, False
+        try:
+            while self._epoch < model.n_epochs and not has_stopped:
+                has_stopped = self._train_epoch()
+                if has_stopped:
+                    break
+                self._validate()
+                self._rate.adjust(model.adjust_hyperp, self._epoch)
+                self._epoch += 1
+                is_last = self._epoch == model.n_epochs
+                if plan.checkpoint is not None and (is_last or not self._epoch % plan.checkpoint_every):
+                    self._save()
+            self._rule.finish(self._rank, self._params)
+        finally:
+            self._progress.close()
+            for sink in self._sinks:
+                sink.close()
+        kept = model if self._rank.is_master else None
+        return Outcome(self._recorder.rows, self._validations, has_stopped, kept)
+
+    def _train_epoch(self) -> bool:
+        """Take the batches of an epoch; return whether the ranks were asked to stop in it."""
+        rank, model = self._rank, self._model
+        model.epoch = self._epoch
+        n_batches = int(model.data.n_batch_train)
+        if self._rule.is_synchronous:
+            self._check_equal(n_batches)
+        warmup = round(self._plan.warmup * n_batches)
+        rank.in_step = self._rule.is_synchronous  # the others stop where they are
+        has_stopped = False
+        for _ in range(n_batches):
+            has_stopped = rank.should_stop
+            if has_stopped:
+                break
+            self._take_batch(warmup)
+        rank.clock = END  # no rank waits for this one, or sends to it
+        has_stopped = any(rank.exchange(has_stopped))
+        rank.clock = self._steps
+        model.reset_iter("train")
+        return has_stopped
+
+    def _check_equal(self, n_batches: int) -> None:
+        by_rank = self._rank.exchange(n_batches)
+        if any(one != n_batches for one in by_rank):
+            raise ValueError(
+                f"Session: data.n_batch_train: expected the same number on every rank, as all of them "
+                f"meet after each batch with {self._rule!r}, got {by_rank}; repeat or leave out batches "
+                f"in shard_data(), or use a rule without collectives, such as EASGD"
+            )
+
+    def _take_batch(self, warmup: int) -> None:
+        rank, model, recorder = self._rank, self._model, self._recorder
+        rate = self._rate.before_step(self._steps, warmup)
+        self._steps += 1
+        computed = 0.0
+        for number in range(1, int(model.n_subb) + 1):
+            known, began = recorder.measured, time.perf_counter()
+            model.train_iter(self._steps, recorder)
+            computed += time.perf_counter() - began - (recorder.measured - known)
+            if recorder.n_outputs < number:
+                raise RuntimeError(
+                    f"Session: expected that {type(model).__name__}.train_iter() calls "
+                    f"recorder.train_error(count, cost, error), got no call in batch {self._steps}"
+                )
+            check_finite("Session", recorder.latest_loss, self._steps, rank.rank)
+            if self._by_sub_batch:
+                self._exchange()
+        self._unchanged.check(rank.rank, self._plan.sync_type)
+        if not self._by_sub_batch:
+            self._exchange()
+        rank.clock = self._steps
+        loss = recorder.latest_loss
+        recorder.finish_batch(rate, computed, self._samples)
+        self._progress.step(self._epoch + 1, loss, recorder.n_samples)
+        recorder.print_train_info(self._steps)
+
+    def _exchange(self) -> None:
+        """Let the rule exchange; the wait for slower ranks is measured if they meet."""
+        if self._rule.is_synchronous and self._rank.size > 1:
+            began = time.perf_counter()
+            self._rank.barrier()
+            self._recorder.add_time("wait", time.perf_counter() - began)
+        began = time.perf_counter()
+        self._rule.after_step(self._rank, self._params, self._steps)
+        self._recorder.add_time("exchange", time.perf_counter() - began)
+
+    def _validate(self) -> None:
+        """Validate with the rule's value, each rank on its own batches; record the averages."""
+        rank, model, rule = self._rank, self._model, self._rule
+        value, own = rule.value(rank, self._params), None
+        if value is not None:
+            own = values_of(self._params)
+            assign(self._params, value)
+        for _ in range(int(model.data.n_batch_val)):
+            for _ in range(int(model.n_subb)):
+                model.val_iter(self._steps, self._recorder)
+        model.reset_iter("val")
+        if own is not None:
+            assign(self._params, own)
+        position = {
+            "epoch": self._epoch + 1, "rank": None, "step": self._steps,
+            "seconds": self._recorder.seconds, "samples": self._recorder.n_samples,
+        }  # fmt: skip
+        every = rank.exchange((self._recorder.take_validation(), position))
+        measured = [each for each, _ in every]
+        if not any(count for count, _ in measured):
+            return
+        point = {**every[rank.master_rank][1], **combined(measured)}
+        self._validations.append(point)
+        self._recorder.print_val_info(self._steps, point)
+        model.current_info = self._recorder.get_latest_val_info()
+
+
+def _part(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the values of a part of a checkpoint, by their names there."""
+    start = f"{name} "
+    return {key[len(start) :]: one for key, one in values.items() if key.startswith(start)}
