@@ -73,7 +73,7 @@ class Model:
         kept = x
         if self.config.get("dropout"):
             draws = RandomStreams(7 + self.rank)
-            kept = x * draws.uniform(x.shape, 0, 2)
+            kept = x * draws.uniform(low=0, high=2, size=x.shape)
         p = softmax(tt.dot(kept, W) + b)
         cost = cross_entropy(p, y).mean()
         error = tt.neq(p.argmax(axis=1), y).mean(dtype="float64")
