@@ -97,7 +97,8 @@ class Command(ABC):
 PLAN_NUMBER = struct.Struct("<q")
 
 
-def _sent_form(payload: bytes) -> Any:
+def sent_form(payload: bytes) -> Any:
+    """Return the sent form of a command from the bytes that `Command.packed` has returned."""
     return PLAN_NUMBER.unpack(payload) if len(payload) == PLAN_NUMBER.size else pickle.loads(payload)
 
 
@@ -334,7 +335,7 @@ class Here:
         """Run the command in these bytes and return the bytes of the reply."""
         self._succeeded = self._last = None
         try:
-            self._last = sent = _sent_form(payload)
+            self._last = sent = sent_form(payload)
             if self.sent:
                 self.sent.clear()
                 self.store.collect()
@@ -362,7 +363,7 @@ class Here:
         """
         if self._succeeded is not None and self.log is None:
             with suppress(Exception):  # running the command will report the error
-                Received(_sent_form(self._succeeded)).rehearse(self)
+                Received(sent_form(self._succeeded)).rehearse(self)
 
     def failure(self, error: Exception) -> bytes:
         """Return the bytes of a reply that reports how this rank failed."""

@@ -6,7 +6,6 @@ compiler. So these tests depend only on the interfaces.
 
 import gc
 import itertools
-import pickle
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ import synkhronos as synk
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.naive import NaiveTransport
 from synkhronos.world.fuse import FusedCommand
-from synkhronos.world.here import Command
+from synkhronos.world.here import Command, sent_form
 from synkhronos.world.plans import ChangedPlan, Plan
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world, world_exists
@@ -217,7 +216,7 @@ def sent(lab, monkeypatch):
     post = world.transport.post
 
     def posted(payload, *needs):
-        found.append(pickle.loads(payload))
+        found.append(sent_form(payload))
         return post(payload, *needs)
 
     monkeypatch.setattr(world.transport, "post", posted)
