@@ -1,0 +1,1 @@
+"""What models and scripts of Theano-MPI use: ``recorder``, ``opt`` for updates, ``helper_funcs``."""

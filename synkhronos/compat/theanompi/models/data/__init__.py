@@ -1,0 +1,1 @@
+"""What classes of data use: ``utils`` divides batches among ranks, and crops images."""
