@@ -1,10 +1,10 @@
-"""The names of other libraries, so that scripts for them run unchanged.
+"""The names of older libraries, for scripts written for them, on the public names of this package.
 
-``aliases`` lets Python find the folders here by the names of the libraries, where these are not
-installed. The folder ``theanompi`` has the names of Theano-MPI.
+The scripts are started by ``python -m synkhronos run``, or by the commands of those libraries. Each
+module was written from the documented interface of its library; nothing is copied. Nothing here has a
+mechanism of its own.
 
-The names were written from the documented interfaces of the libraries, and what they do is done by the
-public names and the extensions of this package.
+The folder ``theanompi`` stands for Theano-MPI.
 
-May import: ``extensions``, ``engines``.
+May import: ``extensions``, ``engines``, ``host``.
 """
