@@ -1,7 +1,7 @@
 """The options and the config file of ``tmlauncher``, checked before anything starts.
 
-The file is written like the assignments of a shell, but no shell runs it: it may have comments, and lines
-such as ``KEY=VALUE``, ``KEY="VALUE"`` and ``KEY=("VALUE" "VALUE")``. Everything else is an error.
+The file is written like the assignments of a shell, but no shell runs it: it may have comments, and
+lines such as ``KEY=VALUE``, ``KEY="VALUE"`` and ``KEY=("VALUE" "VALUE")``. Everything else is an error.
 """
 
 import re
@@ -129,7 +129,10 @@ def _tokens(text: str) -> List[str]:
     """Return the words of a text without comments; parentheses count as words."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars="()")
     lexer.whitespace_split = True
-    return list(lexer)
+    try:
+        return list(lexer)
+    except ValueError:
+        raise ValueError(f"expected a closing quotation mark in {text.strip()!r}") from None
 
 
 def _assignment(text: str) -> Dict[str, List[str]]:

@@ -1,4 +1,4 @@
-"""Reading ``inforec.pkl``, the records of Theano-MPI, without running what a pickle may contain.
+"""Reading pickles of Theano-MPI and of its data, without running what a pickle may contain.
 
 A pickle can call any function that it names. This one may name only what NumPy needs for arrays and
 numbers, and gets functions of this module in their place, which build arrays of numbers only.
@@ -86,6 +86,46 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         raise pickle.UnpicklingError("expected arrays and numbers only, got a reference")
+
+
+def read_arrays(path: PathLike) -> Any:
+    """Return what a pickle contains: arrays, numbers and strings, in lists, tuples and dicts.
+
+    Such are the files of CIFAR-10. Strings and keys of Python 2 become strings.
+
+    Parameters
+    ----------
+    path : path
+        A pickle, written by Python 2 or 3.
+
+    Raises
+    ------
+    ValueError
+        If the file contains anything else, or is damaged.
+    """
+    with open(path, "rb") as file:
+        try:
+            return _plain(_load(file))
+        except (MemoryError, KeyboardInterrupt):
+            raise
+        except Exception as error:  # a damaged pickle raises almost anything
+            raise ValueError(
+                f"expected a pickle of arrays, numbers and strings, got {path!r}: {error}"
+            ) from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _Array):
+        return value.array.copy()
+    if isinstance(value, dict):
+        return {_text(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value))
+    if isinstance(value, bytes):
+        return _text(value)
+    if value is None or isinstance(value, (str, int, float, numpy.generic)):
+        return value
+    raise ValueError(f"expected arrays, numbers and strings, got {type(value).__name__}")
 
 
 def read_inforec(path: PathLike) -> dict[str, list[list[float]]]:

@@ -1,0 +1,172 @@
+"""``theanompi.lib.recorder``: the recorder for a loop of the script's own.
+
+In a session, models get a `RankRecorder <synkhronos.extensions.session.RankRecorder>` in its place, with
+the methods that models use.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from typing import Any
+
+from synkhronos.extensions.session.inforec import read_inforec
+from synkhronos.extensions.session.sinks import Lines
+
+_FILE = "inforec.pkl"
+_TIMES = {"calc": "compute", "comm": "exchange", "wait": "wait", "load": "load"}
+
+
+class Recorder:
+    """Records costs, errors and times, and writes their means.
+
+    Parameters
+    ----------
+    comm : object or None
+        A communicator with ``allgather``, for `gather_val_info` only.
+    printFreq : float
+        The means of this many batches are recorded, and written if `verbose`.
+    modelname : str
+        The name of the model.
+    verbose : bool
+        Whether to write lines.
+
+    Attributes
+    ----------
+    info_dict : dict of list
+        Rows of numbers: ``train_info`` (count, cost, error), ``val_info`` (count, cost, error, top-5
+        error), ``all_time`` (count, all, calc, comm, wait), ``epoch_time`` (count, seconds) and ``lr``
+        (count, rate).
+    """
+
+    def __init__(self, comm: Any, printFreq: float, modelname: str, verbose: bool) -> None:  # noqa: N803
+        self.comm, self.printFreq, self.modelname, self.verbose = comm, printFreq, modelname, verbose
+        names = ("train_info", "val_info", "epoch_time", "all_time", "lr")
+        self.info_dict: dict[str, list[list[float]]] = {name: [] for name in names}
+        self.val_info: dict[str, list[float]] = {"cost": [], "error": [], "error_top5": []}
+        self.train_info: dict[str, list[float]] = {"cost": [], "error": []}
+        self.all_time: dict[str, list[float]] = {name: [] for name in _TIMES}
+        self._lines = Lines(sys.stdout.write)
+        self._began: float | None = None
+        self._epoch_began: float | None = None
+
+    def start(self) -> None:
+        """Begin to measure a time."""
+        self._began = time.perf_counter()
+
+    def end(self, mode: str) -> None:
+        """End the time that `start` has begun; `mode` says what took it: calc, comm, wait or load."""
+        if self._began is None:
+            raise RuntimeError(
+                f"Recorder.end: expected a call of start() before end({mode!r}), got none"
+            )
+        if mode not in _TIMES:
+            raise ValueError(f"Recorder.end: expected one of {', '.join(_TIMES)}, got {mode!r}")
+        self.all_time[mode].append(time.perf_counter() - self._began)
+        self._began = None
+
+    def start_epoch(self) -> None:
+        """Begin an epoch."""
+        self._epoch_began = time.perf_counter()
+
+    def end_epoch(self, count: int, uepoch: int) -> None:
+        """End an epoch, and record its time."""
+        if self._epoch_began is None:
+            raise RuntimeError("Recorder.end_epoch: expected a call of start_epoch() before, got none")
+        seconds, self._epoch_began = time.perf_counter() - self._epoch_began, None
+        self.info_dict["epoch_time"].append([count, seconds])
+        if self.verbose:
+            sys.stdout.write(f"global epoch {uepoch} took {seconds / 3600:.4f} h\n\n")
+
+    def train_error(self, count: int, cost: Any, error: Any) -> None:
+        """Record the cost and the error of a training batch."""
+        self.train_info["cost"].append(float(cost))
+        self.train_info["error"].append(float(error))
+
+    def val_error(self, count: int, cost: Any, error: Any, error_top5: Any) -> None:
+        """Record the cost and the errors of a validation batch."""
+        for name, value in (("cost", cost), ("error", error), ("error_top5", error_top5)):
+            self.val_info[name].append(float(value))
+
+    def print_train_info(self, count: int) -> None:
+        """Record and write the means of the last batches, if `count` is a multiple of ``printFreq``."""
+        costs, errors = self.train_info["cost"], self.train_info["error"]
+        if count % self.printFreq != 0 or not costs:
+            return
+        means = {"loss": sum(costs) / len(costs), "error": sum(errors) / len(errors)}
+        times = {_TIMES[name]: sum(one) for name, one in self.all_time.items()}
+        total = sum(times.values())
+        self.info_dict["train_info"].append([count, *means.values()])
+        row = [count, total, times["compute"], times["exchange"], times["wait"]]
+        self.info_dict["all_time"].append(row)
+        if self.verbose:
+            self._lines.training(count, len(costs), {**means, **times})
+        self.clear_train_info()
+
+    def clear_train_info(self) -> None:
+        """Forget the batches and times since the last means."""
+        for column in (*self.train_info.values(), *self.all_time.values()):
+            column.clear()
+
+    def gather_val_info(self) -> None:
+        """Collect the validation batches of all processes, by the communicator."""
+        if self.comm is None:
+            raise RuntimeError("Recorder.gather_val_info: expected a communicator, got comm=None")
+        for name, column in self.val_info.items():
+            self.val_info[name] = [float(one) for part in self.comm.allgather(column) for one in part]
+
+    def print_val_info(self, count: int, comment: str | None = None) -> None:
+        """Record and write the means of the validation batches, and forget these."""
+        if not self.val_info["cost"]:
+            raise RuntimeError("Recorder.print_val_info: expected calls of val_error() before, got none")
+        means = {name: sum(column) / len(column) for name, column in self.val_info.items()}
+        self.info_dict["val_info"].append([count, *means.values()])
+        if self.verbose:
+            sys.stdout.write(f"{comment}\n" if comment is not None else "")
+            self._lines.validation(means)
+        for column in self.val_info.values():
+            column.clear()
+
+    def get_latest_val_info(self) -> list[float] | None:
+        """Return the latest row of ``val_info``; None if there is none."""
+        rows = self.info_dict["val_info"]
+        return rows[-1] if rows else None
+
+    def save(self, count: int, lr: Any, filepath: str = "./inforec/") -> None:
+        """Record the learning rate, and write everything to a file.
+
+        Parameters
+        ----------
+        count : int
+            The count of batches.
+        lr : float or array
+            The learning rate.
+        filepath : str
+            A folder, which is made, for ``inforec.pkl``; or the file, with ``.pkl`` at its end.
+        """
+        self.info_dict["lr"].append([count, float(lr)])
+        if not filepath.endswith(".pkl"):
+            filepath = os.path.join(filepath, _FILE)
+        os.makedirs(os.path.dirname(filepath) or os.curdir, exist_ok=True)
+        with open(filepath, "wb") as file:
+            pickle.dump(self.info_dict, file, protocol=2)  # which Theano-MPI's Python 2 can read
+
+    def load(self, filepath: str = "../run/inforec/inforec.pkl") -> None:
+        """Add the rows of a file that `save` has written, here or in Theano-MPI.
+
+        Only arrays and numbers are read from the pickle.
+
+        Raises
+        ------
+        ValueError
+            If it is not such a file, or contains anything else.
+        """
+        for name, rows in read_inforec(filepath).items():
+            self.info_dict[name].extend(rows)
+
+    def cut(self, load_epoch: int) -> None:
+        """Keep the first rows of each list only."""
+        for rows in self.info_dict.values():
+            del rows[load_epoch:]
