@@ -61,6 +61,9 @@ OTHERS = {
     "extensions/loaders/*": ["test_loading_plan.py", "test_loading.py", "test_loading_failures.py"],
     "extensions/pymc/*": ["test_pymc.py", "test_rows_potential.py"],
     "extensions/rules/*": ["test_rules.py", "test_rules_train.py", "test_session.py"],
+    "compat/*/*": ["test_theanompi.py", "test_theanompi_names.py"],
+    "compat/*/*/*": ["test_theanompi.py", "test_theanompi_names.py"],
+    "compat/*/*/*/*": ["test_theanompi.py", "test_theanompi_names.py"],
     "extensions/session/*": ["test_session.py", "test_recorder.py"],
     "extensions/steps/*": STEPS,
     "extensions/zoo/*": [*ZOO, "test_demo_mnist.py", "test_demo_resnet.py", "test_demo_lstm.py"],
@@ -70,6 +73,7 @@ OTHERS = {
     "host/doctor/*": ["test_doctor.py", "test_doctor_gpus.py", "test_blas_kernels.py", "test_main.py"],
     "host/signal*": ["test_handlers.py", "test_interrupts.py"],
     "host/nvidia*": ["test_nvidia_libraries.py", "test_nvidia_links.py", "test_main.py"],
+    "host/aliases.py": ["test_theanompi.py", "test_theanompi_names.py"],
     "host/compile*": [
         "test_compiler.py",
         "test_compile_lock.py",

@@ -58,11 +58,13 @@ class AliasLoader:
         if spec.submodule_search_locations is None:
             return self._module
         package = ModuleType(spec.name, self._module.__doc__)
-        names = {"__all__": getattr(self._module, "__all__", []), "__getattr__": self._get}
+        names = {"__all__": getattr(self._module, "__all__", []), "__path__": []}
+        names["__getattr__"] = self._get
         package.__dict__.update(names)
         return package
 
     def _get(self, name: str) -> Any:
+        """Return a name of the package here, for the other one."""
         return getattr(self._module, name)
 
     def exec_module(self, module: ModuleType) -> None:

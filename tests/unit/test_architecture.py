@@ -51,7 +51,9 @@ OF_KERAS = {"optimizer", "targets", "weights"}
 #: An attribute of Theano-MPI's models, which a class of this package has, too.
 OF_MODELS = {"epoch"}
 #: The extensions that are for one compiler, and import it by its own name.
-OF_ONE_COMPILER = re.compile(r"synkhronos\.extensions\.(keras|pymc|zoo)")
+OF_ONE_COMPILER = re.compile(
+    r"synkhronos\.(extensions\.(keras|pymc|zoo)|compat\.theanompi\.(lib|models))"
+)
 EVERYWHERE = {"_checks", "_errors", "_html", "_text", "_typing", "_version"}
 MUTATORS = {
     "add", "append", "clear", "discard", "extend", "insert", "move_to_end", "pop", "popitem",

@@ -1,13 +1,14 @@
-"""A convolutional network for the small digits, which makes the calls of Theano-MPI's example cifar10."""
+"""A convolutional network for digits, which makes the calls of Theano-MPI's example cifar10."""
 
 import os
+import signal
 import time
 
 import numpy as np
 
 n_epochs = int(os.environ.get("EPOCHS", "4"))
-file_batch_size = batch_size = 80
-learning_rate, momentum, weight_decay = 0.02, 0.9, 0.0001
+file_batch_size = batch_size = 40
+learning_rate, momentum, weight_decay = 0.1, 0.9, 0.0001
 
 
 class ModelClass:
@@ -100,24 +101,20 @@ class ModelClass:
             input_shape=(self.batch_size, self.channels, self.input_width, self.input_height),
             convstride=1,
             padsize=0,
-            W=Normal((16, self.channels, 3, 3), std=0.2),
+            W=Normal((16, self.channels, 3, 3), std=0.3),
             b=Constant((16,), val=0),
             printinfo=self.verbose,
         )
-        pool = Pool(
-            input=conv, poolsize=2, poolstride=2, poolpad=0, mode="max", printinfo=self.verbose
-        )
+        pool = Pool(input=conv, poolsize=2, poolstride=2, poolpad=0, mode="max", printinfo=self.verbose)
         flatten = Flatten(input=pool, axis=2, printinfo=self.verbose)
         fc = FC(
             input=flatten,
             n_out=64,
-            W=Normal((flatten.output_shape[1], 64), std=0.1),
+            W=Normal((flatten.output_shape[1], 64), std=0.2),
             b=Constant((64,), val=0),
             printinfo=self.verbose,
         )
-        dropout = Dropout(
-            input=fc, n_out=fc.output_shape[1], prob_drop=0.1, printinfo=self.verbose
-        )
+        dropout = Dropout(input=fc, n_out=fc.output_shape[1], prob_drop=0.1, printinfo=self.verbose)
         softmax = Softmax(
             input=dropout,
             n_out=self.n_softmax_out,
@@ -177,7 +174,8 @@ class ModelClass:
             self.data.shuffle_data(mode="train", common_seed=self.epoch)
             self.data.shard_data(mode="train", rank=self.rank, size=self.size)
         recorder.start()
-        self.load(self.data.train_img_shard[self.current_t], self.data.train_labels_shard[self.current_t])
+        labels = self.data.train_labels_shard[self.current_t]
+        self.load(self.data.train_img_shard[self.current_t], labels)
         recorder.end("wait")
         recorder.start()
         cost, error = self.train_iter_fn(0)
@@ -225,3 +223,12 @@ class Fixed(ModelClass):
 class Failing(ModelClass):
     def train_iter(self, count, recorder):
         raise OSError("the disk is full")
+
+
+class Interrupted(ModelClass):
+    """A user presses Ctrl-C in the third batch."""
+
+    def train_iter(self, count, recorder):
+        super().train_iter(count, recorder)
+        if count == 3 and self.rank == 0:
+            os.kill(os.getpid(), signal.SIGINT)

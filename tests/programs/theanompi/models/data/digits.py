@@ -16,8 +16,10 @@ class DigitsData:
 
     def batch_data(self, file_batch_size):
         train_x, train_y, val_x, val_y, _ = self.rawdata
-        self.train_img, self.train_labels = split(train_x, file_batch_size), split(train_y, file_batch_size)
-        self.val_img, self.val_labels = split(val_x, file_batch_size), split(val_y, file_batch_size)
+        self.train_img = split(train_x, file_batch_size)
+        self.train_labels = split(train_y, file_batch_size)
+        self.val_img = split(val_x, file_batch_size)
+        self.val_labels = split(val_y, file_batch_size)
 
     def extend_data(self, rank, size):
         self.train_img_ext, self.train_labels_ext = extend_data(
