@@ -6,5 +6,5 @@ mechanism of its own.
 
 The folder ``theanompi`` stands for Theano-MPI.
 
-May import: ``extensions``, ``engines``, ``host``.
+May import: ``extensions``, ``host``.
 """

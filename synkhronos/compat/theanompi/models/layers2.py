@@ -18,8 +18,16 @@ from typing import Any, Callable, Sequence
 import numpy as np
 import theano
 import theano.tensor as tt
-from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.signal.pool import pool_2d
+
+from synkhronos.compat.theanompi.models._images import (
+    CrossChannelNormalization,
+    convolution,
+    cut_batch,
+    cut_each,
+    sides_of,
+    streams,
+)
 
 __all__ = [
     "Constant", "Conv", "ConvPoolLRN", "Crop", "CrossChannelNormalization", "Dimshuffle", "Dropout",
@@ -31,7 +39,6 @@ Shape = Sequence[int]
 Variable = Any  # of Theano, which has no types
 
 rng = np.random.RandomState(23455)
-_streams = MRG_RandomStreams(23455)
 
 
 # Weights
@@ -266,36 +273,10 @@ class Crop(Layer):
                 f"{output_shape}"
             )
         self.flag_on = theano.shared(np.cast[theano.config.floatX](1))
-        cut = self._cut_batch if flag_batch else self._cut_each
-        self.output = cut(size, margin)
+        cut = cut_batch if flag_batch else cut_each
+        self.output = cut(self.input, self.input_shape, size, margin, self.flag_on)
         Crop.layers.add(self)
         self._finish(output_shape, None, printinfo, "Crop")
-
-    def _choices(self, margin: int, *count: int) -> tuple[Variable, Variable]:
-        """Return the first lines, for both axes, and whether to mirror; those of the middle if off."""
-        draws = _streams.uniform(size=(3, *count), low=0.001, high=0.999)
-        starts = tt.floor(draws[:2] * (2 * margin + 1))
-        starts = tt.cast(tt.switch(self.flag_on > 0, starts, margin), "int64")
-        mirror = tt.and_(self.flag_on > 0, draws[2] > 0.5)
-        return starts, mirror
-
-    def _cut_batch(self, size: int, margin: int) -> Variable:
-        starts, mirror = self._choices(margin)
-        row, column = starts[0], starts[1]
-        part = self.input[:, row : row + size, column : column + size]
-        return tt.switch(mirror, part[:, :, ::-1], part)
-
-    def _cut_each(self, size: int, margin: int) -> Variable:
-        images = self.input_shape[3]
-        starts, mirror = self._choices(margin, images)
-        lines = tt.arange(size)
-        rows = starts[0].dimshuffle("x", "x", "x", 0) + lines.dimshuffle("x", 0, "x", "x")
-        order = tt.switch(
-            mirror.dimshuffle("x", 0), lines[::-1].dimshuffle(0, "x"), lines.dimshuffle(0, "x")
-        )
-        columns = (starts[1].dimshuffle("x", 0) + order).dimshuffle("x", "x", 0, 1)
-        channels = tt.arange(self.input_shape[0]).dimshuffle(0, "x", "x", "x")
-        return self.input[channels, rows, columns, tt.arange(images).dimshuffle("x", "x", "x", 0)]
 
     @staticmethod
     def SetRandCropOn() -> None:  # noqa: N802  # Theano-MPI's name
@@ -311,21 +292,6 @@ class Crop(Layer):
 def _switch(layers: weakref.WeakSet[Any], value: float) -> None:
     for layer in layers:
         layer.flag_on.set_value(np.cast[theano.config.floatX](value))
-
-
-def _convolution(
-    images: Variable, W: Variable, b: Variable, stride: int, pad: Any, groups: int = 1
-) -> Variable:
-    """Return the positive parts of a convolution with biases (bc01)."""
-    output = tt.nnet.conv2d(images, W, border_mode=pad, subsample=(stride, stride), num_groups=groups)
-    return tt.nnet.relu(output + b.dimshuffle("x", 0, "x", "x"))
-
-
-def _side(side: int, size: int, stride: int, pad: Any) -> int:
-    """Return the extent of the output of a convolution or a pooling on one axis."""
-    if isinstance(pad, str):
-        pad = {"valid": 0, "full": size - 1, "half": size // 2}[pad]
-    return (side + 2 * pad - size) // stride + 1
 
 
 class Conv(Layer):
@@ -364,12 +330,9 @@ class Conv(Layer):
         super().__init__(input, input_shape)
         self.W, self.b = _filters("Conv", W, filter_shape, 0.1), b
         self.filter_shape, self.convstride, self.padsize = self.W.shape, convstride, padsize
-        self.output = _convolution(self.input, self.W.val, b.val, convstride, padsize)
+        self.output = convolution(self.input, self.W.val, b.val, convstride, padsize)
         self._train((self.W, b))
-        sides = [
-            _side(side, size, convstride, padsize)
-            for side, size in zip(self.input_shape[2:], self.W.shape[2:])
-        ]
+        sides = sides_of(self.input_shape[2:], self.W.shape[2:], convstride, padsize)
         shape = (self.input_shape[0], self.W.shape[0], *sides)
         self._finish(shape, output_shape, printinfo, f"Conv ({lib_conv})")
 
@@ -421,38 +384,9 @@ class Pool(Layer):
                 pad=(poolpad, poolpad),
                 mode=mode,
             )
-            sides = [_side(one, poolsize, poolstride, poolpad) for one in shape[2:]]
+            sides = sides_of(shape[2:], (poolsize, poolsize), poolstride, poolpad)
             shape = (*shape[:2], *sides)
         self._finish(shape, output_shape, printinfo, "Pool")
-
-
-class CrossChannelNormalization:
-    r"""Local response normalization across channels (c01b).
-
-    .. math:: y_i = x_i \Bigl(k + \alpha \sum_{|j - i| \le n / 2} x_j^2\Bigr)^{-\beta}
-
-    after Krizhevsky, Sutskever and Hinton (2012), section 3.3.
-
-    Parameters
-    ----------
-    alpha, k, beta : float
-    n : int
-        The number of channels in a sum; odd.
-    """
-
-    def __init__(self, alpha: float = 1e-4, k: float = 2, beta: float = 0.75, n: int = 5) -> None:
-        if n % 2 == 0:
-            raise NotImplementedError(f"CrossChannelNormalization: n: expected an odd number, got {n}")
-        self.alpha, self.k, self.beta, self.n = alpha, k, beta, n
-
-    def __call__(self, c01b: Variable) -> Variable:
-        """Return the normalized images."""
-        squares, margin = tt.sqr(c01b), self.n // 2
-        edge = tt.zeros((margin, *(c01b.shape[axis] for axis in (1, 2, 3))), squares.dtype)
-        padded = tt.concatenate([edge, squares, edge], axis=0) if margin else squares
-        channels = c01b.shape[0]
-        total: Any = sum(padded[shift : shift + channels] for shift in range(self.n))
-        return c01b * (self.k + self.alpha * total) ** -self.beta
 
 
 class LRN(Layer):
@@ -535,11 +469,8 @@ class ConvPoolLRN(Layer):
         W_of_all = tt.concatenate([one.val.dimshuffle(3, 0, 1, 2) for one, _ in pairs], axis=0)
         b_of_all = tt.concatenate([one.val for _, one in pairs])
         images = self.input.dimshuffle(3, 0, 1, 2)
-        output = _convolution(images, W_of_all, b_of_all, convstride, padsize, group)
-        sides = [
-            _side(side, size, convstride, padsize)
-            for side, size in zip(self.input_shape[1:3], (height, width))
-        ]
+        output = convolution(images, W_of_all, b_of_all, convstride, padsize, group)
+        sides = sides_of(self.input_shape[1:3], (height, width), convstride, padsize)
         batch = self.input_shape[3]
         pool = Pool(output, poolsize, poolstride, poolpad, mode, False, (batch, filters, *sides))
         self.output = pool.output.dimshuffle(1, 2, 3, 0)
@@ -626,9 +557,7 @@ class Dropout(Layer):
         super().__init__(input, input_shape)
         self.prob_drop, self.prob_keep = prob_drop, 1 - prob_drop
         self.flag_on = theano.shared(np.cast[theano.config.floatX](1))
-        self.mask = _streams.binomial(
-            size=self.input.shape, p=self.prob_keep, dtype=theano.config.floatX
-        )
+        self.mask = streams.binomial(size=self.input.shape, p=self.prob_keep, dtype=theano.config.floatX)
         keep = np.cast[theano.config.floatX](self.prob_keep)
         self.output = self.input * tt.switch(self.flag_on > 0, self.mask, keep)
         Dropout.layers.add(self)
