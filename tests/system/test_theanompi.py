@@ -89,9 +89,13 @@ def test_the_exit_status_says_how_the_session_ended(script, tmp_path):
     assert "expected a class 'Missing' in the module 'models.modelfile'" in answer.stderr
 
 
-def test_the_launcher_reports_options_without_importing_theano(script):
-    answer = script("-X", "importtime", *TMLAUNCHER, "-cfg=missing.cfg", code=1)
+def test_the_launcher_reports_options_without_importing_theano(script, tmp_path):
+    # As pip writes the command.
+    (tmp_path / "tmlauncher").write_text(f"{TMLAUNCHER[1]}\n")
+    answer = script("-X", "importtime", "tmlauncher", "-cfg=missing.cfg", code=1)
     assert "tmlauncher: the file missing.cfg cannot be read" in answer.stderr
+    imported = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
+    assert "synkhronos.compat.theanompi.configuration" in imported and "theano" not in imported
     assert script(*TMLAUNCHER, "--help").stdout.startswith("usage: tmlauncher -cfg=FILE")
 
 

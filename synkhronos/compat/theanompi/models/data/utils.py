@@ -59,14 +59,14 @@ def get_rand3d(rand_crop: bool, mode: str) -> np.ndarray:
     It is the middle without mirroring, unless `rand_crop` is true, and `mode` is not ``"val"``.
     """
     if not rand_crop or mode == "val":
-        return np.float32([0.5, 0.5, 0])
+        return np.array([0.5, 0.5, 0], "float32")
     draws = np.random.rand(3).astype("float32")
     draws[2] = round(float(draws[2]))
     return draws
 
 
 def get_params_crop_and_mirror(
-    param_rand: Sequence[float], data_shape: Sequence[int], cropsize: int
+    param_rand: Sequence[float] | np.ndarray, data_shape: Sequence[int], cropsize: int
 ) -> tuple[int, int, bool]:
     """Return the first line, the first column, and whether to mirror, from what `get_rand3d` returns."""
     margin = (data_shape[2] - cropsize) // 2
@@ -105,7 +105,7 @@ def crop_and_mirror(
     return cut
 
 
-def _cut(images: np.ndarray, choice: Sequence[float], size: int) -> np.ndarray:
+def _cut(images: np.ndarray, choice: np.ndarray, size: int) -> np.ndarray:
     row, column, mirror = get_params_crop_and_mirror(choice, images.shape, size)
     if mirror:
         images = images[:, :, ::-1]
