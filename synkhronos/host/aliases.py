@@ -40,7 +40,8 @@ class AliasFinder:
             if error.name is None or not f"{real}.".startswith(f"{error.name}."):
                 raise
             return None
-        return ModuleSpec(name, AliasLoader(module), is_package=hasattr(module, "__path__"))
+        loader: Any = AliasLoader(module)  # with what Python calls; `importlib.abc` takes a millisecond
+        return ModuleSpec(name, loader, is_package=hasattr(module, "__path__"))
 
 
 class AliasLoader:
