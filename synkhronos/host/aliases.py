@@ -82,4 +82,4 @@ def _is_alias(module: Optional[ModuleType]) -> bool:
 def provide() -> None:
     """Let Python find the modules. Calling it again changes nothing."""
     if all(getattr(one, "__name__", "") != AliasFinder.__name__ for one in sys.meta_path):
-        sys.meta_path.append(AliasFinder)  # type: ignore[arg-type]  # it has what Python calls
+        sys.meta_path.append(AliasFinder)
