@@ -79,6 +79,7 @@ _log.set_up()
 
 __all__ = [
     "AlreadyForkedError",
+    "Attached",
     "Center",
     "ClosedError",
     "Comparison",
@@ -86,6 +87,7 @@ __all__ = [
     "Function",
     "FuseError",
     "In",
+    "Listener",
     "MismatchError",
     "NotForkedError",
     "Out",
@@ -101,6 +103,7 @@ __all__ = [
     "WorldBrokenError",
     "all_gather",
     "all_reduce",
+    "attach",
     "broadcast",
     "close",
     "data",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager
 from typing import Any, Callable
 
@@ -54,8 +55,18 @@ class ProgramLock:
         )  # fmt: skip
         self._is_held = False
 
-    def acquire(self) -> None:
+    def acquire(self, timeout: float | None = None) -> bool:
         """Wait until no rank has the lock, and take it.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            The longest time to wait, in seconds. By default there is no limit.
+
+        Returns
+        -------
+        bool
+            Whether this rank has the lock; False after the time limit.
 
         Raises
         ------
@@ -68,8 +79,12 @@ class ProgramLock:
                 f"rank.lock: this rank has the lock {self._name!r} already; release it before, or use "
                 f"a lock of another name"
             )
+        until = None if timeout is None else time.monotonic() + timeout
         while not self._try():
+            if until is not None and time.monotonic() >= until:
+                return False
             self._pause()
+        return True
 
     def _try(self) -> bool:
         with self._turn:

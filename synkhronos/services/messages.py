@@ -75,26 +75,8 @@ class Messages:
         _check_integer("send", "a tag", tag)
         if not 0 <= to < self.size:
             raise ValueError(f"send: expected a rank in 0..{self.size - 1}, got {to}")
-        is_single = not isinstance(arrays, (list, tuple))
-        converted = [_convert(one) for one in ([arrays] if is_single else arrays)]
-        head = pickle.dumps((is_single, [(one.dtype.str, one.shape) for one in converted]))
-        parts = [np.frombuffer(head, np.uint8), *map(_bytes_of, converted)]
-        nbytes = sum(part.size for part in parts)
-        if nbytes > mailbox.BOX_BYTES:
-            raise ValueError(
-                f"send: a message of {nbytes} bytes is larger than a mailbox, which has room for "
-                f"{mailbox.BOX_BYTES}; send it in parts"
-            )
-        box = self._box(int(to))
-        slot = box.reserve(nbytes, len(head), self.rank, int(tag))
-        if slot is None:
+        if not put(self._box(int(to)), arrays, self.rank, int(tag)):
             return False
-        try:
-            box.write(slot, parts)
-        except BaseException:
-            box.free(slot)
-            raise
-        box.publish(slot)
         self._bells[to].post()
         if to not in self._near:
             self._on_their_way.add(int(to))
@@ -119,22 +101,7 @@ class Messages:
         """
         _check_integer("receive", "a tag", tag)
         self._bells[self.rank].drain()
-        box = self._box(self.rank)
-        taken = box.take(int(tag))
-        if taken is None:
-            return None
-        slot = taken.slot
-        try:
-            head: Any = np.empty(taken.head, np.uint8)
-            box.read(slot, [head])
-            is_single, types = pickle.loads(head)
-            arrays = [np.empty(shape, dtype) for dtype, shape in types]
-            box.read(slot, [head, *map(_bytes_of, arrays)])
-        except BaseException:
-            box.put_back(slot)
-            raise
-        box.free(slot)
-        return taken.source, (arrays[0] if is_single else arrays)
+        return take(self._box(self.rank), int(tag))
 
     def more_to_come(self) -> bool:
         """Whether messages from other machines wait for room in the mailbox although it has room."""
@@ -149,6 +116,49 @@ class Messages:
         if not isinstance(seconds, numbers.Real) or math.isnan(seconds) or seconds < 0:
             raise ValueError(f"wait: expected seconds, a number >= 0, got {seconds!r}")
         self._bells[self.rank].wait(min(float(seconds), _LONGEST))
+
+
+def put(box: Mailbox, arrays: Any, source: int, tag: int = 0) -> bool:
+    """Write a message to a mailbox; return False if it is full. It never waits for the receiver."""
+    is_single = not isinstance(arrays, (list, tuple))
+    converted = [_convert(one) for one in ([arrays] if is_single else arrays)]
+    head = pickle.dumps((is_single, [(one.dtype.str, one.shape) for one in converted]))
+    parts = [np.frombuffer(head, np.uint8), *map(_bytes_of, converted)]
+    nbytes = sum(part.size for part in parts)
+    if nbytes > mailbox.BOX_BYTES:
+        raise ValueError(
+            f"send: a message of {nbytes} bytes is larger than a mailbox, which has room for "
+            f"{mailbox.BOX_BYTES}; send it in parts"
+        )
+    slot = box.reserve(nbytes, len(head), source, tag)
+    if slot is None:
+        return False
+    try:
+        box.write(slot, parts)
+    except BaseException:
+        box.free(slot)
+        raise
+    box.publish(slot)
+    return True
+
+
+def take(box: Mailbox, tag: int | None = None) -> tuple[int, Any] | None:
+    """Return the source and the arrays of the oldest message with a tag, or None. It never waits."""
+    taken = box.take(tag)
+    if taken is None:
+        return None
+    slot = taken.slot
+    try:
+        head: Any = np.empty(taken.head, np.uint8)
+        box.read(slot, [head])
+        is_single, types = pickle.loads(head)
+        arrays = [np.empty(shape, dtype) for dtype, shape in types]
+        box.read(slot, [head, *map(_bytes_of, arrays)])
+    except BaseException:
+        box.put_back(slot)
+        raise
+    box.free(slot)
+    return taken.source, (arrays[0] if is_single else arrays)
 
 
 def full_boxes(commons: Commons, size: int) -> np.ndarray:

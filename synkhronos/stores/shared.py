@@ -9,7 +9,7 @@ import numpy as np
 
 from synkhronos._typing import DTypeLike
 from synkhronos.stores.base import Store
-from synkhronos.stores.commons import SharedCommons
+from synkhronos.stores.commons import LockFile, SharedCommons
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.memory import SharedMemory
 
@@ -36,15 +36,17 @@ class SharedMemoryStore(Store):
     ----------
     memory : SharedMemory
         The memory of the arrays.
+    locks : LockFile, optional
+        The locks of the commons, by default new ones.
     """
 
     epoch = 0
 
-    def __init__(self, memory: SharedMemory) -> None:
+    def __init__(self, memory: SharedMemory, locks: LockFile | None = None) -> None:
         super().__init__()
         self.memory = memory
         self.ranks = memory.ranks
-        self.commons = SharedCommons(memory)
+        self.commons = SharedCommons(memory, locks)
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
         dtype = np.dtype(dtype)
