@@ -78,6 +78,11 @@ setup(
     python_requires=">=3.8",
     install_requires=read_requirements("library"),
     extras_require={extra: read_requirements(file) for extra, file in EXTRAS.items()},
-    entry_points={"console_scripts": ["synkhronos = synkhronos.__main__:main"]},
+    entry_points={
+        "console_scripts": [
+            "synkhronos = synkhronos.__main__:main",
+            "platoon-launcher = synkhronos.compat.platoon.launcher:main",
+        ]
+    },
     zip_safe=False,
 )

@@ -37,6 +37,7 @@ folder's docstring describes its contents.
 
 ===================  ==============================================================================
 ``startup``          what ``python -m synkhronos run`` does before the first line of a script
+``compat``           the names of older libraries, for scripts written for them
 ``extensions``       update rules and training steps, built on the public names
 ``ops``              collectives as operations in graphs
 ``programs``         programs that every rank runs at its own pace: center, messages, controller
@@ -135,7 +136,7 @@ __all__ = [
 ]
 
 #: While this is ``argv[0]``, Python is locating the module of ``python -m``, or the command runs.
-_COMMANDS = ("-m", "synkhronos")
+_COMMANDS = ("-m", "synkhronos", "platoon-launcher")
 
 if _python_typing.TYPE_CHECKING or _os.path.basename("".join(_sys.argv[:1])) not in _COMMANDS:
     with _preparation.no_collection():

@@ -3,7 +3,8 @@
 ``compiler`` chooses the graph compiler, and ``preparation`` prepares the process for it:
 ``environment`` finds a BLAS for Theano, ``imports`` loads Theano, Lasagne and Keras with the
 ``repairs`` that this version of Python and NumPy needs, and ``pytensor_environment`` finds a BLAS for
-PyTensor. ``compile_cache`` checks whether Theano has room to compile, and who else can change its code.
+PyTensor. ``aliases`` finds the modules of ``compat`` under the names of older libraries.
+``compile_cache`` checks whether Theano has room to compile, and who else can change its code.
 ``installation`` installs Theano, Lasagne and Keras with pip. ``nvidia_libraries`` finds NVIDIA's
 libraries, and ``nvidia_links`` creates links with the names that libgpuarray expects.
 

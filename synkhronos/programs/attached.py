@@ -40,7 +40,7 @@ _BOX = "minibatches"  # of the mailbox from which attached processes take arrays
 
 
 class Listener:
-    """A process to which others attach, with `attach`. It answers their questions and owns the memory.
+    r"""A process to which others attach, with `attach`. It answers their questions and owns the memory.
 
     Nothing of it has a name in a file system, so nothing is left when it ends in any way.
 
@@ -68,7 +68,7 @@ class Listener:
     ...     listener.serve(lambda request, pid, info: 2 * info)
     ...     process.communicate()[0]
     0
-    b'42\\n'
+    b'42\n'
     """
 
     def __init__(

@@ -123,7 +123,7 @@ class Door:
             if one is self._socket:
                 self._accept()
             elif one in self.members:
-                found.append((self.members[one], one))  # type: ignore[index,arg-type]
+                found.append((self.members[one], one))
         return found
 
     def _accept(self) -> None:
