@@ -16,13 +16,17 @@ ALIASES = {"platoon": "synkhronos.compat.platoon"}
 
 
 class AliasFinder:
-    """Finds the modules in `ALIASES`, and those inside them, where Python has found none."""
+    """Finds the modules in `ALIASES`, and those inside them, unless Python finds the library itself.
+
+    It comes before the other finders, as Python would find the modules inside by their paths, a second
+    time.
+    """
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
         """Return how to load a module; None for all other modules. Python calls this."""
         first, dot, rest = name.partition(".")
-        if first not in ALIASES:
+        if first not in ALIASES or (is_installed(name) if not dot else not is_alias(first)):
             return None
         real = f"{ALIASES[first]}{dot}{rest}"
         try:
@@ -32,6 +36,17 @@ class AliasFinder:
                 raise
             return None
         return ModuleSpec(name, AliasLoader(module), is_package=hasattr(module, "__path__"))
+
+
+def is_installed(name: str) -> bool:
+    """Whether another finder finds a module at the top level."""
+    others = [one for one in sys.meta_path if getattr(one, "__name__", "") != AliasFinder.__name__]
+    return any(one.find_spec(name, None) is not None for one in others)
+
+
+def is_alias(name: str) -> bool:
+    """Whether the module with this name is of this package."""
+    return getattr(sys.modules.get(name), "__name__", "") == ALIASES[name]
 
 
 class AliasLoader(Loader):
@@ -52,4 +67,4 @@ class AliasLoader(Loader):
 def provide() -> None:
     """Let Python find the modules. Calling it again changes nothing."""
     if all(getattr(one, "__name__", "") != AliasFinder.__name__ for one in sys.meta_path):
-        sys.meta_path.append(AliasFinder)
+        sys.meta_path.insert(0, AliasFinder)

@@ -1,9 +1,9 @@
 """Prepares a script that ``python -m synkhronos run`` starts, before its first line.
 
 The command puts this folder first in ``PYTHONPATH``, so Python runs this file when it starts. This file
-removes the folder again, lets Python find the modules of ``imports`` and ``aliases``, has Theano show that it
-compiles, and then runs the ``sitecustomize`` that Python would have run otherwise. The script, and the
-processes that it starts, have the same paths as without the command.
+removes the folder again, lets Python find the modules of ``imports`` and ``aliases``, has Theano show
+that it compiles, and then runs the ``sitecustomize`` that Python would have run otherwise. The script,
+and the processes that it starts, have the same paths as without the command.
 """
 
 import os

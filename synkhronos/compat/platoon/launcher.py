@@ -21,7 +21,7 @@ SUCCESS, FAILED, WRONG_ARGUMENTS, OF_SYSTEM, OTHER = range(5)
 #: An environment variable: the devices, with commas in between, if the command names none.
 DEVICES = "PLATOON_DEVICES"
 LOGS = "PLATOON_LOGS"
-_CONTROLLER = ["-m", "synkhronos.compat.platoon.channel.controller"]
+_CONTROLLER = ["-m", "synkhronos.compat.platoon.controller"]
 _GRACE = 15.0  # seconds for the controller to end its workers
 
 

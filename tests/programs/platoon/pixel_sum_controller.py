@@ -3,7 +3,6 @@
 import sys
 from multiprocessing import get_context
 
-import numpy as np
 from platoon.channel import Controller
 
 import pixels

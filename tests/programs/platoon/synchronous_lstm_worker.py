@@ -1,4 +1,4 @@
-"""An LSTM whose parameters are averaged after each step, in the order of Platoon's synchronous example."""
+"""An LSTM whose parameters are averaged after each step, as in Platoon's synchronous example."""
 
 import numpy as np
 from platoon.channel import Worker

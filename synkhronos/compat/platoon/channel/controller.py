@@ -228,13 +228,3 @@ class _Sender:
 
     def close(self) -> None:
         """Do nothing: what was sent remains until it is received."""
-
-
-def main() -> int:
-    """Run a controller that only starts the workers, for an experiment without its own."""
-    options = Controller.default_parser().parse_args()
-    return Controller(**Controller.default_arguments(options)).serve()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -45,7 +45,7 @@ class GlobalDynamics:
 
     def _keep(self, *groups: _Variables) -> None:
         lists: list[list[SharedVariable]] = [
-            [one] if hasattr(one, "get_value") else list(one)  # type: ignore[list-item,arg-type]  # by kind
+            [one] if hasattr(one, "get_value") else list(one)  # type: ignore[list-item]  # by kind
             for one in groups
         ]
         if len({len(one) for one in lists}) > 1:
