@@ -45,6 +45,7 @@ OTHERS = {
     "arrays/*": ["test_data.py", "test_drop.py", "test_bad_input.py", "test_fixed_rows.py"],
     "checkpoints/*": ["test_checkpoint.py", "test_feedback.py"],
     "compat/platoon/*": ["test_platoon.py"],
+    "compat/platoon/*/*": ["test_platoon.py"],
     "engines/*": ["test_engines.py", *GRAPHS, *CALLS],
     "engines/analysis/*": ["test_engines.py", *GRAPHS, *CALLS],
     "engines/pytensor/*": ["test_pytensor.py", "test_modes.py", "test_jax.py"],

@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Callable, NamedTuple
 
 from synkhronos._errors import SynkhronosError
+from synkhronos.host.handler_errors import pass_on, suppress
 from synkhronos.stores.commons import LockFile, SharedCommons, open_unnamed
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
@@ -129,7 +130,8 @@ class Door:
     def _accept(self) -> None:
         try:
             accepted, _ = self._socket.accept()
-        except OSError:  # it has gone away
+        except OSError as error:  # it has gone away
+            pass_on(error)
             return
         with accepted:
             pid, user = _peer(accepted)
@@ -140,7 +142,8 @@ class Door:
                 rank = self._find_rank(pid)
                 seat = None if rank is None else Seat(rank, self.size, self.places)
                 _send_seat(accepted, seat, [file.fileno() for file in self._files])
-            except OSError:  # it has ended meanwhile
+            except OSError as error:  # it has ended meanwhile
+                pass_on(error)
                 return
             if rank is not None:
                 accepted.settimeout(None)
@@ -260,20 +263,16 @@ class Entrance:
         """Say that this process needs the others no more. Nothing can be used afterwards."""
         if self._connection.closed:
             return
-        try:
+        with suppress(OSError):  # it has ended before
             self._connection.send((LEAVE,))
-        except OSError:  # it has ended before
-            pass
         self._connection.close()
         self.store.commons.close()
 
 
 def answer_to(connection: Connection, reply: Any) -> None:
     """Send ``(value, failure)`` to a member, if it still lives."""
-    try:
+    with suppress(ConnectionError):  # it has died meanwhile; its end comes next
         connection.send(reply)
-    except (BrokenPipeError, ConnectionError):  # it has died meanwhile; its end comes next
-        pass
 
 
 def failure_of(error: BaseException) -> str:
@@ -306,6 +305,7 @@ def _connect(name: str, until: float) -> socket.socket:
                 raise SynkhronosError(f"attach: the controller {name!r} belongs to another user")
             return connected
         except (ConnectionRefusedError, BlockingIOError) as error:  # not there yet, or too many come
+            pass_on(error)
             connected.close()
             if time.monotonic() >= until:
                 raise SynkhronosError(

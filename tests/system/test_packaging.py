@@ -130,11 +130,16 @@ def test_each_extra_installs_what_its_file_names(described):
         assert sorted(map(normalized, named)) == sorted(map(normalized, wanted)), extra
 
 
-def test_the_command_is_that_of_python_m(archives):
+def test_the_commands_are_that_of_python_m_and_those_of_other_libraries(archives):
     with zipfile.ZipFile(archives[1]) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         text = archive.read(name).decode()
-    assert text.split() == ["[console_scripts]", "synkhronos", "=", "synkhronos.__main__:main"]
+    head, *scripts = text.strip().splitlines()
+    assert head == "[console_scripts]"
+    assert dict(line.split(" = ") for line in scripts) == {
+        "synkhronos": "synkhronos.__main__:main",
+        "platoon-launcher": "synkhronos.compat.platoon.launcher:main",
+    }
 
 
 # Requirements
