@@ -94,6 +94,29 @@ def test_no_change_of_a_center_is_lost_and_locks_exclude():
 
 
 @own_process(timeout=LIMIT)
+def test_a_lock_is_waited_for_up_to_a_time_limit_and_free_when_its_holder_has_died():
+    code = """
+    lock = attached.lock()
+    if attached.rank:
+        assert lock.acquire()
+    attached.barrier()
+    if not attached.rank:
+        assert lock.acquire(timeout=0.1) is False
+    attached.barrier()
+    if attached.rank:
+        os.kill(os.getpid(), 9)
+    assert lock.acquire(timeout=60) is True
+    """
+    own = name()
+    with synk.Listener(own, size=2) as listener:
+        started = [start(own, code) for _ in range(2)]
+        assert serve(listener) == 1
+        assert sorted(one.wait() for one in started) == [-signal.SIGKILL, 0]
+        for one in started:
+            one.communicate()
+
+
+@own_process(timeout=LIMIT)
 def test_wrong_uses_of_attached_processes_are_errors():
     code = """
     def fails(f, text):

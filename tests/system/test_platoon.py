@@ -486,3 +486,17 @@ def test_modules_have_one_copy_under_both_names(start):
     assert (
         ended(start("-m", "synkhronos", "run", "-c", code), 0) == "No module named 'platoon.missing'\n"
     )
+
+
+def test_install_makes_platoon_importable(start):
+    code = (
+        "from synkhronos.compat import platoon as ours\n"
+        "ours.install()\nours.install()\n"
+        "import sys, platoon\n"
+        "from platoon import Controller, Worker\n"
+        "assert platoon is ours and isinstance(Controller, type) and isinstance(Worker, type)\n"
+        "assert sum(getattr(one, '__name__', '') == 'AliasFinder' for one in sys.meta_path) == 1\n"
+        "try:\n    platoon.missing\nexcept AttributeError as error:\n    print(error)\n"
+    )
+    said = ended(start("-c", code), 0)
+    assert said == "module 'synkhronos.compat.platoon' has no attribute 'missing'\n"
