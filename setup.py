@@ -83,6 +83,7 @@ setup(
         "console_scripts": [
             "synkhronos = synkhronos.__main__:main",
             "tmlauncher = synkhronos.compat.theanompi.launcher:main",
+            "platoon-launcher = synkhronos.compat.platoon.launcher:main",
         ]
     },
     zip_safe=False,

@@ -80,6 +80,7 @@ _log.set_up()
 
 __all__ = [
     "AlreadyForkedError",
+    "Attached",
     "Center",
     "ClosedError",
     "Comparison",
@@ -87,6 +88,7 @@ __all__ = [
     "Function",
     "FuseError",
     "In",
+    "Listener",
     "MismatchError",
     "NotForkedError",
     "Out",
@@ -102,6 +104,7 @@ __all__ = [
     "WorldBrokenError",
     "all_gather",
     "all_reduce",
+    "attach",
     "broadcast",
     "close",
     "data",
@@ -133,7 +136,7 @@ __all__ = [
 ]
 
 #: While this is ``argv[0]``, Python is locating the module of ``python -m``, or the command runs.
-_COMMANDS = ("-m", "synkhronos", "tmlauncher")
+_COMMANDS = ("-m", "synkhronos", "platoon-launcher", "tmlauncher")
 
 if _python_typing.TYPE_CHECKING or _os.path.basename("".join(_sys.argv[:1])) not in _COMMANDS:
     with _preparation.no_collection():

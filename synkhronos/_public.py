@@ -47,6 +47,11 @@ from synkhronos.profiles.profile import (
     Profile as Profile,
     profile as profile,
 )
+from synkhronos.programs.attached import (
+    Attached as Attached,
+    Listener as Listener,
+    attach as attach,
+)
 from synkhronos.programs.center import Center as Center
 from synkhronos.programs.lock import ProgramLock as ProgramLock
 from synkhronos.programs.rank import Rank as Rank

@@ -4,7 +4,7 @@ The scripts are started by ``python -m synkhronos run``, or by the commands of t
 module was written from the documented interface of its library; nothing is copied. Nothing here has a
 mechanism of its own.
 
-The folder ``theanompi`` stands for Theano-MPI.
+The folder ``platoon`` stands for Platoon, and ``theanompi`` for Theano-MPI.
 
-May import: ``extensions``, ``host``.
+May import: ``engines``, ``extensions``, ``host``.
 """

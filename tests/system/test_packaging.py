@@ -132,15 +132,17 @@ def test_each_extra_installs_what_its_file_names(described):
         assert sorted(map(normalized, named)) == sorted(map(normalized, wanted)), extra
 
 
-def test_the_commands_are_those_of_the_modules(archives):
+def test_the_commands_are_that_of_python_m_and_those_of_other_libraries(archives):
     with zipfile.ZipFile(archives[1]) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         text = archive.read(name).decode()
-    assert text.split("\n")[0] == "[console_scripts]"
-    assert sorted(filter(None, text.split("\n")[1:])) == [
-        "synkhronos = synkhronos.__main__:main",
-        "tmlauncher = synkhronos.compat.theanompi.launcher:main",
-    ]
+    head, *scripts = text.strip().splitlines()
+    assert head == "[console_scripts]"
+    assert dict(line.split(" = ") for line in scripts) == {
+        "synkhronos": "synkhronos.__main__:main",
+        "tmlauncher": "synkhronos.compat.theanompi.launcher:main",
+        "platoon-launcher": "synkhronos.compat.platoon.launcher:main",
+    }
 
 
 # Requirements

@@ -1,0 +1,230 @@
+"""The controller: it answers the requests of the workers, and starts them if it is told to."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from typing import Any, Sequence
+
+import synkhronos as synk
+from synkhronos.compat.platoon import arguments
+from synkhronos.compat.platoon.processes import Workers
+
+_logger = logging.getLogger(__name__)
+_GRACE = 10.0  # seconds for workers to end after the controller was told to stop
+
+
+class _Base:
+    """What `Controller` and `Lieutenant` share."""
+
+    _listener: synk.Listener | None = None
+    _started: Workers | None = None
+    _parent = 0
+
+    def _listen(self, port: int, size: int | None = None) -> None:
+        pids = {} if self._started is None else self._started.pids
+        ranks = {pid: rank for rank, pid in enumerate(pids)}
+        self._port, self._parent = port, os.getpid()
+        self._done: set[int] = set()
+        self._seen: set[int] = set()
+        self._needed = size or 1
+        self._stop_at: float | None = None
+        self._listener = synk.Listener(arguments.name_of(port), size, ranks.get)
+
+    def worker_is_done(self, worker_id: int) -> None:
+        """Take it that a worker will ask nothing more: `serve` ends when all workers are done."""
+        self._done.add(worker_id)
+
+    def init_data(self, port: int | None = None) -> None:
+        """Prepare to send minibatches, in the process that sends them.
+
+        The port is not used: minibatches are in memory that the workers share.
+        """
+        self._opened("init_data")
+        self.asocket = _Sender()
+
+    def send_mb(self, arrays: Any) -> None:
+        """Send a minibatch, an array or a list of arrays, to the worker that asks for one first.
+
+        It waits while 8 minibatches have not been received.
+        """
+        self._opened("send_mb").send(arrays, self._check_parent)
+
+    def _check_parent(self) -> None:
+        """End a process that sends, if the controller has ended."""
+        if os.getpid() != self._parent and os.getppid() != self._parent:
+            sys.exit("the controller has ended, so nobody receives the minibatches")
+
+    def _opened(self, method: str) -> synk.Listener:
+        if self._listener is None:
+            raise RuntimeError(f"{method}: expected init_control(port) before")
+        return self._listener
+
+    def serve(self) -> int:
+        """Answer the requests until all workers have ended.
+
+        Workers that were started by hand have ended when at least one has come, or as many as the
+        controller was started for, and all have closed their connections or are done.
+
+        Returns
+        -------
+        int
+            0, or 1 if a worker has failed; the others are ended then.
+        """
+        listener, started = self._opened("serve"), self._started
+        try:
+            died = listener.serve(self._answer, self._are_over if started is None else self._have_ended)
+            if started is None:
+                return int(died > 0)
+            codes = started.codes()
+            if any(codes):
+                shown = {pid: code for pid, code in zip(started.pids, codes) if code}
+                _logger.warning("workers have failed; exit codes by process: %s", shown)
+            return int(self._stop_at is None and any(code != 0 for code in codes))
+        finally:
+            self._end()
+
+    def _are_over(self) -> bool:
+        attached = self._opened("serve").pids
+        self._seen.update(attached)
+        is_over = len(self._seen | self._done) >= self._needed and not set(attached) - self._done
+        return is_over or self._is_late()
+
+    def _have_ended(self) -> bool:
+        return self._is_late() or self._started is None or self._started.are_over()
+
+    def _is_late(self) -> bool:
+        return self._stop_at is not None and time.monotonic() > self._stop_at
+
+    def _close(self) -> None:
+        """Let the workers end soon; those that do not are ended then, which is no failure.
+
+        Scripts call it in `handle_control`.
+        """
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + _GRACE
+
+    def _end(self) -> None:
+        if self._listener is not None and os.getpid() == self._parent:
+            self._listener.close()
+            if self._started is not None:
+                self._started.end()
+
+    def _answer(self, request: Any, worker_id: int, info: Any) -> Any:
+        self._seen.add(worker_id)
+        return self._handle(request, worker_id, info)
+
+    def _handle(self, request: Any, worker_id: int, info: Any) -> Any:
+        raise NotImplementedError
+
+
+class Controller(_Base):
+    """A controller. Scripts override `handle_control`, create one, and call `serve`.
+
+    With the name of an experiment it starts its workers, a process for each device, and each has its own
+    files of output. Otherwise workers are started by hand, and attach at any time.
+
+    Parameters
+    ----------
+    control_port : int, default: 5567
+        Workers find the controller by this number. It stands for a name on this machine, not for a port
+        of the network.
+    data_port, data_hwm
+        Accepted; minibatches need no port.
+    devices : list of str, optional
+        Theano's devices, one for each worker.
+    workers : int, optional
+        The number of workers, if it is not the number of devices.
+    experiment_name, log_directory, worker_args : str, optional
+        As in the options of `default_parser`.
+    multi : bool
+        Several machines, which is an error.
+    """
+
+    def __init__(
+        self,
+        control_port: int = arguments.CONTROL_PORT,
+        data_port: int | None = None,
+        data_hwm: int = arguments.DATA_HWM,
+        devices: Sequence[str] | None = None,
+        experiment_name: str | None = None,
+        log_directory: str | None = None,
+        worker_args: str | None = None,
+        multi: bool = False,
+        workers: int | None = None,
+    ) -> None:
+        if multi:
+            raise ValueError(
+                "Controller: expected one machine, got multi=True; write a script for several machines "
+                "with synkhronos itself: python -m synkhronos launch"
+            )
+        self._devices = list(devices or [])[:workers]
+        if experiment_name and not self._devices:
+            raise ValueError(
+                f"Controller: expected devices for the workers of {experiment_name}, got none; name "
+                f"them, as in -D cuda0 cuda1"
+            )
+        if experiment_name:
+            self._started = Workers(experiment_name, self._devices, worker_args or "", log_directory)
+        self._workers = [] if self._started is None else self._started.pids
+        try:
+            self._listen(control_port, len(self._workers) or workers)
+        except BaseException:
+            if self._started is not None:
+                self._started.end()
+            raise
+
+    @staticmethod
+    def default_parser() -> argparse.ArgumentParser:
+        """Return a parser with the options of a controller."""
+        return arguments.controller_parser()
+
+    @staticmethod
+    def default_arguments(args: argparse.Namespace) -> dict[str, Any]:
+        """Return the arguments of a controller from its options."""
+        return arguments.of_controller(args)
+
+    def handle_control(self, req: Any, worker_id: int, req_info: Any) -> Any:
+        """Return the answer to a request of a worker; scripts override it.
+
+        Parameters
+        ----------
+        req, req_info : object
+            What the worker has given to ``send_req``.
+        worker_id : int
+            The process of the worker.
+        """
+        raise NotImplementedError(
+            f"the request {req!r} of worker {worker_id} has no answer; override "
+            f"Controller.handle_control(req, worker_id, req_info)"
+        )
+
+    def _handle(self, request: Any, worker_id: int, info: Any) -> Any:
+        return self.handle_control(request, worker_id, info)
+
+
+class Lieutenant(_Base):
+    """The former controller: scripts override ``handle_control(req)``, and call `init_control`."""
+
+    def init_control(self, port: int) -> None:
+        """Let workers find this controller by a number."""
+        self._listen(port)
+
+    def handle_control(self, req: Any) -> Any:
+        """Return the answer to a request of a worker; scripts override it."""
+        raise NotImplementedError(
+            f"the request {req!r} has no answer; override Lieutenant.handle_control(req)"
+        )
+
+    def _handle(self, request: Any, worker_id: int, info: Any) -> Any:
+        return self.handle_control(request)
+
+
+class _Sender:
+    """What a script closes when it has sent all minibatches."""
+
+    def close(self) -> None:
+        """Do nothing: what was sent remains until it is received."""

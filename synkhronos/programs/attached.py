@@ -1,0 +1,440 @@
+"""Processes that were not forked from the script: they attach to a listener, by its name, at any time.
+
+A listener answers questions, as a controller of `spmd` does, and owns the memory. The processes that
+attach to it have a center, locks and collectives, as the ranks of a program have.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import pickle
+import time
+import weakref
+from types import TracebackType
+from typing import Any, Callable, Sequence
+
+import numpy as np
+
+from synkhronos._checks import check_int, check_number, check_string
+from synkhronos._errors import SynkhronosError
+from synkhronos._typing import ArrayLike, ReduceOp, SharedVariables
+from synkhronos.arithmetic.operations import find_operation
+from synkhronos.comms.shm import SharedMemoryCommunicator
+from synkhronos.engines.names import package
+from synkhronos.host.handler_errors import pass_on
+from synkhronos.programs.center import Center
+from synkhronos.programs.lock import ProgramLock
+from synkhronos.services.listener import ASK, ATTACHED, DIED, LEFT, Door, Entrance, answer_to, failure_of
+from synkhronos.services.mailbox import Mailbox
+from synkhronos.services.meeting import Meeting
+from synkhronos.services.messages import put, take
+from synkhronos.services.stripes import Stripes
+from synkhronos.world.devices import make_engine
+
+_MOST = 16  # attached processes at once, if their number is not given
+_NAP = 2e-4  # seconds between two attempts
+_CHECKED = 0.2  # seconds between two looks of `serve` at whether it is over
+_BOX = "minibatches"  # of the mailbox from which attached processes take arrays
+
+
+class Listener:
+    r"""A process to which others attach, with `attach`. It answers their questions and owns the memory.
+
+    Nothing of it has a name in a file system, so nothing is left when it ends in any way.
+
+    Parameters
+    ----------
+    name : str
+        By which processes of the same user on this machine find it.
+    size : int, optional
+        The number of processes that will attach in all; collectives need it. By default any number can
+        come and go, at most 16 at once.
+    rank_of : callable, optional
+        ``rank_of(pid)`` returns the number that a process gets, or None for the next one.
+
+    Examples
+    --------
+    >>> import subprocess, sys
+    >>> import synkhronos as synk
+    >>> script = '''
+    ... import synkhronos as synk
+    ... with synk.attach("example") as attached:
+    ...     print(attached.ask("double", 21), flush=True)
+    ... '''
+    >>> with synk.Listener("example") as listener:
+    ...     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    ...     listener.serve(lambda request, pid, info: 2 * info)
+    ...     process.communicate()[0]
+    0
+    b'42\n'
+    """
+
+    def __init__(
+        self,
+        name: str,
+        size: int | None = None,
+        rank_of: Callable[[int], int | None] = lambda pid: None,
+    ) -> None:
+        check_string(name, "Listener: name")
+        if size is not None:
+            size = check_int(size, "Listener: size", 1)
+        self._size = size
+        self._door = Door(name, size, size or _MOST, rank_of)
+        self._came = self._died = 0
+        self._box: Mailbox | None = None
+        self._is_closed = False
+
+    def serve(
+        self,
+        answer: Callable[[Any, int, Any], Any],
+        is_over: Callable[[], bool] | None = None,
+    ) -> int:
+        """Answer questions until it is over.
+
+        Parameters
+        ----------
+        answer : callable
+            ``answer(request, pid, info)`` returns the answer to the question of the process `pid`.
+        is_over : callable, optional
+            Called several times a second; it ends this call by returning True. By default it is over
+            when all processes that have attached have ended, and at least one, or `size`, have attached.
+
+        Returns
+        -------
+        int
+            How many of the attached processes have ended without `Attached.close`.
+
+        Raises
+        ------
+        Exception
+            What `answer` raises, after the process that has asked was told.
+        """
+        while not (self._all_have_ended() if is_over is None else is_over()):
+            for member, connection in self._door.wait(_CHECKED):
+                try:
+                    message = connection.recv()
+                except (EOFError, OSError) as error:
+                    pass_on(error)
+                    self._died += 1
+                    self._door.drop(connection, DIED)
+                    continue
+                if message[0] != ASK:
+                    self._door.drop(connection, LEFT)
+                    continue
+                try:
+                    value = answer(message[1], member.pid, message[2])
+                except BaseException as error:
+                    answer_to(connection, (None, failure_of(error)))
+                    raise
+                answer_to(connection, (value, None))
+        return self._died
+
+    @property
+    def pids(self) -> list[int]:
+        """The attached processes."""
+        return [member.pid for member in self._door.members.values()]
+
+    def _all_have_ended(self) -> bool:
+        states = self._door.states
+        return not (states == ATTACHED).any() and np.count_nonzero(states) >= (self._size or 1)
+
+    def send(self, arrays: Any, pause: Callable[[], None] = lambda: None) -> None:
+        """Send arrays to the attached process that is the first to receive them.
+
+        It waits while the box is full, which has room for 8 messages. A process that this process has
+        forked may call it, too.
+
+        Parameters
+        ----------
+        arrays : array-like, or list of these
+            The contents of the message.
+        pause : callable, optional
+            Called from time to time while it waits.
+        """
+        if self._box is None:
+            self._door.memory.use_span(self._door.places + 1)  # also in a forked process
+            self._box = Mailbox(self._door.commons, _BOX)
+        while not put(self._box, arrays, 0):
+            pause()
+            time.sleep(_NAP)
+
+    def close(self) -> None:
+        """Accept no process any more. The attached processes get errors."""
+        if not self._is_closed:
+            self._is_closed, self._box = True, None
+            self._door.close()
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def attach(name: str, timeout: float = 60) -> Attached:
+    """Attach this process to a `Listener` on this machine.
+
+    Parameters
+    ----------
+    name : str
+        The name of the listener.
+    timeout : float, default: 60
+        How many seconds to wait for a listener that has not started yet.
+
+    Returns
+    -------
+    Attached
+        The methods that this process can use now.
+
+    Raises
+    ------
+    SynkhronosError
+        If there is no such listener, or it has no place for another process.
+    """
+    check_string(name, "attach: name")
+    return Attached(name, check_number(timeout, "attach: timeout"))
+
+
+class Attached:
+    """A process that is attached to a listener. `attach` returns it.
+
+    Its methods are those of `Rank`; its collectives need a listener with a `size`.
+
+    Attributes
+    ----------
+    rank : int
+        The number of this process.
+    size : int or None
+        The number of processes in all, if the listener knows it.
+    """
+
+    def __init__(self, name: str, timeout: float) -> None:
+        self._entrance = Entrance(name, timeout)
+        seat = self._entrance.seat
+        self.rank, self.size = seat.rank, seat.size
+        self._commons = self._entrance.store.commons
+        self._engine = make_engine([str(getattr(package.config, "device", "cpu"))])
+        self._communicator: SharedMemoryCommunicator | None = None
+        self._reductions: dict[Any, Callable[..., Sequence[np.ndarray]]] = {}
+        self._centers: dict[str, Center] = {}
+        self._locks: dict[str, ProgramLock] = {}
+        self._box: Mailbox | None = None
+        self._leave_at_exit = _leave_at_exit(self)
+
+    def __repr__(self) -> str:
+        return f"<synkhronos.Attached {self.rank}{f' of {self.size}' if self.size else ''}>"
+
+    def ask(self, request: Any, info: Any = None, timeout: float | None = None) -> Any:
+        """Ask the listener, and return its answer.
+
+        Parameters
+        ----------
+        request, info : object
+            Arguments for its function, in addition to the number of this process. They are pickled.
+        timeout : float, optional
+            The longest time to wait, in seconds. By default there is no limit while the listener lives.
+
+        Raises
+        ------
+        SynkhronosError
+            If the listener has ended, its function raised an exception, or the time is over.
+        """
+        self._check()
+        return self._entrance.ask(request, info, timeout)
+
+    @property
+    def attached(self) -> int:
+        """The number of processes that are attached now."""
+        return int(np.count_nonzero(self._entrance.states == ATTACHED))
+
+    def center(self, shared_vars: SharedVariables, name: str = "center") -> Center:
+        """Return the center of shared variables; see `Rank.center`.
+
+        Parameters
+        ----------
+        shared_vars : shared variable, or list of these
+            The variables, with the same shapes and dtypes in every process.
+        name : str, default: "center"
+            Each name denotes a separate center.
+        """
+        self._check()
+        check_string(name, "center: name")
+        if name not in self._centers:
+            open_stripes = functools.partial(Stripes, self._commons)
+            self._centers[name] = Center(
+                open_stripes, self._engine, shared_vars, name, self._pause, self._check
+            )
+        return self._centers[name]
+
+    def lock(self, name: str = "lock") -> ProgramLock:
+        """Return a lock that one process can hold at a time; see `Rank.lock`.
+
+        Parameters
+        ----------
+        name : str, default: "lock"
+            Each name denotes a separate lock.
+        """
+        self._check()
+        check_string(name, "lock: name")
+        if name not in self._locks:
+            open_stripes = functools.partial(Stripes, self._commons)
+            self._locks[name] = ProgramLock(
+                open_stripes, name, self._pause, self._check, contextlib.nullcontext()
+            )
+        return self._locks[name]
+
+    def receive(self, timeout: float | None = None) -> Any:
+        """Return the oldest arrays that `Listener.send` has sent, and that no process has received.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            The longest time to wait, in seconds. By default there is no limit while the listener lives.
+
+        Returns
+        -------
+        numpy.ndarray, list of numpy.ndarray, or None
+            As they were sent; None after the time limit.
+        """
+        self._check()
+        if self._box is None:
+            self._box = Mailbox(self._commons, _BOX)
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            found = take(self._box)
+            if found is not None:
+                return found[1]
+            if until is not None and time.monotonic() >= until:
+                return None
+            self._pause()
+
+    # Collectives
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Return the values of all processes, by rank, in every process.
+
+        Parameters
+        ----------
+        value : object
+            This process's value, such as a few numbers. It is pickled.
+        """
+        return self._meet("exchange", own=value)
+
+    def barrier(self) -> None:
+        """Wait until every process has called this method."""
+        self._meet("barrier")
+
+    def all_reduce(self, arrays: ArrayLike | Sequence[ArrayLike], op: ReduceOp = "avg") -> Any:
+        """Return the reductions of the arrays of all processes.
+
+        Parameters
+        ----------
+        arrays : array-like, or list of these
+            Arrays and numbers, of the same shapes and dtypes in every process. They are not changed.
+        op : {"avg", "sum", "prod", "min", "max"}
+            The operation.
+
+        Returns
+        -------
+        numpy.ndarray or list of numpy.ndarray
+            The reductions, equal to the last bit in all processes.
+
+        Raises
+        ------
+        SynkhronosError
+            If the processes are at different collectives, a process has ended, or the listener has not
+            been given a `size`.
+        """
+        is_list = isinstance(arrays, (list, tuple))
+        given: Any = arrays if is_list else [arrays]
+        operation = find_operation(op, "all_reduce: op")
+        own = [np.array(each, order="C") for each in given]
+        for array in own:
+            operation.check_dtype(array.dtype, "an array")
+        what = op, *(f"{each.dtype}{list(each.shape)}" for each in own)
+        self._meet("all_reduce", *what)
+        communicator = self._find_communicator()
+        if what not in self._reductions:
+            self._reductions[what] = communicator.prepare_reduction(op)
+        # They are in memory that other processes will write to.
+        reduced = [np.array(each) for each in self._reductions[what](own, 1)]
+        return reduced if is_list else reduced[0]
+
+    def _meet(self, *called: Any, own: Any = None) -> list[Any]:
+        group = self._find_communicator().group
+        by_rank = [pickle.loads(one) for one in group.exchange(pickle.dumps((called, own)))]
+        if any(one[0] != called for one in by_rank):
+            listed = "; ".join(f"process {rank}: {one[0]}" for rank, one in enumerate(by_rank))
+            raise SynkhronosError(
+                f"the attached processes are at different collectives: {listed}; let every process "
+                f"call the same ones in the same order, for the same arrays"
+            )
+        return [one[1] for one in by_rank]
+
+    def _find_communicator(self) -> SharedMemoryCommunicator:
+        self._check()
+        if self.size is None:
+            raise SynkhronosError(
+                "collectives of attached processes need their number: give it to the listener, as in "
+                "Listener(name, size=2)"
+            )
+        if self._communicator is None:
+            group = Meeting(self._commons, self.rank, self.size, self._check_comes)
+            self._communicator = SharedMemoryCommunicator(group, self._entrance.store)
+        return self._communicator
+
+    def _check_comes(self, rank: int) -> None:
+        """Raise if a process does not come to a meeting any more."""
+        self._check()
+        if self._entrance.states[rank] in (LEFT, DIED):
+            raise SynkhronosError(
+                f"the attached process {rank} has ended, and the others wait for it in a collective; "
+                f"let every process call the same collectives"
+            )
+
+    # Internal
+
+    def _check(self) -> None:
+        self._entrance.check()
+
+    def _pause(self) -> None:
+        self._check()
+        time.sleep(_NAP)
+
+    def close(self) -> None:
+        """Leave the listener. The methods raise errors afterwards."""
+        atexit.unregister(self._leave_at_exit)
+        self._communicator, self._box = None, None
+        self._reductions.clear()
+        self._entrance.leave()
+
+    def __enter__(self) -> Attached:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _leave_at_exit(attached: Attached) -> Callable[[], None]:
+    """Let a process that ends without `close` leave, unless it is killed."""
+    reference = weakref.ref(attached)
+
+    def leave() -> None:
+        found = reference()
+        if found is not None:
+            found.close()
+
+    atexit.register(leave)
+    return leave
