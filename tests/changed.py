@@ -75,7 +75,7 @@ OTHERS = {
     "host/doctor/*": ["test_doctor.py", "test_doctor_gpus.py", "test_blas_kernels.py", "test_main.py"],
     "host/signal*": ["test_handlers.py", "test_interrupts.py"],
     "host/nvidia*": ["test_nvidia_libraries.py", "test_nvidia_links.py", "test_main.py"],
-    "host/aliases.py": ["test_theanompi.py", "test_theanompi_names.py"],
+    "host/aliases.py": ["test_platoon.py", "test_theanompi.py", "test_theanompi_names.py"],
     "host/compile*": [
         "test_compiler.py",
         "test_compile_lock.py",
@@ -96,7 +96,6 @@ OTHERS = {
         "test_controller.py",
     ],
     "services/helpers.py": ["test_helpers.py", "test_loading.py", "test_loading_failures.py"],
-    "host/aliases.py": ["test_platoon.py"],
     "programs/attached.py": ["test_attached.py", "test_platoon.py"],
     "services/listener.py": ["test_attached.py", "test_platoon.py"],
     "services/meeting.py": ["test_attached.py", "test_platoon.py"],
