@@ -13,7 +13,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from processes import ROOT
+from processes import ROOT, restore_signals
 
 from synkhronos.compat.platoon import launcher
 from synkhronos.compat.platoon.param_sync import ASGD, EASGD
@@ -46,6 +46,7 @@ def start(tmp_path):
         process = subprocess.Popen(
             [sys.executable, *map(str, arguments)],
             cwd=tmp_path, env=environment, text=True, start_new_session=True,
+            preexec_fn=restore_signals,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         started.append(process)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from demo_modules import need
-from processes import ROOT
+from processes import ROOT, restore_signals
 
 need("sklearn")
 
@@ -28,7 +28,7 @@ def script(tmp_path):
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "EPOCHS": str(epochs)}
         answer = subprocess.run(
             [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True,
-            timeout=240,
+            timeout=240, preexec_fn=restore_signals,
         )  # fmt: skip
         assert answer.returncode == code, (answer.returncode, answer.stdout + answer.stderr)
         return answer
@@ -71,6 +71,7 @@ def test_a_model_that_compiles_for_averages_is_trained_with_them(script, tmp_pat
     assert "cleanup of rank 1" not in answer.stdout
 
 
+@pytest.mark.slow
 def test_the_learning_rate_is_scaled_by_the_model_with_averages(script, tmp_path):
     write(tmp_path, MODELCLASS="Scaled", BSP_SYNC_TYPE="avg")
     assert script(*TMLAUNCHER, "-cfg=launch_session.cfg").stdout.count("scaled by 2") == 2
@@ -99,6 +100,7 @@ def test_the_launcher_reports_options_without_importing_theano(script, tmp_path)
     assert script(*TMLAUNCHER, "--help").stdout.startswith("usage: tmlauncher -cfg=FILE")
 
 
+@pytest.mark.slow
 def test_a_loop_of_the_scripts_own(script, tmp_path):
     answer = script(*RUN, "test_model.py", "models.modelfile", "ModelClass", epochs=3)
     found = errors(answer.stdout)
