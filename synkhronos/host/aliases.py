@@ -23,63 +23,79 @@ SHORT_NAMES = {
 
 
 class AliasFinder:
-    """Finds the modules in `ALIASES`, and those inside them, where Python has found none."""
+    """Finds the modules in `ALIASES`, and those inside them, unless Python finds the library itself.
+
+    It comes before the other finders, as Python would find the modules inside by their paths, a second
+    time.
+    """
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
         """Return how to load a module; None for all other modules. Python calls this."""
         first, dot, rest = name.partition(".")
-        if name in SHORT_NAMES and _is_alias(sys.modules.get(SHORT_NAMES[name])):
-            first, dot, rest = SHORT_NAMES[name], ".", name
-        if first not in ALIASES:
-            return None
-        real = f"{ALIASES[first]}{dot}{rest}"
-        try:
-            module = importlib.import_module(real)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{real}.".startswith(f"{error.name}."):
-                raise
-            return None
-        loader: Any = AliasLoader(module)  # with what Python calls; `importlib.abc` takes a millisecond
-        return ModuleSpec(name, loader, is_package=hasattr(module, "__path__"))
+        if first in ALIASES and (is_alias(first) if dot else not is_installed(name)):
+            return _spec(name, f"{ALIASES[first]}{dot}{rest}")
+        if name in SHORT_NAMES and dot and _is_ours(first):
+            return ShortNameFinder.find_spec(name)
+        return None
+
+
+class ShortNameFinder:
+    """Finds the modules in `SHORT_NAMES`, after the other finders have found none."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
+        """Return how to load a module; None for all other modules. Python calls this."""
+        library = SHORT_NAMES.get(name, "")
+        return _spec(name, f"{ALIASES[library]}.{name}") if library and is_alias(library) else None
 
 
 class AliasLoader:
-    """Gives a module that is loaded already, under another name.
-
-    A package is given by another one with the same names but no path, in which Python would find the
-    modules of the package, and load them a second time.
-    """
+    """Gives a module that is loaded already, under another name."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module, self._spec = module, module.__spec__
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the module itself, so that there is one of it under both names."""
-        if spec.submodule_search_locations is None:
-            return self._module
-        package = ModuleType(spec.name, self._module.__doc__)
-        names = {"__all__": getattr(self._module, "__all__", []), "__path__": []}
-        names["__getattr__"] = self._get
-        package.__dict__.update(names)
-        return package
-
-    def _get(self, name: str) -> Any:
-        """Return a name of the package here, for the other one."""
-        return getattr(self._module, name)
+        return self._module
 
     def exec_module(self, module: ModuleType) -> None:
         """Give the module back its own description, which Python has replaced."""
-        if module is self._module:
-            module.__spec__ = self._spec
+        module.__spec__ = self._spec
 
 
-def _is_alias(module: Optional[ModuleType]) -> bool:
-    """Whether a module is a package of this file."""
-    return type(getattr(getattr(module, "__spec__", None), "loader", None)).__name__ == "AliasLoader"
+def _spec(name: str, real: str) -> Optional[ModuleSpec]:
+    """Return how to load a module of this package under another name; None if there is none."""
+    try:
+        module = importlib.import_module(real)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{real}.".startswith(f"{error.name}."):
+            raise
+        return None
+    loader: Any = AliasLoader(module)  # with what Python calls; `importlib.abc` takes a millisecond
+    return ModuleSpec(name, loader, is_package=hasattr(module, "__path__"))
+
+
+def is_installed(name: str) -> bool:
+    """Whether another finder finds a module at the top level."""
+    own = AliasFinder.__name__, ShortNameFinder.__name__
+    others = [one for one in sys.meta_path if getattr(one, "__name__", "") not in own]
+    return any(one.find_spec(name, None) is not None for one in others)
+
+
+def is_alias(name: str) -> bool:
+    """Whether the module with the name of a library is of this package."""
+    return getattr(sys.modules.get(name), "__name__", "") == ALIASES[name]
+
+
+def _is_ours(name: str) -> bool:
+    """Whether the module with a short name is of this package."""
+    return getattr(sys.modules.get(name), "__name__", "").startswith(ALIASES[SHORT_NAMES[name]])
 
 
 def provide() -> None:
     """Let Python find the modules. Calling it again changes nothing."""
     if all(getattr(one, "__name__", "") != AliasFinder.__name__ for one in sys.meta_path):
-        sys.meta_path.append(AliasFinder)
+        sys.meta_path.insert(0, AliasFinder)
+        sys.meta_path.append(ShortNameFinder)

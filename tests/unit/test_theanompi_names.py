@@ -181,7 +181,7 @@ def test_an_installed_library_and_a_scripts_modules_come_first(found, tmp_path, 
 def test_installing_again_changes_nothing(found):
     before = list(sys.meta_path)
     ours.install()
-    assert sys.meta_path == before and before[-1] is aliases.AliasFinder
+    assert sys.meta_path == before and before[-1] is aliases.ShortNameFinder
 
 
 def test_an_error_in_a_module_is_not_hidden(found, monkeypatch):
