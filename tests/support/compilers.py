@@ -113,6 +113,13 @@ SLOW = (
     "test_pytensor.py::test_batch_normalization_uses_the_rows_of_all_ranks[per-activation]",
     "test_restart.py::test_an_interrupted_step_was_taken_completely_or_not_at_all",
     "test_restart.py::test_thirty_restarts",
+    "test_session.py::test_a_checkpoint",
+    "test_session.py::test_a_resumed_session",
+    "test_session.py::test_after_the_death",
+    "test_session.py::test_generators",
+    "test_session.py::test_linear_scaling",
+    "test_session.py::test_the_examples",
+    "test_session.py::test_the_first_interrupt",
     "test_spmd.py::test_a_wait_inside_is_limited_but_not_the_program",
     "test_train_rules.py::test_compiled_with_all_optimizations",
 )
