@@ -424,7 +424,8 @@ def calls_in(tree):
 FORBIDDEN = {"eval", "exec", "compile", "os.system", "os.popen", "tempfile.mktemp", "marshal.loads",
              "subprocess.getoutput", "shelve.open", "yaml.load"}  # fmt: skip
 #: Library modules that unpickle read what a rank wrote to the world's memory, or, with several machines,
-#: what another leader sent by MPI. The benchmarks read what they wrote to their own folder or to such
+#: what another leader sent by MPI; or what a process of the same user sent by the socket of a `Listener`,
+#: which asks the system for the user. The benchmarks read what they wrote to their own folder or to such
 #: memory.
 UNPICKLING = {"benchmarks/center.py", "benchmarks/replicate.py",
               "synkhronos/comms/linked.py", "synkhronos/machines/communicator.py",
@@ -433,6 +434,7 @@ UNPICKLING = {"benchmarks/center.py", "benchmarks/replicate.py",
               "synkhronos/engines/naive.py", "synkhronos/engines/theano/engine.py",
               "synkhronos/engines/theano/module_cache.py", "synkhronos/functions/peers.py",
               "synkhronos/services/controller.py", "synkhronos/programs/collectives.py",
+              "synkhronos/services/listener.py", "synkhronos/programs/attached.py",
               "synkhronos/services/messages.py", "synkhronos/machines/relay/part.py",
               "synkhronos/machines/relay/remote_stripes.py", "synkhronos/programs/spmd.py",
               "synkhronos/stores/commons.py", "synkhronos/machines/courier.py",
