@@ -423,10 +423,10 @@ def calls_in(tree):
 
 FORBIDDEN = {"eval", "exec", "compile", "os.system", "os.popen", "tempfile.mktemp", "marshal.loads",
              "subprocess.getoutput", "shelve.open", "yaml.load"}  # fmt: skip
-#: Library modules that unpickle read what a rank wrote to the world's memory, or, with several machines,
-#: what another leader sent by MPI; or what a process of the same user sent by the socket of a `Listener`,
-#: which asks the system for the user. The benchmarks read what they wrote to their own folder or to such
-#: memory.
+#: Library modules that unpickle read what a rank wrote to the world's memory, or, with several
+#: machines, what another leader sent by MPI; or what a process of the same user sent by the socket of a
+#: `Listener`, which asks the system for the user. The benchmarks read what they wrote to their own
+#: folder or to such memory.
 UNPICKLING = {"benchmarks/center.py", "benchmarks/replicate.py",
               "synkhronos/comms/linked.py", "synkhronos/machines/communicator.py",
               "synkhronos/comms/naive.py", "synkhronos/comms/nccl.py",
