@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from types import TracebackType
 from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
@@ -211,12 +210,7 @@ class Loader:
     def __enter__(self) -> Loader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     # Loops

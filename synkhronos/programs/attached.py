@@ -12,7 +12,6 @@ import functools
 import pickle
 import time
 import weakref
-from types import TracebackType
 from typing import Any, Callable, Sequence
 
 import numpy as np
@@ -20,10 +19,10 @@ import numpy as np
 from synkhronos._checks import check_int, check_number, check_string
 from synkhronos._errors import SynkhronosError
 from synkhronos._typing import ArrayLike, ReduceOp, SharedVariables
-from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.engines.names import package
 from synkhronos.host.handler_errors import pass_on
+from synkhronos.programs.array_reductions import ArrayReductions
 from synkhronos.programs.center import Center
 from synkhronos.programs.lock import ProgramLock
 from synkhronos.services.listener import ASK, ATTACHED, DIED, LEFT, Door, Entrance, answer_to, failure_of
@@ -42,12 +41,13 @@ _BOX = "minibatches"  # of the mailbox from which attached processes take arrays
 class Listener:
     r"""A process to which others attach, with `attach`. It answers their questions and owns the memory.
 
-    Nothing of it has a name in a file system, so nothing is left when it ends in any way.
+    Its socket and its memory have no names in a file system, so nothing remains after it has ended, even
+    if it was killed.
 
     Parameters
     ----------
     name : str
-        By which processes of the same user on this machine find it.
+        Processes of the same user on this machine find it by this name.
     size : int, optional
         The number of processes that will attach in all; collectives need it. By default any number can
         come and go, at most 16 at once.
@@ -169,12 +169,7 @@ class Listener:
     def __enter__(self) -> Listener:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 
@@ -222,7 +217,7 @@ class Attached:
         self._commons = self._entrance.store.commons
         self._engine = make_engine([str(getattr(package.config, "device", "cpu"))])
         self._communicator: SharedMemoryCommunicator | None = None
-        self._reductions: dict[Any, Callable[..., Sequence[np.ndarray]]] = {}
+        self._reductions = ArrayReductions(self._meet, self._find_communicator)
         self._centers: dict[str, Center] = {}
         self._locks: dict[str, ProgramLock] = {}
         self._box: Mailbox | None = None
@@ -354,17 +349,7 @@ class Attached:
         """
         is_list = isinstance(arrays, (list, tuple))
         given: Any = arrays if is_list else [arrays]
-        operation = find_operation(op, "all_reduce: op")
-        own = [np.array(each, order="C") for each in given]
-        for array in own:
-            operation.check_dtype(array.dtype, "an array")
-        what = op, *(f"{each.dtype}{list(each.shape)}" for each in own)
-        self._meet("all_reduce", *what)
-        communicator = self._find_communicator()
-        if what not in self._reductions:
-            self._reductions[what] = communicator.prepare_reduction(op)
-        # They are in memory that other processes will write to.
-        reduced = [np.array(each) for each in self._reductions[what](own, 1)]
+        reduced = self._reductions.all_reduce(given, op)
         return reduced if is_list else reduced[0]
 
     def _meet(self, *called: Any, own: Any = None) -> list[Any]:
@@ -418,12 +403,7 @@ class Attached:
     def __enter__(self) -> Attached:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 

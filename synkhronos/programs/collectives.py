@@ -16,6 +16,7 @@ from synkhronos._typing import ArrayLike, ReduceOp, SharedVariable, SharedVariab
 from synkhronos.arithmetic.operations import Operation, find_operation
 from synkhronos.arithmetic.partition import select
 from synkhronos.comms.formats import Format, check_format
+from synkhronos.programs.array_reductions import ArrayReductions
 from synkhronos.programs.stopping import Run, StopProgram
 from synkhronos.variables.arguments import as_list, check_has_rows, conditioned
 from synkhronos.variables.collectives import Broadcast, Gather, join
@@ -44,9 +45,9 @@ class Collectives:
         self._here, self._program, self._stop, self._may_meet = here, run, run.stop, may_meet
         self.turn = Turn(waits, run.check)
         self._numbers: dict[SharedVariable, int] = {}
-        self._prepared: dict[
-            tuple[Any, ...], Callable[..., Any]
-        ] = {}  # collectives that may be repeated
+        # Collectives of variables, which may be repeated
+        self._prepared: dict[tuple[Any, ...], Callable[[Any], Any]] = {}
+        self._array_reductions = ArrayReductions(self._meet, lambda: self._here.comm.over_cpu)
 
     @property
     def rank(self) -> int:
@@ -276,27 +277,12 @@ class Collectives:
         if given and not any([self._here.engine.is_shared(each) for each in given]):
             if wire is not None:
                 raise ValueError(f"wire: expected None for arrays, got {wire!r}; use shared variables")
-            reduced = self._all_reduce_arrays(given, op, weight)
+            _check_weight(find_operation(op), weight)
+            with self._stopped_by_others():
+                reduced = self._array_reductions.all_reduce(given, op, weight)
             return reduced if is_list else reduced[0]
         numbers = self._numbers_of(given)
         self._reduce("all_reduce", numbers, op, "all", weight, check_format(wire, op))
-
-    def _all_reduce_arrays(
-        self, given: Sequence[Any], op: ReduceOp, weight: float | None
-    ) -> list[np.ndarray]:
-        operation = find_operation(op)
-        _check_weight(operation, weight)
-        arrays = [np.array(each, order="C") for each in given]
-        for array in arrays:
-            operation.check_dtype(array.dtype, "an array")
-        what = "all_reduce", op, *(f"{each.dtype}{list(each.shape)}" for each in arrays)
-        self._meet(*what)
-        if what not in self._prepared:
-            self._prepared[what] = self._here.comm.over_cpu.prepare_reduction(op)
-        with self._stopped_by_others():
-            reduced = self._prepared[what](arrays, 1 if weight is None else weight)
-            # They may be in memory that other ranks will write to.
-            return [np.array(each) for each in reduced]
 
     def _reduce(
         self,
