@@ -58,7 +58,7 @@ TESTS = {
     "comms/staged.py": MACHINES,
     "comms/wires.py": MACHINES,
     "transports/base.py": ["test_transports.py"],
-    "transports/children.py": ["test_children.py", "test_helpers.py", *WORKERS, *PROCESSES],
+    "transports/children.py": ["test_children.py", "test_background_processes.py", *WORKERS, *PROCESSES],
     "transports/fork_locks.py": ["test_fork_locks.py"],
     "transports/limits.py": ["test_limits.py", "test_failures.py"],
     "transports/local.py": [*WORKERS, *PROCESSES],

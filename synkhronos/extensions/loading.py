@@ -44,7 +44,7 @@ from synkhronos.extensions.loaders.transforms import (
     Transform,
     needs_whole_batch,
 )
-from synkhronos.services.helpers import Helpers
+from synkhronos.services.background_processes import BackgroundProcesses
 
 __all__ = [
     "Arrays",
@@ -176,13 +176,13 @@ class Loader:
     def _start(self, transforms: Sequence[Transform], skips: bool) -> None:
         try:
             serve = self._serving(transforms, skips)
-            self._helpers = Helpers("loading", self._plan.processes, serve)
+            self._processes = BackgroundProcesses("loading", self._plan.processes, serve)
         except BaseException:
             self._ring.close()
             raise
-        self.pids = self._helpers.pids
+        self.pids = self._processes.pids
         self._generation, self._n_reported, self._owner = 0, 0, os.getpid()
-        self._end = weakref.finalize(self, _end, self._helpers, self._ring)
+        self._end = weakref.finalize(self, _end, self._processes, self._ring)
 
     def _serving(self, transforms: Sequence[Transform], skips: bool) -> Callable[[int, Any], None]:
         """Return what the processes run. It does not refer to the loader, which may be collected."""
@@ -249,12 +249,12 @@ class Loader:
 
     def _consumer_of(self, epoch: int) -> Consumer:
         """Return the consumer of the last loop if this epoch follows, or else a new one."""
-        last, is_sound = self._consumer, not self._ring.failed.any() and not self._helpers.find_dead()
+        last, is_sound = self._consumer, not self._ring.failed.any() and not self._processes.find_dead()
         if last is not None and self._following == (epoch, last.number) and is_sound:
             return last
         plan = self._plan._replace(first=epoch)
         self._begin(plan)
-        check, timeout = self._helpers.check, self._timeout
+        check, timeout = self._processes.check, self._timeout
         self._consumer = made = Consumer(self._ring, plan, self._generation, 0, check, timeout)
         return made
 
@@ -314,15 +314,15 @@ class Loader:
 
     def _begin(self, plan: Plan) -> None:
         """Let the processes load a plan. None of them still writes for another one afterwards."""
-        ring, helpers = self._ring, self._helpers
+        ring, processes = self._ring, self._processes
         self._report()
         self._consumer = self._following = None
-        helpers.check()
+        processes.check()
         self._generation += 1
-        helpers.send((self._generation, plan))
+        processes.send((self._generation, plan))
         ring.wake_processes()
         while (ring.begun < self._generation).any():
-            helpers.check()
+            processes.check()
             ring.ready(0).wait(CHECK_INTERVAL)
         ring.taken[:] = 0
         ring.go[0] = self._generation
@@ -380,8 +380,8 @@ class Loader:
         self._ring.check_open()
 
 
-def _end(helpers: Helpers, ring: Ring) -> None:
-    helpers.end()
+def _end(processes: BackgroundProcesses, ring: Ring) -> None:
+    processes.end()
     ring.close()
 
 

@@ -25,10 +25,10 @@ from synkhronos.host.handler_errors import pass_on
 from synkhronos.programs.array_reductions import ArrayReductions
 from synkhronos.programs.center import Center
 from synkhronos.programs.lock import ProgramLock
-from synkhronos.services.listener import ASK, ATTACHED, DIED, LEFT, Door, Entrance, answer_to, failure_of
+from synkhronos.services.listener import ASK, ATTACHED, DIED, LEFT, Client, Server, answer_to, failure_of
 from synkhronos.services.mailbox import Mailbox
-from synkhronos.services.meeting import Meeting
 from synkhronos.services.messages import put, take
+from synkhronos.services.register_group import RegisterGroup
 from synkhronos.services.stripes import Stripes
 from synkhronos.world.devices import make_engine
 
@@ -81,7 +81,7 @@ class Listener:
         if size is not None:
             size = check_int(size, "Listener: size", 1)
         self._size = size
-        self._door = Door(name, size, size or _MOST, rank_of)
+        self._server = Server(name, size, size or _MOST, rank_of)
         self._came = self._died = 0
         self._box: Mailbox | None = None
         self._is_closed = False
@@ -112,16 +112,16 @@ class Listener:
             What `answer` raises, after the process that has asked was told.
         """
         while not (self._all_have_ended() if is_over is None else is_over()):
-            for member, connection in self._door.wait(_CHECKED):
+            for member, connection in self._server.wait(_CHECKED):
                 try:
                     message = connection.recv()
                 except (EOFError, OSError) as error:
                     pass_on(error)
                     self._died += 1
-                    self._door.drop(connection, DIED)
+                    self._server.drop(connection, DIED)
                     continue
                 if message[0] != ASK:
-                    self._door.drop(connection, LEFT)
+                    self._server.drop(connection, LEFT)
                     continue
                 try:
                     value = answer(message[1], member.pid, message[2])
@@ -134,10 +134,10 @@ class Listener:
     @property
     def pids(self) -> list[int]:
         """The attached processes."""
-        return [member.pid for member in self._door.members.values()]
+        return [member.pid for member in self._server.members.values()]
 
     def _all_have_ended(self) -> bool:
-        states = self._door.states
+        states = self._server.states
         return not (states == ATTACHED).any() and np.count_nonzero(states) >= (self._size or 1)
 
     def send(self, arrays: Any, pause: Callable[[], None] = lambda: None) -> None:
@@ -154,8 +154,8 @@ class Listener:
             Called from time to time while it waits.
         """
         if self._box is None:
-            self._door.memory.use_span(self._door.places + 1)  # also in a forked process
-            self._box = Mailbox(self._door.commons, _BOX)
+            self._server.memory.use_span(self._server.places + 1)  # also in a forked process
+            self._box = Mailbox(self._server.commons, _BOX)
         while not put(self._box, arrays, 0):
             pause()
             time.sleep(_NAP)
@@ -164,7 +164,7 @@ class Listener:
         """Accept no process any more. The attached processes get errors."""
         if not self._is_closed:
             self._is_closed, self._box = True, None
-            self._door.close()
+            self._server.close()
 
     def __enter__(self) -> Listener:
         return self
@@ -211,10 +211,10 @@ class Attached:
     """
 
     def __init__(self, name: str, timeout: float) -> None:
-        self._entrance = Entrance(name, timeout)
-        seat = self._entrance.seat
-        self.rank, self.size = seat.rank, seat.size
-        self._commons = self._entrance.store.commons
+        self._client = Client(name, timeout)
+        assignment = self._client.assignment
+        self.rank, self.size = assignment.rank, assignment.size
+        self._commons = self._client.store.commons
         self._engine = make_engine([str(getattr(package.config, "device", "cpu"))])
         self._communicator: SharedMemoryCommunicator | None = None
         self._reductions = ArrayReductions(self._meet, self._find_communicator)
@@ -242,12 +242,12 @@ class Attached:
             If the listener has ended, its function raised an exception, or the time is over.
         """
         self._check()
-        return self._entrance.ask(request, info, timeout)
+        return self._client.ask(request, info, timeout)
 
     @property
     def attached(self) -> int:
         """The number of processes that are attached now."""
-        return int(np.count_nonzero(self._entrance.states == ATTACHED))
+        return int(np.count_nonzero(self._client.states == ATTACHED))
 
     def center(self, shared_vars: SharedVariables, name: str = "center") -> Center:
         """Return the center of shared variables; see `Rank.center`.
@@ -371,14 +371,14 @@ class Attached:
                 "Listener(name, size=2)"
             )
         if self._communicator is None:
-            group = Meeting(self._commons, self.rank, self.size, self._check_comes)
-            self._communicator = SharedMemoryCommunicator(group, self._entrance.store)
+            group = RegisterGroup(self._commons, self.rank, self.size, self._check_comes)
+            self._communicator = SharedMemoryCommunicator(group, self._client.store)
         return self._communicator
 
     def _check_comes(self, rank: int) -> None:
-        """Raise if a process does not come to a meeting any more."""
+        """Raise if a process will not come to a collective any more."""
         self._check()
-        if self._entrance.states[rank] in (LEFT, DIED):
+        if self._client.states[rank] in (LEFT, DIED):
             raise SynkhronosError(
                 f"the attached process {rank} has ended, and the others wait for it in a collective; "
                 f"let every process call the same collectives"
@@ -387,7 +387,7 @@ class Attached:
     # Internal
 
     def _check(self) -> None:
-        self._entrance.check()
+        self._client.check()
 
     def _pause(self) -> None:
         self._check()
@@ -398,7 +398,7 @@ class Attached:
         atexit.unregister(self._leave_at_exit)
         self._communicator, self._box = None, None
         self._reductions.clear()
-        self._entrance.leave()
+        self._client.leave()
 
     def __enter__(self) -> Attached:
         return self

@@ -3,11 +3,11 @@
 The name is the address of a Unix socket in Linux's abstract namespace, which is no file and ends with
 its process. Through it, a process that attaches gets the descriptors of two files without names: the
 shared memory and the locks. So nothing has a name in a file system, and nothing remains, even if all
-processes are killed.
+processes are killed. `Server` is the side of the listener, and `Client` that of an attached process.
 
 Each connection lasts as long as the process is attached. It carries the questions and the answers, and
-its end tells either side that the other has ended. Only processes of the same user are accepted, whom
-the kernel names.
+its end tells either side that the other has ended. Only processes of the same user are accepted; the
+kernel says whose they are.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BACKLOG = 128
 _HELLO_TIME = 10.0  # seconds in which a process that is accepted must take the descriptors
 
 
-class Seat(NamedTuple):
+class Assignment(NamedTuple):
     """What an attached process is told first.
 
     Attributes
@@ -81,7 +81,7 @@ def states_of(commons: SharedCommons, places: int) -> Any:
     return commons.array("attached", (places,), "int64")
 
 
-class Door:
+class Server:
     """The side of the process to which others attach.
 
     Parameters
@@ -140,8 +140,8 @@ class Door:
                 if user != os.geteuid():
                     return
                 rank = self._find_rank(pid)
-                seat = None if rank is None else Seat(rank, self.size, self.places)
-                _send_seat(accepted, seat, [file.fileno() for file in self._files])
+                assignment = None if rank is None else Assignment(rank, self.size, self.places)
+                _send_assignment(accepted, assignment, [file.fileno() for file in self._files])
             except OSError as error:  # it has ended meanwhile
                 pass_on(error)
                 return
@@ -182,8 +182,8 @@ class Door:
         self.members.clear()
 
 
-def _forget_in_children(door: Door) -> None:
-    reference = weakref.ref(door)
+def _forget_in_children(server: Server) -> None:
+    reference = weakref.ref(server)
 
     def forget() -> None:
         found = reference()
@@ -193,7 +193,7 @@ def _forget_in_children(door: Door) -> None:
     os.register_at_fork(after_in_child=forget)
 
 
-class Entrance:
+class Client:
     """The side of a process that attaches.
 
     Parameters
@@ -205,7 +205,7 @@ class Entrance:
 
     Attributes
     ----------
-    seat : Seat
+    assignment : Assignment
         What the listener has said.
     store : SharedMemoryStore
         The memory that all attached processes share.
@@ -214,15 +214,15 @@ class Entrance:
     def __init__(self, name: str, timeout: float) -> None:
         until = time.monotonic() + timeout
         with _connect(name, until) as connected:
-            self.seat, files = _receive_seat(connected, name)
+            self.assignment, files = _receive_assignment(connected, name)
             connected.settimeout(None)
             self._connection = Connection(connected.detach())
-        memory = SharedMemory(self.seat.places, files[0])
+        memory = SharedMemory(self.assignment.places, files[0])
         os.close(files[0])
-        memory.use_span(self.seat.rank)
+        memory.use_span(self.assignment.rank)
         locks = LockFile(os.fdopen(files[1], "r+b", buffering=0))
         self.store = SharedMemoryStore(memory, locks)
-        self.states = states_of(self.store.commons, self.seat.places)  # type: ignore[arg-type]
+        self.states = states_of(self.store.commons, self.assignment.places)  # type: ignore[arg-type]
         self._name = name
 
     def ask(self, request: Any, info: Any, timeout: float | None) -> Any:
@@ -323,14 +323,14 @@ def _peer(connected: socket.socket) -> tuple[int, int]:
     return _PEER.unpack(data)[:2]
 
 
-def _send_seat(connected: socket.socket, seat: Seat | None, files: list[int]) -> None:
-    text = pickle.dumps(None if seat is None else tuple(seat))
+def _send_assignment(connected: socket.socket, assignment: Assignment | None, files: list[int]) -> None:
+    text = pickle.dumps(None if assignment is None else tuple(assignment))
     connected.sendall(struct.pack("=I", len(text)) + text)
-    if seat is not None:
+    if assignment is not None:
         reduction.sendfds(connected, files)
 
 
-def _receive_seat(connected: socket.socket, name: str) -> tuple[Seat, list[int]]:
+def _receive_assignment(connected: socket.socket, name: str) -> tuple[Assignment, list[int]]:
     try:
         (length,) = struct.unpack("=I", _receive(connected, 4))
         given = pickle.loads(_receive(connected, length))
@@ -338,7 +338,7 @@ def _receive_seat(connected: socket.socket, name: str) -> tuple[Seat, list[int]]
             raise SynkhronosError(
                 f"attach: the controller {name!r} has no place for another process; start it for more"
             )
-        return Seat(*given), reduction.recvfds(connected, 2)
+        return Assignment(*given), reduction.recvfds(connected, 2)
     except socket.timeout as error:
         raise SynkhronosError(
             f"attach: the controller {name!r} does not answer; it has to serve, or wait longer"

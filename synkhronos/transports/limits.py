@@ -61,8 +61,10 @@ def too_many_workers(error: OSError, started: int, wanted: int) -> SynkhronosErr
     )
 
 
-def too_many_helpers(error: OSError, name: str, started: int, wanted: int) -> SynkhronosError:
-    """Explain why not all `Helpers` could be started. Those that were started are to be ended."""
+def too_many_background_processes(
+    error: OSError, name: str, started: int, wanted: int
+) -> SynkhronosError:
+    """Explain why not all background processes could be started. Those that were have been ended."""
     return SynkhronosError(
         f"{name}: only {started} of {wanted} processes could be started, and were ended again "
         f"({error}): {_remedy(error)}; or use fewer processes"

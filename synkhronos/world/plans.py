@@ -46,7 +46,7 @@ class Plan(Command):
         self.number = registry.add_plan(self)
         self._registry = registry
         self._generation: int | None = None  # of the workers that have it
-        self.needs = command.needs  # type: ignore[method-assign]  # one call less each time
+        self.needs = command.needs  # type: ignore[method-assign]  # saves a call
         self._payload = PLAN_NUMBER.pack(self.number)
 
     @property

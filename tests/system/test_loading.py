@@ -322,7 +322,7 @@ def test_a_batch_stays_as_it_is_until_the_next_one():
     with loading.Loader(np.arange(ROWS), batch_size=2, ahead=1, processes=2) as loader:
         for number, (rows,) in enumerate(loader.epoch(0)):
             kept = rows.copy()
-            loader._helpers.check()
+            loader._processes.check()
             while not (loader._ring.filled[0, :2] >= number + 2).all():
                 pass  # the process has loaded all that it may
             np.testing.assert_array_equal(rows, kept)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Sequence
 
 import numpy as np
 
 
-class ParamSyncRule:
+class ParamSyncRule(ABC):
     """What a worker does with its own and the central parameters; rules override `update_params`."""
 
     def begin(self, local_params: Sequence[np.ndarray]) -> None:  # noqa: B027
         """Take note of the parameters from which a worker goes on, at the start and after a copy."""
 
+    @abstractmethod
     def update_params(
         self, local_params: Sequence[np.ndarray], master_params: Sequence[np.ndarray]
     ) -> None:
@@ -25,7 +27,6 @@ class ParamSyncRule:
         master_params : list of numpy.ndarray
             The central parameters.
         """
-        raise NotImplementedError("a ParamSyncRule needs update_params(local_params, master_params)")
 
 
 class EASGD(ParamSyncRule):

@@ -2,11 +2,12 @@
 
 import argparse
 import importlib
+from typing import Callable, Dict, Union
 
 from synkhronos.compat import theanompi
 from synkhronos.compat.theanompi.rules import BSP, EASGD, GOSGD
 
-RULES = {"BSP": BSP, "EASGD": EASGD, "GOSGD": GOSGD}
+RULES: Dict[str, Callable[[], Union[BSP, EASGD, GOSGD]]] = {"BSP": BSP, "EASGD": EASGD, "GOSGD": GOSGD}
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from typing import Any, Sequence
 
 from synkhronos.extensions import rules
@@ -17,7 +18,7 @@ EXCHANGE_STRATEGIES = (
 INTERRUPTED = 3
 
 
-class _TrainingRule:
+class _TrainingRule(ABC):
     """A rule with the methods `init` and `wait`.
 
     Attributes
@@ -94,9 +95,9 @@ class _TrainingRule:
         if self.recorder.interrupted:
             sys.exit(INTERRUPTED)
 
+    @abstractmethod
     def _rule(self, sync_type: str) -> Rule:
         """Return the rule of the session."""
-        raise NotImplementedError
 
     def _options(self, model: Any) -> tuple[str, dict[str, Any]]:
         """Return what the ranks exchange, and further options of the session, for a class of models."""

@@ -28,7 +28,12 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos._errors import ClosedError, SynkhronosError
-from synkhronos.services.helpers import BELL_BYTES, MappedMemory, map_memory, open_bell
+from synkhronos.services.background_processes import (
+    SEMAPHORE_BYTES,
+    MappedMemory,
+    map_memory,
+    open_semaphore,
+)
 
 #: The most ranks; there are semaphores for them.
 MOST_RANKS = 1024
@@ -77,8 +82,8 @@ class Layout(NamedTuple):
             "taken": ((MOST_RANKS,), "i8"),
             "filled": (of_ranks, "i8"),
             "counts": ((self.slots, *of_ranks), "i8"),
-            "ready": ((MOST_RANKS, BELL_BYTES), "u1"),
-            "free": ((self.processes, BELL_BYTES), "u1"),
+            "ready": ((MOST_RANKS, SEMAPHORE_BYTES), "u1"),
+            "free": ((self.processes, SEMAPHORE_BYTES), "u1"),
             "text": ((self.processes, _TEXT), "u1"),
             "unreadable": ((self.length,), "u1"),
         }
@@ -140,12 +145,12 @@ class Ring:
         if is_new:
             found["token"][:] = np.frombuffer(os.urandom(_TOKEN), np.uint8)
             for place in self._ready:
-                open_bell(place, is_new)
+                open_semaphore(place, is_new)
         elif found["token"].tobytes() != token:
             raise _not_here(self.path)
         self.token = found["token"].tobytes()
         self._bells: dict[int, Any] = {}
-        self._free = [open_bell(place, is_new) for place in found["free"]]
+        self._free = [open_semaphore(place, is_new) for place in found["free"]]
 
     @classmethod
     def new(cls, layout: Layout) -> Ring:
@@ -158,7 +163,7 @@ class Ring:
     def ready(self, rank: int) -> Any:
         """Return the semaphore for which a rank waits."""
         if rank not in self._bells:
-            self._bells[rank] = open_bell(self._ready[rank])
+            self._bells[rank] = open_semaphore(self._ready[rank])
         return self._bells[rank]
 
     def free(self, process: int) -> Any:

@@ -11,7 +11,7 @@ import synkhronos as synk
 from synkhronos.extensions.loaders.consumer import Consumer, check_alive
 from synkhronos.extensions.loaders.plan import Plan
 from synkhronos.extensions.loaders.ring import Ring
-from synkhronos.services.helpers import has_ended
+from synkhronos.services.background_processes import has_ended
 
 
 class Shards:

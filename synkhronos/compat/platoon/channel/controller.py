@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from typing import Any, Sequence
 
 import synkhronos as synk
@@ -17,7 +18,7 @@ _logger = logging.getLogger(__name__)
 _GRACE = 10.0  # seconds for workers to end after the controller was told to stop
 
 
-class _Base:
+class _Base(ABC):
     """What `Controller` and `Lieutenant` share."""
 
     _listener: synk.Listener | None = None
@@ -117,8 +118,9 @@ class _Base:
         self._seen.add(worker_id)
         return self._handle(request, worker_id, info)
 
+    @abstractmethod
     def _handle(self, request: Any, worker_id: int, info: Any) -> Any:
-        raise NotImplementedError
+        """Return the answer of the script."""
 
 
 class Controller(_Base):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Sequence, Union
 
 import numpy as np
@@ -12,7 +13,7 @@ from synkhronos.compat.platoon.channel.worker import Worker, find_worker
 _Variables = Union[SharedVariable, Sequence[SharedVariable]]
 
 
-class GlobalDynamics:
+class GlobalDynamics(ABC):
     """A rule: ``make_rule(...)`` gives it its variables, and a call applies it.
 
     Parameters
@@ -30,9 +31,9 @@ class GlobalDynamics:
         """The worker of the rule."""
         return find_worker(self._worker)
 
+    @abstractmethod
     def make_rule(self, *args: Any) -> None:
         """Give the rule its variables."""
-        raise NotImplementedError
 
     def __call__(self) -> None:
         """Apply the rule; all workers do so at the same point."""
@@ -40,8 +41,9 @@ class GlobalDynamics:
             raise RuntimeError(f"{type(self).__name__}: expected make_rule() before the call")
         self._apply(*self._groups)
 
+    @abstractmethod
     def _apply(self, *groups: list[SharedVariable]) -> None:
-        raise NotImplementedError
+        """Apply the rule to its variables."""
 
     def _keep(self, *groups: _Variables) -> None:
         lists: list[list[SharedVariable]] = [

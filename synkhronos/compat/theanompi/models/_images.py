@@ -46,7 +46,7 @@ class CrossChannelNormalization:
 
     def __init__(self, alpha: float = 1e-4, k: float = 2, beta: float = 0.75, n: int = 5) -> None:
         if n % 2 == 0:
-            raise NotImplementedError(f"CrossChannelNormalization: n: expected an odd number, got {n}")
+            raise ValueError(f"CrossChannelNormalization: n: expected an odd number, got {n}")
         self.alpha, self.k, self.beta, self.n = alpha, k, beta, n
 
     def __call__(self, c01b: Variable) -> Variable:

@@ -108,7 +108,7 @@ def _fans(shape: Shape) -> tuple[int, int]:
     A matrix counts as (outputs, inputs), as filters do.
     """
     if len(shape) not in (2, 4):
-        raise NotImplementedError(f"expected a shape of 2 or 4 axes, got {tuple(shape)}")
+        raise ValueError(f"expected a shape of 2 or 4 axes, got {tuple(shape)}")
     field = int(np.prod(shape[2:]))
     return shape[1] * field, shape[0] * field
 

@@ -32,15 +32,15 @@ from synkhronos.transports.children import has_ended as has_ended
 from synkhronos.transports.semaphore import NBYTES, Semaphore
 
 #: The bytes of a semaphore in shared memory
-BELL_BYTES = NBYTES
+SEMAPHORE_BYTES = NBYTES
 
 
-def open_bell(place: np.ndarray, is_new: bool = False) -> Semaphore:
-    """Return a semaphore in `BELL_BYTES` bytes of shared memory. Its first user sets `is_new`."""
+def open_semaphore(place: np.ndarray, is_new: bool = False) -> Semaphore:
+    """Return a semaphore in `SEMAPHORE_BYTES` bytes of shared memory. Its first user sets `is_new`."""
     return Semaphore(array=place, is_new=is_new)
 
 
-class Helpers:
+class BackgroundProcesses:
     """Processes that are no ranks.
 
     Parameters
@@ -76,7 +76,7 @@ class Helpers:
             for number in range(count):
                 self._children.run(self._fork, number, inherited)
         except OSError as error:
-            refused = limits.too_many_helpers(error, name, len(self._processes), count)
+            refused = limits.too_many_background_processes(error, name, len(self._processes), count)
             self.end()
             raise refused from error
         except BaseException:

@@ -1,4 +1,4 @@
-"""A meeting of processes that have commons, but no transport: they exchange bytes, all at one point.
+"""A group of processes that have commons, but no transport: they exchange bytes through registers.
 
 Each process has two registers, which it uses alternately. A process that writes for this exchange has
 the items of the last exchange, so every process has begun that one, and has therefore read the register
@@ -16,8 +16,8 @@ from synkhronos.stores.commons import Commons
 _AWAKE = 0.1  # seconds between two checks of the processes that are waited for
 
 
-class Meeting:
-    """The processes of a meeting, as one of them sees it: a `Group` for communicators.
+class RegisterGroup:
+    """The group, as one of its processes sees it: a `Group` for communicators.
 
     Parameters
     ----------
@@ -33,10 +33,10 @@ class Meeting:
     def __init__(self, commons: Commons, rank: int, size: int, check: Callable[[int], None]) -> None:
         self.rank, self.size, self._check = rank, size, check
         self._registers = [
-            [Register(commons, f"meeting, register {turn} of {rank}") for rank in range(size)]
+            [Register(commons, f"group, register {turn} of {rank}") for rank in range(size)]
             for turn in range(2)
         ]
-        self._bells = find_bells(commons, "meeting", size)
+        self._bells = find_bells(commons, "group", size)
         self._number = 0  # of the exchange
 
     def barrier(self) -> None:

@@ -12,8 +12,14 @@ from processes import own_process
 from test_children import wait_until
 
 import synkhronos as synk
-from synkhronos.services import helpers
-from synkhronos.services.helpers import BELL_BYTES, Helpers, MappedMemory, map_memory, open_bell
+from synkhronos.services import background_processes
+from synkhronos.services.background_processes import (
+    SEMAPHORE_BYTES,
+    BackgroundProcesses,
+    MappedMemory,
+    map_memory,
+    open_semaphore,
+)
 from synkhronos.stores import mapped
 from synkhronos.stores import memory as memory_module
 from synkhronos.stores.files import digest, find_same_file, locate_in_file
@@ -34,7 +40,7 @@ def test_memory_is_zero_and_is_shared_with_processes_that_exist_already(memory):
         other = map_memory(connection.recv())
         other[number] = 7
 
-    started = Helpers("test", 2, serve)
+    started = BackgroundProcesses("test", 2, serve)
     made = MappedMemory(4096, "later")
     started.send(made.path)
     wait_until(lambda: made.array[:2].tolist() == [7, 7])
@@ -91,14 +97,14 @@ def test_other_machines_do_not_take_memory_of_their_own_for_it(memory):
 
 
 def test_a_bell_wakes_a_process(memory):
-    asked, answered = memory.array[:BELL_BYTES], memory.array[BELL_BYTES : 2 * BELL_BYTES]
-    bells = open_bell(asked, True), open_bell(answered, True)
+    asked, answered = memory.array[:SEMAPHORE_BYTES], memory.array[SEMAPHORE_BYTES : 2 * SEMAPHORE_BYTES]
+    bells = open_semaphore(asked, True), open_semaphore(answered, True)
 
     def serve(number, connection):
-        open_bell(asked).wait(20)
-        open_bell(answered).post()
+        open_semaphore(asked).wait(20)
+        open_semaphore(answered).post()
 
-    started = Helpers("test", 1, serve)
+    started = BackgroundProcesses("test", 1, serve)
     assert not bells[1].wait(0.01)
     bells[0].post()
     assert bells[1].wait(20)
@@ -106,7 +112,7 @@ def test_a_bell_wakes_a_process(memory):
 
 
 def test_a_death_is_reported_with_its_cause():
-    started = Helpers("test", 3, lambda number, connection: time.sleep(60))
+    started = BackgroundProcesses("test", 3, lambda number, connection: time.sleep(60))
     assert started.find_dead() == {} and len(set(started.pids)) == 3
     os.kill(started.pids[1], signal.SIGKILL)
     wait_until(started.find_dead)
@@ -116,7 +122,9 @@ def test_a_death_is_reported_with_its_cause():
         started.check()
     with pytest.raises(synk.SynkhronosError, match="process 1 of 3 has ended"):
         started.send("something")
-    assert helpers.has_ended(started.pids[1]) and not helpers.has_ended(started.pids[0])
+    assert background_processes.has_ended(started.pids[1]) and not background_processes.has_ended(
+        started.pids[0]
+    )
     started.end()
     started.end()
     assert not any(map(psutil.pid_exists, started.pids))
@@ -124,7 +132,7 @@ def test_a_death_is_reported_with_its_cause():
 
 def test_the_pipes_are_closed_at_the_end():
     files = len(os.listdir("/proc/self/fd"))
-    Helpers("test", 3, lambda number, connection: time.sleep(60)).end()
+    BackgroundProcesses("test", 3, lambda number, connection: time.sleep(60)).end()
     assert len(os.listdir("/proc/self/fd")) == files
 
 
@@ -142,7 +150,7 @@ def test_none_is_left_if_the_system_refuses_one(monkeypatch):
     files = len(os.listdir("/proc/self/fd"))
     expected = "test: only 1 of 2 processes could be started.*too many processes.*or use fewer processes"
     with pytest.raises(synk.SynkhronosError, match=expected):
-        Helpers("test", 2, lambda number, connection: time.sleep(60))
+        BackgroundProcesses("test", 2, lambda number, connection: time.sleep(60))
     assert not psutil.pid_exists(pids[0])
     assert len(os.listdir("/proc/self/fd")) == files
 
@@ -151,7 +159,9 @@ def test_none_is_left_if_the_system_refuses_one(monkeypatch):
 def test_what_the_script_does_with_signals_does_not_concern_them():
     received = []
     signal.signal(signal.SIGUSR1, lambda *_: received.append(1))
-    started = Helpers("test", 1, lambda number, connection: connection.recv() and time.sleep(60))
+    started = BackgroundProcesses(
+        "test", 1, lambda number, connection: connection.recv() and time.sleep(60)
+    )
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         os.kill(started.pids[0], number)
     time.sleep(0.2)
@@ -161,7 +171,7 @@ def test_what_the_script_does_with_signals_does_not_concern_them():
 
 @own_process
 def test_a_copy_of_the_script_does_not_end_them():
-    started = Helpers("test", 1, lambda number, connection: time.sleep(60))
+    started = BackgroundProcesses("test", 1, lambda number, connection: time.sleep(60))
     pid = os.fork()
     if not pid:
         started.end()
@@ -174,7 +184,7 @@ def test_a_copy_of_the_script_does_not_end_them():
 @own_process
 def test_a_pipe_of_the_script_is_not_kept_open():
     reader, writer = os.pipe()
-    started = Helpers("test", 1, lambda number, connection: time.sleep(60))
+    started = BackgroundProcesses("test", 1, lambda number, connection: time.sleep(60))
     os.close(writer)
     assert os.read(reader, 1) == b""
     started.end()
