@@ -14,7 +14,7 @@ _MOST = 32  # kinds of arrays whose reductions are kept
 
 
 class ArrayReductions:
-    """All-reduces of arrays that belong to nobody else.
+    """All-reduces of arrays that are no shared variables.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ from synkhronos.world.devices import make_engine
 
 _MOST = 16  # attached processes at once, if their number is not given
 _NAP = 2e-4  # seconds between two attempts
-_CHECKED = 0.2  # seconds between two looks of `serve` at whether it is over
+_CHECKED = 0.2  # seconds between two checks of `serve` whether to end
 _BOX = "minibatches"  # of the mailbox from which attached processes take arrays
 
 
@@ -91,15 +91,16 @@ class Listener:
         answer: Callable[[Any, int, Any], Any],
         is_over: Callable[[], bool] | None = None,
     ) -> int:
-        """Answer questions until it is over.
+        """Answer questions until all attached processes have ended.
 
         Parameters
         ----------
         answer : callable
             ``answer(request, pid, info)`` returns the answer to the question of the process `pid`.
         is_over : callable, optional
-            Called several times a second; it ends this call by returning True. By default it is over
-            when all processes that have attached have ended, and at least one, or `size`, have attached.
+            Called several times a second; it ends this call by returning True. By default the call ends
+            when all attached processes have ended, and `size` processes, or at least one, have attached.
+            It waits without limit for processes that never attach.
 
         Returns
         -------

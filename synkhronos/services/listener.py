@@ -166,7 +166,7 @@ class Server:
         connection.close()
 
     def close(self) -> None:
-        """Accept nobody any more, and let the attached processes notice it."""
+        """Accept no more processes, and close the connections, which the attached processes notice."""
         self._socket.close()
         for connection in self.members:
             connection.close()

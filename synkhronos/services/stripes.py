@@ -196,8 +196,8 @@ class Stripes:
 
         The locks before that one are kept, and the next call goes on from there.
 
-        All ranks take them in the same order, and no rank waits for a lock during a visit, so there is no
-        deadlock. Until `let_go`, visits take and release no locks.
+        All ranks take them in the same order, and no rank waits for a lock during a visit, so there is
+        no deadlock. Until `let_go`, visits take and release no locks.
         """
         while self._n_held < self._count:
             if not self._locks[self._n_held].try_acquire():
