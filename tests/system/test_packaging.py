@@ -21,7 +21,8 @@ import synkhronos as synk
 
 REQUIREMENTS = ROOT / "requirements"
 EXTRAS = {
-    "bench", "demos", "docs", "jax", "keras", "loading", "mpi", "pymc", "pytensor", "test", "theano",
+    "bench", "demos", "docs", "jax", "keras", "loading", "mpi", "pymc", "pytensor", "tensorboard",
+    "test", "theano",
 }  # fmt: skip
 #: What setuptools adds to a source archive
 ADDED = {"PKG-INFO", "setup.cfg"}

@@ -70,7 +70,7 @@ def test_what_is_imported_can_be_installed(folder, monkeypatch):
     monkeypatch.setattr("setuptools.setup", declared.update)
     runpy.run_path(str(ROOT / "setup.py"))
     extras = declared["extras_require"]
-    used = ("test", "demos", "jax", "keras", "mpi", "pymc", "theano", "pytensor")
+    used = ("test", "demos", "jax", "keras", "mpi", "pymc", "theano", "pytensor", "tensorboard")
     wanted = [*declared["install_requires"], *(one for name in used for one in extras[name])]
     names = {re.match(r"[\w-]+", one).group().lower() for one in wanted} | BY_DEBIAN
     imported = imported_in(folder) - sys.stdlib_module_names - OUR_OWN

@@ -59,7 +59,9 @@ def test_the_names_that_are_shown_are_the_public_ones():
 @own_process
 def test_extensions_are_imported_when_they_are_used():
     assert "synkhronos.extensions.updates" not in sys.modules
-    assert dir(synk.extensions) == ["batch_norm", "rules", "train", "updates"]
+    assert dir(synk.extensions) == [
+        "batch_norm", "loading", "rules", "session", "train", "updates", "zoo",
+    ]  # fmt: skip
     with pytest.raises(ImportError, match="builds graphs of PyTensor, and Theano is used"):
         synk.extensions.pymc  # noqa: B018
     assert callable(synk.extensions.updates.sgd)

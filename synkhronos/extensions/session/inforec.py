@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from typing import Any, BinaryIO
+from typing import Any, Callable, TypeVar
 
 import numpy
 
@@ -16,6 +16,8 @@ from synkhronos._typing import AnyArray, PathLike
 
 _MOST_BYTES = 1 << 30  # of one array
 _KEYS = ("train_info", "val_info", "all_time", "epoch_time", "lr")
+
+_Converted = TypeVar("_Converted")
 
 
 class _DType:
@@ -103,15 +105,7 @@ def read_arrays(path: PathLike) -> Any:
     ValueError
         If the file contains anything else, or is damaged.
     """
-    with open(path, "rb") as file:
-        try:
-            return _plain(_load(file))
-        except (MemoryError, KeyboardInterrupt):
-            raise
-        except Exception as error:  # a damaged pickle raises almost anything
-            raise ValueError(
-                f"expected a pickle of arrays, numbers and strings, got {path!r}: {error}"
-            ) from error
+    return _read(path, _plain, "expected a pickle of arrays, numbers and strings")
 
 
 def _plain(value: Any) -> Any:
@@ -141,19 +135,18 @@ def read_inforec(path: PathLike) -> dict[str, list[list[float]]]:
     ValueError
         If it is not such a file, or contains anything else than arrays and numbers.
     """
+    return _read(path, _lists, "Recorder.from_inforec: expected a file of Theano-MPI's recorder")
+
+
+def _read(path: PathLike, convert: Callable[[Any], _Converted], expected: str) -> _Converted:
+    """Return what `convert` makes of the content of a pickle, or raise a `ValueError`."""
     with open(path, "rb") as file:
         try:
-            return _lists(_load(file))
+            return convert(_Unpickler(file, encoding="latin1").load())
         except (MemoryError, KeyboardInterrupt):
             raise
         except Exception as error:  # a damaged pickle raises almost anything
-            raise ValueError(
-                f"Recorder.from_inforec: expected a file of Theano-MPI's recorder, got {path!r}: {error}"
-            ) from error
-
-
-def _load(file: BinaryIO) -> Any:
-    return _Unpickler(file, encoding="latin1").load()
+            raise ValueError(f"{expected}, got {path!r}: {error}") from error
 
 
 def _lists(loaded: Any) -> dict[str, list[list[float]]]:
