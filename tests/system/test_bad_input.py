@@ -213,7 +213,7 @@ PUBLIC_CALLS = {
     "set_shmems": lambda e: synk.set_shmems({e.x: X}),
     "set_value": lambda e: synk.set_value(0, e.w, W),
 }
-NEEDS_NO_WORLD = {"fork", "close", "get_n_gpu", "is_forked", "make_slices"}
+NEEDS_NO_WORLD = {"attach", "fork", "close", "get_n_gpu", "is_forked", "make_slices"}
 for name, call in PUBLIC_CALLS.items():
     wrong(f"{name}: before fork", synk.NotForkedError, "call synk.fork() first", call,
           state="unforked")  # fmt: skip

@@ -102,7 +102,7 @@ def test_the_launcher_reports_options_without_importing_theano(script, tmp_path)
 
 @pytest.mark.slow
 def test_a_loop_of_the_scripts_own(script, tmp_path):
-    answer = script(*RUN, "test_model.py", "models.modelfile", "ModelClass", epochs=3)
+    answer = script(*RUN, "model_alone.py", "models.modelfile", "ModelClass", epochs=3)
     found = errors(answer.stdout)
     assert len(found) == 3 and found[-1] < found[0]
     assert re.search(r"^16 \d\.\d+ 0\.\d+\ntime per 16 batches", answer.stdout, re.MULTILINE)
