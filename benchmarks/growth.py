@@ -107,6 +107,7 @@ def ranks(size, counting):
     from commands import Nothing, RepeatAllReduce, RepeatBarrier
 
     counts = _count(size) if counting else np.zeros((size, len(KINDS)))
+    last_pieces = _keep_pieces()
     common.fork(size)
     world = synk.world.world.current_world()
     world.transport._may_poll = world.transport._has_cores[0] = False
@@ -139,24 +140,37 @@ def ranks(size, counting):
         after = counts.sum(axis=0)
         world.run(Nothing())
         counted = after - before - (counts.sum(axis=0) - after)  # minus the counts of an empty command
-        pieces = _bytes_of_plan(world.here.comm)
         made = times + max(1, times // 5)  # with those that warm up
         return [
             np.mean([used for _, used in by_rank]),
             by_rank[0][0],
             (counted / made).tolist(),
-            pieces,
+            _bytes_of(last_pieces),
         ]
 
     yield turn
     synk.close()
 
 
-def _bytes_of_plan(comm):
-    """Return the bytes that the master's pieces of the last reduction are made of and written to."""
+def _keep_pieces():
+    """Keep the pieces of this process's last reduction: a list, which is the same from now on."""
+    from synkhronos.comms.shm import SharedMemoryCommunicator
+
+    last_pieces, reduce_part = [], SharedMemoryCommunicator.reduce_part
+
+    def keeping(comm, pieces, *others):
+        last_pieces[:] = pieces
+        reduce_part(comm, pieces, *others)
+
+    SharedMemoryCommunicator.reduce_part = keeping
+    return last_pieces
+
+
+def _bytes_of(pieces):
+    """Return the bytes that the pieces of a reduction are made of and written to."""
     return sum(
         sum(part.nbytes for part in parts) + reduced.nbytes + sum(other.nbytes for other in others)
-        for reduced, parts, others in comm._plan.pieces
+        for reduced, parts, others in pieces
     )
 
 
