@@ -189,8 +189,8 @@ def _count(size):
             counts[current_world().transport.rank, KINDS.index(kind)] += number
 
     class Semaphore(local.Semaphore):
-        def __init__(self, memory):
-            super().__init__(memory)
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
             post = self.post
 
             def counted():
@@ -199,7 +199,7 @@ def _count(size):
 
             self.post = counted
 
-    class Box(local.Box):
+    class Mailbox(local.Mailbox):
         def put(self, payload):
             add("messages written")
             add("bytes written", len(payload))
@@ -211,7 +211,7 @@ def _count(size):
             add("bytes read", len(payload))
             return payload
 
-    local.Semaphore, local.Box = Semaphore, Box
+    local.Semaphore, local.Mailbox = Semaphore, Mailbox
     return counts
 
 

@@ -96,6 +96,7 @@ __all__ = [
     "Profile",
     "ProgramLock",
     "Rank",
+    "RankGroup",
     "Results",
     "SynkhronosError",
     "SynkhronosWarning",

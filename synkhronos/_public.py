@@ -54,6 +54,7 @@ from synkhronos.programs.attached import (
 )
 from synkhronos.programs.center import Center as Center
 from synkhronos.programs.lock import ProgramLock as ProgramLock
+from synkhronos.programs.rank_group import RankGroup as RankGroup
 from synkhronos.programs.rank import Rank as Rank
 from synkhronos.programs.spmd import (
     Results as Results,

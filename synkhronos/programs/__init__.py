@@ -5,8 +5,8 @@
 calls a rank's own replica, and ``sending`` sends a program to the workers. ``center`` is one copy of
 parameters that belongs to no rank, and ``layout`` says where each of them is in its memory. ``lock`` is
 a lock between the ranks, ``array_reductions`` reduces arrays that are no variables, and ``saving``
-writes files with values of all ranks. ``attached`` has processes that were not forked, and attach to a
-listener.
+writes files with values of all ranks. ``rank_group`` is a part of the ranks. ``attached`` has processes
+that were not forked, and attach to a listener. ``group_collectives`` are the collectives of both.
 
 May import: ``arithmetic``, ``host``, ``stores``, ``comms``, ``services``, ``machines``, ``engines``,
 ``world``, ``arrays``, ``functions``, ``variables``, ``checkpoints``.

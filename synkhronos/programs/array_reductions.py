@@ -7,7 +7,7 @@ from typing import Any, Callable, Hashable, Sequence
 import numpy as np
 
 from synkhronos._typing import AnyArray, ReduceOp
-from synkhronos.arithmetic.operations import find_operation
+from synkhronos.arithmetic.operations import Operation, find_operation
 from synkhronos.comms.base import Communicator, Reduction
 
 _MOST = 32  # kinds of arrays whose reductions are kept
@@ -49,6 +49,7 @@ class ArrayReductions:
             The weight of this process in ``"avg"``; by default 1.
         """
         operation = find_operation(op)
+        check_weight(operation, weight)
         arrays = [np.array(each, order="C") for each in given]
         for array in arrays:
             operation.check_dtype(array.dtype, "an array")
@@ -64,3 +65,12 @@ class ArrayReductions:
     def clear(self) -> None:
         """Free what is kept."""
         self._prepared.clear()
+
+
+def check_weight(operation: Operation, weight: float | None) -> None:
+    """Raise unless a weight suits an operation."""
+    if weight is not None and not operation.weighted:
+        name = operation.name
+        raise ValueError(f"weight: expected none for the operation {name!r}, which is not an average")
+    if weight is not None and (not np.isfinite(weight) or weight < 0):
+        raise ValueError(f"weight: expected a number of at least 0, got {weight!r}")

@@ -9,21 +9,20 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import pickle
 import time
 import weakref
-from typing import Any, Callable, Sequence
+from typing import Any, Callable
 
 import numpy as np
 
 from synkhronos._checks import check_int, check_number, check_string
 from synkhronos._errors import SynkhronosError
-from synkhronos._typing import ArrayLike, ReduceOp, SharedVariables
+from synkhronos._typing import SharedVariables
 from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.engines.names import package
 from synkhronos.host.handler_errors import pass_on
-from synkhronos.programs.array_reductions import ArrayReductions
 from synkhronos.programs.center import Center
+from synkhronos.programs.group_collectives import GroupCollectives
 from synkhronos.programs.lock import ProgramLock
 from synkhronos.services.listener import ASK, ATTACHED, DIED, LEFT, Client, Server, answer_to, failure_of
 from synkhronos.services.mailbox import Mailbox
@@ -198,7 +197,7 @@ def attach(name: str, timeout: float = 60) -> Attached:
     return Attached(name, check_number(timeout, "attach: timeout"))
 
 
-class Attached:
+class Attached(GroupCollectives):
     """A process that is attached to a listener. `attach` returns it.
 
     Its methods are those of `Rank`; its collectives need a listener with a `size`.
@@ -212,13 +211,13 @@ class Attached:
     """
 
     def __init__(self, name: str, timeout: float) -> None:
+        super().__init__()
         self._client = Client(name, timeout)
         assignment = self._client.assignment
         self.rank, self.size = assignment.rank, assignment.size
         self._commons = self._client.store.commons
         self._engine = make_engine([str(getattr(package.config, "device", "cpu"))])
         self._communicator: SharedMemoryCommunicator | None = None
-        self._reductions = ArrayReductions(self._meet, self._find_communicator)
         self._centers: dict[str, Center] = {}
         self._locks: dict[str, ProgramLock] = {}
         self._box: Mailbox | None = None
@@ -312,57 +311,6 @@ class Attached:
             self._pause()
 
     # Collectives
-
-    def exchange(self, value: Any) -> list[Any]:
-        """Return the values of all processes, by rank, in every process.
-
-        Parameters
-        ----------
-        value : object
-            This process's value, such as a few numbers. It is pickled.
-        """
-        return self._meet("exchange", own=value)
-
-    def barrier(self) -> None:
-        """Wait until every process has called this method."""
-        self._meet("barrier")
-
-    def all_reduce(self, arrays: ArrayLike | Sequence[ArrayLike], op: ReduceOp = "avg") -> Any:
-        """Return the reductions of the arrays of all processes.
-
-        Parameters
-        ----------
-        arrays : array-like, or list of these
-            Arrays and numbers, of the same shapes and dtypes in every process. They are not changed.
-        op : {"avg", "sum", "prod", "min", "max"}
-            The operation.
-
-        Returns
-        -------
-        numpy.ndarray or list of numpy.ndarray
-            The reductions, equal to the last bit in all processes.
-
-        Raises
-        ------
-        SynkhronosError
-            If the processes are at different collectives, a process has ended, or the listener has not
-            been given a `size`.
-        """
-        is_list = isinstance(arrays, (list, tuple))
-        given: Any = arrays if is_list else [arrays]
-        reduced = self._reductions.all_reduce(given, op)
-        return reduced if is_list else reduced[0]
-
-    def _meet(self, *called: Any, own: Any = None) -> list[Any]:
-        group = self._find_communicator().group
-        by_rank = [pickle.loads(one) for one in group.exchange(pickle.dumps((called, own)))]
-        if any(one[0] != called for one in by_rank):
-            listed = "; ".join(f"process {rank}: {one[0]}" for rank, one in enumerate(by_rank))
-            raise SynkhronosError(
-                f"the attached processes are at different collectives: {listed}; let every process "
-                f"call the same ones in the same order, for the same arrays"
-            )
-        return [one[1] for one in by_rank]
 
     def _find_communicator(self) -> SharedMemoryCommunicator:
         self._check()

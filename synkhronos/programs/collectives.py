@@ -13,10 +13,10 @@ import numpy as np
 
 from synkhronos._errors import MissingRankError, SynkhronosError
 from synkhronos._typing import ArrayLike, ReduceOp, SharedVariable, SharedVariables
-from synkhronos.arithmetic.operations import Operation, find_operation
+from synkhronos.arithmetic.operations import find_operation
 from synkhronos.arithmetic.partition import select
 from synkhronos.comms.formats import Format, check_format
-from synkhronos.programs.array_reductions import ArrayReductions
+from synkhronos.programs.array_reductions import ArrayReductions, check_weight
 from synkhronos.programs.stopping import Run, StopProgram
 from synkhronos.variables.arguments import as_list, check_has_rows, conditioned
 from synkhronos.variables.collectives import Broadcast, Gather, join
@@ -277,7 +277,6 @@ class Collectives:
         if given and not any([self._here.engine.is_shared(each) for each in given]):
             if wire is not None:
                 raise ValueError(f"wire: expected None for arrays, got {wire!r}; use shared variables")
-            _check_weight(find_operation(op), weight)
             with self._stopped_by_others():
                 reduced = self._array_reductions.all_reduce(given, op, weight)
             return reduced if is_list else reduced[0]
@@ -298,7 +297,7 @@ class Collectives:
             shared = self._here.shareds[number]
             operation.check_dtype(self._here.engine.type_of(shared).dtype, shared)
         check_wire(self._here.engine, wire, [self._here.shareds[number] for number in numbers])
-        _check_weight(operation, weight)
+        check_weight(operation, weight)
         weights = None if weight is None else {self.rank: float(weight)}
         what = *numbers, op, wire if target == "all" else target
         return self._run(
@@ -398,14 +397,6 @@ class Collectives:
         if shared not in self._numbers:
             self._numbers = {each: number for number, each in self._here.shareds.items()}
         return self._numbers.get(shared)
-
-
-def _check_weight(operation: Operation, weight: float | None) -> None:
-    if weight is not None and not operation.weighted:
-        name = operation.name
-        raise ValueError(f"weight: expected none for the operation {name!r}, which is not an average")
-    if weight is not None and (not np.isfinite(weight) or weight < 0):
-        raise ValueError(f"weight: expected a number of at least 0, got {weight!r}")
 
 
 def _text(called: tuple[Any, ...]) -> str:

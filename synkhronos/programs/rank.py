@@ -19,6 +19,7 @@ from synkhronos.programs import own_call, saving
 from synkhronos.programs.center import Center
 from synkhronos.programs.collectives import Collectives
 from synkhronos.programs.lock import ProgramLock
+from synkhronos.programs.rank_group import RankGroup
 from synkhronos.programs.stopping import ASKED, Run
 from synkhronos.services.controller import ControllerChannel
 from synkhronos.services.messages import Messages
@@ -79,6 +80,7 @@ class Rank(Collectives):
         self._messages: Messages | None = None
         self._centers: dict[str, Center] = {}
         self._locks: dict[str, ProgramLock] = {}
+        self._splits = 0
         self.random = np.random.default_rng([*entropy, here.rank, here.restarts])
 
     def __repr__(self) -> str:
@@ -376,6 +378,61 @@ class Rank(Collectives):
         from synkhronos.machines.relay.remote_stripes import RemoteStripes, StripeChannel
 
         return RemoteStripes(StripeChannel(commons, self.rank), self.restarts, *args)
+
+    @takes_turn
+    def split(self, color: int | None, key: int = 0) -> RankGroup | None:
+        """Divide the ranks into groups, each with collectives of its own. It is a collective.
+
+        A rank may be in several groups, of several splits.
+
+        Parameters
+        ----------
+        color : int or None
+            Ranks that give the same number are a group; all of them must be on one machine. None stands
+            for no group.
+        key : int, default: 0
+            The order in the group; with equal keys, by the numbers of the ranks.
+
+        Returns
+        -------
+        RankGroup or None
+            The group of this rank.
+
+        Raises
+        ------
+        ValueError
+            If ranks of a group are on several machines.
+
+        Examples
+        --------
+        >>> import synkhronos as synk
+        >>> synk.fork(4, use_gpu=False)
+        4
+        >>> def program(rank):
+        ...     group = rank.split(rank.rank % 2)
+        ...     return float(group.all_reduce(rank.rank, "sum"))
+        >>> synk.spmd(program)
+        [2.0, 4.0, 2.0, 4.0]
+        >>> synk.close()
+        """
+        self._enter_meeting()
+        color = None if color is None else check_int(color, "rank.split: color")
+        key = check_int(key, "rank.split: key")
+        self._commons("split")
+        given = self._meet("split", own=(color, key))
+        number = self._splits = self._splits + 1
+        if color is None:
+            return None
+        ranks = [rank for rank, (other, _) in enumerate(given) if other == color]
+        ranks.sort(key=lambda rank: given[rank][1])
+        far = sorted({*ranks} - {*self._here.transport.near})
+        if far:
+            raise ValueError(
+                f"rank.split: color {color}: expected ranks of one machine, got {sorted(ranks)}, of "
+                f"which {far} are on other machines than rank {self.rank}; choose colors by machine"
+            )
+        name = f"group {color} of split {number}"
+        return RankGroup(self._here, self._program, self.turn, self._ended, name, ranks)
 
     @takes_turn
     def send(self, to: int, arrays: Any, tag: int = 0) -> bool:

@@ -28,15 +28,24 @@ class RegisterGroup:
     check : callable
         ``check(rank)`` is called from time to time while this process waits for another; it raises if
         that process will not come.
+    name : str, default: "group"
+        The name by which its processes know the group.
     """
 
-    def __init__(self, commons: Commons, rank: int, size: int, check: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        commons: Commons,
+        rank: int,
+        size: int,
+        check: Callable[[int], None],
+        name: str = "group",
+    ) -> None:
         self.rank, self.size, self._check = rank, size, check
         self._registers = [
-            [Register(commons, f"group, register {turn} of {rank}") for rank in range(size)]
+            [Register(commons, f"{name}, register {turn} of {rank}") for rank in range(size)]
             for turn in range(2)
         ]
-        self._bells = find_bells(commons, "group", size)
+        self._bells = find_bells(commons, name, size)
         self._number = 0  # of the exchange
 
     def barrier(self) -> None:

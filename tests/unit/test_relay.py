@@ -290,6 +290,24 @@ def test_variables_of_a_program_are_adopted_on_all_machines(lab):
     assert synk.spmd(program, w) == [({total}, {0}, size - 1.0)] * size
 
 
+def test_groups_have_the_ranks_of_one_machine(lab):
+    machines = list(synk.world.world.current_world().transport.machines)
+
+    def program(rank, machines):
+        own = next(number for number, ranks in enumerate(machines) if rank.rank in ranks)
+        group = rank.split(own)
+        total = float(group.all_reduce(rank.rank, "sum"))
+        try:
+            rank.split(0)
+        except ValueError as error:
+            assert "expected ranks of one machine" in str(error) and "colors by machine" in str(error)
+            return total, list(group.ranks)
+
+    by_rank = {rank: ranks for ranks in machines for rank in ranks}
+    expected = [(float(sum(by_rank[rank])), list(by_rank[rank])) for rank in range(synk.size())]
+    assert synk.spmd(program, [list(ranks) for ranks in machines]) == expected
+
+
 def test_elastic_moves_of_all_machines_conserve_the_sum(lab):
     [w] = shared_by_all(lab, np.zeros(300_000))
 

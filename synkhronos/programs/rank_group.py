@@ -1,0 +1,136 @@
+"""`RankGroup`: some of the ranks of a program, which have collectives of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Hashable, Sequence
+
+from synkhronos._errors import SynkhronosError
+from synkhronos._typing import ArrayLike, ReduceOp, SharedVariables
+from synkhronos.comms.shm import SharedMemoryCommunicator
+from synkhronos.programs.group_collectives import GroupCollectives
+from synkhronos.programs.stopping import Run, StopProgram
+from synkhronos.services.register_group import RegisterGroup
+from synkhronos.world.here import Here
+from synkhronos.world.turn import Turn, takes_turn
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class RankGroup(GroupCollectives):
+    """Some of the ranks of a program. `Rank.split` returns it.
+
+    Its collectives wait for the ranks of the group only.
+
+    Parameters
+    ----------
+    here : Here
+        The state of this rank.
+    run : Run
+        This rank's run of the program.
+    turn : Turn
+        The turn that calls of this rank take.
+    ended : numpy.ndarray
+        For each rank of the program, whether it has ended.
+    name : str
+        The name by which the ranks of the group know its memory.
+    ranks : list of int
+        The numbers of its ranks in the program, in the order of the group.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The numbers of its ranks in the program.
+    """
+
+    _names = "ranks of a group", "rank"
+
+    def __init__(
+        self, here: Here, run: Run, turn: Turn, ended: np.ndarray, name: str, ranks: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self.ranks, self.turn = tuple(ranks), turn
+        self._engine, self._program, self._ended = here.engine, run, ended
+        group = RegisterGroup(
+            here.store.commons, self.ranks.index(here.rank), len(ranks), self._check, name
+        )
+        self._communicator = SharedMemoryCommunicator(group, here.store)
+
+    def __repr__(self) -> str:
+        return f"<synkhronos.RankGroup {self.rank} of {self.size}, ranks {self.ranks}>"
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank in the group, from 0 to ``size - 1``."""
+        return self._communicator.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks in the group."""
+        return self._communicator.size
+
+    @takes_turn
+    def all_reduce(
+        self,
+        shared_vars: SharedVariables | ArrayLike,
+        op: ReduceOp = "avg",
+        weight: float | None = None,
+    ) -> Any:
+        """Set the replicas of the group's ranks to the reduction of them.
+
+        Parameters
+        ----------
+        shared_vars : shared variable, array, or list of these
+            Variables of this rank, of the same shapes and dtypes on every rank of the group. Or arrays
+            and numbers, which are not changed.
+        op : {"avg", "sum", "prod", "min", "max"}
+            The operation.
+        weight : float, optional
+            This rank's weight in ``"avg"``; by default 1.
+
+        Returns
+        -------
+        numpy.ndarray, list of numpy.ndarray, or None
+            The reductions of arrays; None for shared variables.
+
+        Raises
+        ------
+        SynkhronosError
+            If the ranks are at different collectives, or one that the others wait for has ended.
+        """
+        self._program.enter()
+        given: Any = shared_vars if isinstance(shared_vars, (list, tuple)) else [shared_vars]
+        are_shared = [self._engine.is_shared(each) for each in given]
+        if not any(are_shared):
+            return super().all_reduce(shared_vars, op, weight)  # type: ignore[arg-type]
+        if not all(are_shared):
+            raise TypeError(f"all_reduce: expected shared variables or arrays, got both: {given}")
+        reduced = self._reductions.all_reduce([self._engine.export(each) for each in given], op, weight)
+        for shared, value in zip(given, reduced):
+            self._engine.write(shared, value)
+        return None
+
+    def _meet(self, *called: Hashable, own: Any = None) -> list[Any]:
+        with self.turn:
+            self._program.enter()
+            stop = self._program.stop
+            by_member = super()._meet(*called, own=(stop.is_asked, own))
+            stop.met(any(is_asked for is_asked, _ in by_member))
+        return [each for _, each in by_member]
+
+    def _find_communicator(self) -> SharedMemoryCommunicator:
+        return self._communicator
+
+    def _number_of(self, member: int) -> int:
+        return self.ranks[member]
+
+    def _check(self, member: int) -> None:
+        """Raise if the program has to end, or a rank of the group will not come any more."""
+        self._program.pause(0)
+        if self._ended[self.ranks[member]]:
+            if self._program.stop.is_asked:
+                raise StopProgram
+            raise SynkhronosError(
+                f"rank {self.ranks[member]} has ended its program, and others of its group wait for it "
+                f"in a collective; let every rank of a group call the same collectives"
+            )
