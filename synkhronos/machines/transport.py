@@ -150,6 +150,9 @@ class MachinesTransport(Transport):
         every: Any = self if group is None else group
         return MachinesCommunicator(every, local, leaders, self.local.master_rank, self._machines)
 
+    def near_communicator(self, group: Group) -> Communicator:
+        return self.local.communicator(group)
+
     def possible_sizes(self) -> range:
         return self._job.possible_sizes()
 

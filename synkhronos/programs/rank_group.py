@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Hashable, Sequence
 
 from synkhronos._errors import SynkhronosError
 from synkhronos._typing import ArrayLike, ReduceOp, SharedVariables
-from synkhronos.comms.shm import SharedMemoryCommunicator
+from synkhronos.comms.base import Communicator
 from synkhronos.programs.group_collectives import GroupCollectives
 from synkhronos.programs.stopping import Run, StopProgram
 from synkhronos.services.register_group import RegisterGroup
@@ -54,7 +54,7 @@ class RankGroup(GroupCollectives):
         group = RegisterGroup(
             here.store.commons, self.ranks.index(here.rank), len(ranks), self._check, name
         )
-        self._communicator = SharedMemoryCommunicator(group, here.store)
+        self._communicator = here.transport.near_communicator(group)
 
     def __repr__(self) -> str:
         return f"<synkhronos.RankGroup {self.rank} of {self.size}, ranks {self.ranks}>"
@@ -72,15 +72,15 @@ class RankGroup(GroupCollectives):
     @takes_turn
     def all_reduce(
         self,
-        shared_vars: SharedVariables | ArrayLike,
+        arrays: SharedVariables | ArrayLike | Sequence[ArrayLike],
         op: ReduceOp = "avg",
         weight: float | None = None,
     ) -> Any:
-        """Set the replicas of the group's ranks to the reduction of them.
+        """Set variables of the group's ranks to the reductions of them, or return those of arrays.
 
         Parameters
         ----------
-        shared_vars : shared variable, array, or list of these
+        arrays : shared variable, array-like, or list of these
             Variables of this rank, of the same shapes and dtypes on every rank of the group. Or arrays
             and numbers, which are not changed.
         op : {"avg", "sum", "prod", "min", "max"}
@@ -99,10 +99,10 @@ class RankGroup(GroupCollectives):
             If the ranks are at different collectives, or one that the others wait for has ended.
         """
         self._program.enter()
-        given: Any = shared_vars if isinstance(shared_vars, (list, tuple)) else [shared_vars]
+        given: Any = arrays if isinstance(arrays, (list, tuple)) else [arrays]
         are_shared = [self._engine.is_shared(each) for each in given]
         if not any(are_shared):
-            return super().all_reduce(shared_vars, op, weight)  # type: ignore[arg-type]
+            return super().all_reduce(arrays, op, weight)  # type: ignore[arg-type]  # none is a variable
         if not all(are_shared):
             raise TypeError(f"all_reduce: expected shared variables or arrays, got both: {given}")
         reduced = self._reductions.all_reduce([self._engine.export(each) for each in given], op, weight)
@@ -118,7 +118,7 @@ class RankGroup(GroupCollectives):
             stop.met(any(is_asked for is_asked, _ in by_member))
         return [each for _, each in by_member]
 
-    def _find_communicator(self) -> SharedMemoryCommunicator:
+    def _find_communicator(self) -> Communicator:
         return self._communicator
 
     def _number_of(self, member: int) -> int:

@@ -149,6 +149,10 @@ class Transport(ABC):
         """The ranks that have the same commons as this rank."""
         return range(self.size)
 
+    def near_communicator(self, group: Group) -> Communicator:
+        """Return the same for a group of ranks that are `near`."""
+        return self.communicator(group)
+
     @abstractmethod
     def possible_sizes(self) -> range:
         """Return the sizes that a successor can have. Called when the workers have ended."""

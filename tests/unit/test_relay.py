@@ -291,7 +291,7 @@ def test_variables_of_a_program_are_adopted_on_all_machines(lab):
 
 
 def test_groups_have_the_ranks_of_one_machine(lab):
-    machines = list(synk.world.world.current_world().transport.machines)
+    machines = synk.world.world.current_world().transport._ranges
 
     def program(rank, machines):
         own = next(number for number, ranks in enumerate(machines) if rank.rank in ranks)
