@@ -155,7 +155,7 @@ def test_a_request_to_stop_ends_the_waits(world):
 def test_ranks_of_a_group_stop_at_the_same_step(world):
     def program(rank):
         group = rank.split(rank.rank // 2)
-        steps = 0
+        steps, rank.in_step = 0, True  # before another group may ask to stop
         while not rank.should_stop:
             steps = int(group.all_reduce(steps + 1, "max"))
             if rank.rank == 0 and steps == 5:
