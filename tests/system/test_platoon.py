@@ -162,17 +162,17 @@ def test_pixel_sum_is_exact(launch, example, logs):
 def test_an_lstm_learns_with_elastic_averaging(launch, example, logs, options):
     example("sequences.py", "lstm_controller.py", "lstm_worker.py")
     # The last round has no validation, which one worker would make while the other waits for it.
-    ended(launch("lstm", controller="--max-mb=380", worker=options), 0, logs)
+    ended(launch("lstm", controller="--max-mb=180", worker=options), 0, logs)
     found = logs()
     best, steps = found["controllercpu.out"].split("\n")[-2].split(" after ")
-    assert int(steps) > 380
+    assert int(steps) > 180
     assert float(best.split()[1]) < 0.2, found  # half of them are wrong at first
     assert all("Train cost" in found[f"workercpu-{rank}.out"] for rank in range(2))
 
 
 def test_an_lstm_learns_with_averages_and_all_workers_have_the_same_parameters(launch, example, logs):
     example("sequences.py", "synchronous_lstm_controller.py", "synchronous_lstm_worker.py")
-    ended(launch("synchronous_lstm"), 0, logs)
+    ended(launch("synchronous_lstm", controller="--epochs=8"), 0, logs)
     found = logs()
     assert float(found["controllercpu.out"].split()[-1]) < 0.2, found
     sums = [
