@@ -127,16 +127,18 @@ class Contestant:
         Passed to `prepare`.
     environment : dict, optional
         Variables to set in the process before anything is imported.
+    method : {"spawn", "fork"}
+        A process that is forked has what a contestant has prepared before it makes further ones.
     """
 
-    def __init__(self, prepare, *arguments, environment=None):
+    def __init__(self, prepare, *arguments, environment=None, method="spawn"):
         self._prepare, self._arguments = prepare, arguments
-        self._variables = environment or {}
+        self._variables, self._method = environment or {}, method
         self._process = None
 
     def start(self):
         """Start the process, and wait until it is prepared."""
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(self._method)
         self._connection, other = context.Pipe()
         self._process = context.Process(target=_contest, args=(other, self._prepare, self._arguments))
         with _environment(self._variables):

@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synkhronos._checks import check_int, check_number, check_string
+from synkhronos._checks import check_in_range, check_int, check_number, check_string
 from synkhronos._errors import SynkhronosError
 from synkhronos._typing import SharedVariables
 from synkhronos.comms.shm import SharedMemoryCommunicator
@@ -79,9 +79,9 @@ class Listener:
         check_string(name, "Listener: name")
         if size is not None:
             size = check_int(size, "Listener: size", 1)
-        self._size = size
+        self._name, self._size = name, size
         self._server = Server(name, size, size or _MOST, rank_of)
-        self._came = self._died = 0
+        self._came, self._died = 0, 0
         self._box: Mailbox | None = None
         self._is_closed = False
 
@@ -89,6 +89,7 @@ class Listener:
         self,
         answer: Callable[[Any, int, Any], Any],
         is_over: Callable[[], bool] | None = None,
+        timeout: float | None = 60,
     ) -> int:
         """Answer questions until all attached processes have ended.
 
@@ -99,7 +100,9 @@ class Listener:
         is_over : callable, optional
             Called several times a second; it ends this call by returning True. By default the call ends
             when all attached processes have ended, and `size` processes, or at least one, have attached.
-            It waits without limit for processes that never attach.
+        timeout : float or None, default: 60
+            Without `is_over`: how many seconds to wait for the next process to attach, until `size`
+            processes, or one, have done so. None waits without limit.
 
         Returns
         -------
@@ -108,11 +111,18 @@ class Listener:
 
         Raises
         ------
+        SynkhronosError
+            If too few processes attach.
         Exception
             What `answer` raises, after the process that has asked was told.
         """
+        limit = None if timeout is None else check_in_range(timeout, "Listener.serve: timeout", 0)
+        latest = time.monotonic()
         while not (self._all_have_ended() if is_over is None else is_over()):
-            for member, connection in self._server.wait(_CHECKED):
+            ready = self._server.wait(_CHECKED)
+            if is_over is None and limit is not None:
+                latest = self._wait_for_more(latest, limit)
+            for member, connection in ready:
                 try:
                     message = connection.recv()
                 except (EOFError, OSError) as error:
@@ -139,6 +149,21 @@ class Listener:
     def _all_have_ended(self) -> bool:
         states = self._server.states
         return not (states == ATTACHED).any() and np.count_nonzero(states) >= (self._size or 1)
+
+    def _wait_for_more(self, latest: float, limit: float) -> float:
+        """Return when the latest process has attached; raise if the next one is late."""
+        now, came, needed = time.monotonic(), np.count_nonzero(self._server.states), self._size or 1
+        if came != self._came:
+            self._came = came
+            return now
+        if came < needed and now - latest > limit:
+            raise SynkhronosError(
+                f"Listener.serve: expected {needed} process{'es' if needed > 1 else ''} to attach, but "
+                f"{came or 'none'} came, and no other within {limit:g} seconds; see their output, start "
+                f"those that are missing, with attach({self._name!r}), or wait longer: "
+                f"serve(..., timeout=None)"
+            )
+        return latest
 
     def send(self, arrays: Any, pause: Callable[[], None] = lambda: None) -> None:
         """Send arrays to the attached process that is the first to receive them.

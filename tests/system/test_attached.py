@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -202,6 +203,45 @@ def test_a_listener_that_ends_ends_the_waits_of_the_attached():
     assert came == [process.pid] == listener.pids
     listener.close()
     assert "has ended" in outcome(process, 1)
+
+
+@own_process(timeout=LIMIT)
+@pytest.mark.parametrize("size, said", [(None, "1 process to attach, but none"), (3, "3 .* but 1 came")])
+def test_processes_that_never_come_are_waited_for_up_to_a_time_limit(size, said):
+    own = name()
+    with synk.Listener(own, size=size) as listener:
+        if size:
+            with_thread(listener, own)
+        with pytest.raises(synk.SynkhronosError, match=f"{said}.* no other within 0.3 seconds"):
+            listener.serve(lambda *_: None, timeout=0.3)
+    with synk.Listener(own) as listener:
+        for wrong in ("soon", -1):
+            with pytest.raises((TypeError, ValueError), match="Listener.serve: timeout: expected"):
+                listener.serve(lambda *_: None, timeout=wrong)
+
+
+@own_process(timeout=LIMIT)
+def test_a_process_that_comes_during_an_answer_is_not_late():
+    own, threads = name(), []
+
+    def come_and_ask():
+        with synk.attach(own) as attached:
+            attached.ask("x")
+
+    def start_thread():
+        threads.append(threading.Thread(target=come_and_ask))
+        threads[-1].start()
+
+    def answer(request, pid, info):
+        if len(threads) < 2:
+            start_thread()  # it waits at the socket, and is accepted after this answer
+            time.sleep(2.5)
+
+    with synk.Listener(own, size=2) as listener:
+        start_thread()
+        assert listener.serve(answer, timeout=2) == 0
+        for thread in threads:
+            thread.join()
 
 
 @own_process(timeout=LIMIT)

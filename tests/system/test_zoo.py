@@ -339,8 +339,6 @@ def test_iterations_need_compiled_functions():
 def test_wrong_options_are_refused():
     with pytest.raises(ValueError, match="config: expected 'batch_size', got 'batchsize'"):
         tiny(batchsize=3)
-    with pytest.raises(ValueError, match="sync_type: expected 'avg', got 'cdd'"):
-        tiny().compile_iter_fns("cdd")
     with pytest.raises(ValueError, match="update_rule: expected one of sgd, .*, got 'adamw'"):
         tiny(update_rule="adamw").compile_iter_fns(function=compile_fast)
     with pytest.raises(ValueError, match="mode: expected 'train' or 'val', got 'test'"):

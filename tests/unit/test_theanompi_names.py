@@ -18,6 +18,7 @@ from synkhronos.compat.theanompi.lib.recorder import Recorder
 from synkhronos.compat.theanompi.models import layers2
 from synkhronos.compat.theanompi.models.data import utils
 from synkhronos.extensions.session import Recorder as SessionRecorder
+from synkhronos.extensions.session import contract
 from synkhronos.host import aliases
 
 SESSION = "RULE=BSP\nMODELFILE=models.modelfile\nMODELCLASS=ModelClass\n"
@@ -156,6 +157,39 @@ def test_a_module_is_the_same_under_both_names(found):
     assert theanompi.models.data.utils is utils
     assert [one.__module__ for one in (BSP, EASGD, GOSGD)] == ["synkhronos.compat.theanompi.rules"] * 3
     assert layers2.__spec__.name == "synkhronos.compat.theanompi.models.layers2"
+
+
+MODELS = {
+    "alex_net": ("AlexNet", "AlexNet"),
+    "cifar10": ("Cifar10_model", "Cifar10CNN"),
+    "googlenet": ("GoogLeNet", "GoogLeNet"),
+    "keras_model_zoo.wresnet": ("Wide_ResNet", "WideResNet"),
+    "lasagne_model_zoo.lsgan": ("LSGAN", "LSGAN"),
+    "lasagne_model_zoo.resnet152": ("ResNet152", "ResNet152"),
+    "lasagne_model_zoo.resnet50": ("ResNet50", "ResNet50"),
+    "lasagne_model_zoo.vgg16": ("VGG16", "VGG16"),
+    "lasagne_model_zoo.wgan": ("WGAN", "WGAN"),
+}
+
+
+@pytest.mark.parametrize("module", MODELS)
+def test_the_models_are_those_of_the_zoo(found, module):
+    pytest.importorskip("keras" if "keras" in module else "lasagne")
+    from synkhronos.extensions import zoo
+
+    there, here = MODELS[module]
+    model = getattr(importlib.import_module(f"theanompi.models.{module}"), there)
+    assert model is getattr(zoo, here)
+    assert not contract.accepts(model.compile_iter_fns, None, sync_type="cdd"), "BSP averages it"
+
+
+def test_the_folder_of_models_has_some_of_them(found):
+    pytest.importorskip("lasagne")
+    from theanompi import models
+
+    assert (models.AlexNet.__name__, models.Cifar10_model.__name__) == ("AlexNet", "Cifar10CNN")
+    with pytest.raises(AttributeError, match="has no attribute 'VGG16'"):
+        models.VGG16  # noqa: B018
 
 
 def test_short_names_need_the_library_and_other_names_are_not_found(found):
@@ -476,6 +510,17 @@ def test_the_recorder_writes_and_keeps_means(tmp_path, capsys):
     assert SessionRecorder.from_inforec(path).losses == [[1.5, 3.5]]
     again.cut(1)
     assert again.info_dict["train_info"] == [[2, 1.5, 0.5]]
+
+
+def test_the_recorder_draws_what_it_has(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    recorder = Recorder(None, 2, "model", False)
+    record(recorder)
+    recorder.print_val_info(4)
+    recorder.show(label=", a run", color_id=1, show=False)
+    assert (tmp_path / "train.png").read_bytes()[:4] == b"\x89PNG"
+    assert SessionRecorder.from_inforec(recorder.info_dict).validations[0]["error_top5"] == 0.25
 
 
 def test_validations_of_all_processes_are_collected():

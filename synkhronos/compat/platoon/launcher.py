@@ -7,6 +7,7 @@ error of the system or a controller that a signal has ended; 4 for any other err
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import signal
@@ -15,11 +16,9 @@ import sys
 import time
 from typing import Sequence, TextIO
 
-from synkhronos.compat.platoon import processes
+from synkhronos.compat.platoon import configparser, processes
 
 SUCCESS, FAILED, WRONG_ARGUMENTS, OF_SYSTEM, OTHER = range(5)
-#: An environment variable: the devices, with commas in between, if the command names none.
-DEVICES = "PLATOON_DEVICES"
 LOGS = "PLATOON_LOGS"
 _CONTROLLER = ["-m", "synkhronos.compat.platoon.controller"]
 _GRACE = 15.0  # seconds for the controller to end its workers
@@ -53,16 +52,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(arguments)
     name = options.experiment_name
-    if options.hosts and not set(options.hosts) <= {"localhost", os.uname().nodename}:
+    try:
+        hosts = [] if options.devices else find_hosts(options.hosts)
+        elsewhere = sorted(set(hosts) - names_of_this_machine())
+        devices = find_devices(options.devices, options.workers)
+    except ValueError as error:
+        parser.error(str(error))
+    if elsewhere:
         parser.error(
-            "-H: expected this machine; scripts for several machines use synkhronos itself: "
-            "python -m synkhronos launch"
+            f"expected this machine as the only host, in -H, {configparser.HOSTS} and .platoonrc, got "
+            f"{', '.join(elsewhere)}; what workers share is in the memory of one machine; scripts for "
+            f"several machines use synkhronos itself: python -m synkhronos launch"
         )
     if not os.path.isfile(f"{name}_worker.py"):
         parser.error(f"there is no script {name}_worker.py here")
-    devices = find_devices(options.devices, options.workers)
     if not devices:
-        parser.error(f"expected devices: name them, as in -D cuda0 cuda1, or set {DEVICES}")
+        parser.error(
+            f"expected devices: name them, as in -D cuda0 cuda1, in {configparser.DEVICES} or .platoonrc"
+        )
     try:
         return launch(name, devices, options.controller_args, options.worker_args)
     except OSError as error:
@@ -73,11 +80,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return OTHER
 
 
+def names_of_this_machine() -> set[str]:
+    """Return the names by which configuration files may call this machine."""
+    name = os.uname().nodename
+    return {name, name.partition(".")[0], "localhost"}
+
+
+def find_hosts(named: Sequence[str] | None) -> list[str]:
+    """Return the hosts: those that are named, of the environment or of a file, or none."""
+    with contextlib.suppress(KeyError):
+        return list(named or configparser.fetch_hosts())
+    return []
+
+
 def find_devices(named: Sequence[str] | None, workers: Sequence[int] | None) -> list[str]:
-    """Return the devices of the workers: those that are named, or of the environment, or all GPUs."""
+    """Return the devices: those that are named, of the environment or of a file, or all GPUs."""
     devices = list(named or [])
-    if not devices:
-        devices = [one.strip() for one in os.environ.get(DEVICES, "").split(",") if one.strip()]
+    for host in sorted(names_of_this_machine()):
+        with contextlib.suppress(KeyError):
+            devices = devices or configparser.fetch_devices_for_host(host)
     if not devices:
         import synkhronos as synk  # takes a second
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import time
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy
 
@@ -25,6 +26,9 @@ from synkhronos.extensions.session.velocities import SummedVelocities
 
 FORMAT = ["synkhronos session", 1]
 _PATIENCE = 3  # batches after which the parameters must have changed
+_POSITION = ("epoch", "rank", "step", "seconds", "samples")  # of a validation
+_BATCHES = "batches"  # that a rank has validated
+_EPOCH, _STEPS, _BEGAN = range(3)  # what a rank that replaces a dead one must know
 
 
 class Plan(NamedTuple):
@@ -56,7 +60,10 @@ class Plan(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The return value of the program on a rank; the model in the master only."""
+    """The return value of the program on a rank; the model in the master only.
+
+    The validations are of all ranks, or, if the ranks do not meet, of this one.
+    """
 
     rows: dict[str, list[float]]
     validations: list[dict[str, Any]]
@@ -76,7 +83,7 @@ def session_program(rank: synk.Rank, plan: Plan) -> Outcome:
     """
     model = None
     try:
-        with rank.compiling():
+        with rank.compiling() if rank.may_meet else contextlib.nullcontext():
             model = _build(rank, plan)
         contract.check(model, is_compiled=True)
         if not isinstance(plan.rule, SummedVelocities):
@@ -152,7 +159,7 @@ class _Loop:
         self._by_sub_batch = isinstance(self._rule, SummedVelocities)
         rank.adopt([*self._params, *model.vels2] if self._by_sub_batch else self._params)
         self._state = ModelState(model)
-        self._steps, self._epoch = 0, 0
+        self._steps, self._epoch, self._place = 0, 0, numpy.zeros(3)
         self._validations: list[dict[str, Any]] = []
         scale = rank.size if plan.scale_lr else 1
         if plan.scale_lr and callable(getattr(model, "scale_lr", None)):
@@ -176,6 +183,8 @@ class _Loop:
     def _begin(self) -> tuple[dict[str, list[float]], dict[str, Any] | None, float]:
         """Return the rows of the record, the rule's state and the seconds of earlier programs."""
         path = self._plan.checkpoint
+        if not self._rank.may_meet:
+            return {}, None, self._take_place()
         if path is None or not self._plan.resumes:
             self._rank.broadcast(self._params)
             return {}, None, 0.0
@@ -188,6 +197,19 @@ class _Loop:
         self._validations = header["validations"]
         rows = {name: one.tolist() for name, one in _part(values, "record").items()}
         return rows, _part(values, "rule"), header["seconds"]
+
+    def _take_place(self) -> float:
+        """Begin, or go on in the epoch in which a dead rank was; return the seconds since the beginning.
+
+        All ranks begin with the parameters of the first one.
+        """
+        self._rank.center(self._params, "begin")
+        self._place = self._rank.memory("session", 3)
+        self._place[_BEGAN] = self._place[_BEGAN] or time.perf_counter()
+        self._epoch, self._steps = int(self._place[_EPOCH]), int(self._place[_STEPS])
+        for epoch in range(self._epoch):
+            self._rate.adjust(self._model.adjust_hyperp, epoch)
+        return time.perf_counter() - float(self._place[_BEGAN])
 
     def _checked_header(self, path: PathLike, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the header of a checkpoint; raise if it is not of this session."""
@@ -241,8 +263,11 @@ class _Loop:
                 if has_stopped:
                     break
                 self._validate()
+                if self._rank.is_master and callable(getattr(model, "print_info", None)):
+                    model.print_info(self._recorder)
                 self._rate.adjust(model.adjust_hyperp, self._epoch)
                 self._epoch += 1
+                self._place[_EPOCH] = self._epoch
                 is_last = self._epoch == model.n_epochs
                 if plan.checkpoint is not None and (is_last or not self._epoch % plan.checkpoint_every):
                     self._save()
@@ -269,9 +294,10 @@ class _Loop:
             if has_stopped:
                 break
             self._take_batch(warmup)
-        rank.clock = END  # no rank waits for this one, or sends to it
-        has_stopped = any(rank.exchange(has_stopped))
-        rank.clock = self._steps
+        if rank.may_meet:
+            rank.clock = END  # no rank waits for this one, or sends to it
+            has_stopped = any(rank.exchange(has_stopped))
+            rank.clock = self._steps
         model.reset_iter("train")
         return has_stopped
 
@@ -304,7 +330,7 @@ class _Loop:
         self._unchanged.check(rank.rank, self._plan.sync_type)
         if not self._by_sub_batch:
             self._exchange()
-        rank.clock = self._steps
+        rank.clock = self._place[_STEPS] = self._steps
         loss = recorder.latest_loss
         recorder.finish_batch(rate, computed, self._samples)
         self._progress.step(self._epoch + 1, loss, recorder.n_samples)
@@ -337,14 +363,36 @@ class _Loop:
             "epoch": self._epoch + 1, "rank": None, "step": self._steps,
             "seconds": self._recorder.seconds, "samples": self._recorder.n_samples,
         }  # fmt: skip
-        every = rank.exchange((self._recorder.take_validation(), position))
-        measured = [each for each, _ in every]
-        if not any(count for count, _ in measured):
+        own_part = self._recorder.take_validation(), position
+        every = rank.exchange(own_part) if rank.may_meet else [own_part]
+        point = _point(every, every[rank.master_rank if rank.may_meet else 0][1])
+        if point is None:
             return
-        point = {**every[rank.master_rank][1], **combined(measured)}
-        self._validations.append(point)
+        self._validations.append(point if rank.may_meet else {**point, _BATCHES: own_part[0][0]})
         self._recorder.print_val_info(self._steps, point)
         model.current_info = self._recorder.get_latest_val_info()
+
+
+def _point(
+    every: Sequence[tuple[tuple[float, dict[str, float]], Any]], position: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return a validation: averages of what the ranks have measured; None if there is nothing."""
+    measured = [each for each, _ in every]
+    if not any(count for count, _ in measured):
+        return None
+    return {**position, **combined(measured)}
+
+
+def combined_by_epoch(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Return a validation for each epoch, from those of ranks that did not meet."""
+    by_epoch: dict[int, list[Any]] = {}
+    for outcome in outcomes:
+        for one in outcome.validations:
+            position = {name: one[name] for name in _POSITION}
+            numbers = {name: value for name, value in one.items() if name not in (*_POSITION, _BATCHES)}
+            by_epoch.setdefault(one["epoch"], []).append(((one[_BATCHES], numbers), position))
+    points = [_point(every, every[0][1]) for _, every in sorted(by_epoch.items())]
+    return [point for point in points if point is not None]
 
 
 def _part(values: Mapping[str, Any], name: str) -> dict[str, Any]:

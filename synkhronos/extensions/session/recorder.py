@@ -146,7 +146,7 @@ class Recorder(Record):
         return "\n".join(lines)
 
     @classmethod
-    def from_inforec(cls, path: PathLike) -> Self:
+    def from_inforec(cls, path: PathLike | Mapping[str, Any]) -> Self:
         """Return the record of a run of Theano-MPI, from its file ``inforec.pkl``.
 
         The file has the means of some batches for one process. They are the steps of this record, and
@@ -154,15 +154,16 @@ class Recorder(Record):
 
         Parameters
         ----------
-        path : path
-            The file, written by Python 2 or 3.
+        path : path, or dict of list
+            The file, written by Python 2 or 3; or what it contains, as Theano-MPI's recorder has it in
+            ``info_dict``.
 
         Raises
         ------
         ValueError
             If it is not such a file, or contains anything else than arrays and numbers.
         """
-        lists = read_inforec(path)
+        lists = path if isinstance(path, Mapping) else read_inforec(path)
         record = cls(1)
         seconds, passed = [], 0.0
         times = {int(row[0]): row[1:] for row in lists["all_time"]}

@@ -14,7 +14,7 @@ from synkhronos.extensions import rules
 from synkhronos.extensions.rules.rule import Rule, check_count, check_number
 from synkhronos.extensions.rules.training_state import check_path
 from synkhronos.extensions.session import contract
-from synkhronos.extensions.session.loop import Outcome, Plan, session_program
+from synkhronos.extensions.session.loop import Outcome, Plan, combined_by_epoch, session_program
 from synkhronos.extensions.session.recorder import Recorder
 from synkhronos.extensions.session.velocities import SummedVelocities
 
@@ -72,6 +72,11 @@ class Session:
         For rules that draw random numbers. By default it is drawn from ``numpy.random``.
     progress : bool, default: True
         Whether to show the progress on stderr, as `rules.train` does.
+    on_death : {"raise", "continue"}
+        What happens if a rank dies. With ``"continue"`` the others go on, and on the CPU a new rank
+        takes its place: it builds its model again and repeats the epoch, and its record begins anew. The
+        ranks then meet nowhere, so this needs a rule without collectives, and no `checkpoint`; the
+        validations are combined at the end.
 
     Attributes
     ----------
@@ -139,6 +144,7 @@ class Session:
         checkpoint_every: int = 1,
         seed: int | None = None,
         progress: bool = True,
+        on_death: str = "raise",
     ) -> None:
         contract.find_class(model)
         self.recorder = Recorder() if recorder is None else recorder
@@ -157,6 +163,7 @@ class Session:
             _checked_scale(scale_lr, sync_type), check_number("Session: warmup", warmup, 0),
             -1 if seed is None else check_count("Session: seed", seed, 0), bool(progress),
         )  # fmt: skip
+        self._on_death = _checked_on_death(on_death, self._plan)
 
     def __repr__(self) -> str:
         return f"<Session of {self._plan.model} with {self._plan.rule!r}>"
@@ -212,7 +219,8 @@ class Session:
         seed = plan.seed if plan.seed >= 0 else int(numpy.random.randint(1 << 31))
         resumes = plan.checkpoint is not None and os.path.exists(plan.checkpoint)
         recorder.clear(synk.size())
-        results = synk.spmd(session_program, plan._replace(seed=seed, resumes=resumes))
+        program_plan = plan._replace(seed=seed, resumes=resumes)
+        results = synk.spmd(session_program, program_plan, on_death=self._on_death)
         outcomes: list[Outcome | None] = list(results)
         for rank, outcome in enumerate(outcomes):
             if outcome is None:  # it was ended before its model was built
@@ -222,6 +230,8 @@ class Session:
             recorder.validations = outcome.validations
             recorder.stopped = recorder.stopped or outcome.has_stopped
             self.model = outcome.model if outcome.model is not None else self.model
+        if self._on_death == "continue":
+            recorder.validations = combined_by_epoch([one for one in outcomes if one is not None])
         recorder.interrupted = recorder.stopped and results.interrupted
         return recorder
 
@@ -256,6 +266,19 @@ def _checked_scale(scale_lr: Any, sync_type: str) -> bool:
             "which scales the step by the number of ranks already"
         )
     return scale_lr
+
+
+def _checked_on_death(on_death: str, plan: Plan) -> str:
+    if on_death not in ("raise", "continue"):
+        raise ValueError(f"Session: on_death: expected 'raise' or 'continue', got {on_death!r}")
+    if on_death == "continue" and (plan.rule.is_synchronous or plan.checkpoint is not None):
+        what = "a checkpoint" if plan.checkpoint is not None else repr(plan.rule)
+        raise ValueError(
+            f"Session: on_death='continue': expected a rule without collectives, such as EASGD, and no "
+            f"checkpoint, got {what}: the ranks that are left cannot meet a dead one; run the session "
+            f"again from its checkpoint after a death instead"
+        )
+    return on_death
 
 
 def _checked_rule(rule: Any, sync_type: str) -> Rule:

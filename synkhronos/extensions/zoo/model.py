@@ -283,26 +283,17 @@ class Model:
 
     # What sessions call
 
-    def compile_iter_fns(
-        self, sync_type: str = "avg", function: Callable[..., Any] = theano.function
-    ) -> None:
+    def compile_iter_fns(self, function: Callable[..., Any] = theano.function) -> None:
         """Compile the functions for iterations.
+
+        What can be exchanged between iterations are the parameters, and not momenta, as with
+        Theano-MPI's ``sync_type="cdd"``.
 
         Parameters
         ----------
-        sync_type : "avg"
-            What is exchanged: parameters, after the step of an iteration. Theano-MPI's "cdd", the
-            exchange of momenta within an iteration, is not supported.
         function : callable
             Compiles, with the arguments of `theano.function`.
-
-        Raises
-        ------
-        ValueError
-            If `sync_type` is another.
         """
-        if sync_type != "avg":
-            raise ValueError(f"sync_type: expected 'avg', got {sync_type!r}")
         self.make_functions(function)
 
     def train_iter(self, count: int, recorder: Recorder | None = None) -> tuple[float, float]:

@@ -26,6 +26,7 @@ f_grad_shared, f_update, f_pred = sequences.build(params)
 rows = sequences.minibatches(400, 16, random)
 if args.param_sync_api:
     worker.copy_to_local()
+worker.all_reduce(np.zeros(1))  # both begin together, so that neither finds all steps done
 
 while True:
     step = worker.send_req("next")

@@ -12,10 +12,12 @@ import sys
 import time
 from typing import Any
 
+from synkhronos.extensions import session
 from synkhronos.extensions.session.inforec import read_inforec
 from synkhronos.extensions.session.sinks import Lines
 
 _FILE = "inforec.pkl"
+_PICTURE = "train.png"
 _TIMES = {"calc": "compute", "comm": "exchange", "wait": "wait", "load": "load"}
 
 
@@ -170,3 +172,17 @@ class Recorder:
         """Keep the first rows of each list only."""
         for rows in self.info_dict.values():
             del rows[load_epoch:]
+
+    def show(self, label: str = "", color_id: int = 0, show: bool = True) -> None:
+        """Draw the record into the file ``train.png``: the loss, and the numbers of the validations.
+
+        Parameters
+        ----------
+        label : str
+            Is added to the name of the model.
+        color_id, show
+            Accepted; no window is opened. `synkhronos.extensions.session.compare` draws several records
+            in one picture.
+        """
+        record = session.Recorder.from_inforec(self.info_dict)
+        session.compare({self.modelname + label: record}, _PICTURE)
