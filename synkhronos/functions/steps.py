@@ -15,18 +15,25 @@ from synkhronos.functions.comparing.serial_comparison import Comparison, check_c
 from synkhronos.functions.function import Function
 from synkhronos.stores.handle import Handle
 from synkhronos.world.fuse import RecordedCalls, fuse
-from synkhronos.world.turn import Turn
+from synkhronos.world.turn import Turn, WaitedFor
 
 if TYPE_CHECKING:
     from synkhronos.world.here import Command
 
 
-def turn_of(function: Function) -> Turn:
+def turn_of(function: Function, waits: bool = False) -> Turn | WaitedFor:
     """Return the turn that the calls of a function take.
 
     ``with turn_of(function):`` takes it for several calls, between which no other thread makes one.
+
+    Parameters
+    ----------
+    function : Function
+        The function.
+    waits : bool
+        Whether to wait while another thread has the turn, also without ``fork(threads="wait")``.
     """
-    return function.turn
+    return function.turn.waited_for if waits else function.turn
 
 
 class RepeatedStep:

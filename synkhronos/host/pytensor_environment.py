@@ -1,8 +1,8 @@
 """Making PyTensor ready: its version, NumPy's, and the BLAS that its C code is linked with.
 
 PyTensor that pip has installed often finds no BLAS, says so in a long warning, and computes products
-slowly. So `apply` names one in ``PYTENSOR_FLAGS``, unless the user has. It must run before PyTensor is
-imported. Nothing here imports PyTensor.
+slowly. So `apply` names one in ``PYTENSOR_FLAGS``, unless the user has, and in PyTensor's settings if it
+is imported already, as by PyMC. Nothing here imports PyTensor.
 """
 
 import os
@@ -22,21 +22,40 @@ _REMEDY = 'To fix this: python -m pip install "pytensor>=2.38.3,<4"'
 
 
 def apply() -> None:
-    """Set up this process for PyTensor, unless it is imported. Settings of the user are not changed."""
-    if "pytensor" not in sys.modules:
-        set_flags(os.environ)
+    """Set up this process for PyTensor, also if it is imported. Settings of the user are not changed."""
+    ldflags = missing_ldflags(os.environ)
+    if ldflags:
+        _add(os.environ, ldflags)
+        _configure(sys.modules.get("pytensor"), ldflags)
 
 
 def set_flags(environ: MutableMapping[str, str]) -> None:
     """Add ``blas__ldflags`` to ``PYTENSOR_FLAGS`` in `environ`, unless the user has set it."""
-    flags = environ.get("PYTENSOR_FLAGS", "")
+    ldflags = missing_ldflags(environ)
+    if ldflags:
+        _add(environ, ldflags)
+
+
+def missing_ldflags(environ: MutableMapping[str, str]) -> str:
+    """Return what to set as ``blas__ldflags``; nothing if the user has set it, or no BLAS is found."""
     settings = environment.read_settings(environ.get("PYTENSORRC", "~/.pytensorrc"))
     is_set = settings.has_option("blas", "ldflags") or settings.has_option("global", LDFLAGS)
-    if is_set or LDFLAGS in environment.flags_of(flags):
-        return
-    ldflags = environment.find_ldflags()
-    if ldflags:  # else PyTensor searches
-        environ["PYTENSOR_FLAGS"] = f'{LDFLAGS}="{ldflags}"' + (flags and f",{flags}")
+    if is_set or LDFLAGS in environment.flags_of(environ.get("PYTENSOR_FLAGS", "")):
+        return ""
+    return environment.find_ldflags()
+
+
+def _add(environ: MutableMapping[str, str], ldflags: str) -> None:
+    flags = environ.get("PYTENSOR_FLAGS", "")
+    environ["PYTENSOR_FLAGS"] = f'{LDFLAGS}="{ldflags}"' + (flags and f",{flags}")
+
+
+def _configure(pytensor: Any, ldflags: str) -> None:
+    """Set ``blas__ldflags`` in a PyTensor that is imported, unless it has found a BLAS itself."""
+    config = getattr(pytensor, "config", None)  # a script may have imported PyMC first
+    parameter = vars(type(config)).get(LDFLAGS)  # to read its value would search, and warn
+    if parameter is not None and not getattr(parameter, "val", ""):
+        setattr(config, LDFLAGS, ldflags)
 
 
 def check() -> None:

@@ -2,7 +2,8 @@
 
 Outputs are read from the memory of workers, which the next command uses again; so the turn belongs to a
 whole call of a public name, not to a command. A second call, of another thread or of a signal handler,
-is refused. A call of another thread waits instead if `fork` has this option.
+is refused. A call of another thread waits instead if `fork` has this option, or if it always waits, as
+the evaluations of a graph do, whose thread a sampler chooses. Those that wait have a place in a queue.
 
 The turn belongs to the frame of the call that has taken it, and is over when that frame is on the stack
 of no thread any more. So if a signal handler raises an exception between any two steps, the turn may
@@ -57,7 +58,7 @@ class Turn:
         # Threads and handlers may come between any two steps, but not into one operation of a dict.
         self._last: dict[str, Any] = {}  # or an earlier turn
         self._block = 0  # the thread whose `fuse` block is open
-        self._waiting: deque[tuple[FrameType, Any]] = deque()
+        self._waiting: deque[tuple[FrameType, Any]] = deque()  # the frames and gates of calls
 
     _make_gate = staticmethod(threading.Lock)
     _stacks = staticmethod(sys._current_frames)
@@ -67,7 +68,7 @@ class Turn:
     def __enter__(self) -> None:
         frame = _getframe(1)
         if self._last.setdefault(_HOLDER, frame) is not frame or self._block:
-            self._take(frame)
+            self._take(frame, self._waits)
         self.thread = get_ident()
 
     def __exit__(self, *error: object) -> None:
@@ -76,9 +77,10 @@ class Turn:
             self.thread = 0
             self._last = last.setdefault(_NEXT, {})
         else:
-            self._give_back(_getframe(1))
+            self.give_back_of(_getframe(1))
 
-    def _give_back(self, frame: FrameType) -> None:
+    def give_back_of(self, frame: FrameType) -> None:
+        """Give the turn back if a frame has it."""
         last = self._last
         if _NEXT in last:
             last = self._newest()
@@ -105,20 +107,40 @@ class Turn:
         if gate is not None:
             gate.release()
 
-    def _take(self, frame: FrameType) -> None:
-        while not self._try(frame):
-            self._check()
-            holder = self._newest().get(_HOLDER)
-            if holder is frame:  # it has just been given to this call
-                continue
-            if not self._waits or is_below(frame, holder):
-                raise SynkhronosError(BUSY)
-            self._wait(frame)
+    @property
+    def waited_for(self) -> WaitedFor:
+        """The turn, for calls that always wait: ``with turn.waited_for:``."""
+        return WaitedFor(self)
+
+    def take_waiting(self, frame: FrameType) -> None:
+        """Take the turn for a frame. If another thread has it, wait until it is over."""
+        self._take(frame, True)
+        self.thread = get_ident()
+
+    def _take(self, frame: FrameType, waits: bool) -> None:
+        place = frame, self._make_gate()
+        place[1].acquire()
+        try:
+            while not self._try(frame):
+                self._check()
+                holder = self._newest().get(_HOLDER)
+                if holder is frame:  # it has just been given to this call
+                    continue
+                if not waits or is_below(frame, holder):
+                    raise SynkhronosError(BUSY)
+                self._wait(place)
+        except BaseException:
+            self._leave(place)
+            self.give_back_of(frame)  # it may just have been given to this call
+            raise
+        self._leave(place)
 
     def _try(self, frame: FrameType) -> bool:
         """Return whether this frame, or the call that it is a part of, has the turn now."""
         while True:
             last = self._newest()
+            if self._block not in (0, get_ident()) and last.get(_HOLDER) is not frame:
+                return False
             holder = last.setdefault(_HOLDER, frame)
             if holder is frame:
                 if self._block in (0, get_ident()):
@@ -131,16 +153,16 @@ class Turn:
                 return False
             self._last = last.setdefault(_NEXT, {})  # it is over: given back, or lost
 
-    def _wait(self, frame: FrameType) -> None:
-        gate = self._make_gate()
-        gate.acquire()
-        place = frame, gate
-        self._waiting.append(place)
-        try:
-            gate.acquire(timeout=_AWAKE)
-        finally:
-            with suppress(ValueError):
-                self._waiting.remove(place)
+    def _wait(self, place: tuple[FrameType, Any]) -> None:
+        """Wait until the turn may have been given to a call. It keeps its place until it leaves."""
+        if place in self._waiting:
+            place[1].acquire(timeout=_AWAKE)
+        else:  # and try once more, since the turn may have been over before
+            self._waiting.append(place)
+
+    def _leave(self, place: tuple[FrameType, Any]) -> None:
+        with suppress(ValueError):  # it was given the turn, or did not wait
+            self._waiting.remove(place)
 
     def take_within(self, seconds: float) -> bool:
         """Take the turn for the calling frame; return whether it was over within some seconds."""
@@ -153,7 +175,7 @@ class Turn:
 
     def give_back(self) -> None:
         """Give the turn back if the calling frame has it."""
-        self._give_back(_getframe(1))
+        self.give_back_of(_getframe(1))
 
     # Blocks
 
@@ -164,6 +186,25 @@ class Turn:
     def end_block(self) -> None:
         """Let other threads take the turn again."""
         self._block = 0
+
+
+class WaitedFor:
+    """A turn that a call takes in its frame, and waits for whatever the turn's own option says.
+
+    Parameters
+    ----------
+    turn : Turn
+        The turn.
+    """
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    def __enter__(self) -> None:
+        self._turn.take_waiting(_getframe(1))
+
+    def __exit__(self, *error: object) -> None:
+        self._turn.give_back_of(_getframe(1))
 
 
 def takes_turn(method: _Callable) -> _Callable:

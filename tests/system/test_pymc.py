@@ -2,6 +2,7 @@
 
 import contextlib
 import doctest
+import gc
 import inspect
 import io
 import warnings
@@ -17,6 +18,9 @@ from test_docs import test_examples_print_what_is_shown as check_page
 
 import synkhronos as synk
 from synkhronos.extensions.pymc import parallelize, rows_potential
+from synkhronos.extensions.pymc.serial import PlainSum
+from synkhronos.world.here import Command
+from synkhronos.world.world import current_world
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # ArviZ announces a new version of itself
@@ -41,6 +45,7 @@ def quiet():
     """PyMC warns of short chains and of few draws."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("ignore", FutureWarning)  # PyMC 6 announces other results
         yield
 
 
@@ -115,9 +120,19 @@ def assert_equal(model, parallel, mode=None):
 def sample(model, **options):
     settings = {
         "draws": 20, "tune": 20, "chains": 1, "cores": 1, "random_seed": 8, "progressbar": False,
-        "compute_convergence_checks": False, "nuts": {"max_treedepth": 3},
+        "compute_convergence_checks": False, "nuts": {"max_treedepth": 3}, "nuts_sampler": "pymc",
     }  # fmt: skip
     return pm.sample(model=model, **{**settings, **options})
+
+
+class Held(Command):
+    """Returns how many functions a rank has, and the bytes of large blocks that it has allocated."""
+
+    def run(self, here):
+        memory = here.store.memory
+        memory.collect()
+        (_, start, stop), free = memory.parts_of_span(here.transport.distance), memory._large.holes()
+        return len(here.functions), stop - start - sum(last - first for first, last in free)
 
 
 # Values and gradients
@@ -354,6 +369,108 @@ def test_models_whose_rows_cannot_be_divided_are_refused(two, make, complaint):
         parallelize(make())
 
 
+def standardized():
+    """A model of sorted rows that standardizes them, with the probability 0 at its initial point."""
+    draw = np.random.default_rng(0)
+    x = np.sort(draw.normal(3, 2, 400))
+    y = 1.5 + 0.5 * (x - x.mean()) / x.std() + draw.normal(0, 0.5, 400)
+    x, y = x[y > 0.52], y[y > 0.52]
+    y[0] = 0.521
+    with pm.Model() as model:
+        rows, limit = pm.Data("x", x), pm.Uniform("limit", 0, 1)
+        mean = pm.Normal("bias") + pm.Normal("slope") * (rows - rows.mean()) / rows.std()
+        pm.Truncated("y", pm.Normal.dist(mean, pm.HalfNormal("sigma")), lower=limit, observed=y)
+    return model
+
+
+def test_rows_that_depend_on_each_other_are_refused_whatever_the_initial_point(two):
+    with pytest.raises(ValueError, match="is not a sum over the rows"):
+        parallelize(standardized())
+
+
+def test_a_point_is_drawn_from_the_prior_if_it_must(two):
+    with pm.Model() as model:
+        pm.Truncated(
+            "y",
+            pm.Normal.dist(pm.Normal("mean"), 1),
+            upper=pm.Uniform("most", 0, 50),
+            observed=[40.0, 45.0],
+        )
+    assert_equal(model, parallelize(model))
+
+
+def test_observed_values_that_are_impossible_are_refused(two):
+    with pm.Model() as model:
+        pm.Poisson("y", pm.Gamma("rate", 2, 1), observed=[-1, 2])
+    with pytest.raises(ValueError, match=r"finite at one of 10\d points"):
+        parallelize(model)
+
+
+def test_terms_that_cancel_each_other_are_accepted(two):
+    y = np.concatenate([NUMBERS, -NUMBERS]) * 1e6
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mean"), 1e6, observed=y)
+    parallel = parallelize(model)
+    for point in (0.0, 0.0, 1e-9, 0.3):
+        for one in (model, parallel):
+            one.compile_dlogp()({"mean": np.array(point)})
+
+
+def test_the_first_evaluations_are_compared_with_the_model(two, monkeypatch):
+    serial, asked = PlainSum.of_all, []
+
+    def of_all(self, values):
+        asked.append(values)
+        return serial(self, values)
+
+    monkeypatch.setattr(PlainSum, "of_all", of_all)
+    model = normal()
+    compiled = parallelize(model).compile_dlogp()
+    with model:
+        pm.set_data({"x": 2 * X})  # it has kept its rows
+    for _ in range(5):
+        compiled(model.initial_point())
+    assert len(asked) == 3
+    monkeypatch.setattr(PlainSum, "of_all", lambda *args: of_all(*args) + [0, 0, 0, 1e-3, 0, 0])
+    compiled = parallelize(model).compile_dlogp()
+    for _ in range(2):
+        with pytest.raises(
+            synk.MismatchError,
+            match="derivative with respect to weights, computed by 2 rank.*of the model without ranks",
+        ):
+            compiled(model.initial_point())
+
+
+# What the parallel model cannot do
+
+
+def test_what_needs_the_rows_names_the_model_that_has_them(two):
+    model = normal()
+    parallel = parallelize(model)
+    drawn = sample(parallel, draws=4, tune=4)
+    with pytest.raises(ValueError, match=r"pm.compute_log_likelihood\(idata, model=model\)"):
+        pm.compute_log_likelihood(drawn, model=parallel, progressbar=False)
+    with pytest.raises(ValueError, match=r"pm.sample_posterior_predictive\(idata, model=model\)"):
+        with pytest.warns(UserWarning, match="effect of Potentials"):
+            pm.sample_posterior_predictive(drawn, model=parallel, progressbar=False)
+    pm.compute_log_likelihood(drawn, model=model, progressbar=False)
+    assert drawn.log_likelihood["y"].shape == (1, 4, N)
+
+
+@pytest.mark.filterwarnings("ignore:Passing `log_likelihood` via:FutureWarning")
+def test_a_log_likelihood_that_is_asked_for_with_the_draws_does_not_lose_them(two):
+    parallel = parallelize(normal())
+    with pytest.warns(UserWarning, match="the log-likelihood has no rows that are divided"):
+        drawn = sample(parallel, draws=4, tune=4, idata_kwargs={"log_likelihood": True})
+    assert drawn.posterior.sizes["draw"] == 4
+
+
+@pytest.mark.parametrize("sampler", ["blackjax", "numpyro"])
+def test_samplers_of_jax_are_refused_in_one_line(two, sampler):
+    with pytest.raises(ValueError, match='JAX cannot use the ranks; use nuts_sampler="nutpie"'):
+        sample(parallelize(normal()), nuts_sampler=sampler)
+
+
 @pytest.mark.parametrize("data, error, complaint", [
     ({"x": X[:4]}, ValueError, r"equal numbers of rows, got .*x: 4"),
     ({"x": X[:0], "y": NUMBERS[:0]}, ValueError, "with at least one row"),
@@ -375,7 +492,7 @@ def test_arguments_of_the_wrong_kind_are_named(two):
 
 def test_chains_in_processes_of_their_own_are_refused(two):
     parallel = parallelize(logistic())
-    with pytest.raises(Exception, match=r"pm.sample\(cores=1\)"):
+    with pytest.raises(ValueError, match=r"^pm.sample: 2 chains .*; sample .*pm.sample\(cores=1\)$"):
         sample(parallel, chains=2, cores=2, mp_ctx="fork")
     assert_equal(logistic(), parallel)  # the ranks work as before
 
@@ -387,6 +504,22 @@ def test_chains_that_would_start_with_a_pickle_are_sampled_one_after_another(two
     assert "Could not pickle model, sampling singlethreaded" in caplog.text
     expected = sample(model, **settings).posterior["weights"]
     np.testing.assert_allclose(drawn.posterior["weights"], expected, rtol=1e-8)
+
+
+def test_a_dropped_model_frees_its_rows_on_every_rank(two):
+    def use():
+        with pm.Model() as model:
+            pm.Normal("y", pm.Normal("mean"), 1, observed=rows)
+        parallel = parallelize(model)
+        parallel.compile_dlogp()(model.initial_point())
+        parallel.compile_logp()(model.initial_point())
+
+    rows, sizes = np.random.default_rng(0).normal(size=1 << 17), []
+    for _ in range(4):
+        use()
+        gc.collect()
+        sizes.append(current_world().run(Held()))
+    assert sizes[1:] == [sizes[0]] * 3
 
 
 def test_ranks_of_one_process(world_of, in_python):

@@ -1,10 +1,14 @@
 """Tests of sums over the rows of all ranks in graphs of PyTensor; PyMC is not needed for them."""
 
 import contextlib
+import ctypes
+import gc
 import importlib.util
 import multiprocessing
 import pickle
 import threading
+import time
+import weakref
 
 import numpy as np
 import pytensor
@@ -12,7 +16,7 @@ import pytensor.tensor as pt
 import pytest
 
 import synkhronos as synk
-from synkhronos.extensions.pymc import parallelize, rows_potential
+from synkhronos.extensions.pymc import first_evaluations, parallelize, rows_potential
 from synkhronos.functions import arguments
 
 random = np.random.default_rng(5)
@@ -150,24 +154,169 @@ def test_an_evaluation_in_a_forked_process_is_an_error_there(two):
     np.testing.assert_allclose(compiled(1.0), -np.sum((NUMBERS - 1) ** 2))
 
 
-def test_a_second_thread_is_refused_while_one_evaluates(two):
+def test_a_second_thread_waits_while_one_evaluates(two):
     mean = pt.dscalar("mean")
     total = rows_potential(lambda mean, row: row * mean, [mean], [NUMBERS])
-    compiled, errors = pytensor.function([mean], total), []
+    compiled, values = pytensor.function([mean], total), []
     compiled(1.0)
+    threads = [
+        threading.Thread(target=lambda number=number: values.append((number, compiled(float(number)))))
+        for number in range(4)
+    ]
+    with total.owner.op.rows.turn:
+        for thread in threads:
+            thread.start()
+        time.sleep(0.1)
+        assert not values
+    for thread in threads:
+        thread.join()
+    for number, value in values:  # each gets the value for its own parameters
+        np.testing.assert_allclose(value, number * NUMBERS.sum())
+
+
+def test_a_signal_handler_is_refused_during_an_evaluation(two):
+    mean = pt.dscalar("mean")
+    total = rows_potential(lambda mean, row: row * mean, [mean], [NUMBERS])
+    compiled = pytensor.function([mean], total)
+    compiled(1.0)
+    with total.owner.op.rows.turn, pytest.raises(synk.SynkhronosError, match="from a signal handler"):
+        compiled(1.0)
+
+
+def call_in_foreign_thread(function, began):
+    """Call a function in a thread that Python did not start, and lose its errors; note the thread."""
+
+    def call(_):
+        try:
+            function()
+        except Exception:
+            lost.append(True)
+
+    lost, thread = [], ctypes.c_ulong()
+    callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(call)
+    began.append((thread, callback, lost))
+    ctypes.CDLL(None).pthread_create(ctypes.byref(thread), None, callback, None)
+
+
+def joined(thread, callback, lost):
+    ctypes.CDLL(None).pthread_join(thread, None)
+    return lost
+
+
+@pytest.mark.parametrize("waits_in_python", [False, True])
+def test_an_error_in_a_thread_of_a_sampler_is_raised_in_the_main_thread(two, waits_in_python, caplog):
+    compiled = total_of_numbers(name="numbers")
+    began = []
+    call_in_foreign_thread(lambda: compiled(1.0), began)
+    assert joined(*began[0]) == []
+    synk.close()
+    began = []
+    with pytest.raises(synk.ClosedError, match="numbers: its processes were closed") as caught:
+        try:
+            call_in_foreign_thread(lambda: evaluate_in_vain(compiled), began)
+            if waits_in_python:
+                while True:
+                    pass
+            time.sleep(60)
+        except KeyboardInterrupt:  # as a sampler that ends its threads
+            joined(*began[0])
+            for _ in range(1000):
+                pass
+    assert isinstance(caught.value.__cause__, synk.ClosedError)
+    assert began[0][-1] == [True]
+    assert caplog.text.count("an evaluation failed in a thread of the sampler") == 1
+    time.sleep(0.1)  # nothing comes later
+
+
+def evaluate_in_vain(compiled):
+    """Evaluate as nutpie does: to it, errors are divergences, and it goes on."""
+    for _ in range(3):
+        with contextlib.suppress(synk.ClosedError):
+            compiled(1.0)
+    compiled(1.0)
+
+
+def test_an_error_in_a_thread_of_python_is_raised_there_only(two, caplog):
+    compiled, errors = total_of_numbers(), []
+    synk.close()
 
     def evaluate():
         try:
             compiled(1.0)
-        except synk.SynkhronosError as error:
-            errors.append(str(error))
+        except synk.ClosedError as error:
+            errors.append(error)
 
-    for expected in (1, 1):
-        with total.owner.op.rows.turn if not errors else contextlib.nullcontext():
-            thread = threading.Thread(target=evaluate)
-            thread.start()
-            thread.join()
-        assert len(errors) == expected and "one thread at a time" in errors[0]
+    thread = threading.Thread(target=evaluate)
+    thread.start()
+    thread.join()
+    assert len(errors) == 1 and not caplog.text
+
+
+def test_what_a_test_has_refused_is_refused_again(two):
+    mean = pt.dscalar("mean")
+    total = rows_potential(lambda mean, row: -pt.sqr(row - mean).mean(), [mean], [NUMBERS])
+    compiled = pytensor.function([mean], total)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="is not a sum over the rows: of 41 rows it is"):
+            compiled(1.0)
+
+
+def test_the_rows_are_tested_where_the_value_is_finite(two):
+    mean, row = pt.dscalar("mean"), pt.dvector("row")
+    term = pt.switch(mean > 0, -pt.sqr(row - row.mean() - mean), -np.inf)
+    compiled = pytensor.function([mean], rows_potential(term, [mean], {row: NUMBERS}))
+    assert compiled(-1.0) == -np.inf
+    with pytest.raises(ValueError, match="is not a sum over the rows"):
+        compiled(1.0)
+
+
+def test_terms_that_cancel_each_other_are_a_sum(two):
+    mean, row = pt.dscalar("mean"), pt.dvector("row")
+    rows = np.concatenate([NUMBERS * 1e8, -NUMBERS * 1e8, [1e-9]])
+    total = rows_potential(mean * row, [mean], {row: np.random.default_rng(0).permutation(rows)})
+    compiled = pytensor.function([mean], [total, pt.grad(total, mean)])
+    for value in (1.0, 2.0, -3.0, 4.0):
+        np.testing.assert_allclose(compiled(value), 0, atol=1e-5)
+
+
+def test_the_first_evaluations_are_compared_with_one_process(two, monkeypatch):
+    tolerance, asked = first_evaluations.tolerance, []
+
+    def exact(*dtypes):
+        asked.append(dtypes)
+        return tolerance(*dtypes)
+
+    monkeypatch.setattr(first_evaluations, "tolerance", exact)
+    monkeypatch.setattr("synkhronos.extensions.pymc.serial._CHUNK", 100)
+    compiled = total_of_numbers()
+    for _ in range(5):
+        compiled(1.0)
+    assert len(asked) == 3
+    compiled = total_of_numbers(name="numbers")
+    monkeypatch.setattr(first_evaluations, "tolerance", lambda *dtypes: -1.0)
+    for _ in range(2):
+        with pytest.raises(synk.MismatchError, match="numbers: the log-prob.* by 2 rank"):
+            compiled(1.0)
+
+
+def test_the_rows_are_freed_with_the_last_graph_or_function(two):
+    mean, row = pt.dscalar("mean"), pt.dvector("row")
+    total = rows_potential(mean * row, [mean], {row: NUMBERS})
+    rows, op = weakref.ref(total.owner.op.rows), total.owner.op
+    compiled = pytensor.function([mean], [total, pt.grad(total, mean)])
+    by_numba = pytensor.function([mean], total, mode="NUMBA")
+    del total
+    gc.collect()
+    np.testing.assert_allclose(compiled(2.0), [2 * NUMBERS.sum(), NUMBERS.sum()])
+    np.testing.assert_allclose(by_numba(2.0), 2 * NUMBERS.sum())
+    del compiled
+    gc.collect()
+    np.testing.assert_allclose(by_numba(3.0), 3 * NUMBERS.sum())
+    del by_numba
+    gc.collect()
+    assert rows() is None
+    with pytest.raises(synk.SynkhronosError, match="its rows were freed"):
+        op(mean)
 
 
 def test_inside_a_fused_block_it_is_refused(two):

@@ -59,7 +59,8 @@ class Calls:
     """An object with a public method, whose calls must not overlap."""
 
     def __init__(self, waits, between):
-        self.turn = Turn(waits, lambda: None)
+        self.turn = Turn(waits is True, lambda: None)
+        self._always = waits == "always"
         self.turn._last = Steps(between)
         self.turn._stacks = lambda: between("stacks") or sys._current_frames()
         self.turn._make_gate = lambda: Gate(between)
@@ -69,12 +70,19 @@ class Calls:
     def call(self, what):
         """Make a call, and note whether it was made or refused."""
         try:
-            self._call(what)
+            if self._always:
+                with self.turn.waited_for:
+                    self._call(what)
+            else:
+                self._call_in_turn(what)
         except synk.SynkhronosError as error:
             assert str(error) == BUSY
             self.refused.append(what)
 
     @takes_turn
+    def _call_in_turn(self, what):
+        self._call(what)
+
     def _call(self, what):
         assert self._inside is None, (self._inside, what)
         self._inside = what
@@ -110,9 +118,10 @@ def test_calls_of_two_threads_never_overlap():
     assert counts.keys() == {0, 1, 2} and counts.total() > 400
 
 
+@pytest.mark.parametrize("waits", [True, "always"])
 @pytest.mark.parametrize("own", [["a"], pytest.param(["a", "b"], marks=pytest.mark.slow)])
-def test_calls_of_two_threads_wait_for_each_other(own):
-    counts = n_refused(True, own, ["c"])
+def test_calls_of_two_threads_wait_for_each_other(own, waits):
+    counts = n_refused(waits, own, ["c"])
     assert counts.keys() == {0} and counts.total() > 50
 
 
@@ -169,7 +178,7 @@ def test_an_exception_in_one_of_two_threads_leaves_no_turn_behind():
     assert min(counts) > 5
 
 
-@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("waits", [False, True, "always"])
 def test_the_call_of_a_handler_is_refused_during_a_call(waits):
     refused = []
     for at in range(100):
@@ -187,6 +196,88 @@ def test_the_call_of_a_handler_is_refused_during_a_call(waits):
         assert "a" in calls.done
         refused.append(calls.refused == ["of the handler"])
     assert refused == [False, True, True, True]  # before the turn is taken, and until it is given back
+
+
+# With real waits
+
+
+def waiting(turn, work, n_threads):
+    """Start threads that call ``work(number)``, each once the one before it has a place; return them."""
+    threads = []
+    for number in range(n_threads):
+        threads.append(threading.Thread(target=work, args=(number,), daemon=True))
+        threads[-1].start()
+        while len(turn._waiting) < len(threads):
+            time.sleep(1e-3)
+    return threads
+
+
+def test_threads_that_wait_long_keep_their_places():
+    turn, order = Turn(False, lambda: None), []
+
+    def work(number):
+        with turn.waited_for:
+            order.append(number)
+
+    with turn:
+        threads = waiting(turn, work, 4)
+        time.sleep(0.2)  # each looks several times whether it is its turn
+    for thread in threads:
+        thread.join(20)
+    assert order == [0, 1, 2, 3] and not turn._waiting
+
+
+def test_the_end_of_the_world_ends_all_waits():
+    errors, said = [], []
+
+    def check():
+        if errors:
+            raise errors[0]
+
+    turn = Turn(False, check)
+
+    def work(number):
+        try:
+            with turn.waited_for:
+                said.append("made")
+        except synk.ClosedError as error:
+            said.append(str(error))
+
+    with turn:
+        threads = waiting(turn, work, 3)
+        errors.append(synk.ClosedError("closed"))
+        for thread in threads:
+            thread.join(20)
+    assert said == ["closed"] * 3 and not turn._waiting
+
+
+def test_the_exception_of_a_handler_ends_a_wait():
+    turn, over = Turn(False, lambda: None), threading.Event()
+
+    def hold():
+        with turn.waited_for:
+            over.wait(20)
+
+    def handler(*_):
+        raise Stop
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    while not turn.thread:
+        time.sleep(1e-3)
+    former = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(Stop), turn.waited_for:
+            pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+        over.set()
+        thread.join(20)
+    assert not turn._waiting
+    with turn:
+        pass
 
 
 # With real ranks

@@ -41,7 +41,7 @@ COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
 #: and processes that are no ranks.
 FOR_EXTENSIONS = {
     "synkhronos._checks", "synkhronos._errors", "synkhronos._text", "synkhronos._typing",
-    "synkhronos.engines.names", "synkhronos.engines.swap_argument",
+    "synkhronos.arithmetic.comparison", "synkhronos.engines.names", "synkhronos.engines.swap_argument",
     "synkhronos.engines.analysis.gradient_seeds", "synkhronos.engines.analysis.rows",
     "synkhronos.engines.analysis.windows", "synkhronos.functions.steps", "synkhronos.host.compiler",
     "synkhronos.host.progress", "synkhronos.services.background_processes",

@@ -1,4 +1,4 @@
-"""Models of PyMC 5 whose rows of data are divided over all ranks.
+"""Models of PyMC 5 and 6 whose rows of data are divided over all ranks.
 
 `parallelize` does this for a whole model, and `rows_potential` for a log-probability of your own. Both
 need PyTensor. PyMC is imported when `parallelize` is called.
@@ -8,7 +8,12 @@ of the log-probability and of its gradient to the master, in one command. Priors
 sampler run on the master, as they do without ranks.
 
 ``models`` finds the rows in a model. ``parallel`` replaces their sum by the sum of ``rows`` over all
-ranks, which ``operation`` is in a graph. ``potential`` makes such a sum without a model.
+ranks, which ``operation`` is in a graph; ``divided`` is the resulting model. ``potential`` makes such a
+sum without a model.
+
+Samplers do not show that a sum is wrong. So ``independence`` tests at ``points`` of the model whether
+the rows are independent, ``first_evaluations`` compares with ``serial`` sums, and ``lost_errors`` has
+errors in the threads of samplers reach the script.
 """
 
 from importlib.util import find_spec as _find_spec

@@ -11,11 +11,14 @@ import pytensor.tensor as pt
 from pymc.model.fgraph import fgraph_from_model, model_from_fgraph, model_potential
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.type import TensorType
 
 import synkhronos as synk
 from synkhronos._typing import AnyArray
+from synkhronos.extensions.pymc.divided import DividedModel
+from synkhronos.extensions.pymc.points import points_of
 from synkhronos.extensions.pymc.potential import (
     like,
     substitute,
@@ -237,9 +240,23 @@ def _potential(
         arrays,
         mode,
         **({} if model.check_bounds else {"checks": _REMOVED}),
+        plain=_plain_sum(title, model, terms, {one: stand_ins[one] for one in inputs}, given),
     )
-    made.try_halves(_values_at(model, inputs))
+    made.test(points_of(model, inputs))
     return Potential(f"{name}_rows", made, inputs, rows)
+
+
+def _plain_sum(
+    title: str,
+    model: pm.Model,
+    terms: Sequence[Term],
+    stand_ins: Mapping[Variable, Variable],
+    given: Mapping[Variable, Any] | None,
+) -> Any:
+    """Return the sum of the terms in the model's own graph, or None if the rows are the script's."""
+    if given is not None and any(array is not None for array in given.values()):
+        return None
+    return sum(total_of(title, one) for one in _log_probs(model, terms, stand_ins))
 
 
 def _has_rows(leaf: Variable, length: int, given: dict[Variable, Any] | None) -> bool:
@@ -283,24 +300,6 @@ def _are_equal(one: Variable | None, other: Variable | None) -> bool:
     return isinstance(one, Constant) and isinstance(other, Constant) and one.equals(other)
 
 
-def _values_at(model: pm.Model, inputs: Sequence[Variable]) -> list[AnyArray]:
-    """Return the values of variables of the model at a point near the initial one."""
-    random = np.random.default_rng(0)
-    point = {
-        name: value + random.uniform(-0.5, 0.5, value.shape).astype(value.dtype)
-        if value.dtype.kind == "f"
-        else value
-        for name, value in model.initial_point(random_seed=0).items()
-    }
-    compute = model.compile_fn(
-        model.replace_rvs_by_values(inputs),
-        inputs=model.value_vars,
-        mode="FAST_COMPILE",
-        on_unused_input="ignore",
-    )
-    return [np.asarray(one, kind.type.dtype) for one, kind in zip(compute(point), inputs)]
-
-
 # The model
 
 
@@ -318,11 +317,13 @@ def _replaced(model: pm.Model, terms: Sequence[Term], potentials: Sequence[Poten
     for name, rows, inputs, _ in potentials:
         total = sum_over_ranks(rows, [copies[one] for one in inputs])
         total.name = name
-        graph.add_output(model_potential(total))
+        own = [] if isinstance(model_potential, Op) else [name]  # PyMC 5, or 6
+        graph.add_output(model_potential(total, *own))
     made = model_from_fgraph(graph, mutate_fgraph=True)
     made.check_bounds = model.check_bounds
     # PyMC has reordered the variables, and draws are made in their order.
     order = list(model.named_vars)
     for variables in (made.free_RVs, made.deterministics):
         variables.sort(key=lambda one: order.index(one.name))
+    made.__class__ = DividedModel
     return made

@@ -2,11 +2,15 @@
 
 A graph contains `RowsSum`, whose outputs are the sum and the gradient, so both are computed only once.
 Where nothing uses the gradient, compilation replaces it by `RowsValue`.
+
+PyTensor keeps every operation that it has ever rewritten. So the rows are held by the nodes of graphs,
+and end with the last graph and compiled function. Numba's functions keep graphs that they were made of.
 """
 
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any, Sequence
 
 import numpy as np
@@ -18,6 +22,8 @@ from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.link.numba.dispatch.basic import generate_fallback_impl, numba_funcify
 from pytensor.tensor.rewriting.basic import register_specialize
 
+from synkhronos import SynkhronosError
+
 if TYPE_CHECKING:
     from pytensor.graph.fg import FunctionGraph
 
@@ -28,33 +34,49 @@ class _OfRows(Op):
     """An operation on the parameters of a `Rows`. It compares equal only to itself."""
 
     def __init__(self, rows: Rows) -> None:
-        self.rows = rows
+        self._rows, self._name = weakref.ref(rows), rows.name
+        self._types = [parameter.type for parameter in rows.parameters]
+        self._wrt, self._dtype = rows.wrt, rows.dtype
+
+    @property
+    def rows(self) -> Rows:
+        """The rows, which every node with this operation holds."""
+        rows = self._rows()
+        if rows is None:
+            raise SynkhronosError(
+                f"{self._name}: its rows were freed with its model and the functions that PyTensor has "
+                f"compiled of it; keep one of them"
+            )
+        return rows
+
+    def __reduce__(self) -> Any:
+        return self.rows.__reduce__()
 
     def __str__(self) -> str:
-        return f"{type(self).__name__}{{{self.rows.name}}}"
+        return f"{type(self).__name__}{{{self._name}}}"
 
     def do_constant_folding(self, fgraph: FunctionGraph, node: Apply) -> bool:
         return False
 
-    def _inputs(self, values: Sequence[Any]) -> list[Variable]:
-        wanted = [parameter.type for parameter in self.rows.parameters]
-        return [kind.filter_variable(value) for kind, value in zip(wanted, values)]
-
-    def _outputs(self) -> list[Variable]:
-        return [pt.scalar(dtype=self.rows.dtype)]
+    def _node(self, values: Sequence[Any], has_gradient: bool) -> Apply:
+        inputs = [kind.filter_variable(value) for kind, value in zip(self._types, values)]
+        gradients = [inputs[index].type() for index in self._wrt] if has_gradient else []
+        node = Apply(self, inputs, [pt.scalar(dtype=self._dtype), *gradients])
+        node.tag.rows = self.rows
+        return node
 
 
 class RowsValue(_OfRows):
     """The sum over the rows."""
 
     def make_node(self, *values: Any) -> Apply:
-        return Apply(self, self._inputs(values), self._outputs())
+        return self._node(values, has_gradient=False)
 
     def infer_shape(self, *context: Any) -> list[Any]:
         return [()]
 
     def perform(self, node: Apply, inputs: list[np.ndarray], output_storage: list[list[Any]]) -> None:
-        output_storage[0][0] = np.asarray(self.rows.sum(inputs), self.rows.dtype)
+        output_storage[0][0] = np.asarray(self.rows.sum(inputs), self._dtype)
 
 
 class RowsSum(_OfRows):
@@ -65,13 +87,11 @@ class RowsSum(_OfRows):
         self.value = RowsValue(rows)
 
     def make_node(self, *values: Any) -> Apply:
-        inputs = self._inputs(values)
-        gradients = [inputs[index].type() for index in self.rows.wrt]
-        return Apply(self, inputs, [*self._outputs(), *gradients])
+        return self._node(values, has_gradient=True)
 
     def infer_shape(self, *context: Any) -> list[Any]:
         shapes = context[-1]  # PyTensor 2 passes the graph as well
-        return [(), *(shapes[index] for index in self.rows.wrt)]
+        return [(), *(shapes[index] for index in self._wrt)]
 
     def perform(self, node: Apply, inputs: list[np.ndarray], output_storage: list[list[Any]]) -> None:
         results = self.rows.sum_and_gradient(inputs)
@@ -80,18 +100,18 @@ class RowsSum(_OfRows):
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         n_outputs = len(node.outputs)
-        return [[index in self.rows.wrt] * n_outputs for index in range(len(node.inputs))]
+        return [[index in self._wrt] * n_outputs for index in range(len(node.inputs))]
 
     def pullback(
         self, inputs: Sequence[Variable], outputs: Sequence[Variable], cotangents: Sequence[Variable]
     ) -> list[Variable]:
         if any(not isinstance(one.type, DisconnectedType) for one in cotangents[1:]):
             raise NotImplementedError(
-                f"{self.rows.name}: only the first derivatives of a sum over the rows of all ranks can "
+                f"{self._name}: only the first derivatives of a sum over the rows of all ranks can "
                 f"be computed; there is no Hessian"
             )
         results = [DisconnectedType()() for _ in inputs]
-        for index, gradient in zip(self.rows.wrt, outputs[1:]):
+        for index, gradient in zip(self._wrt, outputs[1:]):
             results[index] = cotangents[0] * gradient
         return results
 
@@ -110,6 +130,8 @@ def local_sum_without_gradient(fgraph: FunctionGraph, node: Apply) -> dict[Varia
 @numba_funcify.register(_OfRows)
 def numba_funcify_of_rows(op: Op, node: Apply, **kwargs: Any) -> Any:
     """Let Numba code call Python for it, without PyTensor's warning: a call takes only microseconds."""
+    bare = op.make_node(*(one.type() for one in node.inputs))
+    del bare.tag.rows  # the compiled function has the node
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return generate_fallback_impl(op, node=node, **kwargs)
+        return generate_fallback_impl(op, node=bare, **kwargs)

@@ -16,14 +16,14 @@ def parallelize(
 
     It has the same free variables as `model`. In place of the observed variables it has a
     ``pm.Potential``, to which every rank contributes its rows, with the gradient. Sample with it by
-    ``pm.sample(model=..., cores=1)``, ``pm.fit`` or ``pm.find_MAP``. For the same seed the draws equal
-    the draws of `model`, up to rounding.
+    ``pm.sample(model=..., nuts_sampler="nutpie")``, ``pm.sample(model=..., cores=1)``, ``pm.fit`` or
+    ``pm.find_MAP``. For the same seed the draws equal the draws of `model`, up to rounding.
 
     Parameters
     ----------
     model : pymc.Model
         It is not changed. Use it for predictions:
-        ``pm.sample_posterior_predictive(idata, model=model)``.
+        ``pm.sample_posterior_predictive(idata, model=model)``, and for the log-likelihood of each row.
     data : dict, optional
         The arrays that have a row for each observation: by the name of a ``pm.Data``, or of an observed
         variable for its observed values; None stands for the values in the model. Arrays, `Data` or
@@ -50,8 +50,10 @@ def parallelize(
     TypeError
         If `model` is not a PyMC model, or an array has the wrong dtype.
     ValueError
-        If a name is unknown, the numbers of rows differ, or the log-probability of an observed variable
-        is not a sum over its rows.
+        If a name is unknown, the numbers of rows differ, the log-probability of an observed variable is
+        not a sum over its rows, or no point was found at which it is finite.
+    MismatchError
+        In one of the first evaluations, if the sum over all rows differs from that of `model`.
     ImportError
         If PyMC is not installed.
     NotImplementedError
@@ -59,12 +61,14 @@ def parallelize(
 
     Notes
     -----
-    Chains must be sampled one after another, with ``cores=1``: with more, PyMC starts a process for each
-    chain, and these raise an error, since only this process may use the ranks. All ranks work on one
-    chain instead.
+    PyMC's own samplers must sample the chains one after another, with ``cores=1``: with more, PyMC
+    starts a process for each chain, and only this process may use the ranks. The chains of nutpie are
+    threads, which take turns. In either case all ranks work on one evaluation.
 
-    Whether the log-probability is a sum over the rows is tested on at most 1000 rows, at a point near
-    the initial point: the values of its two halves must add up to the value of the whole.
+    Whether the log-probability is a sum over the rows is tested on at most 1000 rows, at three points
+    near the initial point or drawn from the prior: the values and gradients of two parts of the rows
+    must add up to those of the whole. The first three evaluations are compared with `model`, which this
+    process compiles and computes for that.
 
     Examples
     --------
@@ -91,7 +95,7 @@ def parallelize(
         if error.name != "pymc":
             raise
         raise ImportError(
-            'parallelize: PyMC is not installed: python -m pip install "pymc>=5.28.5,<6"'
+            'parallelize: PyMC is not installed: python -m pip install "pymc>=5.28.5,<7"'
         ) from error
 
     return divide(model, data, observed, mode)

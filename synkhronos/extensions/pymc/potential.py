@@ -62,11 +62,13 @@ def rows_potential(
         If an argument is of the wrong kind, or the dtype of a `Data` differs from the dtype of its
         variable.
     ValueError
-        If the numbers of rows differ, or the log-probability draws random numbers. In the first
-        evaluation, if it is not a sum over the rows.
+        If the numbers of rows differ, or the log-probability draws random numbers. In the first three
+        evaluations where it is finite, if it is not a sum over the rows.
+    MismatchError
+        In one of these, if the sum over all ranks differs from the sum on one process.
     SynkhronosError
         In an evaluation by a process that was forked from this one, as by ``pm.sample(cores=2)``, or by
-        two threads at once, unless ``fork(threads="wait")`` was called.
+        a signal handler during another evaluation. An evaluation in another thread waits.
 
     Examples
     --------

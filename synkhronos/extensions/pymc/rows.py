@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import os
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
 import numpy as np
-import pytensor.tensor as pt
 from pytensor.compile.mode import Mode, get_mode
 
 import synkhronos as synk
 from synkhronos._typing import AnyArray
+from synkhronos.extensions.pymc.first_evaluations import FirstEvaluations
+from synkhronos.extensions.pymc.independence import is_finite_sum
+from synkhronos.extensions.pymc.lost_errors import LostErrors
+from synkhronos.extensions.pymc.serial import PlainSum, SerialSum, value_and_gradient
 from synkhronos.functions.steps import turn_of
 
-_TRIED = 1000  # rows on which a sum is tested
+_POINTS = 3  # points at which it is tested whether the rows are independent
 _SLICE = 4 << 20  # bytes of rows in a slice, so that they and intermediate results stay in the cache
 _CHECKS = "local_check_parameter_to_ninf_switch"  # as in PyMC: a wrong parameter has the probability 0
 
@@ -40,6 +42,8 @@ class Rows:
         The mode in which the ranks compile.
     checks : str
         The name of PyMC's rewrite that determines the effect of a wrong parameter.
+    plain : variable or None
+        The sum as the model computes it without ranks, of `parameters` and the model's data.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Rows:
         data: Sequence[Any],
         mode: Any = None,
         checks: str = _CHECKS,
+        plain: Any = None,
     ) -> None:
         _check_lengths(name, variables, data)
         self.name, self.dtype = name, total.type.dtype
@@ -61,10 +66,15 @@ class Rows:
         given = get_mode(mode)
         self._mode = Mode(given.linker, given.provided_optimizer.including(checks))
         self._data = [_as_data(*pair) for pair in zip(variables, data)]
-        self._num_slices = max(1, sum(map(_n_bytes, self._data)) // (_SLICE * synk.size()))
         self._arguments: list[Any] = []  # the parameters as `Data`, when there are values
         self._functions = {True: self._build(True)}
-        self._tried = False
+        self._serial = SerialSum(name, self._functions[True], self._data, self.parameters, self.wrt)
+        self._num_slices = max(1, self._serial.n_bytes // (_SLICE * synk.size()))
+        model = None if plain is None else PlainSum(plain, self.parameters, self.wrt, self._mode)
+        self._first = FirstEvaluations(self._serial, model)
+        self._untested = _POINTS
+        self._refusal: Exception | None = None  # the error that a test of this sum has raised
+        self._lost = LostErrors(name)
         self._process = os.getpid()
 
     def __reduce__(self) -> Any:
@@ -81,8 +91,8 @@ class Rows:
 
     @property
     def turn(self) -> Any:
-        """The turn that an evaluation takes."""
-        return turn_of(self._functions[True])
+        """The turn that an evaluation waits for, since samplers evaluate in threads of their own."""
+        return turn_of(self._functions[True], waits=True)
 
     def sum(self, values: Sequence[Any]) -> AnyArray:
         """Return the sum over all rows."""
@@ -99,37 +109,29 @@ class Rows:
             start = stop
         return results
 
-    def try_halves(self, values: Sequence[Any]) -> None:
-        """Raise ValueError unless the sums over two halves of the rows add up to the sum over all rows.
+    def test(self, points: Iterable[Sequence[Any]]) -> None:
+        """Raise ValueError unless the rows are independent at the first points where the sum is finite.
 
-        At most 1000 of the rows are tested, in this process.
+        Parameters
+        ----------
+        points : iterable of list of array
+            Values of the parameters.
         """
-        length = len(self._data[0])
-        chosen = [one[:: -(-length // _TRIED)] for one in map(np.asarray, self._data)]
-        self._tried = True
-        half = len(chosen[0]) // 2
-        if not half:
-            return
-        first, second = ([one[:half] for one in chosen], [one[half:] for one in chosen])
-        function = self._function(True)
-        try:
-            whole, *halves = [function.as_theano(*rows, *values)[0] for rows in (chosen, first, second)]
-        except (ValueError, IndexError, TypeError, AssertionError) as error:
+        tried = 0
+        with self.turn:
+            for values in points:
+                tried += 1
+                self._untested -= is_finite_sum(self._serial, values)
+                if not self._untested:
+                    break
+        if self._untested == _POINTS:
             raise ValueError(
-                f"{self.name}: the log-probability cannot be computed for a part of the rows. Every "
-                f"array with an item for each row has to be in `data`, with the rows on axis 0, and no "
-                f"random variable may have an item for each row. With a part of them: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
-        scale = max(map(abs, (whole, *halves)))
-        tolerance = 1e3 * np.finfo(whole.dtype).eps ** 0.75  # sums of many terms are rounded
-        if np.isfinite(scale) and abs(sum(halves) - whole) > tolerance * scale:
-            raise ValueError(
-                f"{self.name}: the log-probability is not a sum over the rows: of {len(chosen[0])} rows "
-                f"it is {whole:.10g}, of the two halves of them {halves[0]:.10g} and {halves[1]:.10g}. "
-                f"The terms of different rows must not depend on each other, as they do if they are "
-                f"correlated, or contain a mean over the rows"
+                f"{self.name}: expected that the log-probability is finite at one of {tried} points, "
+                f"near the initial point or drawn from the prior, so that it can be tested whether it "
+                f"is a sum over the rows. Give an initial point (initval), or priors, for which the "
+                f"observed values are possible"
             )
+        self._untested = 0
 
     def _evaluate(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
         if os.getpid() != self._process:
@@ -137,21 +139,47 @@ class Rows:
                 f"{self.name}: this process was forked from the one that has the ranks, and cannot use "
                 f"them; sample the chains one after another, with pm.sample(cores=1)"
             )
+        self._lost.note_thread()
+        try:
+            return self._evaluate_in_turn(values, with_gradient)
+        except Exception as error:
+            self._lost.report(error)
+            raise
+
+    def _evaluate_in_turn(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
         try:
             with self.turn:  # the values are those of this thread until they have been used
-                if not self._tried:
-                    self.try_halves(values)
+                if self._refusal is not None:
+                    raise self._refusal.with_traceback(None)
+                if self._untested:
+                    self._test_here(values)
                 self._send(values)
                 function = self._function(with_gradient)
                 result = function(*self._data, *self._arguments, num_slices=self._num_slices)
+                if not isinstance(result, np.ndarray):
+                    raise RuntimeError(f"{self.name}: it cannot be evaluated inside a fuse() block")
+                if not self._first.are_over:
+                    self._compare(values, result)
+                return result
         except (synk.ClosedError, synk.NotForkedError) as error:
             raise synk.ClosedError(
                 f"{self.name}: its processes were closed; after synk.fork(), call parallelize() or "
                 f"rows_potential() again"
             ) from error
-        if not isinstance(result, np.ndarray):
-            raise RuntimeError(f"{self.name}: it cannot be evaluated inside a fuse() block")
-        return result
+
+    def _test_here(self, values: Sequence[Any]) -> None:
+        try:
+            self._untested -= is_finite_sum(self._serial, values)
+        except ValueError as error:
+            self._refusal = error
+            raise
+
+    def _compare(self, values: Sequence[Any], result: AnyArray) -> None:
+        try:
+            self._first.compare(values, result)
+        except synk.MismatchError as error:
+            self._refusal = error
+            raise
 
     def _send(self, values: Sequence[Any]) -> None:
         """Write the parameters to shared memory."""
@@ -172,9 +200,7 @@ class Rows:
     def _build(self, with_gradient: bool) -> synk.Function:
         output = self._total
         if with_gradient:
-            wrt = [self.parameters[index] for index in self.wrt]
-            gradients = pt.grad(output, wrt, disconnected_inputs="ignore") if wrt else []
-            output = pt.concatenate([output[None], *(one.ravel() for one in gradients)])
+            output = value_and_gradient(output, self.parameters, self.wrt)
         return synk.function(
             self._variables,
             (output, "sum"),
@@ -197,10 +223,6 @@ def _check_lengths(name: str, variables: Sequence[Any], data: Sequence[Any]) -> 
         raise ValueError(f"{name}: data: expected arrays of equal numbers of rows, got {listed}")
     if not lengths or 0 in lengths.values():
         raise ValueError(f"{name}: data: expected at least one array, with at least one row")
-
-
-def _n_bytes(data: synk.Data) -> int:
-    return math.prod(data.shape) * data.dtype.itemsize
 
 
 def _as_data(variable: Any, rows: Any) -> synk.Data:

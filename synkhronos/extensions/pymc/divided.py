@@ -1,0 +1,103 @@
+"""`DividedModel`: a model without the observed variables, which says where PyMC would need them.
+
+PyMC computes predictions and the log-likelihood of each row from the observed variables of a model, and
+nothing at all if there are none. It also starts chains in other processes, or asks JAX, without a
+question to the model, and fails there with long tracebacks. But it reads the observed variables first.
+So the model looks at who reads them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import warnings
+from types import FrameType
+from typing import Any
+
+import pymc as pm
+
+_NEEDS_JAX = ("blackjax", "numpyro")
+
+
+class DividedModel(pm.Model):
+    """A model whose observed variables, or some of them, are divided over the ranks."""
+
+    @property
+    def observed_RVs(self) -> Any:  # noqa: N802 - PyMC's name
+        """The observed variables that are not divided."""
+        _check_readers(sys._getframe(1))
+        return self.__dict__["observed_RVs"]
+
+    @observed_RVs.setter
+    def observed_RVs(self, variables: Any) -> None:  # noqa: N802
+        self.__dict__["observed_RVs"] = variables
+
+
+def _check_readers(frame: FrameType | None) -> None:
+    """Raise if a function of PyMC among the callers cannot do its work with such a model."""
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] == "pymc":
+            check = _CHECKS.get(frame.f_code.co_name)
+            if check is not None:
+                check(frame, frame.f_locals)
+                return
+        frame = frame.f_back
+
+
+def _check_density(frame: FrameType, given: dict[str, Any]) -> None:
+    if given.get("kind") != "likelihood" or given.get("var_names") is not None:
+        return
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "sample" and frame.f_globals.get("__name__") == pm.sample.__module__:
+            warnings.warn(
+                "the log-likelihood has no rows that are divided over the ranks; compute it from the "
+                "draws, by pm.compute_log_likelihood(idata, model=model) with the model that was given "
+                "to parallelize()",
+                stacklevel=2,
+            )
+            return
+    raise ValueError(
+        "compute_log_likelihood: this model, from parallelize(), has no rows. Give the model that was "
+        "given to parallelize(), as in pm.compute_log_likelihood(idata, model=model)"
+    )
+
+
+def _check_predictive(frame: FrameType, given: dict[str, Any]) -> None:
+    if given.get("var_names") is None:
+        raise ValueError(
+            "sample_posterior_predictive: this model, from parallelize(), has no rows. Give the model "
+            "that was given to parallelize(), as in pm.sample_posterior_predictive(idata, model=model)"
+        )
+
+
+def _check_sample(frame: FrameType, given: dict[str, Any]) -> None:
+    sampler = given.get("nuts_sampler")  # in PyMC 6, None until it has chosen one
+    if sampler in _NEEDS_JAX:
+        _refuse_jax(frame, given)
+    cores, chains, context = given.get("cores"), given.get("chains"), given.get("mp_ctx")
+    if sampler != "pymc" or not cores or not chains or min(cores, chains) < 2:
+        return
+    if isinstance(context, str) or context is None:
+        context = multiprocessing.get_context(context)
+    if context.get_start_method() == "fork":
+        raise ValueError(
+            f"pm.sample: {cores} chains would be sampled in processes that are forked from this one and "
+            f"cannot use the ranks; sample them one after another, with pm.sample(cores=1)"
+        )
+
+
+def _refuse_jax(frame: FrameType, given: dict[str, Any]) -> None:
+    raise ValueError(
+        'pm.sample: JAX cannot use the ranks; use nuts_sampler="nutpie" or "pymc" with the model of '
+        "parallelize()"
+    )
+
+
+#: What to do if a function of PyMC reads the observed variables.
+_CHECKS = {
+    "compute_log_density": _check_density,
+    "sample": _check_sample,
+    "sample_jax_nuts": _refuse_jax,
+    "sample_posterior_predictive": _check_predictive,
+}

@@ -1,0 +1,134 @@
+"""Tests of models whose rows are divided over the ranks with nutpie, whose threads evaluate them."""
+
+import os
+import signal
+import warnings
+
+import numpy as np
+import psutil
+import pytensor.tensor as pt
+import pytest
+from processes import own_process
+
+import synkhronos as synk
+from synkhronos.extensions.pymc import parallelize
+from synkhronos.extensions.pymc.rows import Rows
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # ArviZ announces a new version of itself
+    pm = pytest.importorskip("pymc", reason="PyMC is not installed")
+    nutpie = pytest.importorskip("nutpie", reason="nutpie is not installed")
+
+
+@pytest.fixture
+def two(world_of, in_python):
+    world_of(2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet():
+    """PyMC warns of short chains and of few draws."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def normal():
+    random = np.random.default_rng(3)
+    x = random.normal(size=(500, 3))
+    with pm.Model() as model:
+        weights, sigma = pm.Normal("weights", shape=3), pm.HalfNormal("sigma")
+        pm.Normal("y", pt.dot(x, weights), sigma, observed=random.normal(x @ [0.5, -0.3, 0.2], 0.7))
+    return model
+
+
+def compiled(model):
+    return nutpie.compile_pymc_model(model)
+
+
+def sample(model, cores, **options):
+    settings = {"draws": 100, "tune": 200, "seed": 1, "progress_bar": False}
+    return nutpie.sample(model, chains=cores, cores=cores, **{**settings, **options})
+
+
+def assert_same_posterior(drawn, expected):
+    """Fail unless means differ by less than 6 standard errors, with a tenth of the draws independent."""
+    for name, values in expected.posterior.items():
+        one, other = (
+            np.asarray(each).reshape(-1, *values.shape[2:]) for each in (drawn.posterior[name], values)
+        )
+        error = other.std(axis=0) * np.sqrt(2 / (len(other) / 10))
+        assert (abs(one.mean(axis=0) - other.mean(axis=0)) < 6 * error).all(), name
+        assert (abs(np.log(one.std(axis=0) / other.std(axis=0))) < 0.5).all(), name
+    stands_still = (np.diff(drawn.posterior["sigma"], axis=1) == 0).mean()
+    assert stands_still < 0.05
+    assert int(drawn.sample_stats.diverging.sum()) == int(expected.sample_stats.diverging.sum())
+
+
+def test_threads_draw_from_the_posterior_of_the_model(two):
+    model = normal()
+    plain, parallel = compiled(model), compiled(parallelize(model))
+    for cores in (2, 4):
+        assert_same_posterior(sample(parallel, cores), sample(plain, cores))
+
+
+@pytest.mark.slow
+def test_no_run_of_many_has_other_draws(two):
+    model = normal()
+    plain, parallel = compiled(model), compiled(parallelize(model))
+    for seed in range(12):
+        for cores in (2, 4):
+            assert_same_posterior(sample(parallel, cores, seed=seed), sample(plain, cores, seed=seed))
+
+
+def test_pymc_samples_by_nutpie(two):
+    model = normal()
+    given = {
+        "draws": 100, "tune": 200, "chains": 2, "random_seed": 1, "progressbar": False,
+        "nuts_sampler": "nutpie",
+    }  # fmt: skip
+    assert_same_posterior(pm.sample(model=parallelize(model), **given), pm.sample(model=model, **given))
+
+
+@own_process(timeout=180)
+@pytest.mark.parametrize("by_pymc", [False, True])
+def test_the_death_of_a_rank_is_raised_where_the_script_waits(by_pymc):
+    synk.fork(2)
+    parallel = parallelize(normal())
+    once = compiled(parallel)
+    send, sent = Rows._send, []
+
+    def send_and_kill(self, values):
+        sent.append(values)
+        if len(sent) == 500:
+            os.kill(psutil.Process().children()[0].pid, signal.SIGKILL)
+        send(self, values)
+
+    Rows._send = send_and_kill
+    with pytest.raises(synk.WorldBrokenError, match="ended") as caught:
+        if by_pymc:
+            pm.sample(100_000, chains=2, model=parallel, nuts_sampler="nutpie", progressbar=False)
+        else:
+            sample(once, 2, draws=100_000)
+    assert not isinstance(caught.value, KeyboardInterrupt) and len(sent) < 10_000
+    with pytest.raises(synk.SynkhronosError):
+        parallel.compile_logp()(parallel.initial_point())
+
+
+@own_process(timeout=180)
+def test_what_was_interrupted_can_be_sampled_again():
+    synk.fork(2)
+    model = normal()
+    once, expected = compiled(parallelize(model)), compiled(model)
+    evaluate = Rows._evaluate_in_turn
+
+    def fail(self, values, with_gradient):
+        raise IndexError("a made-up error")
+
+    for _ in range(2):
+        Rows._evaluate_in_turn = fail
+        with pytest.raises(IndexError, match="made-up"):
+            sample(once, 2)
+        Rows._evaluate_in_turn = evaluate
+        assert_same_posterior(sample(once, 2), sample(expected, 2))
+    synk.close()
