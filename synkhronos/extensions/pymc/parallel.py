@@ -31,7 +31,8 @@ def parallelize(
         constants and ``pm.Data`` that the observed variables depend on and that are as long as their
         values.
     observed : list of str, optional
-        The observed variables to divide. The others remain as they are. By default, all.
+        The observed variables and potentials to divide. The others remain as they are. By default, all
+        observed variables that have rows, or, in a model without observed variables, all potentials.
     mode : str or Mode, optional
         The mode of PyTensor in which the ranks compile, such as ``"NUMBA"``; by default the mode of
         PyTensor's settings.
@@ -41,7 +42,7 @@ def parallelize(
     pymc.Model
         It keeps the rows with which it was created. Data without rows can be changed with
         ``pm.set_data``. It has no ``pm.Deterministic`` that depends on the rows; compute these from the
-        draws, with ``pm.compute_deterministics(idata.posterior, model=model)``.
+        draws, with `compute_deterministics`.
 
     Raises
     ------
@@ -54,8 +55,6 @@ def parallelize(
         is not a sum over its rows.
     ImportError
         If PyMC is not installed.
-    NotImplementedError
-        From PyMC, if it cannot copy the model, as with an ``initval``.
 
     Notes
     -----
