@@ -10,6 +10,8 @@ import pytensor.tensor as pt
 import pytest
 import scipy.sparse
 from processes import own_process
+from pytensor.graph.basic import Constant
+from pytensor.graph.traversal import ancestors
 
 import synkhronos as synk
 from synkhronos.extensions.pymc import compute_deterministics, parallelize
@@ -300,6 +302,16 @@ def test_what_depends_on_an_observed_variable_depends_on_its_values(two):
         assert_equal(model, parallelize(model, observed=names))
 
 
+def test_observed_values_may_be_named_as_data(two):
+    def make(rows):
+        with pm.Model() as model:
+            x, y = pm.Data("x", X[rows]), pm.Data("y_data", Y[rows])
+            normal("y", pt.dot(x, slopes()), y)
+        return model
+
+    assert_equal(make(slice(None)), parallelize(make(slice(5)), {"x": X, "y_data": Y}))
+
+
 def test_missing_counts_are_free_variables(two):
     def build():
         rate = pt.exp(pt.dot(X, slopes()))
@@ -309,6 +321,8 @@ def test_missing_counts_are_free_variables(two):
     parallel = parallelize(model, observed=["y"])
     assert [one.name for one in parallel.free_RVs] == ["slopes", "y_unobserved"]
     assert not {"y", "y_observed"} & {*parallel.named_vars}
+    missing = ancestors([parallel["y_unobserved"]])
+    assert N not in [one.data.shape[0] for one in missing if isinstance(one, Constant) and one.type.ndim]
     point = {"slopes": np.array([0.1, -0.2, 0.3]), "y_unobserved": np.arange(HOLES.sum())}
     np.testing.assert_allclose(parallel.compile_logp()(point), model.compile_logp()(point))
 

@@ -7,7 +7,7 @@ rows of all items, which `selected_first` computes from the selected rows of the
 
 from __future__ import annotations
 
-from typing import Collection, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
 import pytensor
@@ -18,7 +18,6 @@ from synkhronos._typing import AnyArray
 from synkhronos.engines import names
 from synkhronos.engines.names import Apply, Constant, Variable, ancestors, io_toposort
 from synkhronos.extensions.pymc.leaves import array_of, freed, has_length, is_leaf, is_sparse
-from synkhronos.extensions.pymc.point import Point
 from synkhronos.extensions.pymc.potential import substitute
 
 _SELECTIONS = (names.AdvancedSubtensor, names.AdvancedSubtensor1)
@@ -27,21 +26,21 @@ _SELECTIONS = (names.AdvancedSubtensor, names.AdvancedSubtensor1)
 # Joins
 
 
-def joined_by_row(graph: Variable, parameters: Collection[Variable]) -> Variable:
+def joined_by_row(graph: Variable, parameters: Sequence[Variable]) -> Variable:
     """Return a graph in which joins of constants and of free values are computed item by item."""
     writes = [
         node.outputs[0]
-        for node in io_toposort([], [graph])
+        for node in io_toposort(parameters, [graph])
         if isinstance(node.op, names.WRITES) and getattr(node.op, "set_instead_of_inc", False)
     ]
     for join in reversed(writes):  # the last of several writes to an array comes first
         new = _by_item(join, parameters)
         if new is not None:
-            (graph,) = substitute([graph], {join: new})
+            (graph,) = substitute([graph], {**dict(zip(parameters, parameters)), join: new})
     return graph
 
 
-def _by_item(join: Variable, parameters: Collection[Variable]) -> Variable | None:
+def _by_item(join: Variable, parameters: Sequence[Variable]) -> Variable | None:
     """Return the items of a join by their positions in what is joined; None if they are not known."""
     writes: list[Apply] = []
     base = join
@@ -61,7 +60,7 @@ def _by_item(join: Variable, parameters: Collection[Variable]) -> Variable | Non
         kind = _written(node, kind, np.array(number))
         if isinstance(value, Constant):
             filled = _written(node, filled, array_of(value))
-        elif {*_sources(value)} <= {*parameters}:
+        elif {*_sources(value, parameters)} <= {*parameters}:
             items = np.arange((kind == number).sum())
             position = _written(node, position, items.reshape(-1, *shape[1:][: value.type.ndim - 1]))
         else:
@@ -76,8 +75,9 @@ def _by_item(join: Variable, parameters: Collection[Variable]) -> Variable | Non
     return result
 
 
-def _sources(value: Variable) -> Iterator[Variable]:
-    return (one for one in ancestors([value]) if one.owner is None and not isinstance(one, Constant))
+def _sources(value: Variable, parameters: Sequence[Variable]) -> list[Variable]:
+    above = [one for one in ancestors([value], blockers=parameters) if not isinstance(one, Constant)]
+    return [one for one in above if one in parameters or one.owner is None]
 
 
 def _written(node: Apply, array: AnyArray, value: AnyArray) -> AnyArray:
@@ -90,16 +90,20 @@ def _written(node: Apply, array: AnyArray, value: AnyArray) -> AnyArray:
 # Selections
 
 
-def selected_first(graph: Variable, n_rows: int, point: Point) -> tuple[Variable, list[Variable]]:
+def selected_first(
+    graph: Variable, n_rows: int | None, inputs: Sequence[Variable], values: Callable[[], Sequence[Any]]
+) -> tuple[Variable, list[Variable]]:
     """Return a graph in which rows are selected before anything is computed of them.
 
     Parameters
     ----------
     graph : variable
-    n_rows : int
-        The number of rows that a selection has.
-    point : Point
-        The parameters of the graph, and values with which the new graph is compared to the old one.
+    n_rows : int or None
+        The number of rows that a selection has; None for any.
+    inputs : list of variables
+        The inputs of the graph.
+    values : callable
+        Returns values of the inputs, with which the new graph is compared to the old one.
 
     Returns
     -------
@@ -109,18 +113,43 @@ def selected_first(graph: Variable, n_rows: int, point: Point) -> tuple[Variable
         From which rows were selected.
     """
     sources: list[Variable] = []
-    for node in io_toposort([], [graph]):
+    for node in io_toposort(inputs, [graph]):
         index = _constant_index(node) if isinstance(node.op, _SELECTIONS) else None
-        if index is None or len(index) != n_rows or (np.diff(index) <= 0).any():
+        if index is None or not len(index) or (np.diff(index) <= 0).any():
+            continue
+        if n_rows is not None and len(index) != n_rows:
             continue
         (old,) = node.outputs
-        for leaves in _rows_of(node.inputs[0], index[-1]):
-            new = _from_selected(node.inputs[0], leaves, index)
-            if _agree(old, new, point):
-                (graph,) = substitute([graph], {old: new})
+        for leaves in _rows_of(node.inputs[0], inputs, index[-1]):
+            new = _from_selected(node.inputs[0], inputs, leaves, index)
+            if new is not None and _agree(old, new, inputs, values()):
+                (graph,) = substitute([graph], {**dict(zip(inputs, inputs)), old: new})
                 sources += leaves
                 break
     return graph, sources
+
+
+def select_first(variables: Sequence[Variable], values: Callable[[], Sequence[Any]]) -> None:
+    """Have free variables, as those of missing items, depend on selected rows of the data alone.
+
+    Parameters
+    ----------
+    variables : list of variables
+        The free variables of a model, which are changed.
+    values : callable
+        Returns values of them.
+    """
+    for variable in variables:
+        others = [one for one in variables if one is not variable]
+
+        def values_of_others(others: Sequence[Variable] = others) -> list[Any]:
+            return [value for one, value in zip(variables, values()) if one in others]
+
+        for position, operand in enumerate(variable.owner.inputs if variable.owner else ()):
+            by_row = joined_by_row(operand, others)
+            selected, sources = selected_first(by_row, None, others, values_of_others)
+            if sources:
+                variable.owner.inputs[position] = selected
 
 
 def _constant_index(node: Apply) -> AnyArray | None:
@@ -132,27 +161,32 @@ def _constant_index(node: Apply) -> AnyArray | None:
     return np.flatnonzero(array) if array.dtype == bool else array
 
 
-def _rows_of(operand: Variable, last: int) -> Iterator[list[Variable]]:
+def _rows_of(operand: Variable, inputs: Sequence[Variable], last: int) -> Iterator[list[Variable]]:
     """Yield the leaves of equal numbers of rows, of all numbers that have a row of this index."""
-    leaves = [one for one in dict.fromkeys(ancestors([operand])) if is_leaf(one) and not is_sparse(one)]
+    above = dict.fromkeys(ancestors([operand], blockers=inputs))
+    leaves = [one for one in above if is_leaf(one) and not is_sparse(one)]
     lengths = {len(array_of(one)) for one in leaves if one.type.ndim}
     for length in sorted(one for one in lengths if one > last):
         yield [one for one in leaves if has_length(one, length)]
 
 
-def _from_selected(operand: Variable, leaves: Sequence[Variable], index: AnyArray) -> Variable:
-    """Return an operand, with selected rows of leaves."""
+def _from_selected(
+    operand: Variable, inputs: Sequence[Variable], leaves: Sequence[Variable], index: AnyArray
+) -> Variable | None:
+    """Return an operand, with selected rows of leaves; None if shapes do not fit."""
     new = {one: pt.constant(array_of(one)[index], dtype=one.type.dtype) for one in leaves}
     count = pt.constant(len(index), dtype="int64")
-    return freed(substitute([operand], new), len(array_of(leaves[0])), count)[0]
-
-
-def _agree(old: Variable, new: Variable, point: Point) -> bool:
-    compute = pytensor.function(
-        list(point.parameters.values()), [old, new], mode="FAST_COMPILE", on_unused_input="ignore"
-    )
     try:
-        first, second = compute(*point.values(list(point.parameters)))
+        chosen = substitute([operand], {**dict(zip(inputs, inputs)), **new})
+        return freed(chosen, len(array_of(leaves[0])), count, inputs)[0]
+    except (ValueError, IndexError, TypeError, AssertionError):
+        return None
+
+
+def _agree(old: Variable, new: Variable, inputs: Sequence[Variable], values: Sequence[Any]) -> bool:
+    compute = pytensor.function(list(inputs), [old, new], mode="FAST_COMPILE", on_unused_input="ignore")
+    try:
+        first, second = compute(*values)
     except (ValueError, IndexError, TypeError, AssertionError):
         return False
     return first.shape == second.shape and np.allclose(first, second, rtol=1e-12, equal_nan=True)

@@ -127,7 +127,9 @@ def shapes_in(outputs: Sequence[Variable]) -> set[Variable]:
     return found
 
 
-def freed(outputs: Sequence[Variable], n_rows: int, count: Variable) -> list[Variable]:
+def freed(
+    outputs: Sequence[Variable], n_rows: int, count: Variable, inputs: Sequence[Variable] = ()
+) -> list[Variable]:
     """Return a graph with another number of rows in its shapes.
 
     Parameters
@@ -137,9 +139,11 @@ def freed(outputs: Sequence[Variable], n_rows: int, count: Variable) -> list[Var
         The number of rows so far, a constant.
     count : variable
         The number of rows that takes its place.
+    inputs : list of variables, optional
+        Variables that are kept, with what they are computed from.
     """
     copies: dict[Variable, Variable] = {}
-    for node in io_toposort([], outputs):
+    for node in io_toposort(inputs, outputs):
         inputs = [copies.get(one, one) for one in node.inputs]
         positions = _positions(node)
         for index in positions:

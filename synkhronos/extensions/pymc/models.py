@@ -13,6 +13,7 @@ import synkhronos as synk
 from synkhronos._typing import AnyArray
 from synkhronos.engines.names import Variable, ancestors
 from synkhronos.extensions.pymc.groups import Group
+from synkhronos.extensions.pymc.imputed import select_first
 from synkhronos.extensions.pymc.leaves import has_dims
 from synkhronos.extensions.pymc.point import Point
 from synkhronos.extensions.pymc.potential import substitute, sum_over_ranks
@@ -132,6 +133,8 @@ def _replaced(model: Any, terms: Sequence[Term], potentials: Sequence[Potential]
     for variables in (made.free_RVs, made.deterministics):
         variables.sort(key=lambda one: order.index(one.name))
     _copy_initial_values(model, made)
+    if not any(has_dims(one) for one in made.free_RVs):
+        select_first(made.free_RVs, lambda: point.values([model[one.name] for one in made.free_RVs]))
     return made
 
 

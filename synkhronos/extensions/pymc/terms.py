@@ -108,7 +108,9 @@ def _term(model: Any, variable: Variable, point: Point) -> Term:
     n_rows = array_of(observed).shape[0]
     sources = [one for one in ancestors([graph]) if is_leaf(one) and n_rows in array_of(one).shape]
     graph = padded(f"parallelize({variable.name})", graph, n_rows)
-    graph, selected = selected_first(graph, n_rows, point)
+    graph, selected = selected_first(
+        graph, n_rows, list(point.parameters.values()), lambda: point.values(list(point.parameters))
+    )
     outputs = folded([graph] if value is None else [graph, value], _all_observed(model, point))
     outputs[0] = rows_first(outputs[0], n_rows)
     return Term(
