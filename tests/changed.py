@@ -61,7 +61,13 @@ OTHERS = {
     "extensions/keras_backend/*": ["test_keras.py"],
     "extensions/loading.py": ["test_loading.py", "test_loading_failures.py"],
     "extensions/loaders/*": ["test_loading_plan.py", "test_loading.py", "test_loading_failures.py"],
-    "extensions/pymc/*": ["test_pymc.py", "test_nutpie.py", "test_rows_potential.py"],
+    "extensions/pymc/*": [
+        "test_pymc.py",
+        "test_pymc_models.py",
+        "test_nutpie.py",
+        "test_chains.py",
+        "test_rows_potential.py",
+    ],
     "extensions/rules/*": [
         "test_rules.py",
         "test_rules_train.py",
@@ -262,7 +268,7 @@ def place_of(path):
     """Return where a test file is run: with one of the compilers, on a device, or with PyMC."""
     if path.parent.name == "gpu":
         return "gpu"
-    if path.name in ("test_nutpie.py", "test_pymc.py"):
+    if path.name in ("test_chains.py", "test_nutpie.py", "test_pymc.py", "test_pymc_models.py"):
         return "pymc"
     return "pytensor" if path.name in OF_PYTENSOR else "theano"
 

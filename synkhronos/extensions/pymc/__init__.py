@@ -1,15 +1,20 @@
 """Models of PyMC 5 and 6 whose rows of data are divided over all ranks.
 
-`parallelize` does this for a whole model, and `rows_potential` for a log-probability of your own. Both
-need PyTensor. PyMC is imported when `parallelize` is called.
+`parallelize` does this for a whole model, and `rows_potential` for a log-probability of your own.
+`compute_deterministics` computes what a model has for each row, after sampling, and `sample` samples
+several chains at once. All need PyTensor. PyMC is imported when one of them is called.
 
 The rows stay on the ranks. An evaluation sends the values of the parameters to every rank, and the sum
 of the log-probability and of its gradient to the master, in one command. Priors, transformations and the
 sampler run on the master, as they do without ranks.
 
-``models`` finds the rows in a model. ``parallel`` replaces their sum by the sum of ``rows`` over all
-ranks, which ``operation`` is in a graph; ``divided`` is the resulting model. ``potential`` makes such a
-sum without a model.
+``parallel`` has `parallelize`, and ``models`` makes its model, a ``divided`` model: with the sum of
+``rows`` over all ranks, which ``operation`` is in a graph, in place of observed variables. ``terms`` has
+these with their graphs, and ``groups`` the rows in those of equal numbers of rows. ``leaves`` are the
+constants and shared variables of a graph, and ``dependence`` finds on which of their items rows depend.
+``imputed`` and ``sparse_rows`` rewrite graphs with missing values and with sparse matrices so that they
+have rows. ``chains`` has what `sample` does. ``point`` has the values with which graphs are tried. ``deterministics`` has
+`compute_deterministics`, which ``row_values`` does. ``potential`` makes a sum over rows without a model.
 
 Samplers do not show that a sum is wrong. So ``independence`` tests at ``points`` of the model whether
 the rows are independent, ``first_evaluations`` compares with ``serial`` sums, and ``lost_errors`` has
@@ -24,7 +29,9 @@ if _find_spec("pytensor") is None:
         f'Theano: SYNKHRONOS_COMPILER=pytensor python -m pip install ".[pymc]"'
     )
 
+from synkhronos.extensions.pymc.deterministics import compute_deterministics as compute_deterministics
 from synkhronos.extensions.pymc.parallel import parallelize as parallelize
+from synkhronos.extensions.pymc.parallel import sample as sample
 from synkhronos.extensions.pymc.potential import rows_potential as rows_potential
 
-__all__ = ["parallelize", "rows_potential"]
+__all__ = ["compute_deterministics", "parallelize", "rows_potential", "sample"]

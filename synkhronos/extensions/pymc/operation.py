@@ -50,7 +50,7 @@ class _OfRows(Op):
         return rows
 
     def __reduce__(self) -> Any:
-        return self.rows.__reduce__()
+        return type(self), (self.rows,)
 
     def __str__(self) -> str:
         return f"{type(self).__name__}{{{self._name}}}"

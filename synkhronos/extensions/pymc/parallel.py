@@ -31,7 +31,8 @@ def parallelize(
         constants and ``pm.Data`` that the observed variables depend on and that are as long as their
         values.
     observed : list of str, optional
-        The observed variables to divide. The others remain as they are. By default, all.
+        The observed variables and potentials to divide. The others remain as they are. By default, all
+        observed variables that have rows, or, in a model without observed variables, all potentials.
     mode : str or Mode, optional
         The mode of PyTensor in which the ranks compile, such as ``"NUMBA"``; by default the mode of
         PyTensor's settings.
@@ -41,7 +42,7 @@ def parallelize(
     pymc.Model
         It keeps the rows with which it was created. Data without rows can be changed with
         ``pm.set_data``. It has no ``pm.Deterministic`` that depends on the rows; compute these from the
-        draws, with ``pm.compute_deterministics(idata.posterior, model=model)``.
+        draws, with `compute_deterministics`.
 
     Raises
     ------
@@ -56,8 +57,6 @@ def parallelize(
         In one of the first evaluations, if the sum over all rows differs from that of `model`.
     ImportError
         If PyMC is not installed.
-    NotImplementedError
-        From PyMC, if it cannot copy the model, as with an ``initval``.
 
     Notes
     -----
@@ -92,10 +91,64 @@ def parallelize(
     try:
         from synkhronos.extensions.pymc.models import divide  # imports PyMC
     except ModuleNotFoundError as error:
-        if error.name != "pymc":
-            raise
-        raise ImportError(
-            'parallelize: PyMC is not installed: python -m pip install "pymc>=5.28.5,<7"'
-        ) from error
+        raise _without_pymc("parallelize", error) from error
 
     return divide(model, data, observed, mode)
+
+
+def sample(
+    model: Any,
+    draws: int = 1000,
+    tune: int = 1000,
+    *,
+    chains: int = 4,
+    ranks_per_chain: int | None = None,
+    random_seed: Any = None,
+    **options: Any,
+) -> Any:
+    """Sample several chains at once, each by ranks of its own, over one copy of the rows.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        A model of `parallelize`, or with a potential of `rows_potential`.
+    draws, tune : int, default: 1000
+        The number of draws of each chain, and of steps before them in which the sampler adapts.
+    chains : int, default: 4
+        The number of chains. If there are more than groups of ranks, a group samples one after another.
+    ranks_per_chain : int, optional
+        The number of ranks that evaluate a chain; by default all ranks are divided among the chains.
+    random_seed : int or list of int, optional
+        Seeds, or a number from which the seeds of all chains are drawn.
+    **options
+        Others of ``pm.sample``, such as ``nuts_sampler`` and ``target_accept``; but neither ``cores``
+        nor ``mp_ctx``.
+
+    Returns
+    -------
+    arviz.InferenceData or xarray.DataTree
+        What ``pm.sample`` returns. A chain has the draws of ``pm.sample(chains=1, random_seed=[seed])``
+        for its seed, up to rounding.
+
+    Raises
+    ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used, or one has died.
+    TypeError, ValueError
+        If an argument is wrong, or no sum over rows is in the model.
+    KeyboardInterrupt
+        After Ctrl-C. There are no draws then.
+    """
+    try:
+        from synkhronos.extensions.pymc.chains import sample_chains  # imports PyMC
+    except ModuleNotFoundError as error:
+        raise _without_pymc("sample", error) from error
+
+    return sample_chains(model, draws, tune, chains, ranks_per_chain, random_seed, options)
+
+
+def _without_pymc(name: str, error: ModuleNotFoundError) -> ImportError:
+    """Return the error to raise if PyMC cannot be imported."""
+    if error.name != "pymc":
+        return error
+    return ImportError(f'{name}: PyMC is not installed: python -m pip install "pymc>=5.28.5,<7"')

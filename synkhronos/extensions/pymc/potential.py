@@ -141,7 +141,7 @@ def substitute(outputs: Sequence[Variable], replaced: Mapping[Variable, Variable
     copies = clone_get_equiv(
         list(replaced), outputs, copy_inputs=False, copy_orphans=False, memo=dict(replaced), strict=False
     )
-    return [copies[one] for one in outputs]
+    return [copies[one] if one.owner or one in replaced else one for one in outputs]
 
 
 def like(one: Any, name: str | None, shape: Sequence[int | None]) -> Variable:

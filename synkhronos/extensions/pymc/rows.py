@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import Any, Iterable, Sequence
+from typing import Any, Iterable, Iterator, Sequence
 
 import numpy as np
 from pytensor.compile.mode import Mode, get_mode
@@ -19,6 +20,8 @@ from synkhronos.functions.steps import turn_of
 _POINTS = 3  # points at which it is tested whether the rows are independent
 _SLICE = 4 << 20  # bytes of rows in a slice, so that they and intermediate results stay in the cache
 _CHECKS = "local_check_parameter_to_ninf_switch"  # as in PyMC: a wrong parameter has the probability 0
+
+_is_sent = False  # whether sums may be pickled
 
 
 class Rows:
@@ -76,10 +79,14 @@ class Rows:
         self._refusal: Exception | None = None  # the error that a test of this sum has raised
         self._lost = LostErrors(name)
         self._process = os.getpid()
+        self.team: Any = None  # the ranks that evaluate it in a program, in place of all
 
     def __reduce__(self) -> Any:
         import pickle
 
+        if _is_sent:
+            names = "name", "dtype", "parameters", "wrt", "_functions", "_data", "_num_slices"
+            return _received, ({name: getattr(self, name) for name in names},)
         # PyMC then samples in this process, and says so.
         raise pickle.PicklingError(
             f"{self.name}: it cannot be copied or pickled, as it uses the ranks of this process; "
@@ -147,6 +154,9 @@ class Rows:
             raise
 
     def _evaluate_in_turn(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
+        if self.team is not None:
+            result: AnyArray = self.team.evaluate(self, values, with_gradient)
+            return result
         try:
             with self.turn:  # the values are those of this thread until they have been used
                 if self._refusal is not None:
@@ -166,6 +176,35 @@ class Rows:
                 f"{self.name}: its processes were closed; after synk.fork(), call parallelize() or "
                 f"rows_potential() again"
             ) from error
+
+    def build_all(self) -> None:
+        """Build all functions, before a program uses them."""
+        for with_gradient in (False, True):
+            self._function(with_gradient)
+
+    def part(
+        self, rank: synk.Rank, values: Sequence[Any], with_gradient: bool, number: int, count: int
+    ) -> AnyArray | None:
+        """Return the sum, and its gradient, over a part of the rows, in a program; None without rows.
+
+        Parameters
+        ----------
+        rank : Rank
+            The rank that computes it.
+        values : list of array
+            The parameters.
+        with_gradient : bool
+            Whether the gradient follows.
+        number, count : int
+            Which part, of how many.
+        """
+        length = len(self._data[0])
+        rows = slice(number * length // count, (number + 1) * length // count)
+        if rows.start == rows.stop:
+            return None
+        slices = min(self._num_slices, rows.stop - rows.start)
+        function = self._functions[with_gradient]
+        return np.asarray(rank.call(function, *self._data, *values, batch=rows, num_slices=slices))
 
     def _test_here(self, values: Sequence[Any]) -> None:
         try:
@@ -209,6 +248,24 @@ class Rows:
             name=self.name,
             on_unused_input="ignore",
         )
+
+
+@contextlib.contextmanager
+def sent_to_ranks() -> Iterator[None]:
+    """Inside the block, sums can be pickled for a program of the ranks."""
+    global _is_sent
+    _is_sent = True
+    try:
+        yield
+    finally:
+        _is_sent = False
+
+
+def _received(parts: dict[str, Any]) -> Rows:
+    """Return the sum that a rank has received with a program. Only a team of ranks can evaluate it."""
+    rows = Rows.__new__(Rows)
+    vars(rows).update(parts, team=None, _process=os.getpid(), _lost=LostErrors(parts["name"]))
+    return rows
 
 
 def _check_lengths(name: str, variables: Sequence[Any], data: Sequence[Any]) -> None:

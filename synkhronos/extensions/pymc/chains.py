@@ -1,0 +1,209 @@
+"""`sample`: several chains at once, each by some of the ranks, over one copy of the rows.
+
+Every chain has a group of ranks. Its first rank samples, with a copy of the model; the others compute
+their rows of each evaluation. All ranks read the same rows in shared memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any, Iterator, Sequence
+
+import numpy as np
+import pymc as pm
+import xarray
+from pymc.stats.convergence import log_warnings, run_convergence_checks
+from pytensor.graph.traversal import ancestors
+
+import synkhronos as synk
+from synkhronos._checks import check_int
+from synkhronos._typing import AnyArray
+from synkhronos.extensions.pymc.operation import RowsSum
+from synkhronos.extensions.pymc.rows import Rows, sent_to_ranks
+
+_REHEARSALS = 3  # evaluations by all ranks before the chains, which are compared with the model
+
+
+class Team:
+    """The ranks that evaluate the sums of a chain.
+
+    Parameters
+    ----------
+    rank : Rank
+        This rank of the program.
+    group : RankGroup
+        The ranks of the chain; the first of them samples.
+    sums : list of Rows
+        The sums over rows in the model.
+    """
+
+    def __init__(self, rank: synk.Rank, group: synk.RankGroup, sums: Sequence[Rows]) -> None:
+        self._rank, self._group, self._sums = rank, group, list(sums)
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside the block, evaluate the sums with the other ranks, which `serve` until its end."""
+        for rows in self._sums:
+            rows.team = self
+        try:
+            yield
+        finally:
+            for rows in self._sums:
+                rows.team = None
+        self._group.exchange(None)
+
+    def evaluate(self, rows: Rows, values: Sequence[Any], with_gradient: bool) -> AnyArray:
+        """Return a sum, and its gradient if that is wanted, for these values of the parameters."""
+        number = self._sums.index(rows)
+        self._group.exchange((number, list(values), with_gradient))
+        return self._add_up(number, values, with_gradient)
+
+    def serve(self) -> None:
+        """Compute this rank's rows in every evaluation of the first rank."""
+        while True:
+            asked, *_ = self._group.exchange(None)
+            if asked is None:
+                return
+            self._add_up(*asked)
+
+    def _add_up(self, number: int, values: Sequence[Any], with_gradient: bool) -> AnyArray:
+        rank, size = self._group.rank, self._group.size
+        own = self._sums[number].part(self._rank, values, with_gradient, rank, size)
+        first, *others = [part for part in self._group.exchange(own) if part is not None]
+        return sum(others, start=first)
+
+
+def sample_chains(
+    model: Any,
+    draws: int,
+    tune: int,
+    chains: int,
+    ranks_per_chain: int | None,
+    random_seed: Any,
+    options: dict[str, Any],
+) -> Any:
+    """Return the draws of all chains; see `sample`."""
+    sums = _sums_of(model)
+    chains, size = check_int(chains, "sample: chains", 1), synk.size()
+    if ranks_per_chain is None:
+        ranks_per_chain = max(1, size // chains)
+    if not 1 <= check_int(ranks_per_chain, "sample: ranks_per_chain") <= size:
+        raise ValueError(
+            f"sample: ranks_per_chain: expected 1 to {size}, the number of ranks, got {ranks_per_chain}"
+        )
+    refused = sorted({"cores", "mp_ctx", "model", "trace", "return_inferencedata"} & {*options})
+    if refused:
+        raise TypeError(
+            f"sample: expected no {refused[0]}: each chain has ranks, and its draws are returned"
+        )
+    seeds = _seeds(random_seed, chains)
+    checks = options.pop("compute_convergence_checks", True)
+    _rehearse(model, sums)
+    with sent_to_ranks():
+        by_rank = synk.spmd(
+            _sample, model, sums, ranks_per_chain, seeds, {"draws": draws, "tune": tune, **options}
+        )
+    if by_rank.stopped:
+        raise KeyboardInterrupt
+    by_chain = {chain: drawn for found in by_rank for chain, drawn in found}
+    joined = _join([by_chain[chain] for chain in range(chains)])
+    if checks:
+        log_warnings(run_convergence_checks(joined, model))
+    return joined
+
+
+def _sums_of(model: Any) -> list[Rows]:
+    if not isinstance(model, pm.Model):
+        raise TypeError(f"sample: expected a model of parallelize(), got {model!r}")
+    nodes = {one.owner for one in ancestors(model.potentials) if one.owner}
+    sums = {node.op.rows for node in nodes if isinstance(node.op, RowsSum)}
+    if not sums:
+        raise ValueError(
+            "sample: expected a model of parallelize(), or with a potential of rows_potential(); for "
+            "others, there is pm.sample()"
+        )
+    return sorted(sums, key=lambda rows: rows.name)
+
+
+def _seeds(random_seed: Any, chains: int) -> list[int]:
+    """Return a seed for each chain."""
+    if random_seed is None or np.ndim(random_seed) == 0:
+        generator = np.random.default_rng(random_seed)
+        return [int(seed) for seed in generator.integers(2**30, size=chains)]
+    seeds = [check_int(seed, "sample: random_seed") for seed in random_seed]
+    if len(seeds) != chains:
+        raise ValueError(
+            f"sample: random_seed: expected a seed for each of {chains} chains, got {len(seeds)}"
+        )
+    return seeds
+
+
+def _rehearse(model: pm.Model, sums: Sequence[Rows]) -> None:
+    """Evaluate the model by all ranks, so that errors appear before the chains."""
+    for rows in sums:
+        rows.build_all()
+    function = model.logp_dlogp_function(ravel_inputs=True)
+    function.set_extra_values({})
+    start = pm.blocking.DictToArrayBijection.map(model.initial_point(random_seed=0))
+    random = np.random.default_rng(0)
+    for number in range(_REHEARSALS):
+        moved = start.data + number * random.uniform(-0.5, 0.5, start.data.shape)
+        function(start._replace(data=moved.astype(start.data.dtype)))
+
+
+def _sample(
+    rank: synk.Rank,
+    model: pm.Model,
+    sums: Sequence[Rows],
+    ranks_per_chain: int,
+    seeds: Sequence[int],
+    options: dict[str, Any],
+) -> list[tuple[int, Any]]:
+    """Return the draws of the chains that this rank has sampled, with their numbers."""
+    first, n_groups = rank.rank // ranks_per_chain, rank.size // ranks_per_chain
+    group = rank.split(first if first < n_groups else None)
+    if group is None:
+        return []
+    team = Team(rank, group, sums)
+    if group.rank:
+        team.serve()
+        return []
+    if not rank.is_master:
+        options = {**options, "progressbar": False}
+        logging.getLogger("pymc").setLevel(logging.WARNING)
+    with team.evaluating():
+        return [
+            (chain, _sample_chain(model, seeds[chain], options))
+            for chain in range(first, len(seeds), n_groups)
+        ]
+
+
+def _sample_chain(model: pm.Model, seed: int, options: dict[str, Any]) -> Any:
+    return pm.sample(
+        model=model,
+        chains=1,
+        cores=1,
+        random_seed=[seed],
+        compute_convergence_checks=False,
+        **options,
+    )
+
+
+def _join(by_chain: Sequence[Any]) -> Any:
+    """Return the draws of all chains as one, of the kind that PyMC returns."""
+    first = by_chain[0]
+    names = list(getattr(first, "children", None) or first.groups())
+    groups = {}
+    for name in names:
+        datasets = [
+            getattr(one[name], "to_dataset", lambda found=one[name]: found)() for one in by_chain
+        ]
+        if "chain" in datasets[0].dims:
+            joined = xarray.concat(datasets, dim="chain")
+            groups[name] = joined.assign_coords(chain=np.arange(len(by_chain)))
+        else:
+            groups[name] = datasets[0]
+    if hasattr(first, "children"):  # an xarray.DataTree, of PyMC 6
+        return xarray.DataTree.from_dict(groups)
+    return type(first)(**groups)

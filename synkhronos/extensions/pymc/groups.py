@@ -1,0 +1,213 @@
+"""The terms of a model with equal numbers of rows, and their sum over the rows of all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import Any, Iterator, Mapping, Sequence
+
+from synkhronos._text import listed
+from synkhronos._typing import AnyArray
+from synkhronos.engines.names import Constant, SharedVariable, Variable, ancestors
+from synkhronos.extensions.pymc.dependence import Dependence, dependence
+from synkhronos.extensions.pymc.leaves import are_equal, array_of, freed, has_length, label_of
+from synkhronos.extensions.pymc.point import Point
+from synkhronos.extensions.pymc.points import points_of
+from synkhronos.extensions.pymc.potential import like, substitute, total_of
+from synkhronos.extensions.pymc.rows import Rows
+from synkhronos.extensions.pymc.terms import Term, log_prob_of, plain_log_prob_of
+
+_REMOVED = "local_remove_check_parameter"  # as PyMC does with check_bounds=False
+
+
+class Group:
+    """Terms with equal numbers of rows.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    terms : list of Term
+    given : dict or None
+        The script's arrays for constants and shared variables, which alone have rows then.
+    point : Point
+        Values with which it is tried.
+    mode : mode of PyTensor or None
+        The mode in which the ranks compile.
+
+    Attributes
+    ----------
+    name : str
+        The names of the terms.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        terms: Sequence[Term],
+        given: Mapping[Variable, Any] | None,
+        point: Point,
+        mode: Any,
+    ) -> None:
+        self.name = "_and_".join(term.variable.name for term in terms)
+        self._title = f"parallelize({self.name})"
+        self._model, self._terms, self._point = model, terms, point
+        self._given, self._mode = given, mode
+        self._n_rows = terms[0].n_rows
+        leaves = list(dict.fromkeys(itertools.chain(*(term.leaves for term in terms))))
+        stand_ins = {one: one.type(one.name) for one in leaves}
+        self._log_probs = [log_prob_of(term, stand_ins) for term in terms]
+        used = {*ancestors(self._log_probs)}
+        self._stand_ins = {one: new for one, new in stand_ins.items() if new in used}
+        for one in self._log_probs:
+            total_of(self._title, one)  # before anything is tried: random numbers are refused
+
+    def summed(self) -> tuple[Rows, list[Variable], list[Variable]]:
+        """Return the sum over the rows, its inputs in the model, and the leaves that are rows.
+
+        Raises
+        ------
+        ValueError
+            If it is not a sum over rows.
+        """
+        rows = [one for one in self._stand_ins if self._has_rows(one)]
+        made, inputs = self._made(rows)
+        try:
+            made.test(self._points(inputs))
+            return made, inputs, rows
+        except ValueError as error:
+            reason = error
+        found = self._dependence()
+        fewer = [one for one in rows if one not in found.across]
+        if self._given is None and 0 < len(fewer) < len(rows):
+            made, inputs = self._made(fewer)
+            with contextlib.suppress(ValueError):  # the first error is raised
+                made.test(self._points(inputs))
+                return made, inputs, fewer
+        raise self._refusal(found, reason) from reason
+
+    def _has_rows(self, leaf: Variable) -> bool:
+        return has_length(leaf, self._n_rows) if self._given is None else leaf in self._given
+
+    def _made(self, rows: Sequence[Variable]) -> tuple[Rows, list[Variable]]:
+        """Return the sum over these rows, and its inputs in the model."""
+        arrays, variables, by_leaf = arrays_of(rows, self._given or {})
+        if not variables:
+            raise ValueError(f"{self._title}: data: expected the names of arrays that have rows")
+        log_probs = with_rows(self._model, self._log_probs, self._stand_ins, self._n_rows, by_leaf)
+        total = sum(total_of(self._title, one) for one in log_probs)
+        used = {*ancestors([total])}
+        known = {**self._point.parameters, **self._stand_ins}
+        inputs = [one for one, new in known.items() if new in used]
+        free = self._model.free_RVs
+        made = Rows(
+            self._title,
+            total,
+            [known[one] for one in inputs],
+            [one in free and one.type.dtype.startswith("float") for one in inputs],
+            variables,
+            arrays,
+            self._mode,
+            **({} if self._model.check_bounds else {"checks": _REMOVED}),
+            plain=self._plain(inputs),
+        )
+        return made, inputs
+
+    def _plain(self, inputs: Sequence[Variable]) -> Any:
+        """Return the sum in the model's own graph, or None if the rows are the script's."""
+        if self._given is not None and any(array is not None for array in self._given.values()):
+            return None
+        shared = {one: new for one, new in self._stand_ins.items() if one in inputs}
+        graphs = [plain_log_prob_of(term, self._point, shared) for term in self._terms]
+        return sum(total_of(self._title, one) for one in graphs)
+
+    def _points(self, inputs: Sequence[Variable]) -> Iterator[list[AnyArray]]:
+        return points_of(self._model, [self._point.source_of(one) for one in inputs])
+
+    # Why it is not a sum over rows
+
+    def _dependence(self) -> Dependence:
+        parameters, leaves = self._point.parameters, self._stand_ins
+        return dependence(
+            {term.variable: one for term, one in zip(self._terms, self._log_probs)},
+            self._n_rows,
+            {**parameters, **leaves},
+            [*self._point.values(list(parameters)), *map(array_of, leaves)],
+        )
+
+    def _refusal(self, found: Dependence, reason: Exception) -> ValueError:
+        causes = [
+            f"{one.name!r} has one log-probability for all of its {self._n_rows} rows"
+            for one in found.whole
+        ]
+        latent = [one.name for one in found.by_row if one in self._point.parameters]
+        if latent:
+            causes.append(f"{listed(latent)} has an item for each row, and is not data")
+        if found.across:
+            causes.append(f"rows depend on items of {listed(map(label_of, found.across))} in other rows")
+        remedy = (
+            "Divide other variables only, by observed=[...]; name the arrays that have rows, by "
+            "data={...}; or write the terms of independent rows with rows_potential"
+        )
+        first = f"{self._title}: {'; '.join(causes)}. {remedy}. " if causes else f"{self._title}: "
+        return ValueError(first + str(reason).partition(": ")[2])
+
+
+def arrays_of(
+    rows: Sequence[Variable], given: Mapping[Variable, Any]
+) -> tuple[list[Any], list[Variable], dict[Variable, Variable]]:
+    """Return arrays, variables for their rows, and the variable by leaf.
+
+    Constants that are equal, such as an index that is used twice, have one array.
+    """
+    arrays: list[Any] = []
+    variables: list[Variable] = []
+    kept: list[Variable | None] = []
+    replaced: dict[Variable, Variable] = {}
+    for leaf in rows:
+        array = given.get(leaf)
+        same = [one for one in kept if array is None and are_equal(one, leaf)]
+        if same:
+            variable = variables[kept.index(same[0])]
+        else:
+            kept.append(leaf if array is None else None)
+            arrays.append(array_of(leaf) if array is None else array)
+            label = leaf.name or f"data[{len(variables)}]"
+            variables.append(like(arrays[-1], label, leaf.type.shape))
+            variable = variables[-1]
+        replaced[leaf] = variable
+    return arrays, variables, replaced
+
+
+def with_rows(
+    model: Any,
+    outputs: Sequence[Variable],
+    stand_ins: Mapping[Variable, Variable],
+    n_rows: int,
+    by_leaf: Mapping[Variable, Variable],
+) -> list[Variable]:
+    """Return a graph of any number of rows.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    outputs : list of variables
+        A graph of the number of rows in the model.
+    stand_ins : dict
+        The variables of the graph by the leaves for which they stand.
+    n_rows : int
+        The number of rows in the model.
+    by_leaf : dict
+        The variables of the new graph that are rows, by leaf.
+    """
+    count = next(iter(by_leaf.values())).shape[0]
+    extents = [one for one in model.dim_lengths.values() if isinstance(one, SharedVariable)]
+    extents = [one for one in extents if int(one.get_value()) == n_rows]
+    replaced: dict[Variable, Variable] = {}
+    for leaf, stand_in in stand_ins.items():
+        if leaf in by_leaf:
+            replaced[stand_in] = by_leaf[leaf]
+        elif leaf in extents:
+            replaced[stand_in] = count
+        elif isinstance(leaf, Constant):
+            replaced[stand_in] = leaf
+    return freed(substitute(outputs, replaced), n_rows, count)

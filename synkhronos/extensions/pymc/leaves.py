@@ -1,0 +1,197 @@
+"""The constants and shared variables of a graph, some of which are rows, and the number of rows in it.
+
+What is computed from constants alone becomes a constant. So a column that a model standardizes, or the
+basis functions of an approximate Gaussian process, are rows like any others.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Collection, Sequence
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pymc.logprob.abstract import MeasurableOp
+from pytensor.compile.builders import OpFromGraph
+from pytensor.tensor.basic import AllocEmpty
+
+from synkhronos.engines import names
+from synkhronos.engines.names import (
+    Apply,
+    Constant,
+    SharedVariable,
+    Variable,
+    ancestors,
+    io_toposort,
+)
+from synkhronos.extensions.pymc.potential import substitute
+
+
+def is_leaf(one: Variable) -> bool:
+    """Whether a variable is a tensor that has a value."""
+    is_tensor = isinstance(one.type, names.TensorType) or has_dims(one)
+    return is_tensor and isinstance(one, (Constant, SharedVariable))
+
+
+def has_dims(one: Variable) -> bool:
+    """Whether the dimensions of a variable have names."""
+    return hasattr(one.type, "dims")
+
+
+def is_sparse(one: Variable) -> bool:
+    """Whether a variable is a sparse matrix."""
+    return hasattr(one.type, "format")
+
+
+def array_of(leaf: Variable) -> Any:
+    """Return the value of a constant or a shared variable."""
+    return leaf.data if isinstance(leaf, Constant) else leaf.get_value(borrow=True)
+
+
+def has_length(leaf: Variable, length: int) -> bool:
+    """Whether a leaf has this number of items on axis 0."""
+    return leaf.type.ndim > 0 and array_of(leaf).shape[0] == length
+
+
+def are_equal(one: Variable | None, other: Variable | None) -> bool:
+    """Whether both are constants of the same value and type."""
+    return isinstance(one, Constant) and isinstance(other, Constant) and one.equals(other)
+
+
+def label_of(leaf: Variable) -> str:
+    """Return the name of a leaf for messages, or its shape."""
+    return repr(leaf.name) if leaf.name else f"a constant of shape {array_of(leaf).shape}"
+
+
+# Constants
+
+
+def folded(outputs: Sequence[Variable], kept: Collection[Variable] = ()) -> list[Variable]:
+    """Return a graph with constants for what is computed from constants alone, but not from `kept`."""
+    constant: set[Variable] = set()
+    others: dict[Variable, None] = dict.fromkeys(outputs)
+    for node in io_toposort([], outputs):
+        is_constant = [one in constant or _is_fixed(one) and one not in kept for one in node.inputs]
+        if all(is_constant) and node.inputs and not isinstance(node.op, MeasurableOp):
+            constant.update(node.outputs)
+        else:
+            others.update(dict.fromkeys(node.inputs))
+    sources = dict.fromkeys(_source(one) for one in others if one in constant)
+    wanted = [one for one in sources if _is_worth_a_constant(one)]
+    if not wanted:
+        return list(outputs)
+    values = pytensor.function([], wanted, mode="FAST_COMPILE")()
+    new = [pt.constant(value, dtype=one.type.dtype) for one, value in zip(wanted, values)]
+    return substitute(outputs, dict(zip(wanted, new)))
+
+
+def _is_fixed(one: Variable) -> bool:
+    return isinstance(one, Constant)
+
+
+def _source(one: Variable) -> Variable:
+    """Return what a variable is a view of, with the same axis 0, so that no array is stored twice."""
+    while one.owner and isinstance(one.owner.op, names.DimShuffle):
+        if one.owner.op.new_order[:1] != (0,):
+            break
+        one = one.owner.inputs[0]
+    return one
+
+
+def _is_worth_a_constant(one: Variable) -> bool:
+    if one.owner is None or not isinstance(one.type, names.TensorType) or is_sparse(one):
+        return False
+    return not (isinstance(one.owner.op, names.Alloc) and one.owner.inputs[0].type.ndim == 0)
+
+
+# The number of rows
+
+
+def rows_first(graph: Variable, n_rows: int) -> Variable:
+    """Return a graph with the rows of its constants on axis 0."""
+    new = {}
+    for one in ancestors([graph]):
+        if isinstance(one, Constant) and is_leaf(one) and not is_sparse(one) and one.type.ndim > 1:
+            axes = [axis for axis, extent in enumerate(one.data.shape) if extent == n_rows]
+            if len(axes) == 1 and axes[0]:
+                moved = np.ascontiguousarray(np.moveaxis(one.data, axes[0], 0))
+                new[one] = pt.moveaxis(pt.constant(moved), 0, axes[0])
+    return substitute([graph], new)[0]
+
+
+def shapes_in(outputs: Sequence[Variable]) -> set[Variable]:
+    """Return the variables that are shapes, or extents in them."""
+    found: set[Variable] = set()
+    for node in io_toposort([], outputs):
+        found.update(node.inputs[index] for index in _positions(node))
+    return found
+
+
+def freed(
+    outputs: Sequence[Variable], n_rows: int, count: Variable, inputs: Sequence[Variable] = ()
+) -> list[Variable]:
+    """Return a graph with another number of rows in its shapes.
+
+    Parameters
+    ----------
+    outputs : list of variables
+    n_rows : int
+        The number of rows so far, a constant.
+    count : variable
+        The number of rows that takes its place.
+    inputs : list of variables, optional
+        Variables that are kept, with what they are computed from.
+    """
+    copies: dict[Variable, Variable] = {}
+    for node in io_toposort(inputs, outputs):
+        inputs = [copies.get(one, one) for one in node.inputs]
+        positions = _positions(node)
+        for index in positions:
+            inputs[index] = _with_count(inputs[index], n_rows, count)
+        if any(new is not old for new, old in zip(inputs, node.inputs)):
+            if isinstance(node.op, OpFromGraph) and not _accepts(node.op, inputs):
+                inner = dict(zip(node.op.inner_inputs, inputs))
+                new = freed(substitute(node.op.inner_outputs, inner), n_rows, count)
+            else:
+                new = node.op.make_node(*inputs).outputs
+            copies.update(zip(node.outputs, new))
+    return [copies.get(one, one) for one in outputs]
+
+
+def _accepts(op: OpFromGraph, inputs: Sequence[Variable]) -> bool:
+    """Whether an operation takes inputs as they are, without a check of their extents."""
+    return all(one.type.is_super(new.type) for one, new in zip(op.inner_inputs, inputs))
+
+
+def _positions(node: Apply) -> list[int]:
+    """Return which inputs of a node are a shape, or an extent."""
+    op = node.op
+    if isinstance(op, names.WITH_EXTENTS):
+        return list(range(1, len(node.inputs)))
+    if isinstance(op, AllocEmpty):
+        return list(range(len(node.inputs)))
+    if isinstance(op, names.Reshape):
+        return [1]
+    size = op.size_param(node) if hasattr(op, "size_param") else None
+    return [] if size is None else [node.inputs.index(size)]
+
+
+def _with_count(shape: Variable, n_rows: int, count: Variable) -> Variable:
+    """Return a shape, or an extent, with the count in place of the number of rows."""
+    if not isinstance(shape.type, names.TensorType):
+        return shape  # None, for any extent
+    if shape.type.ndim == 0:
+        return count if _is_number(shape, n_rows) else shape
+    if isinstance(shape, Constant):
+        items = [pt.constant(int(one), dtype="int64") for one in shape.data]
+    elif shape.owner and isinstance(shape.owner.op, names.MakeVector):
+        items = shape.owner.inputs
+    else:
+        return shape
+    if not any(_is_number(one, n_rows) for one in items):
+        return shape
+    return pt.stack([count if _is_number(one, n_rows) else one for one in items])
+
+
+def _is_number(one: Variable, number: int) -> bool:
+    return isinstance(one, Constant) and one.type.ndim == 0 and int(one.data) == number

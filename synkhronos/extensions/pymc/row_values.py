@@ -1,0 +1,198 @@
+"""The values of deterministic variables by rows, for draws of the parameters."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Sequence
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import xarray
+
+import synkhronos as synk
+from synkhronos._text import listed
+from synkhronos._typing import AnyArray
+from synkhronos.engines.names import Variable
+from synkhronos.extensions.pymc.dependence import dependence
+from synkhronos.extensions.pymc.groups import arrays_of, with_rows
+from synkhronos.extensions.pymc.leaves import array_of, folded, has_length
+from synkhronos.extensions.pymc.point import Point
+from synkhronos.extensions.pymc.potential import substitute
+from synkhronos.extensions.pymc.sparse_rows import padded
+from synkhronos.extensions.pymc.terms import leaves_of, of_parameters
+
+_SLICE = 4 << 20  # bytes of rows in a slice
+
+
+def computed(
+    draws: Any,
+    model: Any,
+    names: Sequence[str] | None,
+    rows: slice | None,
+    mode: Any,
+    sample_dims: Sequence[str],
+) -> xarray.Dataset:
+    """Return deterministic variables for draws of the parameters; see `compute_deterministics`."""
+    known = {one.name: one for one in model.deterministics}
+    names = list(known) if names is None else list(names)
+    if isinstance(names, str) or {*names} - {*known}:
+        raise ValueError(
+            f"compute_deterministics: var_names: expected names of deterministic variables, which are "
+            f"{list(known)}, got {names!r}"
+        )
+    point, samples = Point(model), _samples(draws, model, sample_dims)
+    found = {}
+    for name in names:
+        by_row = _by_row(model, known[name], point)
+        if by_row is None:
+            compute = _function(known[name], point)
+        else:
+            compute = by_row.function(name, list(point.parameters.values()), rows, mode)
+        values = np.stack([np.array(compute(*one)) for one in zip(*samples.values)])
+        chosen = np.arange(len(by_row.arrays[0]))[rows or slice(None)] if by_row else None
+        found[name] = _labelled(model, name, values, samples, chosen)
+    return xarray.Dataset(found)
+
+
+# The draws
+
+
+class Samples(NamedTuple):
+    """The draws of the free variables.
+
+    Attributes
+    ----------
+    values : list of arrays
+        The values of each free variable, by draw.
+    shape : tuple of int
+        The number of draws by dimension.
+    coords : dict
+        The coordinates of the draws by dimension.
+    """
+
+    values: list[AnyArray]
+    shape: tuple[int, ...]
+    coords: dict[str, Any]
+
+
+def _samples(draws: Any, model: Any, sample_dims: Sequence[str]) -> Samples:
+    draws = getattr(draws, "posterior", draws)
+    missing = [one.name for one in model.free_RVs if one.name not in draws]
+    if missing:
+        raise ValueError(
+            f"compute_deterministics: draws: expected draws of the free variables of the model, got "
+            f"none of {listed(missing)}"
+        )
+    shape = tuple(len(draws[one]) for one in sample_dims)
+    values = []
+    for one in model.free_RVs:
+        array = draws[one.name].transpose(*sample_dims, ...).values.astype(one.type.dtype, copy=False)
+        values.append(array.reshape(-1, *array.shape[len(shape) :]))
+    return Samples(values, shape, {one: draws[one].values for one in sample_dims})
+
+
+def _labelled(
+    model: Any, name: str, values: AnyArray, samples: Samples, rows: AnyArray | None
+) -> xarray.DataArray:
+    """Return values by draw as an array with the dimensions of the model, of rows with these numbers."""
+    shape = values.shape[1:]
+    names = model.named_vars_to_dims.get(name) or [None] * len(shape)
+    dims = [one or f"{name}_dim_{axis}" for axis, one in enumerate(names)]
+    coords = dict(samples.coords)
+    for axis, (dim, length) in enumerate(zip(dims, shape)):
+        chosen = rows if axis == 0 and rows is not None else np.arange(length)
+        labels = model.coords.get(dim)
+        coords[dim] = chosen if labels is None else np.asarray(labels)[chosen]
+    return xarray.DataArray(values.reshape(*samples.shape, *shape), coords, [*samples.coords, *dims])
+
+
+# The variables
+
+
+class ByRow(NamedTuple):
+    """A variable that has an item for each row.
+
+    Attributes
+    ----------
+    output : variable
+        A graph of the rows.
+    variables : list of variables
+        The variables that stand for rows.
+    arrays : list of arrays
+        The rows.
+    """
+
+    output: Variable
+    variables: list[Variable]
+    arrays: list[Any]
+
+    def function(
+        self, name: str, parameters: Sequence[Variable], rows: slice | None, mode: Any
+    ) -> Callable[..., Any]:
+        """Return a function of the parameters, which all ranks compute."""
+        arrays = [array if rows is None else array[rows] for array in self.arrays]
+        if not len(arrays[0]):
+            raise ValueError(
+                f"compute_deterministics: rows: expected rows of {name!r}, got none in {rows}"
+            )
+        data = [synk.data(array, var=one, constant=True) for array, one in zip(arrays, self.variables)]
+        compute = synk.function(
+            self.variables,
+            (self.output, "gather"),
+            bcast_inputs=parameters,
+            mode=mode,
+            name=f"compute_deterministics({name})",
+            on_unused_input="ignore",
+        )
+        num_slices = max(1, sum(array.nbytes for array in arrays) // (_SLICE * synk.size()))
+        return lambda *values: compute(*data, *values, num_slices=num_slices)
+
+
+def _function(variable: Variable, point: Point) -> Callable[..., Any]:
+    """Return a function of the parameters, which this process computes."""
+    graph = of_parameters(variable, point)
+    return pytensor.function(list(point.parameters.values()), graph, on_unused_input="ignore")
+
+
+def _by_row(model: Any, variable: Variable, point: Point) -> ByRow | None:
+    """Return the rows of a variable, if it has an item for each, of constants and shared variables."""
+    parameters = list(point.parameters.values())
+    values = point.values(list(point.parameters))
+    graph = of_parameters(variable, point)
+    whole = pytensor.function(parameters, graph, mode="FAST_COMPILE", on_unused_input="ignore")(*values)
+    if not whole.ndim or len(whole) < 2:
+        return None
+    try:
+        (graph,) = folded([padded(variable.name, graph, len(whole))])
+    except ValueError:  # a sparse matrix
+        return None
+    leaves = leaves_of([graph], len(whole))
+    stand_ins = {one: one.type(one.name) for one in leaves}
+    outputs = substitute([graph], stand_ins)
+    arrays = [array_of(one) for one in leaves]
+    inputs = {**point.parameters, **stand_ins}
+    found = dependence({variable: outputs[0]}, len(whole), inputs, [*values, *arrays])
+    rows = [one for one in leaves if has_length(one, len(whole)) and one not in found.across]
+    if not rows or found.whole:
+        return None
+    arrays, variables, by_leaf = arrays_of(rows, {})
+    (output,) = with_rows(model, outputs, stand_ins, len(whole), by_leaf)
+    now = {stand_ins[one]: pt.constant(array_of(one)) for one in leaves if one not in rows}
+    made = ByRow(substitute([output], now)[0], variables, arrays)
+    return made if _agrees(made, parameters, values, whole) else None
+
+
+def _agrees(made: ByRow, parameters: Sequence[Variable], values: Sequence[Any], whole: AnyArray) -> bool:
+    """Whether the items of two halves of the rows are those of all rows."""
+    compute = pytensor.function(
+        [*made.variables, *parameters], made.output, mode="FAST_COMPILE", on_unused_input="ignore"
+    )
+    half = len(whole) // 2
+    for rows in (slice(None, half), slice(half, None)):
+        try:
+            items = compute(*(array[rows] for array in made.arrays), *values)
+        except (ValueError, IndexError, TypeError, AssertionError):
+            return False
+        if items.shape != whole[rows].shape or not np.allclose(items, whole[rows], equal_nan=True):
+            return False
+    return True

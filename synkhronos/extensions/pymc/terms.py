@@ -1,0 +1,182 @@
+"""The terms of a model's log-probability that are divided: observed variables, or potentials."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple, Sequence
+
+import pymc as pm
+
+from synkhronos.engines.names import SharedVariable, Variable, ancestors
+from synkhronos.extensions.pymc.imputed import joined_by_row, selected_first
+from synkhronos.extensions.pymc.leaves import (
+    array_of,
+    folded,
+    has_length,
+    is_leaf,
+    is_sparse,
+    rows_first,
+    shapes_in,
+)
+from synkhronos.extensions.pymc.point import Point
+from synkhronos.extensions.pymc.potential import substitute
+from synkhronos.extensions.pymc.sparse_rows import padded
+
+
+class Term(NamedTuple):
+    """A part of the log-probability that is a sum over rows.
+
+    Attributes
+    ----------
+    variable : variable
+        The observed variable, or the potential.
+    graph : variable
+        The variable as a function of the parameters, without operations on constants alone.
+    value : variable or None
+        The observed values, in a graph; None for a potential.
+    observed : Constant, SharedVariable or None
+        The observed values.
+    n_rows : int
+        The number of rows in the model.
+    leaves : list of Constant or SharedVariable
+        Shared variables that it depends on, and constants of as many rows.
+    sources : list of Constant or SharedVariable
+        Variables of the model that have rows, some of which the graph no longer contains.
+    """
+
+    variable: Variable
+    graph: Variable
+    value: Variable | None
+    observed: Variable | None
+    n_rows: int
+    leaves: list[Variable]
+    sources: list[Variable]
+
+
+def number_of_rows(term: Term) -> int:
+    """Return the number of rows of a term."""
+    return term.n_rows
+
+
+def terms_of(model: Any, observed: Sequence[str] | None, point: Point) -> list[Term]:
+    """Return the terms of a model that are divided."""
+    return [_term(model, one, point) for one in _chosen(model, observed)]
+
+
+def _chosen(model: Any, observed: Sequence[str] | None) -> list[Variable]:
+    """Return the observed variables and potentials with these names; by default those that have rows."""
+    known = {one.name: one for one in [*model.observed_RVs, *model.potentials]}
+    for name in model.named_vars:  # of a variable with missing values
+        known.setdefault(name, known.get(f"{name}_observed"))
+    known = {name: one for name, one in known.items() if one is not None}
+    if observed is not None:
+        if isinstance(observed, str) or not observed or {*observed} - {*known}:
+            raise _unknown(known, observed)
+        return list(dict.fromkeys(known[name] for name in observed))
+    if not known:
+        raise _unknown(known, observed)
+    chosen = [one for one in model.observed_RVs if _has_rows(model.rvs_to_values[one])]
+    return chosen or list(model.observed_RVs or model.potentials)
+
+
+def _unknown(known: Mapping[str, Variable], observed: Any) -> ValueError:
+    return ValueError(
+        f"parallelize: observed: expected a list of observed variables and potentials, of which the "
+        f"model has {list(known)}, got {observed!r}"
+    )
+
+
+def _has_rows(value: Variable) -> bool:
+    observed = _observed(value)
+    return observed is not None and array_of(observed).shape[0] > 1
+
+
+def _observed(value: Variable) -> Variable | None:
+    """Return the observed values in a graph, if they have rows."""
+    return next((one for one in ancestors([value]) if is_leaf(one) and one.type.ndim), None)
+
+
+def _term(model: Any, variable: Variable, point: Point) -> Term:
+    value = None if variable in model.potentials else point.value_of(variable)
+    _check_is_whole(model, variable)
+    graph = of_parameters(variable, point)
+    observed = _longest(graph) if value is None else _observed(value)
+    if observed is None:
+        raise ValueError(
+            f"parallelize: expected that {variable.name!r} has observed values with rows on axis 0, got "
+            f"{value}; leave it out by observed=[...], with the names of the others"
+        )
+    n_rows = array_of(observed).shape[0]
+    sources = [one for one in ancestors([graph]) if is_leaf(one) and n_rows in array_of(one).shape]
+    graph = padded(f"parallelize({variable.name})", graph, n_rows)
+    graph, selected = selected_first(
+        graph, n_rows, list(point.parameters.values()), lambda: point.values(list(point.parameters))
+    )
+    outputs = folded([graph] if value is None else [graph, value], _all_observed(model, point))
+    outputs[0] = rows_first(outputs[0], n_rows)
+    return Term(
+        variable,
+        outputs[0],
+        None if value is None else outputs[1],
+        None if value is None else observed,
+        n_rows,
+        leaves_of(outputs, n_rows),
+        [*sources, *selected],
+    )
+
+
+def _check_is_whole(model: Any, variable: Variable) -> None:
+    """Raise ValueError if missing values are divided from observed ones within rows."""
+    if variable.owner and {*variable.owner.outputs} & {*model.free_RVs}:
+        raise ValueError(
+            f"parallelize: {variable.name!r} has missing values within rows that cannot be computed "
+            f"separately; leave it out by observed=[...], with the names of the others, or write its "
+            f"log-probability with rows_potential"
+        )
+
+
+def _all_observed(model: Any, point: Point) -> list[Variable]:
+    found = [_observed(point.value_of(one)) for one in model.observed_RVs]
+    return [one for one in found if one is not None]
+
+
+def _longest(graph: Variable) -> Variable | None:
+    """Return the constant or the shared variable that has most rows."""
+    shapes = shapes_in([graph])
+    leaves = [one for one in ancestors([graph]) if is_leaf(one) and one.type.ndim and one not in shapes]
+    return max(leaves, key=lambda one: array_of(one).shape[0], default=None)
+
+
+def of_parameters(variable: Variable, point: Point) -> Variable:
+    """Return a variable as a function of the parameters and of observed values, item by item."""
+    return joined_by_row(point.graph_of(variable), list(point.parameters.values()))
+
+
+def leaves_of(outputs: Sequence[Variable], n_rows: int) -> list[Variable]:
+    """Return the shared variables of a graph, and its constants of this number of rows."""
+    shapes = shapes_in(outputs)
+    return [
+        one
+        for one in dict.fromkeys(ancestors(outputs))
+        if is_leaf(one) and not is_sparse(one) and one not in shapes
+        if isinstance(one, SharedVariable) or has_length(one, n_rows)
+    ]
+
+
+def log_prob_of(term: Term, stand_ins: Mapping[Variable, Variable]) -> Variable:
+    """Return the log-probability of a term, with stand-ins for its leaves.
+
+    PyMC rewrites everything in the graph, including constants, so it gets a copy.
+    """
+    if term.value is None:
+        return substitute([term.graph], stand_ins)[0]
+    graph, value = substitute([term.graph, term.value], stand_ins)
+    return folded([pm.logp(graph, value, warn_rvs=False)])[0]
+
+
+def plain_log_prob_of(term: Term, point: Point, stand_ins: Mapping[Variable, Variable]) -> Variable:
+    """Return the log-probability of a term as the model has it, without rewrites of its graph."""
+    variable = term.variable
+    if term.value is None:
+        return substitute([point.graph_of(variable)], stand_ins)[0]
+    graph, value = substitute([point.graph_of(variable), point.value_of(variable)], stand_ins)
+    return pm.logp(graph, value, warn_rvs=False)
