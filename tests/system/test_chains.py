@@ -1,5 +1,6 @@
 """Tests of chains that are sampled at the same time, each by some of the ranks."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -7,7 +8,6 @@ import time
 import warnings
 
 import numpy as np
-import psutil
 import pytensor.tensor as pt
 import pytest
 
@@ -95,7 +95,7 @@ def test_the_ranks_work_as_before_afterwards(world_of, in_python):
 def test_a_dead_rank_ends_the_chains(world_of, in_python):
     world_of(3, timeout=120)
     parallel = parallelize(logistic())
-    worker = psutil.Process().children()[-1]
+    worker = multiprocessing.active_children()[-1]
 
     def kill():
         time.sleep(3)
