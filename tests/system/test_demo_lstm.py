@@ -117,6 +117,7 @@ def test_the_script_learns_from_made_reviews(run_demo, tmp_path):
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_losses_are_those_of_theanos_operations(run_demo, tmp_path, monkeypatch):
     """Of a recurrent network, as they are printed."""
     write_files(tmp_path / "data", {name: 8 * texts for name, texts in TEXTS.items()})

@@ -234,6 +234,7 @@ def test_the_three_scripts_have_the_same_loss_curve(run_demo, model):
         assert other_accuracy == pytest.approx(accuracy)
 
 
+@pytest.mark.slow
 def test_the_loss_curve_is_that_of_theanos_operations(run_demo, monkeypatch):
     """Of a network with convolutions, pooling and rectifiers, in float64."""
     arguments = [DEMO, "train_mnist_cpu_data", "--model", "cnn", "--no-dropout", "--epochs", "1"]
@@ -283,6 +284,7 @@ def test_a_worker_lost_half_way_changes_nothing(run_demo, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["curve.png"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_fewer_processes(run_demo):
     arguments = [*RESTART, "--processes", "2", "--go-on-with", "1", "--no-compare"]
     done = run_demo(DEMO / "train_mnist_restart.py", *arguments, timeout=300)

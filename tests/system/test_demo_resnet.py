@@ -308,6 +308,7 @@ def test_the_main_script_trains_compares_and_reports(run_demo):
     assert "images/s]" not in done.stderr  # no progress bar, as stderr is not a terminal
 
 
+@pytest.mark.slow
 def test_the_losses_are_those_of_theanos_operations(run_demo, monkeypatch):
     """Of a residual network with batch normalization, within the rounding of float32."""
     arguments = [*TINY, "--processes", "2", "--slices", "1"]
@@ -442,6 +443,7 @@ def test_20_synchronized_steps_of_the_full_network_equal_the_serial_ones(
             assert off < 1e-9 * np.linalg.norm(flat(expected))
 
 
+@pytest.mark.slow
 def test_the_main_script_trains_with_the_statistics_of_all_ranks(run_demo):
     arguments = [*TINY, "--blocks", "1", "--processes", "2", "--sync-batch-norm"]
     done = run_demo(DEMO / "train_resnet.py", *arguments, timeout=300)

@@ -39,6 +39,7 @@ def test_a_dead_rank_is_named_and_the_script_can_go_on(machines, tmp_path, momen
     check_that_the_script_goes_on(Job(machines, tmp_path, moment), rank)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moment, rank",
     [("center", 3), *slow(("again", 1), ("overlap", 3), ("center", 1), ("overlap", 1))],
@@ -71,6 +72,7 @@ def test_a_dead_first_process_is_named_and_ends_the_job(machines, tmp_path, mome
     assert "signal 9" in assert_lost(job, rank // 2, "its first process")
 
 
+@pytest.mark.slow
 @with_openmpi_5
 @SLOW
 def test_a_dead_script_is_named_and_ends_a_job_of_openmpi_5(machines, tmp_path):
@@ -79,6 +81,7 @@ def test_a_dead_script_is_named_and_ends_a_job_of_openmpi_5(machines, tmp_path):
     assert_lost(job, 0, "its first process")
 
 
+@pytest.mark.slow
 @SLOW
 def test_a_dead_first_process_ends_the_job_without_couriers(machines, tmp_path):
     job = Job(machines, tmp_path, "meet")
@@ -95,6 +98,7 @@ def test_a_dead_courier_is_named_and_ends_the_job(machines, tmp_path, moment):
     assert "signal 9" in assert_lost(job, 1, "its second process")
 
 
+@pytest.mark.slow
 def test_a_job_that_is_ended_by_a_signal_has_lost_nothing(machines, tmp_path):
     job = Job(machines, tmp_path, "doze", **LAUNCHED)
     [launcher] = [pid for pid, line in machines.processes(0).items() if " launch " in line]
@@ -122,6 +126,7 @@ def test_a_new_run_resumes_from_the_last_checkpoint_bit_for_bit(machines, tmp_pa
     assert first in ("begins with 6", "begins with 7") and others == ["begins with 0", "the same"]
 
 
+@pytest.mark.slow
 def test_the_next_job_removes_what_a_killed_mpirun_has_left(machines, tmp_path):
     job = Job(machines, tmp_path, "doze", btl=None, **COURIERS)
     [mpirun] = [pid for pid, line in machines.processes(0).items() if line.startswith("mpirun")]
@@ -151,6 +156,7 @@ def test_ctrl_c_in_the_script_ends_the_job(machines, tmp_path, moment, times):
     assert code != 0 and "KeyboardInterrupt" in output and "was lost" not in output, output
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_program_asks_all_machines_to_stop(machines, tmp_path):
     job = Job(machines, tmp_path, "compute")
     job.now()

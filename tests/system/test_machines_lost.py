@@ -44,6 +44,7 @@ def test_a_dead_machine_is_named_with_its_ranks_and_ends_the_job(machines, tmp_p
     assert f"machine {machines.hosts[1]} (ranks 2, 3) was lost: {CLOSED}" in output, output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment, options", [("call", LAUNCHED), *slow(("meet", COURIERS))])
 def test_both_machines_that_are_left_name_the_dead_one(tmp_path, moment, options):
     with Machines(3) as machines:
@@ -79,6 +80,7 @@ def test_a_launched_job_without_its_couriers_sees_a_cut_link(machines, tmp_path)
     assert code != 0 and re.search(LOST_BY_MPIRUN, output), output
 
 
+@pytest.mark.slow
 @SLOW
 @pytest.mark.parametrize("moment", ["call", "meet", "center"])
 def test_couriers_see_a_cut_link_where_mpirun_does_not(machines, tmp_path, moment):
@@ -89,6 +91,7 @@ def test_couriers_see_a_cut_link_where_mpirun_does_not(machines, tmp_path, momen
     assert code != 0 and f"machine {machines.hosts[1]} (ranks 2, 3) was lost: {SILENT}" in output, output
 
 
+@pytest.mark.slow
 def test_a_machine_whose_processes_are_stopped_is_not_lost(machines, tmp_path):
     job = Job(machines, tmp_path, "meet", **COURIERS)
     stopped = [*job.pids[2:], *couriers(job, 1)]

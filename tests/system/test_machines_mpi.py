@@ -164,6 +164,7 @@ def test_fresh_ranks_take_the_place_of_dead_ones_on_any_machine(machines, tmp_pa
     assert not machines.left()
 
 
+@pytest.mark.slow
 def test_gradients_travel_while_the_ranks_compute(machines, tmp_path):
     done = machines.run(
         FOLDER / "programs" / "overlap_on_machines.py", cwd=tmp_path, tasks=2, environment=COURIERS,

@@ -48,7 +48,7 @@ def errors(output):
     return [float(one) for one in re.findall("^validation error:(.*)$", output, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("rule", ["BSP", "EASGD", "GOSGD"])
+@pytest.mark.parametrize("rule", ["BSP", "EASGD", pytest.param("GOSGD", marks=pytest.mark.slow)])
 def test_a_launch_script_trains_with_each_rule(script, rule):
     answer = script(*RUN, "launch_session.py", rule, epochs=4)
     found = errors(answer.stdout)
@@ -64,6 +64,7 @@ def test_a_launch_file_trains_by_summed_velocities_as_tmlauncher_does(script):
     assert errors(answer.stdout)[-1] < 0.5
 
 
+@pytest.mark.slow
 def test_a_model_that_compiles_for_averages_is_trained_with_them(script, tmp_path):
     write(tmp_path, MODELCLASS="Fixed", DEVICES="cpu")
     answer = script(*TMLAUNCHER, "--config=launch_session.cfg")
@@ -79,6 +80,7 @@ def test_the_learning_rate_is_scaled_by_the_model_with_averages(script, tmp_path
     assert "scaled" not in script(*TMLAUNCHER, "-cfg=launch_session.cfg").stdout
 
 
+@pytest.mark.slow
 def test_the_exit_status_says_how_the_session_ended(script, tmp_path):
     write(tmp_path, MODELCLASS="Failing")
     answer = script(*TMLAUNCHER, "-cfg=launch_session.cfg", code=1)

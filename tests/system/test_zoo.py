@@ -93,6 +93,7 @@ def test_the_generators_and_critics_have_the_layers_of_their_papers(zero_weights
     assert zoo.layers.count_params(zoo.lsgan_critic()[0]) == critic == 4_332_545
 
 
+@pytest.mark.slow
 def test_the_wide_resnet_has_36_5_million_parameters(monkeypatch, tmp_path):
     need_keras(monkeypatch, tmp_path)
     network, _ = zoo.wide_resnet()
@@ -204,12 +205,12 @@ SMALL = {
 }  # fmt: skip
 
 
-#: Deep networks compile for a minute.
-DEEP = {"GoogLeNet", "ResNet50", "WideResNet", "LSGAN"}
+#: These compile or train for long.
+DEEP = {"Cifar10CNN", "GoogLeNet", "LSTM", "ResNet50", "WideResNet", "LSGAN"}
 
 
 def marked(names):
-    """Return the names as parameters, of which the deep networks' are slow."""
+    """Return the names as parameters, of which some are slow."""
     return [pytest.param(one, marks=[pytest.mark.slow] if one in DEEP else []) for one in names]
 
 
