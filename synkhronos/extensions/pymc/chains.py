@@ -100,7 +100,7 @@ def sample_chains(
     seeds = _seeds(random_seed, chains)
     checks = options.pop("compute_convergence_checks", True)
     _rehearse(model, sums)
-    with sent_to_ranks():
+    with sent_to_ranks(sums):
         by_rank = synk.spmd(
             _sample, model, sums, ranks_per_chain, seeds, {"draws": draws, "tune": tune, **options}
         )

@@ -21,8 +21,6 @@ _POINTS = 3  # points at which it is tested whether the rows are independent
 _SLICE = 4 << 20  # bytes of rows in a slice, so that they and intermediate results stay in the cache
 _CHECKS = "local_check_parameter_to_ninf_switch"  # as in PyMC: a wrong parameter has the probability 0
 
-_is_sent = False  # whether sums may be pickled
-
 
 class Rows:
     """The sum of a log-probability over rows that stay on the ranks.
@@ -79,12 +77,13 @@ class Rows:
         self._refusal: Exception | None = None  # the error that a test of this sum has raised
         self._lost = LostErrors(name)
         self._process = os.getpid()
+        self.is_sent = False  # whether a program takes it to the ranks
         self.team: Any = None  # the ranks that evaluate it in a program, in place of all
 
     def __reduce__(self) -> Any:
         import pickle
 
-        if _is_sent:
+        if self.is_sent:
             names = "name", "dtype", "parameters", "wrt", "_functions", "_data", "_num_slices"
             return _received, ({name: getattr(self, name) for name in names},)
         # PyMC then samples in this process, and says so.
@@ -251,14 +250,15 @@ class Rows:
 
 
 @contextlib.contextmanager
-def sent_to_ranks() -> Iterator[None]:
+def sent_to_ranks(sums: Sequence[Rows]) -> Iterator[None]:
     """Inside the block, sums can be pickled for a program of the ranks."""
-    global _is_sent
-    _is_sent = True
+    for rows in sums:
+        rows.is_sent = True
     try:
         yield
     finally:
-        _is_sent = False
+        for rows in sums:
+            rows.is_sent = False
 
 
 def _received(parts: dict[str, Any]) -> Rows:
