@@ -1,6 +1,5 @@
 """Tests of chains that are sampled at the same time, each by some of the ranks."""
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -8,6 +7,7 @@ import time
 import warnings
 
 import numpy as np
+import psutil
 import pytensor.tensor as pt
 import pytest
 
@@ -95,11 +95,12 @@ def test_the_ranks_work_as_before_afterwards(world_of, in_python):
 def test_a_dead_rank_ends_the_chains(world_of, in_python):
     world_of(3, timeout=120)
     parallel = parallelize(logistic())
-    worker = multiprocessing.active_children()[-1]
 
     def kill():
-        time.sleep(3)
-        os.kill(worker.pid, signal.SIGKILL)
+        while len(psutil.Process().children()) < 2:  # they start with the first evaluation
+            time.sleep(0.05)
+        time.sleep(2)
+        os.kill(psutil.Process().children()[-1].pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
