@@ -250,6 +250,7 @@ def test_deterministics_and_predictions_are_computed_by_the_model(two):
     assert predicted.posterior_predictive["y"].shape == (1, 4, N)
 
 
+@pytest.mark.filterwarnings("ignore:`find_MAP` will return:FutureWarning")  # of PyMC 6
 def test_map_and_advi_find_the_same(two):
     model = logistic()
     parallel = parallelize(model)
@@ -268,6 +269,7 @@ def test_nuts_draws_the_same_by_numba(two):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`find_MAP` will return:FutureWarning")  # of PyMC 6
 def test_map_and_advi_find_the_same_by_numba(two):
     model, maxima, fits = logistic(), [], []
     for one, mode in ((model, "FAST_COMPILE"), (parallelize(model, mode="NUMBA"), "NUMBA")):

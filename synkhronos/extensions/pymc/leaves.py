@@ -150,12 +150,18 @@ def freed(
             inputs[index] = _with_count(inputs[index], n_rows, count)
         if any(new is not old for new, old in zip(inputs, node.inputs)):
             if isinstance(node.op, OpFromGraph) and not _accepts(node.op, inputs):
-                inner = dict(zip(node.op.inner_inputs, inputs))
-                new = freed(substitute(node.op.inner_outputs, inner), n_rows, count)
+                graph = _inner_graph(node.op)
+                inner = dict(zip(graph.inputs, inputs))
+                new = freed(substitute(graph.outputs, inner), n_rows, count)
             else:
                 new = node.op.make_node(*inputs).outputs
             copies.update(zip(node.outputs, new))
     return [copies.get(one, one) for one in outputs]
+
+
+def _inner_graph(op: OpFromGraph) -> Any:
+    """Return the graph inside an operation, which can be copied."""
+    return op.fgraph.unfreeze() if hasattr(op.fgraph, "unfreeze") else op.fgraph  # PyTensor 3, or 2
 
 
 def _accepts(op: OpFromGraph, inputs: Sequence[Variable]) -> bool:
