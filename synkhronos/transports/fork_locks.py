@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import importlib._bootstrap
+import sys
 import threading
 from typing import Any
 
@@ -62,7 +63,14 @@ class GeneratorLocks:
 def other_threads() -> list[threading.Thread]:
     """Return the script's threads, apart from the main thread and this thread."""
     own = threading.main_thread(), threading.current_thread()
-    return [one for one in threading.enumerate() if one not in own and not _is_harmless(one)]
+    others = [one for one in threading.enumerate() if one not in own and not _has_ended(one)]
+    return [one for one in others if not _is_harmless(one)]
+
+
+def _has_ended(thread: threading.Thread) -> bool:
+    """Whether a thread that was not started by `threading` is only remembered, as before Python 3.13."""
+    is_foreign = isinstance(thread, threading._DummyThread)
+    return is_foreign and thread.ident not in sys._current_frames()
 
 
 def _is_harmless(thread: threading.Thread) -> bool:

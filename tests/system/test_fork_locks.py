@@ -1,7 +1,9 @@
 """Locks that a thread of the script holds while workers are forked."""
 
+import _thread
 import contextlib
 import os
+import sys
 import threading
 import time
 import warnings
@@ -136,6 +138,28 @@ def test_a_start_with_other_threads_warns_once():
             assert not caught
             synk.close()
     start()
+
+
+@own_process
+def test_a_foreign_thread_that_has_ended_is_no_reason_to_warn():
+    known, is_over = [], threading.Event()
+
+    def work():
+        known.append(threading.current_thread())  # registers it
+        is_over.wait()
+
+    number = _thread.start_new_thread(work, ())
+    while not known:
+        time.sleep(1e-3)
+    with pytest.warns(synk.SynkhronosWarning, match=known[0].name):
+        start()
+    synk.close()
+    is_over.set()
+    while number in sys._current_frames():
+        time.sleep(1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start()
 
 
 @pytest.mark.parametrize("timeout", [1, None])
