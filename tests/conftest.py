@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -117,6 +118,15 @@ def ranks(request):
 def in_python():
     """Functions are built without C code, unless they have a mode: for tests of what they compute."""
     with default_mode("FAST_COMPILE"):
+        yield
+
+
+@pytest.fixture
+def quiet_pymc():
+    """PyMC and ArviZ warn of few draws, and announce later versions."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("ignore", FutureWarning)
         yield
 
 

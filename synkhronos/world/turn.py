@@ -118,6 +118,8 @@ class Turn:
         self.thread = get_ident()
 
     def _take(self, frame: FrameType, waits: bool) -> None:
+        if self._try(frame):  # as a part of a call always does
+            return
         place = frame, self._make_gate()
         place[1].acquire()
         try:

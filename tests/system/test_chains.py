@@ -18,18 +18,12 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pm = pytest.importorskip("pymc", reason="PyMC is not installed: pip install .[pymc]")
 
+pytestmark = pytest.mark.usefixtures("quiet_pymc")
+
 N = 41
 random = np.random.default_rng(5)
 X, BINARY = random.normal(size=(N, 3)), random.integers(0, 2, N)
 SHORT = {"draws": 20, "tune": 30, "progressbar": False, "compute_convergence_checks": False}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet():
-    """PyMC warns of short chains and of few draws."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 def logistic():

@@ -19,18 +19,12 @@ with warnings.catch_warnings():
     pm = pytest.importorskip("pymc", reason="PyMC is not installed")
     nutpie = pytest.importorskip("nutpie", reason="nutpie is not installed")
 
+pytestmark = pytest.mark.usefixtures("quiet_pymc")
+
 
 @pytest.fixture
 def two(world_of, in_python):
     world_of(2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet():
-    """PyMC warns of short chains and of few draws."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def normal():

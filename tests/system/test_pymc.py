@@ -26,6 +26,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # ArviZ announces a new version of itself
     pm = pytest.importorskip("pymc", reason="PyMC is not installed: pip install .[pymc]")
 
+pytestmark = pytest.mark.usefixtures("quiet_pymc")
+
 N = 41  # no multiple of the number of ranks
 random = np.random.default_rng(5)
 X = random.normal(size=(N, 3))
@@ -38,15 +40,6 @@ NUMBERS = random.normal(size=N)
 @pytest.fixture
 def two(world_of, in_python):
     world_of(2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet():
-    """PyMC warns of short chains and of few draws."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        warnings.simplefilter("ignore", FutureWarning)  # PyMC 6 announces other results
-        yield
 
 
 def normal():
@@ -250,7 +243,6 @@ def test_deterministics_and_predictions_are_computed_by_the_model(two):
     assert predicted.posterior_predictive["y"].shape == (1, 4, N)
 
 
-@pytest.mark.filterwarnings("ignore:`find_MAP` will return:FutureWarning")  # of PyMC 6
 def test_map_and_advi_find_the_same(two):
     model = logistic()
     parallel = parallelize(model)
@@ -269,7 +261,6 @@ def test_nuts_draws_the_same_by_numba(two):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`find_MAP` will return:FutureWarning")  # of PyMC 6
 def test_map_and_advi_find_the_same_by_numba(two):
     model, maxima, fits = logistic(), [], []
     for one, mode in ((model, "FAST_COMPILE"), (parallelize(model, mode="NUMBA"), "NUMBA")):

@@ -22,6 +22,8 @@ with warnings.catch_warnings():
 
 from test_pymc import assert_equal
 
+pytestmark = pytest.mark.usefixtures("quiet_pymc")
+
 N = 41  # no multiple of the number of ranks
 random = np.random.default_rng(11)
 X = random.normal(size=(N, 3))
@@ -36,14 +38,6 @@ DESIGN = scipy.sparse.random(N, 7, 0.3, random_state=np.random.RandomState(1), f
 @pytest.fixture
 def two(world_of, in_python):
     world_of(2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quiet():
-    """PyMC says that it imputes missing values, and that its dims are new."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 def slopes():

@@ -201,7 +201,7 @@ class Rows:
         rows = slice(number * length // count, (number + 1) * length // count)
         if rows.start == rows.stop:
             return None
-        slices = min(self._num_slices, rows.stop - rows.start)
+        slices = min(max(1, self._num_slices * rank.size // count), rows.stop - rows.start)
         function = self._functions[with_gradient]
         return np.asarray(rank.call(function, *self._data, *values, batch=rows, num_slices=slices))
 
