@@ -170,8 +170,12 @@ class _MpiReceipt(Receipt):
         # MPI matches a piece that arrives meanwhile to the first remaining request, its own one.
         for request in reversed(self._requests):
             if request != MPI.REQUEST_NULL and not _are_over([request]):
-                request.Cancel()
-                request.Wait()
+                try:
+                    request.Cancel()
+                    request.Wait()
+                except MPI.Exception as error:  # its sender has died meanwhile, so it is over as well
+                    if error.Get_error_class() not in _LOST:
+                        raise
 
 
 def _are_over(requests: Iterable[MPI.Request]) -> bool:

@@ -61,6 +61,32 @@ def test_the_script_goes_on_without_couriers_if_one_has_died(machines, tmp_path,
     assert run(machines, tmp_path, "courier", number, "use", 6) == "restarted with 6 of 6"
 
 
+@needs_ulfm
+def test_a_receipt_can_be_cancelled_whose_sender_dies_meanwhile(monkeypatch):
+    """MPI says so in any of its functions, in the last one of them here."""
+    from synkhronos.machines import mpi
+
+    class Request:
+        def Test(self):
+            return False
+
+        def Cancel(self):
+            waited.append(False)
+
+        def Wait(self):
+            waited[-1] = True
+            raise mpi.MPI.Exception(error)
+
+    error, waited = mpi.MPI.ERR_OTHER, []  # this MPI may not know the error of ULFM
+    monkeypatch.setattr(mpi, "_LOST", (error,))
+    receipt = mpi._MpiReceipt(None, [Request(), Request()])
+    receipt.cancel()
+    assert waited == [True, True]
+    error = mpi.MPI.ERR_TRUNCATE
+    with pytest.raises(mpi.MPI.Exception):
+        receipt.cancel()
+
+
 def test_a_dead_leader_is_named_until_the_others_acknowledge_it():
     network = NaiveNetwork(3)
     first, _, third = (Leaders(links) for links in network.links())
