@@ -1,22 +1,30 @@
-"""pymc_rows: models of PyMC on 2 ranks, gradient and NUTS, against plain PyMC.
+"""pymc_rows: models of PyMC on 2 ranks, gradients and effective draws, against plain PyMC and nutpie.
 
-Plain PyMC computes with one thread, and with as many threads of BLAS as there are cores. All compute the
-same: the gradient at the same points, and the same draws. For the gradient there is an ideal as well:
-processes of plain PyMC that know nothing of each other, each with its part of the rows, at the same
-time. NUTS is also run as PyMC's users run it, who sample several chains: plain PyMC samples each chain
-in a process of its own, and the ranks sample the chains one after another.
+The gradient is what nutpie evaluates, on one thread, for numbers of rows from 1e3 on, and for one of them
+also what PyMC's own NUTS evaluates. It is compared with the plain model in one process with one thread,
+and with an ideal: processes of the plain model that know nothing of each other, each with its part of the
+rows, at the same time.
+
+Sampling is compared as users run it, with as many chains as there are cores: PyMC samples each chain in a
+process of its own, nutpie in a thread. On the ranks, nutpie's threads take turns, or each chain has a
+rank of its own. What counts is the time per effective draw, of the parameter that has the fewest.
 """
 
 import functools
 
-import numpy as np
-
 import common
+import numpy as np
 from common import Contestant, line
 
-RANKS, COLUMNS, CHAINS = 2, 10, 2
-GOALS = {"normal": 1.7, "logistic": 1.4}
-DRAWS = {10**5: 100, 10**6: 20}  # draws for tuning and as many after it, by the number of rows
+RANKS, COLUMNS, CHAINS, GROUPS = 2, 10, 2, 50
+#: How many times as fast the gradient of 2 ranks is, by kind of model
+GOALS = {"normal": 1.6, "logistic": 1.9, "hierarchical": 1.9}
+APART = 0.95  # of the speed of the ideal
+SIZES = [10**3, 10**4, 10**5, 10**6]
+USUAL = 10**5  # the number of rows for which more than nutpie's gradient is measured
+DRAWS = 200  # of each chain, and as many before them for tuning
+FLOAT32 = {**common.ONE_THREAD, "PYTENSOR_FLAGS": "floatX=float32"}
+COLOURS = {"normal": "tab:blue", "logistic": "tab:orange", "hierarchical": "tab:green"}
 
 
 def main():
@@ -24,52 +32,66 @@ def main():
 
 
 def make(kind, rows):
-    """Return a regression with this number of rows."""
+    """Return a regression with this number of rows, of PyTensor's ``floatX``."""
     import pymc as pm
+    import pytensor
 
     random = np.random.default_rng(1)
-    x = random.normal(size=(rows, COLUMNS))
-    prediction = x @ np.linspace(-1, 1, COLUMNS)
+    x = random.normal(size=(rows, COLUMNS)).astype(pytensor.config.floatX)
+    groups = random.integers(GROUPS, size=rows)
+    prediction = x @ np.linspace(-1, 1, COLUMNS) + random.normal(size=GROUPS)[groups]
     with pm.Model() as model:
         mean = pm.math.dot(x, pm.Normal("weights", shape=COLUMNS)) + pm.Normal("bias")
+        if kind == "hierarchical":
+            mean = mean + (pm.HalfNormal("spread") * pm.Normal("offsets", shape=GROUPS))[groups]
         if kind == "normal":
-            pm.Normal("y", mean, pm.HalfNormal("sigma"), observed=random.normal(prediction))
+            observed = random.normal(prediction).astype(pytensor.config.floatX)
+            pm.Normal("y", mean, pm.HalfNormal("sigma"), observed=observed)
         else:
             observed = random.uniform(size=rows) < 1 / (1 + np.exp(-prediction))
             pm.Bernoulli("y", logit_p=mean, observed=observed.astype("int64"))
     return model
 
 
-def inference(kind, rows, ranks):
-    """Gradients and runs of NUTS, by ranks or, with None of them, by plain PyMC."""
+def inference(kind, rows, ranks, mode=None):
+    """Evaluate and sample a model, by ranks or, with None of them, by itself."""
     import logging
     import warnings
 
-    import pymc as pm
-
-    import synkhronos as synk
-    from synkhronos.extensions.pymc import parallelize
-
     warnings.simplefilter("ignore")
+    import nutpie
+    import pymc as pm
+    import synkhronos as synk
+    from synkhronos.extensions.pymc import parallelize, sample
+
     logging.getLogger("pymc").setLevel(logging.ERROR)
     model = make(kind, rows)
     if ranks:
         synk.fork(ranks)
-        model = parallelize(model)
+        model = parallelize(model, mode=mode)
+    compiled = nutpie.compile_pymc_model(model)
     gradient = model.logp_dlogp_function(ravel_inputs=True)
     gradient.set_extra_values({})
     start = pm.blocking.DictToArrayBijection.map(model.initial_point())
+    options = {"tune": DRAWS, "draws": DRAWS, "chains": CHAINS, "random_seed": 1, "progressbar": False}
+
+    evaluate = gradient_of(compiled, start.data)
 
     def turn(what, number):
         if what == "gradient":
             return common.seconds_of(lambda: gradient(start), number)
-        chains = CHAINS if what == "chains" else 1
-        drawn = pm.sample(
-            model=model, chains=chains, cores=1 if ranks else chains, tune=DRAWS[rows],
-            draws=DRAWS[rows], random_seed=1, progressbar=False, compute_convergence_checks=False,
-            nuts={"max_treedepth": 4},
+        if what == "nutpie gradient":
+            return common.seconds_of(evaluate, number)
+        return seconds_per_effective_draw(
+            {
+                "PyMC": lambda: pm.sample(model=model, cores=CHAINS, nuts_sampler="pymc", **options),
+                "nutpie": lambda: nutpie.sample(
+                    compiled, draws=DRAWS, tune=DRAWS, chains=CHAINS, cores=CHAINS, seed=1,
+                    progress_bar=False,
+                ),
+                "chains": lambda: sample(model, nuts_sampler="nutpie", **options),
+            }[what]
         )  # fmt: skip
-        return drawn.posterior.attrs["sampling_time"]
 
     turn("gradient", 3)
     yield turn
@@ -77,82 +99,148 @@ def inference(kind, rows, ranks):
         synk.close()
 
 
+def gradient_of(compiled, point):
+    """Return a function that evaluates what nutpie has compiled, as its threads do."""
+    import ctypes
+
+    function = compiled.compiled_logp_func.ctypes
+    point = np.array(point, float)
+    arrays = point, np.zeros(compiled.n_dim), np.zeros(1)
+    pointers = [one.ctypes.data_as(ctypes.POINTER(ctypes.c_double)) for one in arrays]
+    constants = compiled.user_data.ctypes.data
+
+    def evaluate():
+        if function(compiled.n_dim, *pointers, constants) or not np.isfinite(arrays[2][0]):
+            raise RuntimeError(f"nutpie's gradient failed at {point}")
+
+    return evaluate
+
+
+def seconds_per_effective_draw(draw_all):
+    """Return the seconds that sampling takes, by the smallest number of effective draws."""
+    import time
+
+    import arviz
+
+    started = time.perf_counter()
+    drawn = draw_all()
+    seconds = time.perf_counter() - started
+    return seconds / min(float(arviz.ess(values).to_array().min()) for values in [drawn.posterior])
+
+
 def measure(options):
-    sizes = [10**5] if options.quick else [10**5, 10**6]
-    rounds, number = (2, 5) if options.quick else (9, 40)
-    lines = []
-    for kind in GOALS:
+    sizes = [USUAL] if options.quick else SIZES
+    rounds, number = (2, 20) if options.quick else (7, 100)
+    lines, curves = [], {}
+    for kind, goal in GOALS.items():
+        curves[kind] = []
         for rows in sizes:
-            lines += compare(kind, rows, rounds, number)
+            found = compare(kind, rows, rounds, number, goal)
+            curves[kind].append((rows, found["gain"].ratio))
+            lines += found["lines"]
+    for title, environment, mode in (
+        ("float32", FLOAT32, None),
+        ("NUMBA on the ranks", common.ONE_THREAD, "NUMBA"),
+    ):
+        lines += compare_settings(title, environment, mode, rounds, number)
     notes = [
-        f"regressions on {COLUMNS} columns; gradient: the median of {number} evaluations of value and "
-        f"gradient, {rounds} turns each",
-        f"NUTS: the sampling time that PyMC reports for one chain, at most 15 gradients a draw, 3 turns "
-        f"each; draws, and as many before for tuning: {DRAWS[10**5]} of 1e5 rows, {DRAWS[10**6]} of 1e6",
-        f"{CHAINS} chains: plain PyMC with cores={CHAINS}, a process for each, which divide the "
-        f"threads of BLAS; on the ranks one chain after another, with cores=1",
+        f"regressions on {COLUMNS} columns, the hierarchical one logistic with {GROUPS} groups; "
+        f"nutpie's gradient: the median of {number} evaluations, {rounds} turns each",
+        f"effective draws: {CHAINS} chains of {DRAWS} draws after {DRAWS} for tuning, with the time for "
+        f"tuning and, but for nutpie, compiling; plain PyMC in a process for each chain, which divide "
+        f"the threads of BLAS, nutpie in a thread for each",
     ]
-    return common.Result(f"PyMC's models on {RANKS} ranks", lines, notes)
+    return common.Result(f"PyMC's models on {RANKS} ranks", lines, notes, {"curves": curves})
 
 
-def compare(kind, rows, rounds, number):
+def compare(kind, rows, rounds, number, goal):
+    """Return the lines of a model, and the line of nutpie's gradient on the ranks."""
+    one = common.ONE_THREAD
     made = {
-        "alone": Contestant(inference, kind, rows, None, environment=common.ONE_THREAD),
-        "usual": Contestant(inference, kind, rows, None),
+        "alone": Contestant(inference, kind, rows, None, environment=one),
         "ranks": Contestant(inference, kind, rows, RANKS),
     }
-    apart = [
-        Contestant(inference, kind, rows // RANKS, None, environment=common.ONE_THREAD)
-        for _ in range(RANKS)
-    ]
+    apart = [Contestant(inference, kind, rows // RANKS, None, environment=one) for _ in range(RANKS)]
 
-    def ideal():
-        for one in apart:
-            one.begin("gradient", number)
-        return RANKS / sum(1 / one.result() for one in apart)
+    def ideal(what, number):
+        for contestant in apart:
+            contestant.begin(what, number)
+        return RANKS / sum(1 / contestant.result() for contestant in apart)
 
+    title = f"{kind}, {rows:.0e} rows".replace("e+0", "e")
+    number = max(5, number * USUAL // max(rows, USUAL))
     lines = []
-    with common.contestants(**made, **{f"ideal {k}": one for k, one in enumerate(apart)}):
-        for what, turns in (("gradient", rounds), ("NUTS", min(rounds, 3))):
-            called = {name: functools.partial(one, what, number) for name, one in made.items()}
-            if what == "gradient":
-                called["ideal"] = ideal
-            times = common.take_turns(called, turns, f"{kind}, {rows} rows, {what}")
-            title, unit = f"{kind}, {rows:.0e} rows, {what}", "ms" if what == "gradient" else "s"
-            title = title.replace("e+0", "e")
+    with common.contestants(**made, **{f"ideal {k}": each for k, each in enumerate(apart)}):
+        for what in ["nutpie gradient", *["gradient"] * (rows == USUAL)]:
+            called = {**made, "ideal": ideal}
+            called = {name: functools.partial(each, what, number) for name, each in called.items()}
+            times = common.take_turns(called, rounds, f"{title}, {what}")
+            name = f"{title}, {what}"
+            wanted = goal if rows >= USUAL and what == "nutpie gradient" else None
+            gain = line(f"{name}: {RANKS} ranks", "ms", times["ranks"], times["alone"], "one thread",
+                        at_least=wanted or 0)  # fmt: skip
+            if wanted is None:
+                gain.goal, gain.reached = "", None
+            ratios = list(np.divide(times["ideal"], times["ranks"]))
             lines += [
-                line(f"{title}: PyMC, one thread", unit, times["alone"]),
-                line(f"{title}: PyMC, all threads", unit, times["usual"], times["alone"], "one thread"),
-                line(
-                    f"{title}: {RANKS} ranks", unit, times["ranks"], times["alone"], "one thread",
-                    at_least=GOALS[kind],
-                ),
-            ]  # fmt: skip
-            if what == "gradient":
-                ratios = np.divide(times["ideal"], times["ranks"])
-                lines += [
-                    line(f"{title}: ideal, {RANKS} × half of the rows", unit, times["ideal"]),
-                    common.Line(f"{title}: ideal / {RANKS} ranks", "×", list(ratios)),
-                ]
-        lines += compare_chains(made, f"{kind}, {rows:.0e} rows".replace("e+0", "e"), min(rounds, 3))
-    return lines
+                line(f"{name}: one thread", "ms", times["alone"]),
+                gain,
+                line(f"{name}: ideal, {RANKS} × half of the rows", "ms", times["ideal"]),
+                common.Line(f"{name}: ideal / {RANKS} ranks", "×", ratios),
+            ]
+            if what == "nutpie gradient":
+                found = gain
+                if wanted:
+                    lines[-1].goal = f"≥ {APART}"
+                    lines[-1].reached = lines[-1].median >= APART
+        if rows == USUAL:
+            lines += compare_samplers(made, title, min(rounds, 3))
+    return {"lines": lines, "gain": found}
 
 
-def compare_chains(made, model, turns):
-    """Compare several chains, as PyMC's users sample them."""
-    chosen = {name: functools.partial(made[name], "chains", 1) for name in ("usual", "ranks")}
-    title = f"{model}, {CHAINS} chains"
-    times = common.take_turns(chosen, turns, title)
+def compare_samplers(made, title, turns):
+    """Compare several chains, as users sample them."""
+    called = {
+        f"PyMC, {CHAINS} processes": functools.partial(made["alone"], "PyMC", 1),
+        f"nutpie, {CHAINS} threads": functools.partial(made["alone"], "nutpie", 1),
+        f"nutpie on {RANKS} ranks": functools.partial(made["ranks"], "nutpie", 1),
+        "sample(), a rank for each chain": functools.partial(made["ranks"], "chains", 1),
+    }
+    title = f"{title}, per effective draw"
+    times = common.take_turns(called, turns, title)
+    plain = times[f"nutpie, {CHAINS} threads"]
+    return [line(f"{title}: {name}", "ms", taken, plain, "nutpie") for name, taken in times.items()]
+
+
+def compare_settings(title, environment, mode, rounds, number):
+    """Compare nutpie's gradient of the logistic model with other settings."""
+    made = {
+        "alone": Contestant(inference, "logistic", USUAL, None, environment=environment),
+        "ranks": Contestant(inference, "logistic", USUAL, RANKS, mode, environment=environment),
+    }
+    title = f"logistic, 1e5 rows, {title}, nutpie gradient"
+    with common.contestants(**made):
+        called = {
+            name: functools.partial(each, "nutpie gradient", number) for name, each in made.items()
+        }
+        times = common.take_turns(called, rounds, title)
     return [
-        line(f"{title}: PyMC, {CHAINS} processes", "s", times["usual"]),
-        line(f"{title}: {RANKS} ranks", "s", times["ranks"], times["usual"], "PyMC"),
+        line(f"{title}: one thread", "ms", times["alone"]),
+        line(f"{title}: {RANKS} ranks", "ms", times["ranks"], times["alone"], "one thread"),
     ]
 
 
 def draw(figure, record):
     axes = figure.subplots()
-    common.bars_and_goals(axes, [one for one in record["lines"] if one["goal"]])
-    axes.set_xlabel("times as fast as plain PyMC with one thread; at least the goal")
+    for kind, curve in record["extra"]["curves"].items():
+        rows, gains = zip(*curve)
+        axes.plot(rows, gains, "o-", color=COLOURS[kind], label=kind)
+    axes.axhline(1, color="grey", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlabel("rows")
+    axes.set_ylabel(f"one thread / {RANKS} ranks, nutpie's gradient")
+    axes.set_ylim(bottom=0)
+    axes.legend()
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ import harness
 import pytest
 from scenarios import HOWS, PLACES, PROGRAM_PLACES, PROGRAMS, first, scenario
 
-SAMPLE = range(40)
+SAMPLE = range(18)
 PAIRS = len(HOWS) * len(PLACES)
 TURNS = 4
-SOAK = range(len(SAMPLE), len(SAMPLE) + TURNS * PAIRS)  # 504 faults
-SAMPLE_OF_PROGRAMS = range(PROGRAMS + 5, PROGRAMS + 16)
+SOAK = range(40, 40 + TURNS * PAIRS)  # 504 faults
+SAMPLE_OF_PROGRAMS = range(PROGRAMS + 5, PROGRAMS + 12)
 PAIRS_OF_PROGRAMS = len(HOWS) * len(PROGRAM_PLACES)
 START_OF_PROGRAMS = PROGRAMS + PAIRS_OF_PROGRAMS
 TURNS_OF_PROGRAMS = 2  # 224 faults
