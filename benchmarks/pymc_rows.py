@@ -1,13 +1,14 @@
 """pymc_rows: models of PyMC on 2 ranks, gradients and effective draws, against plain PyMC and nutpie.
 
-The gradient is what nutpie evaluates, on one thread, for numbers of rows from 1e3 on, and for one of them
-also what PyMC's own NUTS evaluates. It is compared with the plain model in one process with one thread,
-and with an ideal: processes of the plain model that know nothing of each other, each with its part of the
-rows, at the same time.
+The gradient is what nutpie evaluates, on one thread, for numbers of rows from 1e3 on, and for one of
+them also what PyMC's own NUTS evaluates. It is compared with the plain model in one process with one
+thread, and with an ideal: processes of the plain model that know nothing of each other, each with its
+part of the rows, at the same time.
 
-Sampling is compared as users run it, with as many chains as there are cores: PyMC samples each chain in a
-process of its own, nutpie in a thread. On the ranks, nutpie's threads take turns, or each chain has a
-rank of its own. What counts is the time per effective draw, of the parameter that has the fewest.
+Sampling is compared as users run it, with as many chains as there are cores: PyMC samples each chain
+in a process of its own, nutpie in a thread. On the ranks, nutpie's threads take turns, or each chain
+has a rank of its own. What counts is the time per effective draw, of the parameter that has the
+fewest.
 """
 
 import functools

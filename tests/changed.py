@@ -82,6 +82,7 @@ OTHERS = {
     "extensions/zoo/*": [*ZOO, "test_demo_mnist.py", "test_demo_resnet.py", "test_demo_lstm.py"],
     "extensions/zoo/networks/*": ["test_zoo.py"],
     "host/*": ["test_doctor.py", "test_environment.py", "test_imports.py"],
+    "host/other_programs.py": ["test_other_programs.py", "test_doctor.py"],
     "host/handler_errors.py": ["test_handlers.py", "test_interrupts.py"],
     "host/doctor/*": ["test_doctor.py", "test_doctor_gpus.py", "test_blas_kernels.py", "test_main.py"],
     "host/signal*": ["test_handlers.py", "test_interrupts.py"],

@@ -10,9 +10,9 @@ libraries, and ``nvidia_links`` creates links with the names that libgpuarray ex
 
 ``signals`` defers Ctrl-C and other signals, and ``handler_errors`` recognizes what signal handlers
 raise. ``descriptors`` says which files a worker does not inherit. ``heap`` makes malloc keep memory.
-``machine`` counts the cores and bytes that this process may use, and ``job`` tells whether it is a task
-of an MPI job. ``progress`` shows the progress of long steps, such as compiling, and ``log`` writes the
-log.
+``machine`` counts the cores and bytes that this process may use, ``other_programs`` the cores that other
+programs use, and ``job`` tells whether it is a task of an MPI job. ``progress`` shows the progress of
+long steps, such as compiling, and ``log`` writes the log.
 
 The folder ``doctor`` has the checks of the command of this name.
 

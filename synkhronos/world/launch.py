@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import warnings
@@ -14,6 +15,8 @@ from synkhronos._checks import check_flag, check_int, check_number
 from synkhronos._errors import AlreadyForkedError
 from synkhronos.host import job
 from synkhronos.host.log import logger
+from synkhronos.host.machine import affinity
+from synkhronos.host.other_programs import OtherPrograms
 from synkhronos.host.progress import Progress
 from synkhronos.host.signals import DeferredSignals
 from synkhronos.transports.base import Transport
@@ -43,6 +46,9 @@ VERIFY = "SYNKHRONOS_VERIFY"
 
 #: An environment variable: whose operations functions are compiled with.
 KERNELS = "SYNKHRONOS_KERNELS"
+
+_LONG = 60.0  # seconds of a run after which other programs are worth a remark
+_MISSED = 0.5  # cores that the ranks have to lack for it
 
 
 class Processes(int):
@@ -187,8 +193,8 @@ def fork(
         kind = LoggedWorld if logger.isEnabledFor(logging.INFO) else World
         world = kind(transport, engine, limits, options)
         enter_world(world)
-    if not world.workers_inherit:
-        _start(world, by_machine)
+    _watch_others(world, by_machine)
+    _start(world, by_machine)
     processes = Processes(size)
     processes._world = weakref.ref(world)
     return processes
@@ -286,7 +292,12 @@ def _check_replaceable(world: World, restart: bool) -> None:
 
 
 def _start(world: World, by_machine: list[list[str]]) -> None:
-    """Start the workers, and bind every rank to its device; if that fails, close the world."""
+    """Start the workers, unless they start later, and bind every rank to its device.
+
+    If that fails, close the world.
+    """
+    if world.workers_inherit:
+        return
     numbers = [[machine] * len(one) for machine, one in enumerate(by_machine)]
     devices = by_rank(by_machine, world.master_rank)
     hosts = by_rank(numbers, world.master_rank)
@@ -327,6 +338,26 @@ def close() -> None:
     world.close()
     for issue_warning in world.remarks:
         issue_warning()
+
+
+def _watch_others(world: World, by_machine: list[list[str]]) -> None:
+    """Have the use of the cores by other programs compared with the number of ranks at the end."""
+    if len(by_machine) == 1 and set(by_machine[0]) == {"cpu"}:
+        world.remark(functools.partial(_remark_on_others, OtherPrograms(), weakref.ref(world)))
+
+
+def _remark_on_others(others: OtherPrograms, reference: weakref.ref[World]) -> None:
+    """Log, after a long run, that other programs used cores that the ranks needed."""
+    world = reference()
+    if world is None or others.seconds < _LONG:
+        return
+    used, available, ranks = others.cores(), affinity(), world.size
+    if 1 < ranks <= available and available - used < ranks - _MISSED:
+        logger.warning(
+            "other programs used %.1f of %d cores during this run, so its %d ranks waited for each "
+            "other; one rank less, fork(%d), may be faster",
+            used, available, ranks, ranks - 1,
+        )  # fmt: skip
 
 
 def size() -> int:

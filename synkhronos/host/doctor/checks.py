@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -21,6 +22,7 @@ from synkhronos.host import (
     environment,
     heap,
     imports,
+    other_programs,
     preparation,
     pytensor_environment,
 )
@@ -271,6 +273,21 @@ def examine_cores() -> Finding:
     return found, ""
 
 
+def examine_load(seconds: float = 0.5) -> Finding:
+    """Report the number of cores that other programs use."""
+    try:
+        others = other_programs.OtherPrograms()
+    except ImportError:
+        return "unknown without psutil", "python -m pip install psutil"
+    time.sleep(seconds)
+    used, available = others.cores(), affinity()
+    found = f"other programs use {used:.1f} of {available} cores"
+    left = min(cores(), int(available - used + 0.5))  # half a core is not missed
+    if 0 < left < cores():
+        return found, f"while they run, fork({left}) may be faster, as ranks wait for each other"
+    return found, ""
+
+
 def examine_memory() -> Finding:
     """Report the memory available for data, which is in anonymous shared mappings."""
     try:
@@ -338,6 +355,7 @@ OF_PYTENSOR = (
 CHECKS = (
     *(OF_PYTENSOR if compiler.NAME == "pytensor" else OF_THEANO),
     Check("cores", examine_cores, is_required=False),
+    Check("other load", examine_load, is_required=False),
     Check("memory", examine_memory, is_required=False),
     Check("malloc", examine_malloc, is_required=False),
     Check("CUDA", gpus.examine_cuda, is_required=False),

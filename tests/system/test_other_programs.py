@@ -1,0 +1,117 @@
+"""Tests of what other programs use of the cores, and of what is said about it."""
+
+import logging
+import subprocess
+import sys
+import time
+import weakref
+
+import psutil
+import pytest
+
+from synkhronos.host import other_programs
+from synkhronos.host.doctor import checks
+from synkhronos.host.doctor.check import OK, WARNING
+from synkhronos.host.machine import affinity
+from synkhronos.host.other_programs import OtherPrograms
+from synkhronos.world import launch
+
+COMPUTES = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass"
+
+
+def compute(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def test_what_this_process_and_its_children_compute_is_its_own():
+    before = other_programs._own()
+    compute(0.2)
+    subprocess.run([sys.executable, "-c", COMPUTES.format(0.3)], check=True)
+    assert 0.4 < other_programs._own() - before < 10
+
+
+def test_the_busy_time_of_the_cores_contains_what_this_process_computes():
+    before = other_programs._busy()
+    compute(0.5)
+    assert other_programs._busy() - before > 0.4
+
+
+@pytest.mark.parametrize("busy, own, used", [(3.0, 1.0, 1.0), (3.0, 3.5, 0.0), (1e6, 0, affinity())])
+def test_the_others_have_used_what_is_not_its_own(monkeypatch, busy, own, used):
+    times = iter([(0.0, 100.0, 10.0), (2.0, 100.0 + busy, 10.0 + own)])
+    now = [*next(times)]
+    monkeypatch.setattr(other_programs.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(other_programs, "_busy", lambda: now[1])
+    monkeypatch.setattr(other_programs, "_own", lambda: now[2])
+    others = OtherPrograms()
+    now[:] = next(times)
+    assert others.seconds == 2 and others.cores() == pytest.approx(min(used, affinity()))
+
+
+def test_a_core_that_is_not_shown_is_no_error(monkeypatch):
+    monkeypatch.setattr(other_programs.os, "sched_getaffinity", lambda process: {0, 10_000})
+    assert other_programs._busy() > 0
+
+
+def test_a_child_that_ends_meanwhile_is_no_error(monkeypatch):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    child = psutil.Process(ended.pid)
+    ended.wait()
+    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [child])
+    assert other_programs._own() > 0
+
+
+class Busy:
+    """Other programs that use a number of cores."""
+
+    def __init__(self, cores, seconds=100.0):
+        self.seconds, self._cores = seconds, cores
+
+    def cores(self):
+        return self._cores
+
+
+@pytest.mark.parametrize(
+    "used, seconds, ranks, is_said",
+    [
+        (0.9, 100, 4, True),
+        (0.4, 100, 4, False),  # half a core is not missed
+        (0.9, 100, 3, False),  # a core was free
+        (0.9, 30, 4, False),  # it was short
+        (0.9, 100, 1, False),
+        (0.9, 100, 5, False),  # more ranks than cores wait for each other anyway
+    ],
+)
+def test_a_long_run_on_a_busy_machine_ends_with_a_remark(
+    monkeypatch, caplog, used, seconds, ranks, is_said
+):
+    monkeypatch.setattr(launch, "affinity", lambda: 4)
+    world = type("World", (), {"size": ranks})()
+    with caplog.at_level(logging.WARNING, "synkhronos"):
+        launch._remark_on_others(Busy(used, seconds), weakref.ref(world))
+    said = [
+        "other programs used 0.9 of 4 cores during this run, so its 4 ranks waited for each other; "
+        "one rank less, fork(3), may be faster"
+    ]
+    assert [one.getMessage() for one in caplog.records] == said * is_said
+
+
+@pytest.mark.parametrize(
+    "used, state, remedy",
+    [
+        (0.2, OK, ""),
+        (1.2, WARNING, "while they run, fork(3) may be faster, as ranks wait for each other"),
+        (4.0, OK, ""),
+    ],
+)
+def test_the_doctor_reports_the_load(monkeypatch, used, state, remedy):
+    monkeypatch.setattr(checks.other_programs, "OtherPrograms", lambda: Busy(used))
+    monkeypatch.setattr(checks, "affinity", lambda: 4)
+    monkeypatch.setattr(checks, "cores", lambda: 4)
+    monkeypatch.setattr(checks.time, "sleep", lambda seconds: None)
+    (check,) = [one for one in checks.CHECKS if one.name == "other load"]
+    result = check.run()
+    assert (result.state, result.remedy) == (state, remedy)
+    assert result.found == f"other programs use {used:.1f} of 4 cores"
