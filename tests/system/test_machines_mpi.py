@@ -189,6 +189,21 @@ def test_steps_in_wire_formats_are_resumed_bit_for_bit(machines, tmp_path):
     assert not machines.left()
 
 
+@pytest.mark.slow
+def test_a_session_trains_and_is_resumed(machines, tmp_path):
+    found = []
+    for epochs in (["2"], ["1", "2"]):
+        done = machines.run(
+            FOLDER / "programs" / "session_on_machines.py", tmp_path / f"{len(epochs)}.npz", *epochs,
+            cwd=tmp_path, tasks=2, environment=COURIERS, timeout=200,
+        )  # fmt: skip
+        digest, error = done.check().output.splitlines()[-1].split()
+        found.append(digest)
+        assert float(error) < 0.3
+    assert found[0] == found[1]
+    assert not machines.left()
+
+
 def test_a_machine_with_other_source_files_is_refused(machines, tmp_path):
     if not machines.apart:
         pytest.skip("tasks on one host have the same files")
