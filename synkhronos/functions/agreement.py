@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, FrozenSet, Iterable, Mapping, Sequence, Tuple
+from typing import Any, FrozenSet, Iterable, Iterator, Mapping, Sequence, Tuple
 
 from synkhronos._text import listed
 from synkhronos._typing import SharedVariable
@@ -122,8 +122,11 @@ class Agreement:
         gone = shareds & dropped - {number}
         if any(self.is_stale(one) for one in gone - (self.combined - self.stale)):
             self.stale.add(number)
-        seen = frozenset([number])
-        differs = any(one in self.different or self._differs(one, seen) for one in gone)
+        differs = any(
+            one in self.different
+            or (one not in self.combined and self._was_made_to_differ(one, {number, one}))
+            for one in gone
+        )
         return from_rows or differs, shareds - dropped
 
     # What calls report
@@ -133,25 +136,43 @@ class Agreement:
         for number, (from_rows, shareds) in sources.items():
             self.sources.setdefault(number, set()).add((from_rows, frozenset(shareds)))
 
-    def differs_by_calls(self, number: int, seen: frozenset[int] = frozenset()) -> bool:
+    def differs_by_calls(self, number: int) -> bool:
         """Whether the functions called so far can have made the replicas of a variable differ."""
-        seen |= {number}
-        return any(
-            from_rows or any(one in self.different or self._differs(one, seen) for one in shareds - seen)
-            for from_rows, shareds in self.sources.get(number, ())
-        )
+        return self._was_made_to_differ(number, {number})
 
-    def is_stale(self, number: int, seen: frozenset[int] = frozenset()) -> bool:
+    def _was_made_to_differ(self, number: int, seen: set[int]) -> bool:
+        different = self.different
+        for one in self._reached(number, self.combined, seen):
+            for from_rows, shareds in self.sources.get(one, ()):
+                if from_rows or not different.isdisjoint(shareds - seen):
+                    return True
+        return False
+
+    def is_stale(self, number: int) -> bool:
         """Whether a variable is stale, or was computed from a stale variable."""
-        seen |= {number}
-        return number in self.stale or any(
-            self.is_stale(one, seen)
-            for _, shareds in self.sources.get(number, ())
-            for one in shareds - seen - (self.combined - self.stale)
-        )
+        return not self.stale.isdisjoint(self._reached(number, self.combined - self.stale, {number}))
 
-    def _differs(self, number: int, seen: frozenset[int]) -> bool:
-        return number not in self.combined and self.differs_by_calls(number, seen)
+    def _reached(self, number: int, excluded: set[int], seen: set[int]) -> Iterator[int]:
+        """Iterate over a variable and those from which it was computed, each once.
+
+        Parameters
+        ----------
+        number : int
+            The variable.
+        excluded : set of int
+            Variables at which the search stops, except for the first one.
+        seen : set of int
+            Variables that are left out. Those that are found are added.
+        """
+        waiting = [number]
+        while waiting:
+            one = waiting.pop()
+            yield one
+            seen.add(one)
+            for _, shareds in self.sources.get(one, ()):
+                new = shareds - seen - excluded
+                seen |= new
+                waiting += new
 
     def equalized(self, numbers: Sequence[int]) -> None:
         """Record that a collective has made the replicas equal."""

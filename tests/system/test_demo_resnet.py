@@ -372,7 +372,10 @@ def assert_equals_serial_training(demo, world_of, options, processes, steps, rto
             np.testing.assert_allclose(value, wanted, rtol=rtol, atol=rtol)
 
 
-@pytest.mark.parametrize("processes, rows", [(2, 5), pytest.param(3, 5, marks=pytest.mark.slow), (4, 3)])
+@pytest.mark.parametrize(
+    "processes, rows",
+    [(2, 5), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((3, 5), (4, 3)))],
+)
 def test_synchronized_steps_equal_the_serial_ones_for_any_numbers_of_rows(
     demo, double, world_of, processes, rows
 ):

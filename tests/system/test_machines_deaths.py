@@ -33,7 +33,7 @@ def machines(request):
 
 @pytest.mark.parametrize(
     "moment, rank",
-    [("wait", 3), ("graph", 3), *slow(("meet", 3), ("wait", 1), ("meet", 1), ("graph", 1))],
+    [("wait", 3), *slow(("graph", 3), ("meet", 3), ("wait", 1), ("meet", 1), ("graph", 1))],
 )
 def test_a_dead_rank_is_named_and_the_script_can_go_on(machines, tmp_path, moment, rank):
     check_that_the_script_goes_on(Job(machines, tmp_path, moment), rank)
@@ -108,8 +108,9 @@ def test_a_job_that_is_ended_by_a_signal_has_lost_nothing(machines, tmp_path):
     assert code == 128 + signal.SIGTERM and "lost" not in output, output
 
 
+@SLOW
 @with_each_openmpi
-@pytest.mark.parametrize("moment", ["save", *slow("step")])
+@pytest.mark.parametrize("moment", ["save", "step"])
 def test_a_new_run_resumes_from_the_last_checkpoint_bit_for_bit(machines, tmp_path, moment):
     script = FOLDER / "programs" / "saving.py"
     job = begin(machines, script, tmp_path, moment, file=tmp_path / "now", **LAUNCHED)

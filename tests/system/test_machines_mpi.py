@@ -156,6 +156,7 @@ def run_tests(machines, folder, files, *arguments, patience, timeout=600):
 COURIERS = {"SYNKHRONOS_SPARE_TASKS": "1"}  # the second task of each machine is no rank
 
 
+@pytest.mark.slow
 def test_fresh_ranks_take_the_place_of_dead_ones_on_any_machine(machines, tmp_path):
     done = machines.run(
         FOLDER / "programs" / "replaced_on_machines.py", cwd=tmp_path, tasks=2, environment=COURIERS
@@ -245,8 +246,9 @@ def test_files_that_a_machine_lacks_or_has_with_other_contents_are_sent(machines
     assert not machines.left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["CVM", "NUMBA"] if NAME == "pytensor" else ["CVM"])
-@pytest.mark.parametrize("rank, moment", [(3, "use"), pytest.param(1, "meet", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rank, moment", [(3, "use"), (1, "meet")])
 def test_a_script_goes_on_after_a_restart(rank, moment, mode, machines, tmp_path):
     done = machines.run(
         FOLDER / "programs" / "restarted_on_machines.py", "rank", rank, moment, 4, cwd=tmp_path,
