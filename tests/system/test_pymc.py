@@ -6,6 +6,7 @@ import gc
 import inspect
 import io
 import warnings
+import weakref
 
 import numpy as np
 import pytensor
@@ -512,6 +513,16 @@ def test_a_dropped_model_frees_its_rows_on_every_rank(two):
         gc.collect()
         sizes.append(current_world().run(Held()))
     assert sizes[1:] == [sizes[0]] * 3
+
+
+def test_numba_keeps_no_data_of_a_dropped_model(two):
+    with pm.Model() as model:
+        observed = pm.Normal("y", pm.Normal("mean"), 1, observed=np.arange(2000.0))
+    data = weakref.ref(model.rvs_to_values[observed].data)
+    parallelize(model, mode="NUMBA").compile_logp()(model.initial_point())
+    del model, observed
+    gc.collect()
+    assert data() is None
 
 
 def test_ranks_of_one_process(world_of, in_python):
