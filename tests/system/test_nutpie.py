@@ -143,15 +143,15 @@ def test_what_was_interrupted_can_be_sampled_again():
     synk.fork(2)
     model = normal()
     once, expected = compiled(parallelize(model)), compiled(model)
-    evaluate = Rows._evaluate_in_turn
+    evaluate = Rows._evaluate_here
 
     def fail(self, values, with_gradient):
         raise IndexError("a made-up error")
 
     for _ in range(2):
-        Rows._evaluate_in_turn = fail
+        Rows._evaluate_here = fail
         with pytest.raises(IndexError, match="made-up"):
             sample(once, 2)
-        Rows._evaluate_in_turn = evaluate
+        Rows._evaluate_here = evaluate
         assert_same_posterior(sample(once, 2), sample(expected, 2))
     synk.close()

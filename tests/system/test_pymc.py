@@ -487,6 +487,11 @@ def test_chains_in_processes_of_their_own_are_refused(two):
     parallel = parallelize(logistic())
     with pytest.raises(ValueError, match=r"^pm.sample: 2 chains .*; sample .*pm.sample\(cores=1\)$"):
         sample(parallel, chains=2, cores=2, mp_ctx="fork")
+    given = {"draws": 20, "model": parallel, "random_seed": 1, "progressbar": False}
+    with pytest.raises(ValueError, match=r"^pm.sample_smc: 3 chains .*pm.sample_smc\(cores=1\)$"):
+        pm.sample_smc(chains=3, cores=2, **given)
+    drawn = pm.sample_smc(chains=2, cores=1, compute_convergence_checks=False, **given)
+    assert drawn.posterior.sizes["chain"] == 2
     assert_equal(logistic(), parallel)  # the ranks work as before
 
 

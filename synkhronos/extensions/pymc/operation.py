@@ -29,19 +29,19 @@ from synkhronos import SynkhronosError
 if TYPE_CHECKING:
     from pytensor.graph.fg import FunctionGraph
 
-    from synkhronos.extensions.pymc.rows import Rows
+    from synkhronos.extensions.pymc.sums import EvaluatedSum
 
 
 class _OfRows(Op):
-    """An operation on the parameters of a `Rows`. It compares equal only to itself."""
+    """An operation on the parameters of a sum over rows. It compares equal only to itself."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: EvaluatedSum) -> None:
         self._rows, self._name = weakref.ref(rows), rows.name
         self._types = [parameter.type for parameter in rows.parameters]
         self._wrt, self._dtype = rows.wrt, rows.dtype
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> EvaluatedSum:
         """The rows, which every node with this operation holds."""
         rows = self._rows()
         if rows is None:
@@ -84,7 +84,7 @@ class RowsValue(_OfRows):
 class RowsSum(_OfRows):
     """The sum over the rows, and its gradient with respect to each differentiable parameter."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: EvaluatedSum) -> None:
         super().__init__(rows)
         self.value = RowsValue(rows)
 

@@ -27,6 +27,11 @@ def value_and_gradient(total: Any, parameters: Sequence[Any], wrt: Sequence[int]
     return pt.concatenate([total[None], *(one.ravel() for one in gradients)])
 
 
+def n_bytes(data: Sequence[synk.Data]) -> int:
+    """Return the size of rows."""
+    return sum(math.prod(one.shape) * one.dtype.itemsize for one in data)
+
+
 class SerialSum:
     """The sum and its gradient, by the function of the ranks, which the master calls alone.
 
@@ -53,14 +58,10 @@ class SerialSum:
         wrt: Sequence[int],
     ) -> None:
         self.name, self.n_rows = name, len(data[0])
+        self.n_bytes = n_bytes(data)
         self.dtypes = [one.dtype for one in data] + [one.type.dtype for one in parameters]
         self._function, self._data = function, list(data)
         self._parameters, self._wrt = parameters, wrt
-
-    @property
-    def n_bytes(self) -> int:
-        """The size of the rows."""
-        return sum(math.prod(one.shape) * one.dtype.itemsize for one in self._data)
 
     def sample(self) -> list[AnyArray]:
         """Return at most 1000 of the rows, evenly spaced."""
