@@ -17,12 +17,13 @@ class Schedule:
     Parameters
     ----------
     choices : list of int
-        Which of the threads that can run goes on, at each place where there are several; 0 later on.
+        Which of the threads that can run goes on, at each place where there are several; the one that
+        runs is number 0 if it can go on. 0 later on.
     """
 
     def __init__(self, choices):
         self._choices = list(choices)
-        self.taken = []  # the choice at each place, and how many there were
+        self.taken = []  # at each place: the choice, of how many, and whether the thread could go on
         self._idle = {}  # a lock for each thread that has not ended
         self._waiting, self._waits = set(), 0
         self._errors = []
@@ -74,12 +75,13 @@ class Schedule:
     def _pass_on(self, own=None):
         """Choose a thread and let it run; return whether it is another one."""
         able = [one for one in self._idle if one not in self._waiting] or [*self._idle]
+        able.sort(key=lambda one: one is not own)
         if not able:
             return False
         choice = 0
         if len(able) > 1:
             choice = self._choices[len(self.taken)] if len(self.taken) < len(self._choices) else 0
-            self.taken.append((choice, len(able)))
+            self.taken.append((choice, len(able), able[0] is own))
         chosen = able[choice]
         if chosen is own:
             return False
@@ -87,13 +89,16 @@ class Schedule:
         return True
 
 
-def all_schedules(functions_for):
-    """Run functions in all schedules.
+def all_schedules(functions_for, preemptions=None):
+    """Run functions in all schedules, or in those that preempt a thread a few times at most.
 
     Parameters
     ----------
     functions_for : callable
         Returns the functions to run, and a function to call after them, for a schedule.
+    preemptions : int, optional
+        How often a schedule may change from a thread that could go on. Changes from a thread that waits
+        or has ended do not count.
 
     Returns
     -------
@@ -107,13 +112,18 @@ def all_schedules(functions_for):
         schedule.run(functions)
         check()
         count += 1
-        choices = None
-        for place in reversed(range(len(schedule.taken))):
-            choice, of = schedule.taken[place]
-            if choice + 1 < of:
-                choices = [one for one, _ in schedule.taken[:place]] + [choice + 1]
-                break
+        choices = _next(schedule.taken, preemptions)
     return count
+
+
+def _next(taken, preemptions):
+    """Return the choices of the schedule that follows one, or None after the last."""
+    for place in reversed(range(len(taken))):
+        choice, of, could_go_on = taken[place]
+        before = sum(one > 0 and goes_on for one, _, goes_on in taken[:place])
+        if choice + 1 < of and (preemptions is None or before + could_go_on <= preemptions):
+            return [one for one, *_ in taken[:place]] + [choice + 1]
+    return None
 
 
 def in_threads(work, n_threads=2):

@@ -1,18 +1,24 @@
 """Tests of models whose rows are divided over the ranks with nutpie, whose threads evaluate them."""
 
+import gc
 import os
 import signal
 import warnings
+import weakref
 
 import numpy as np
 import psutil
 import pytensor.tensor as pt
 import pytest
 from processes import own_process
+from pytensor.graph.traversal import ancestors
+from test_pymc import Held
 
 import synkhronos as synk
 from synkhronos.extensions.pymc import parallelize
+from synkhronos.extensions.pymc.operation import RowsSum
 from synkhronos.extensions.pymc.rows import Rows
+from synkhronos.world.world import current_world
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # ArviZ announces a new version of itself
@@ -27,13 +33,19 @@ def two(world_of, in_python):
     world_of(2)
 
 
-def normal():
+def normal(n=500):
     random = np.random.default_rng(3)
-    x = random.normal(size=(500, 3))
+    x = random.normal(size=(n, 3))
     with pm.Model() as model:
         weights, sigma = pm.Normal("weights", shape=3), pm.HalfNormal("sigma")
         pm.Normal("y", pt.dot(x, weights), sigma, observed=random.normal(x @ [0.5, -0.3, 0.2], 0.7))
     return model
+
+
+def rows_of(model):
+    nodes = {one.owner for one in ancestors(model.potentials) if one.owner}
+    (rows,) = (node.op.rows for node in nodes if isinstance(node.op, RowsSum))
+    return rows
 
 
 def compiled(model):
@@ -86,6 +98,21 @@ def test_pymc_samples_by_nutpie(two):
     assert_same_posterior(pm.sample(model=parallelize(model), **given), pm.sample(model=model, **given))
 
 
+def test_rows_are_freed_with_the_last_compiled_model(two):
+    def use():
+        parallel = parallelize(normal(1 << 16))
+        found, once = weakref.ref(rows_of(parallel)), compiled(parallel)
+        del parallel
+        gc.collect()
+        sample(once, 1, draws=5, tune=5)
+        return found, current_world().run(Held())
+
+    found, held = zip(*(use() for _ in range(3)))
+    gc.collect()
+    assert [rows() for rows in found] == [None] * 3
+    assert current_world().run(Held()) < held[0] == held[1] == held[2]
+
+
 @own_process(timeout=180)
 @pytest.mark.parametrize("by_pymc", [False, True])
 def test_the_death_of_a_rank_is_raised_where_the_script_waits(by_pymc):
@@ -116,15 +143,15 @@ def test_what_was_interrupted_can_be_sampled_again():
     synk.fork(2)
     model = normal()
     once, expected = compiled(parallelize(model)), compiled(model)
-    evaluate = Rows._evaluate_in_turn
+    evaluate = Rows._evaluate_here
 
     def fail(self, values, with_gradient):
         raise IndexError("a made-up error")
 
     for _ in range(2):
-        Rows._evaluate_in_turn = fail
+        Rows._evaluate_here = fail
         with pytest.raises(IndexError, match="made-up"):
             sample(once, 2)
-        Rows._evaluate_in_turn = evaluate
+        Rows._evaluate_here = evaluate
         assert_same_posterior(sample(once, 2), sample(expected, 2))
     synk.close()

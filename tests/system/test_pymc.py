@@ -6,6 +6,7 @@ import gc
 import inspect
 import io
 import warnings
+import weakref
 
 import numpy as np
 import pytensor
@@ -486,6 +487,11 @@ def test_chains_in_processes_of_their_own_are_refused(two):
     parallel = parallelize(logistic())
     with pytest.raises(ValueError, match=r"^pm.sample: 2 chains .*; sample .*pm.sample\(cores=1\)$"):
         sample(parallel, chains=2, cores=2, mp_ctx="fork")
+    given = {"draws": 20, "model": parallel, "random_seed": 1, "progressbar": False}
+    with pytest.raises(ValueError, match=r"^pm.sample_smc: 3 chains .*pm.sample_smc\(cores=1\)$"):
+        pm.sample_smc(chains=3, cores=2, **given)
+    drawn = pm.sample_smc(chains=2, cores=1, compute_convergence_checks=False, **given)
+    assert drawn.posterior.sizes["chain"] == 2
     assert_equal(logistic(), parallel)  # the ranks work as before
 
 
@@ -512,6 +518,16 @@ def test_a_dropped_model_frees_its_rows_on_every_rank(two):
         gc.collect()
         sizes.append(current_world().run(Held()))
     assert sizes[1:] == [sizes[0]] * 3
+
+
+def test_numba_keeps_no_data_of_a_dropped_model(two):
+    with pm.Model() as model:
+        observed = pm.Normal("y", pm.Normal("mean"), 1, observed=np.arange(2000.0))
+    data = weakref.ref(model.rvs_to_values[observed].data)
+    parallelize(model, mode="NUMBA").compile_logp()(model.initial_point())
+    del model, observed
+    gc.collect()
+    assert data() is None
 
 
 def test_ranks_of_one_process(world_of, in_python):

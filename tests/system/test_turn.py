@@ -94,8 +94,11 @@ class Calls:
             self._inside = None
 
 
-def n_refused(waits, own, others):
-    """Make calls in two threads in all schedules; return how many were refused in how many of these."""
+def n_refused(waits, own, others, preemptions=None):
+    """Make calls in two threads in all schedules, or in those with few preemptions.
+
+    Returns how many calls were refused in how many of the schedules.
+    """
     counts = collections.Counter()
 
     def functions_for(schedule):
@@ -109,19 +112,19 @@ def n_refused(waits, own, others):
 
         return [lambda: [*map(calls.call, own)], lambda: [*map(calls.call, others)]], check
 
-    all_schedules(functions_for)
+    all_schedules(functions_for, preemptions)
     return counts
 
 
 def test_calls_of_two_threads_never_overlap():
-    counts = n_refused(False, ["a", "b"], ["c"])
+    counts = n_refused(False, ["a", "b"], ["c"], preemptions=4)
     assert counts.keys() == {0, 1, 2} and counts.total() > 400
 
 
 @pytest.mark.parametrize("waits", [True, "always"])
-@pytest.mark.parametrize("own", [["a"], pytest.param(["a", "b"], marks=pytest.mark.slow)])
-def test_calls_of_two_threads_wait_for_each_other(own, waits):
-    counts = n_refused(waits, own, ["c"])
+@pytest.mark.parametrize("own, preemptions", [(["a"], None), (["a", "b"], 4)])
+def test_calls_of_two_threads_wait_for_each_other(own, preemptions, waits):
+    counts = n_refused(waits, own, ["c"], preemptions)
     assert counts.keys() == {0} and counts.total() > 50
 
 

@@ -9,13 +9,13 @@ of the log-probability and of its gradient to the master, in one command. Priors
 sampler run on the master, as they do without ranks.
 
 ``parallel`` has `parallelize`, and ``models`` makes its model, a ``divided`` model: with the sum of
-``rows`` over all ranks, which ``operation`` is in a graph, in place of observed variables. ``terms`` has
-these with their graphs, and ``groups`` the rows in those of equal numbers of rows. ``leaves`` are the
-constants and shared variables of a graph, and ``dependence`` finds on which of their items rows depend.
-``imputed`` and ``sparse_rows`` rewrite graphs with missing values and with sparse matrices so that they
-have rows. ``point`` has the values with which graphs are tried. ``deterministics`` has
-`compute_deterministics`, which ``row_values`` does, and ``chains`` has what `sample` does. ``potential``
-makes a sum over rows without a model.
+``rows`` over all ranks, which ``operation`` is in a graph, in place of observed variables. ``sums`` has
+what such a sum and that of a chain's ranks share. ``terms`` has these variables with their graphs, and
+``groups`` the rows in those of equal numbers of rows. ``leaves`` are the constants and shared variables
+of a graph, and ``dependence`` finds on which of their items rows depend. ``imputed`` and ``sparse_rows``
+rewrite graphs with missing values and with sparse matrices so that they have rows. ``point`` has the
+values with which graphs are tried. ``deterministics`` has `compute_deterministics`, which ``row_values``
+does, and ``chains`` has what `sample` does. ``potential`` makes a sum over rows without a model.
 
 Samplers do not show that a sum is wrong. So ``independence`` tests at ``points`` of the model whether
 the rows are independent, ``first_evaluations`` compares with ``serial`` sums, and ``lost_errors`` has

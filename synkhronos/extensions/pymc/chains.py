@@ -6,10 +6,12 @@ their rows of each evaluation. All ranks read the same rows in shared memory.
 
 from __future__ import annotations
 
-import contextlib
+import io
 import logging
-from typing import Any, Iterator, Sequence
+import pickle
+from typing import Any, Sequence
 
+import cloudpickle
 import numpy as np
 import pymc as pm
 import xarray
@@ -20,7 +22,8 @@ import synkhronos as synk
 from synkhronos._checks import check_int
 from synkhronos._typing import AnyArray
 from synkhronos.extensions.pymc.operation import RowsSum
-from synkhronos.extensions.pymc.rows import Rows, sent_to_ranks
+from synkhronos.extensions.pymc.rows import Rows
+from synkhronos.extensions.pymc.sums import EvaluatedSum, SumOnRanks
 
 _REHEARSALS = 3  # evaluations by all ranks before the chains, which are compared with the model
 
@@ -34,30 +37,24 @@ class Team:
         This rank of the program.
     group : RankGroup
         The ranks of the chain; the first of them samples.
-    sums : list of Rows
+    sums : list of SumOnRanks
         The sums over rows in the model.
     """
 
-    def __init__(self, rank: synk.Rank, group: synk.RankGroup, sums: Sequence[Rows]) -> None:
+    def __init__(self, rank: synk.Rank, group: synk.RankGroup, sums: Sequence[SumOnRanks]) -> None:
         self._rank, self._group, self._sums = rank, group, list(sums)
 
-    @contextlib.contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Inside the block, evaluate the sums with the other ranks, which `serve` until its end."""
-        for rows in self._sums:
-            rows.team = self
-        try:
-            yield
-        finally:
-            for rows in self._sums:
-                rows.team = None
-        self._group.exchange(None)
+    def evaluate(self, number: int, values: Sequence[Any], with_gradient: bool) -> AnyArray:
+        """Return a sum, and its gradient if that is wanted, for these values of the parameters.
 
-    def evaluate(self, rows: Rows, values: Sequence[Any], with_gradient: bool) -> AnyArray:
-        """Return a sum, and its gradient if that is wanted, for these values of the parameters."""
-        number = self._sums.index(rows)
+        The other ranks of the team `serve` it.
+        """
         self._group.exchange((number, list(values), with_gradient))
         return self._add_up(number, values, with_gradient)
+
+    def dismiss(self) -> None:
+        """End the work of the other ranks."""
+        self._group.exchange(None)
 
     def serve(self) -> None:
         """Compute this rank's rows in every evaluation of the first rank."""
@@ -72,6 +69,49 @@ class Team:
         own = self._sums[number].part(self._rank, values, with_gradient, rank, size)
         first, *others = [part for part in self._group.exchange(own) if part is not None]
         return sum(others, start=first)
+
+
+class SumOfTeam(EvaluatedSum):
+    """A sum over rows that the ranks of a chain evaluate.
+
+    Parameters
+    ----------
+    team : Team
+        The ranks.
+    number : int
+        Its number among the sums of the team.
+    on_ranks : SumOnRanks
+        What the ranks have of it.
+    """
+
+    def __init__(self, team: Team, number: int, on_ranks: SumOnRanks) -> None:
+        super().__init__(on_ranks)
+        self._team, self._number = team, number
+
+    def _evaluate_here(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
+        return self._team.evaluate(self._number, values, with_gradient)
+
+
+class _ModelPickler(cloudpickle.Pickler):
+    """Pickles a model, with numbers in place of its sums over rows."""
+
+    def __init__(self, file: io.BytesIO, sums: Sequence[Rows]) -> None:
+        super().__init__(file)
+        self._sums = sums
+
+    def persistent_id(self, item: Any) -> int | None:
+        return self._sums.index(item) if isinstance(item, Rows) else None
+
+
+class _ModelUnpickler(pickle.Unpickler):
+    """Puts sums over rows in the places of numbers."""
+
+    def __init__(self, pickled: bytes, sums: Sequence[EvaluatedSum]) -> None:
+        super().__init__(io.BytesIO(pickled))
+        self._sums = sums
+
+    def persistent_load(self, number: int) -> EvaluatedSum:
+        return self._sums[number]
 
 
 def sample_chains(
@@ -100,10 +140,10 @@ def sample_chains(
     seeds = _seeds(random_seed, chains)
     checks = options.pop("compute_convergence_checks", True)
     _rehearse(model, sums)
-    with sent_to_ranks(sums):
-        by_rank = synk.spmd(
-            _sample, model, sums, ranks_per_chain, seeds, {"draws": draws, "tune": tune, **options}
-        )
+    _ModelPickler(pickled := io.BytesIO(), sums).dump(model)
+    options = {"draws": draws, "tune": tune, **options}
+    on_ranks = [rows.on_ranks for rows in sums]
+    by_rank = synk.spmd(_sample, pickled.getvalue(), on_ranks, ranks_per_chain, seeds, options)
     if by_rank.stopped:
         raise KeyboardInterrupt
     by_chain = {chain: drawn for found in by_rank for chain, drawn in found}
@@ -117,7 +157,7 @@ def _sums_of(model: Any) -> list[Rows]:
     if not isinstance(model, pm.Model):
         raise TypeError(f"sample: expected a model of parallelize(), got {model!r}")
     nodes = {one.owner for one in ancestors(model.potentials) if one.owner}
-    sums = {node.op.rows for node in nodes if isinstance(node.op, RowsSum)}
+    sums: set[Any] = {node.op.rows for node in nodes if isinstance(node.op, RowsSum)}
     if not sums:
         raise ValueError(
             "sample: expected a model of parallelize(), or with a potential of rows_potential(); for "
@@ -154,8 +194,8 @@ def _rehearse(model: pm.Model, sums: Sequence[Rows]) -> None:
 
 def _sample(
     rank: synk.Rank,
-    model: pm.Model,
-    sums: Sequence[Rows],
+    pickled: bytes,
+    sums: Sequence[SumOnRanks],
     ranks_per_chain: int,
     seeds: Sequence[int],
     options: dict[str, Any],
@@ -172,11 +212,14 @@ def _sample(
     if not rank.is_master:
         options = {**options, "progressbar": False}
         logging.getLogger("pymc").setLevel(logging.WARNING)
-    with team.evaluating():
-        return [
-            (chain, _sample_chain(model, seeds[chain], options))
-            for chain in range(first, len(seeds), n_groups)
-        ]
+    own = [SumOfTeam(team, *numbered) for numbered in enumerate(sums)]
+    model = _ModelUnpickler(pickled, own).load()
+    drawn = [
+        (chain, _sample_chain(model, seeds[chain], options))
+        for chain in range(first, len(seeds), n_groups)
+    ]
+    team.dismiss()
+    return drawn
 
 
 def _sample_chain(model: pm.Model, seed: int, options: dict[str, Any]) -> Any:

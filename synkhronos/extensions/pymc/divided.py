@@ -87,6 +87,14 @@ def _check_sample(frame: FrameType, given: dict[str, Any]) -> None:
         )
 
 
+def _check_smc(frame: FrameType, given: dict[str, Any]) -> None:
+    if min(given["cores"], given["chains"]) > 1:
+        raise ValueError(
+            f"pm.sample_smc: {given['chains']} chains would be sampled in processes of their own, which "
+            f"cannot use the ranks; sample them one after another, with pm.sample_smc(cores=1)"
+        )
+
+
 def _refuse_jax(frame: FrameType, given: dict[str, Any]) -> None:
     raise ValueError(
         'pm.sample: JAX cannot use the ranks; use nuts_sampler="nutpie" or "pymc" with the model of '
@@ -100,4 +108,5 @@ _CHECKS = {
     "sample": _check_sample,
     "sample_jax_nuts": _refuse_jax,
     "sample_posterior_predictive": _check_predictive,
+    "sample_smc": _check_smc,
 }

@@ -4,7 +4,9 @@ A graph contains `RowsSum`, whose outputs are the sum and the gradient, so both 
 Where nothing uses the gradient, compilation replaces it by `RowsValue`.
 
 PyTensor keeps every operation that it has ever rewritten. So the rows are held by the nodes of graphs,
-and end with the last graph and compiled function. Numba's functions keep graphs that they were made of.
+and end with the last graph and compiled function. Numba keeps every function of the process, with the
+nodes that it was made of. So in a function that is compiled by Numba, the storage of the sum holds the
+rows, in place of the node.
 """
 
 from __future__ import annotations
@@ -27,19 +29,19 @@ from synkhronos import SynkhronosError
 if TYPE_CHECKING:
     from pytensor.graph.fg import FunctionGraph
 
-    from synkhronos.extensions.pymc.rows import Rows
+    from synkhronos.extensions.pymc.sums import EvaluatedSum
 
 
 class _OfRows(Op):
-    """An operation on the parameters of a `Rows`. It compares equal only to itself."""
+    """An operation on the parameters of a sum over rows. It compares equal only to itself."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: EvaluatedSum) -> None:
         self._rows, self._name = weakref.ref(rows), rows.name
         self._types = [parameter.type for parameter in rows.parameters]
         self._wrt, self._dtype = rows.wrt, rows.dtype
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> EvaluatedSum:
         """The rows, which every node with this operation holds."""
         rows = self._rows()
         if rows is None:
@@ -82,7 +84,7 @@ class RowsValue(_OfRows):
 class RowsSum(_OfRows):
     """The sum over the rows, and its gradient with respect to each differentiable parameter."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: EvaluatedSum) -> None:
         super().__init__(rows)
         self.value = RowsValue(rows)
 
@@ -128,10 +130,12 @@ def local_sum_without_gradient(fgraph: FunctionGraph, node: Apply) -> dict[Varia
 
 
 @numba_funcify.register(_OfRows)
-def numba_funcify_of_rows(op: Op, node: Apply, **kwargs: Any) -> Any:
+def numba_funcify_of_rows(op: Op, node: Apply, storage_map: Any = None, **kwargs: Any) -> Any:
     """Let Numba code call Python for it, without PyTensor's warning: a call takes only microseconds."""
-    bare = op.make_node(*(one.type() for one in node.inputs))
-    del bare.tag.rows  # the compiled function has the node
+    storage = (storage_map or {}).get(node.outputs[0])
+    if storage is not None:  # which belongs to the compiled function; there is none in inner graphs
+        storage.append(op.rows)
+        vars(node.tag).pop("rows", None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return generate_fallback_impl(op, node=bare, **kwargs)
+        return generate_fallback_impl(op, node=node, **kwargs)

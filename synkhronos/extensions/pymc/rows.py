@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from typing import Any, Iterable, Iterator, Sequence
+import pickle
+from typing import Any, Iterable, Sequence
 
 import numpy as np
 from pytensor.compile.mode import Mode, get_mode
@@ -13,8 +12,8 @@ import synkhronos as synk
 from synkhronos._typing import AnyArray
 from synkhronos.extensions.pymc.first_evaluations import FirstEvaluations
 from synkhronos.extensions.pymc.independence import is_finite_sum
-from synkhronos.extensions.pymc.lost_errors import LostErrors
-from synkhronos.extensions.pymc.serial import PlainSum, SerialSum, value_and_gradient
+from synkhronos.extensions.pymc.serial import PlainSum, SerialSum, n_bytes, value_and_gradient
+from synkhronos.extensions.pymc.sums import EvaluatedSum, SumOnRanks
 from synkhronos.functions.steps import turn_of
 
 _POINTS = 3  # points at which it is tested whether the rows are independent
@@ -22,7 +21,7 @@ _SLICE = 4 << 20  # bytes of rows in a slice, so that they and intermediate resu
 _CHECKS = "local_check_parameter_to_ninf_switch"  # as in PyMC: a wrong parameter has the probability 0
 
 
-class Rows:
+class Rows(EvaluatedSum):
     """The sum of a log-probability over rows that stay on the ranks.
 
     Parameters
@@ -60,60 +59,31 @@ class Rows:
         plain: Any = None,
     ) -> None:
         _check_lengths(name, variables, data)
-        self.name, self.dtype = name, total.type.dtype
-        self.parameters, self._total = list(parameters), total
-        self.wrt = [index for index, wanted in enumerate(differentiable) if wanted]
-        self._variables = list(variables)
+        wrt = [index for index, wanted in enumerate(differentiable) if wanted]
+        self._total, self._variables = total, list(variables)
         given = get_mode(mode)
         self._mode = Mode(given.linker, given.provided_optimizer.including(checks))
-        self._data = [_as_data(*pair) for pair in zip(variables, data)]
+        arrays = [_as_data(*pair) for pair in zip(variables, data)]
+        slices = max(1, n_bytes(arrays) // (_SLICE * synk.size()))
+        super().__init__(SumOnRanks(name, total.type.dtype, list(parameters), wrt, arrays, slices, {}))
         self._arguments: list[Any] = []  # the parameters as `Data`, when there are values
-        self._functions = {True: self._build(True)}
-        self._serial = SerialSum(name, self._functions[True], self._data, self.parameters, self.wrt)
-        self._num_slices = max(1, self._serial.n_bytes // (_SLICE * synk.size()))
-        model = None if plain is None else PlainSum(plain, self.parameters, self.wrt, self._mode)
+        self._serial = SerialSum(name, self._function(True), arrays, self.parameters, wrt)
+        model = None if plain is None else PlainSum(plain, self.parameters, wrt, self._mode)
         self._first = FirstEvaluations(self._serial, model)
         self._untested = _POINTS
         self._refusal: Exception | None = None  # the error that a test of this sum has raised
-        self._lost = LostErrors(name)
-        self._process = os.getpid()
-        self.is_sent = False  # whether a program takes it to the ranks
-        self.team: Any = None  # the ranks that evaluate it in a program, in place of all
 
     def __reduce__(self) -> Any:
-        import pickle
-
-        if self.is_sent:
-            names = "name", "dtype", "parameters", "wrt", "_functions", "_data", "_num_slices"
-            return _received, ({name: getattr(self, name) for name in names},)
         # PyMC then samples in this process, and says so.
         raise pickle.PicklingError(
             f"{self.name}: it cannot be copied or pickled, as it uses the ranks of this process; "
             f"sample with pm.sample(cores=1)"
         )
 
-    def __repr__(self) -> str:
-        return self.name
-
     @property
     def turn(self) -> Any:
         """The turn that an evaluation waits for, since samplers evaluate in threads of their own."""
-        return turn_of(self._functions[True], waits=True)
-
-    def sum(self, values: Sequence[Any]) -> AnyArray:
-        """Return the sum over all rows."""
-        return self._evaluate(values, False)
-
-    def sum_and_gradient(self, values: Sequence[Any]) -> list[AnyArray]:
-        """Return the sum over all rows, and the gradient for each parameter that is differentiable."""
-        flat = self._evaluate(values, True)
-        results, start = [flat[0]], 1
-        for index in self.wrt:
-            shape = values[index].shape
-            stop = start + values[index].size
-            results.append(flat[start:stop].reshape(shape))
-            start = stop
-        return results
+        return turn_of(self._function(True), waits=True)
 
     def test(self, points: Iterable[Sequence[Any]]) -> None:
         """Raise ValueError unless the rows are independent at the first points where the sum is finite.
@@ -139,23 +109,7 @@ class Rows:
             )
         self._untested = 0
 
-    def _evaluate(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
-        if os.getpid() != self._process:
-            raise synk.SynkhronosError(
-                f"{self.name}: this process was forked from the one that has the ranks, and cannot use "
-                f"them; sample the chains one after another, with pm.sample(cores=1)"
-            )
-        self._lost.note_thread()
-        try:
-            return self._evaluate_in_turn(values, with_gradient)
-        except Exception as error:
-            self._lost.report(error)
-            raise
-
-    def _evaluate_in_turn(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
-        if self.team is not None:
-            result: AnyArray = self.team.evaluate(self, values, with_gradient)
-            return result
+    def _evaluate_here(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
         try:
             with self.turn:  # the values are those of this thread until they have been used
                 if self._refusal is not None:
@@ -164,7 +118,8 @@ class Rows:
                     self._test_here(values)
                 self._send(values)
                 function = self._function(with_gradient)
-                result = function(*self._data, *self._arguments, num_slices=self._num_slices)
+                data, slices = self.on_ranks.data, self.on_ranks.num_slices
+                result = function(*data, *self._arguments, num_slices=slices)
                 if not isinstance(result, np.ndarray):
                     raise RuntimeError(f"{self.name}: it cannot be evaluated inside a fuse() block")
                 if not self._first.are_over:
@@ -180,30 +135,6 @@ class Rows:
         """Build all functions, before a program uses them."""
         for with_gradient in (False, True):
             self._function(with_gradient)
-
-    def part(
-        self, rank: synk.Rank, values: Sequence[Any], with_gradient: bool, number: int, count: int
-    ) -> AnyArray | None:
-        """Return the sum, and its gradient, over a part of the rows, in a program; None without rows.
-
-        Parameters
-        ----------
-        rank : Rank
-            The rank that computes it.
-        values : list of array
-            The parameters.
-        with_gradient : bool
-            Whether the gradient follows.
-        number, count : int
-            Which part, of how many.
-        """
-        length = len(self._data[0])
-        rows = slice(number * length // count, (number + 1) * length // count)
-        if rows.start == rows.stop:
-            return None
-        slices = min(max(1, self._num_slices * rank.size // count), rows.stop - rows.start)
-        function = self._functions[with_gradient]
-        return np.asarray(rank.call(function, *self._data, *values, batch=rows, num_slices=slices))
 
     def _test_here(self, values: Sequence[Any]) -> None:
         try:
@@ -231,9 +162,10 @@ class Rows:
                 argument.set_value(value)
 
     def _function(self, with_gradient: bool) -> synk.Function:
-        if with_gradient not in self._functions:
-            self._functions[with_gradient] = self._build(with_gradient)
-        return self._functions[with_gradient]
+        functions = self.on_ranks.functions
+        if with_gradient not in functions:
+            functions[with_gradient] = self._build(with_gradient)
+        return functions[with_gradient]
 
     def _build(self, with_gradient: bool) -> synk.Function:
         output = self._total
@@ -247,25 +179,6 @@ class Rows:
             name=self.name,
             on_unused_input="ignore",
         )
-
-
-@contextlib.contextmanager
-def sent_to_ranks(sums: Sequence[Rows]) -> Iterator[None]:
-    """Inside the block, sums can be pickled for a program of the ranks."""
-    for rows in sums:
-        rows.is_sent = True
-    try:
-        yield
-    finally:
-        for rows in sums:
-            rows.is_sent = False
-
-
-def _received(parts: dict[str, Any]) -> Rows:
-    """Return the sum that a rank has received with a program. Only a team of ranks can evaluate it."""
-    rows = Rows.__new__(Rows)
-    vars(rows).update(parts, team=None, _process=os.getpid(), _lost=LostErrors(parts["name"]))
-    return rows
 
 
 def _check_lengths(name: str, variables: Sequence[Any], data: Sequence[Any]) -> None:

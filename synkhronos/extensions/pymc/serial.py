@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any, Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.variable import TensorConstant
 
 import synkhronos as synk
 from synkhronos._typing import AnyArray
@@ -25,6 +25,11 @@ def value_and_gradient(total: Any, parameters: Sequence[Any], wrt: Sequence[int]
     chosen = [parameters[index] for index in wrt]
     gradients = pt.grad(total, chosen, disconnected_inputs="ignore") if chosen else []
     return pt.concatenate([total[None], *(one.ravel() for one in gradients)])
+
+
+def n_bytes(data: Sequence[synk.Data]) -> int:
+    """Return the size of rows."""
+    return sum(math.prod(one.shape) * one.dtype.itemsize for one in data)
 
 
 class SerialSum:
@@ -53,14 +58,10 @@ class SerialSum:
         wrt: Sequence[int],
     ) -> None:
         self.name, self.n_rows = name, len(data[0])
+        self.n_bytes = n_bytes(data)
         self.dtypes = [one.dtype for one in data] + [one.type.dtype for one in parameters]
         self._function, self._data = function, list(data)
         self._parameters, self._wrt = parameters, wrt
-
-    @property
-    def n_bytes(self) -> int:
-        """The size of the rows."""
-        return sum(math.prod(one.shape) * one.dtype.itemsize for one in self._data)
 
     def sample(self) -> list[AnyArray]:
         """Return at most 1000 of the rows, evenly spaced."""
@@ -114,20 +115,25 @@ class PlainSum:
     """
 
     def __init__(self, total: Any, parameters: Sequence[Any], wrt: Sequence[int], mode: Any) -> None:
-        shareds = [one for one in ancestors([total]) if isinstance(one, SharedVariable)]
-        # The script may give them other values before the first evaluation.
-        self._data = [one.get_value(borrow=True) for one in shareds]
-        stand_ins = [one.type() for one in shareds]
+        # The script may give shared variables other values before the first evaluation, and Numba keeps
+        # the constants of its functions.
+        leaves = [one for one in ancestors([total]) if isinstance(one, SharedVariable) or _is_large(one)]
+        self._data = [
+            one.get_value(borrow=True) if isinstance(one, SharedVariable) else one.data for one in leaves
+        ]
+        stand_ins = [one.type() for one in leaves]
         self._function = pytensor.function(
             [*parameters, *stand_ins],
             value_and_gradient(total, parameters, wrt),
-            givens=dict(zip(shareds, stand_ins)),
+            givens=dict(zip(leaves, stand_ins)),
             mode=mode,
             on_unused_input="ignore",
         )
 
     def of_all(self, values: Sequence[Any]) -> AnyArray:
         """Return the sum over all rows, and its gradient."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Numba does not cache functions with large constants
-            return np.asarray(self._function(*values, *self._data))
+        return np.asarray(self._function(*values, *self._data))
+
+
+def _is_large(variable: Any) -> bool:
+    return isinstance(variable, TensorConstant) and variable.data.size >= _SAMPLE
