@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 
+from synkhronos._text import listed
 from synkhronos._typing import ArrayLike, DTypeLike
 from synkhronos.arithmetic.partition import RaggedWarning
 
@@ -52,6 +53,16 @@ def as_array(value: ArrayLike, dtype: DTypeLike | None, label: str) -> np.ndarra
     if array.dtype.kind not in "biufc":
         raise TypeError(f"{label}: expected numbers, got dtype {array.dtype} from {type(value)}")
     return array
+
+
+def in_order_of(dims: Sequence[str], value: Any, label: str) -> Any:
+    """Return a value whose axes have names, as of ``xarray.DataArray``, in the order of these names."""
+    own = getattr(value, "dims", None) if dims else None
+    if own is None:
+        return value
+    if {*own} != {*dims}:
+        raise ValueError(f"{label}: expected the dimensions {listed(dims)}, got {listed(own)}")
+    return value.transpose(*dims)
 
 
 def usable(value: Any) -> Any:

@@ -14,6 +14,11 @@ from synkhronos.engines.names import tensor as tt
 
 FLOAT_DTYPES = ("float16", "float32", "float64")
 
+_LOWER = (
+    "give rewrite_graph(loss.values, include=('lower_xtensor',)), of pytensor.graph.rewriting.utils, "
+    "and shared tensors as params, used by as_xtensor(param, dims)"
+)
+
 
 def described(variable: Any, position: int) -> str:
     """Return how error messages refer to an entry of a list of parameters."""
@@ -34,7 +39,7 @@ def checked_parameters(params: Iterable[SharedVariable]) -> list[SharedVariable]
     first_position: dict[SharedVariable, int] = {}
     for position, param in enumerate(params):
         which = described(param, position)
-        if not isinstance(param, SharedVariable) or not hasattr(param.type, "broadcastable"):
+        if not isinstance(param, SharedVariable) or not _is_tensor(param):
             raise TypeError(
                 f"{which}: expected a shared tensor variable, got {type(param).__name__} {param}; "
                 f"create it with {names.package.__name__}.shared(array)"
@@ -79,7 +84,7 @@ def _checked_gradients(gradients: Sequence[Any], params: Sequence[SharedVariable
             f"{len(params)} parameters"
         )
     for position, (gradient, param) in enumerate(zip(gradients, params)):
-        if not isinstance(gradient, Variable) or not hasattr(gradient.type, "broadcastable"):
+        if not isinstance(gradient, Variable) or not _is_tensor(gradient):
             raise TypeError(
                 f"loss[{position}]: expected a gradient expression (a tensor variable), got "
                 f"{type(gradient).__name__}; pass {names.package.__name__}.grad(loss, params), or the "
@@ -96,7 +101,9 @@ def _checked_gradients(gradients: Sequence[Any], params: Sequence[SharedVariable
 
 def check_loss(loss: Any) -> None:
     """Raise an error unless `loss` is a scalar float expression."""
-    if not isinstance(loss, Variable) or not hasattr(loss.type, "broadcastable"):
+    if isinstance(loss, Variable) and _has_dims(loss):
+        raise TypeError(f"loss: expected a scalar tensor, got an xtensor; {_LOWER}")
+    if not isinstance(loss, Variable) or not _is_tensor(loss):
         raise TypeError(
             f"loss: expected a scalar expression or a list of gradients, got {type(loss).__name__}"
         )
@@ -114,7 +121,12 @@ def check_loss(loss: Any) -> None:
 
 def _computed_gradients(loss: Any, params: Sequence[SharedVariable]) -> list[Variable]:
     check_loss(loss)
-    gradients = names.gradients(loss, list(params))
+    try:
+        gradients = names.gradients(loss, list(params))
+    except NotImplementedError as error:
+        if any(_has_dims(one) for one in names.ancestors([loss])):
+            raise TypeError(f"loss: an operation of xtensor has no gradient; {_LOWER}") from error
+        raise
     disconnected = [
         described(param, position)
         for position, (param, gradient) in enumerate(zip(params, gradients))
@@ -126,6 +138,15 @@ def _computed_gradients(loss: Any, params: Sequence[SharedVariable]) -> list[Var
             f"{listed(disconnected)}; leave them out of params"
         )
     return gradients
+
+
+def _has_dims(variable: Variable) -> bool:
+    """Whether the dimensions of a variable have names, as of PyTensor's ``xtensor``."""
+    return hasattr(variable.type, "dims")
+
+
+def _is_tensor(variable: Variable) -> bool:
+    return hasattr(variable.type, "broadcastable") and not _has_dims(variable)
 
 
 def scalar(name: str, value: Any, dtype: str) -> Variable:

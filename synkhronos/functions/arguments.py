@@ -13,7 +13,7 @@ from synkhronos._checks import check_int, is_int
 from synkhronos._errors import ClosedError
 from synkhronos._text import listed
 from synkhronos._typing import ArrayLike, Batch, Rows
-from synkhronos.arithmetic.conversion import condition
+from synkhronos.arithmetic.conversion import condition, in_order_of
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.arithmetic.partition import select, share
 from synkhronos.arrays.binding import bound_data
@@ -110,6 +110,7 @@ def to_value(value: Any, one: Input) -> Any:
         return value
     if kind.format != "dense":
         return to_sparse(value, kind.format, kind.dtype, one.downcast, one.label)
+    value = in_order_of(one.dims, value, one.label)
     remedy = "convert it"
     if not one.downcast:
         remedy += ", or build the function with allow_input_downcast=True"

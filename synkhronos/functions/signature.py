@@ -23,9 +23,9 @@ class In:
     ----------
     variable : variable
         The variable of the graph.
-    axis : int, default: 0
+    axis : int or str, default: 0
         The axis along which the value is split over the ranks: 1 for data whose axis 0 is time. The
-        `batch` of a call then selects along this axis.
+        `batch` of a call then selects along this axis. A dimension of PyTensor's ``xtensor`` has a name.
     value : array-like, optional
         The value to use if a call gives none. None stands for no value, as in ``theano.In``.
     name : str, optional
@@ -47,12 +47,12 @@ class In:
     """
 
     def __init__(
-        self, variable: Variable, axis: int = 0, value: Any = None, name: str | None = None
+        self, variable: Variable, axis: int | str = 0, value: Any = None, name: str | None = None
     ) -> None:
         if name is not None:
             check_string(name, "In: name")
         self.variable = variable
-        self.axis = check_extent(axis, "In: axis")
+        self.axis = _axis_of(variable, axis, "In: axis")
         self.value = value
         self.name = name
 
@@ -66,14 +66,31 @@ class Out:
         The variable of the graph.
     op : str or None, default: "avg"
         As in the pairs ``(variable, op)`` of `function`.
-    axis : int, default: 0
+    axis : int or str, default: 0
         With ``"gather"``, the axis along which the values of the ranks are concatenated.
     """
 
-    def __init__(self, variable: Variable, op: OutputOp | None = "avg", axis: int = 0) -> None:
+    def __init__(self, variable: Variable, op: OutputOp | None = "avg", axis: int | str = 0) -> None:
         self.variable = variable
         self.op = op
-        self.axis = check_extent(axis, "Out: axis")
+        self.axis = _axis_of(variable, axis, "Out: axis")
+
+
+def _axis_of(variable: Variable, axis: int | str, label: str) -> int:
+    """Return the number of an axis, which may be given by the name of the dimension."""
+    if not isinstance(axis, str):
+        return check_extent(axis, label)
+    dims = _dims_of(variable)
+    if axis not in dims:
+        raise ValueError(
+            f"{label}: expected a number, or a dimension of {variable}: {dims}, got {axis!r}"
+        )
+    return dims.index(axis)
+
+
+def _dims_of(variable: Variable) -> tuple[str, ...]:
+    """Return the names of the dimensions of a variable, if they have names."""
+    return getattr(getattr(variable, "type", None), "dims", ())
 
 
 class Input(NamedTuple):
@@ -89,6 +106,8 @@ class Input(NamedTuple):
         The value to use if a call gives none.
     downcast : bool
         Whether a value may be cast with a loss.
+    dims : tuple of str
+        The names of the dimensions, if they have names.
     """
 
     variable: Variable
@@ -98,6 +117,7 @@ class Input(NamedTuple):
     fixed: dict[int, int]
     value: Any = None
     downcast: bool = False
+    dims: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -163,7 +183,7 @@ def _parse_input(engine: Engine, what: str, given: Any) -> Input:
         )
     elif axis and kind.format != "dense":
         raise ValueError(f"inputs: {variable} is sparse and can be split along axis 0 only, got {axis}")
-    one = Input(variable, variable.name, kind, axis, fixed)
+    one = Input(variable, variable.name, kind, axis, fixed, dims=_dims_of(variable))
     if wrapped is None:
         return one
     downcast = bool(getattr(wrapped, "allow_downcast", False))

@@ -14,8 +14,9 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from checks.engines import CHECKS
-from compilers import RandomStreams
+from compilers import RandomStreams, scan
 from processes import own_process
+from pytensor.raise_op import Assert
 
 import synkhronos as synk
 from synkhronos.extensions import train, updates
@@ -149,6 +150,69 @@ def test_dtypes_stay_what_they_are():
         for got in f(values):
             assert got.dtype == dtype
         assert synk.gather(state).dtype == dtype
+
+
+def recurrences(x, state):
+    """Return loops over the second axis of the rows, and over numbers of steps that follow from it."""
+    steps, first = x.dimshuffle(1, 0, 2), pt.zeros((x.shape[0], 2))
+
+    def step(*values):
+        return pt.tanh(sum(values[:-1]) + pt.dot(values[-1], state))
+
+    both = pt.zeros((2, x.shape[0], 2))
+    return [
+        scan(step, sequences=steps, outputs_info=first)[-1],
+        scan(step, sequences=steps, outputs_info={"initial": both, "taps": [-1, -2]})[-1],
+        scan(step, sequences=steps).sum(axis=0),
+        scan(step, sequences=steps, outputs_info=first, truncate_gradient=2, go_backwards=True)[-1],
+        scan(step, outputs_info=x[:, 0], n_steps=x.shape[1] - 1)[-1],
+    ]
+
+
+@own_process(timeout=120)
+def test_loops_over_a_sequence_have_gradients():
+    synk.fork(devices=TWO)
+    rows = np.random.RandomState(0).normal(size=(6, 5, 2))
+    x, value = pt.dtensor3("x"), np.array([[0.5, 0.1], [-0.2, 0.3]])
+
+    def losses():
+        state = pytensor.shared(value)
+        found = [pt.sqr(loop.sum(axis=1) - 1).mean() for loop in recurrences(x, state)]
+        return [[loss, pt.grad(loss, state)] for loss in found]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # PyTensor's conversion warns of assertions about shapes
+        for outputs, plain in zip(losses(), losses()):
+            results = synk.function([x], outputs)(rows)
+            for ours, wanted in zip(results, pytensor.function([x], plain, mode="FAST_COMPILE")(rows)):
+                np.testing.assert_allclose(ours, wanted, rtol=1e-10)
+
+
+@own_process
+def test_assertions_about_shapes_are_checked_and_those_about_values_are_not():
+    synk.fork(devices=TWO)
+    x = pt.dmatrix("x")
+    columns = Assert("expected three columns")(x, pt.eq(x.shape[1] * 2, 6))
+    f = synk.function([x], (columns.sum(), "sum"))
+    assert f(ROWS) == ROWS.sum()
+    with pytest.raises(AssertionError, match="expected three columns"):
+        f(ROWS[:, :2])
+    positive = Assert("expected positive numbers")(x, pt.all(x > 0))
+    g = synk.function([x], (positive.sum(), "sum"))
+    with pytest.warns(UserWarning, match="leaves out the check .* .expected positive numbers."):
+        assert g(-ROWS) == -ROWS.sum()
+
+
+@own_process
+def test_copies_of_a_function():
+    synk.fork(devices=TWO)
+    x, w, other = pt.dmatrix("x"), pytensor.shared(np.zeros(3), "w"), pytensor.shared(np.ones(3))
+    f = synk.function([x], (x + w, "gather"), updates=[(w, w + 1)])
+    np.testing.assert_array_equal(f(ROWS), ROWS)
+    np.testing.assert_array_equal(f.copy()(ROWS), ROWS + 1)
+    np.testing.assert_array_equal(f.copy(swap={w: other})(ROWS), ROWS + 1)
+    np.testing.assert_array_equal(f.copy(delete_updates=True)(ROWS), f(ROWS))
+    assert synk.gather(w).tolist() == [[3, 3, 3]] * 2 and synk.gather(other).tolist() == [[2, 2, 2]] * 2
 
 
 # Collectives

@@ -7,8 +7,11 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from compilers import RandomStreams, default_mode
+from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.link.numba.cache import FunctionIdentity
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.xtensor import as_xtensor, xtensor
+from pytensor.xtensor.type import xtensor_shared
 from test_docs import test_examples_print_what_is_shown as check_page
 
 import synkhronos as synk
@@ -17,7 +20,7 @@ from synkhronos.engines.pytensor.engine import PyTensorEngine
 from synkhronos.engines.analysis.rows import extents
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.extensions import batch_norm, updates
-from synkhronos.extensions.train import parallel_function
+from synkhronos.extensions.train import make_train_function, parallel_function
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world
 
@@ -149,6 +152,67 @@ def test_numbers_may_be_updates_and_givens(two):
     assert synk.get_value(1, vector).tolist() == [0, 0] and synk.get_value(1, number) == 7
     with pytest.raises(TypeError):
         synk.function([x], x.mean(), updates=[(vector, "zero")])
+
+
+# Named dimensions
+
+
+class Named:
+    """An array whose axes have names, as an ``xarray.DataArray``."""
+
+    def __init__(self, array, *dims):
+        self.array, self.dims = np.asarray(array), dims
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+    def transpose(self, *dims):
+        return Named(self.array.transpose([self.dims.index(one) for one in dims]), *dims)
+
+
+def test_variables_with_named_dimensions_are_inputs_outputs_and_shared(two):
+    x, y = xtensor("x", dims=("row", "column")), xtensor("y", dims=("column", "row"))
+    scale = xtensor_shared(np.ones(3), dims=("column",), name="scale")
+    product = x * y * scale
+    outputs = [product.mean(), synk.Out(product.transpose("column", "row"), "gather", axis="row")]
+    f = synk.function(
+        [x, synk.In(y, axis="row")], outputs, updates=[(scale, scale + x.mean("row"))]
+    )  # fmt: skip
+    rows, others = np.arange(21.0).reshape(7, 3), np.ones((3, 7))
+    for given in (rows, Named(rows.T, "column", "row"), Named(rows, "row", "column")):
+        mean, each = f(given, others, batch=slice(1, 6))
+        np.testing.assert_allclose(mean, rows[1:6].mean())
+        np.testing.assert_allclose(each, rows[1:6].T)
+        synk.all_reduce(scale, weights=f)
+        np.testing.assert_allclose(synk.gather(scale), [1 + rows[1:6].mean(axis=0)] * 2)
+        synk.broadcast(scale, Named(np.ones(3), "column"))
+    with pytest.raises(ValueError, match="input 'x': expected the dimensions row, column, got row, day"):
+        f(Named(rows, "row", "day"), others)
+    with pytest.raises(ValueError, match="value for scale: expected the dimensions column, got row"):
+        synk.broadcast(scale, Named(np.ones(3), "row"))
+    with pytest.raises(
+        ValueError, match="In: axis: expected a number, or a dimension of x: .*got 'day'"
+    ):
+        synk.In(x, axis="day")
+
+
+def test_a_loss_with_named_dimensions_is_lowered_or_refused(two):
+    x, v = xtensor("x", dims=("row", "column")), pytensor.shared(np.ones(3), "v")
+    loss = ((x * as_xtensor(v, dims=("column",))).sum("column") ** 2).mean()
+    params = [xtensor_shared(np.ones(3), dims=("column",), name="named")]
+    for wrong, given, words in (
+        (loss, [v], "loss: expected a scalar tensor, got an xtensor; give rewrite_graph"),
+        (loss.values, [v], "loss: an operation of xtensor has no gradient; give rewrite_graph"),
+        (loss.values, params, r"params\[0\] .*expected a shared tensor variable, got XTensorShared"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            make_train_function(wrong, given, x, None, updates.sgd, learning_rate=0.1)
+    lowered = rewrite_graph(loss.values, include=("lower_xtensor",))
+    step = make_train_function(lowered, [v], x, None, updates.sgd, learning_rate=0.1)
+    rows = np.random.RandomState(0).normal(size=(7, 3))
+    np.testing.assert_allclose(step(rows), np.square(rows.sum(axis=1)).mean())
+    wanted = 1 - 0.1 * 2 * (rows.sum(axis=1)[:, None] * rows).mean(axis=0)
+    np.testing.assert_allclose(synk.gather(v), [wanted] * 2)
 
 
 # Numba

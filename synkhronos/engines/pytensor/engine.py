@@ -15,6 +15,7 @@ from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.random.utils import RandomStream
 
 from synkhronos.arithmetic.streams import check_has_substreams, reseeded
+from synkhronos.engines.base import TensorType
 from synkhronos.engines.graph_engine import GraphEngine
 from synkhronos.engines.names import Mode, SharedVariable, Variable, VariableType, ins_and_outs
 
@@ -38,6 +39,12 @@ class PyTensorEngine(GraphEngine):
             raise ValueError(f"device: the engine of PyTensor runs on 'cpu', got {device!r}")
 
     # Graphs
+
+    def type_of(self, variable: Variable) -> TensorType:
+        kind: VariableType = getattr(variable, "type", None)
+        if type(kind).__name__ == "XTensorType":  # when a function runs, it is as that of a tensor
+            return TensorType(np.dtype(kind.dtype), kind.ndim, kind.shape)
+        return super().type_of(variable)
 
     def extents_of(self, kind: VariableType) -> tuple[int | None, ...]:
         return kind.shape

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 import numpy as np
 from pytensor.compile.mode import Mode, get_mode
@@ -18,11 +18,12 @@ from pytensor.link.jax.linker import JAXLinker
 from synkhronos.arithmetic.operations import Arithmetic, Operation
 from synkhronos.arithmetic.partition import as_slice
 from synkhronos.engines.pytensor.engine import PyTensorEngine, is_generator
+from synkhronos.engines.pytensor.jax_linker import JaxLinker, check_convertible
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, Compiled, DTypeLike, Rows
     from synkhronos.engines.base import InputType, Windows
-    from synkhronos.engines.names import FunctionGraph, SharedVariable, Variable
+    from synkhronos.engines.names import SharedVariable, Variable
 
 _KEY = "jax_state"  # the field from which JAX draws, in the state that PyTensor makes of a generator
 
@@ -83,7 +84,8 @@ class PyTensorJaxEngine(PyTensorEngine):
                 f"function: mode: on JAX's devices, expected 'JAX', or none, got {given!r}; for other "
                 f"modes, fork without these devices"
             )
-        return Mode(linker=_Linker(), optimizer=mode.provided_optimizer)
+        # JAX fuses operations itself; PyTensor's fusion would mix shapes with values.
+        return Mode(linker=JaxLinker(), optimizer=mode.excluding("fusion").provided_optimizer)
 
     def mode_for_collectives(self, mode: Mode) -> Mode:
         raise ValueError(
@@ -206,7 +208,7 @@ class PyTensorJaxEngine(PyTensorEngine):
         return storage
 
     def _converted(self, generator: np.random.Generator) -> Any:
-        _check_convertible(generator)
+        check_convertible(generator)
         from pytensor.link.jax.dispatch import jax_typify
 
         return self._jax.tree_util.tree_map(self._jax.numpy.asarray, jax_typify(generator))
@@ -247,40 +249,6 @@ class JaxArithmetic(Arithmetic):
 
     def _is_ours(self, value: Any) -> bool:
         return isinstance(value, self._jax.Array)
-
-
-class _Linker(JAXLinker):
-    """PyTensor's linker, but its functions get the shared generators themselves, not copies."""
-
-    def fgraph_convert(
-        self, fgraph: FunctionGraph, input_storage: Any, storage_map: Any, **kwargs: Any
-    ) -> Callable[..., Any]:
-        from pytensor.link.jax.dispatch import jax_funcify
-        from pytensor.link.jax.dispatch.shape import JAXShapeTuple
-
-        def is_extent(variable: Variable) -> bool:
-            nodes = [node for node, _ in fgraph.clients[variable]]
-            return bool(nodes) and all(isinstance(node.op, JAXShapeTuple) for node in nodes)
-
-        for one in fgraph.inputs:
-            if isinstance(storage_map[one][0], np.random.Generator):
-                _check_convertible(storage_map[one][0])
-        self.scalar_shape_inputs = tuple(
-            place for place, one in enumerate(fgraph.inputs) if is_extent(one)
-        )
-        return jax_funcify(fgraph, input_storage=input_storage, storage_map=storage_map, **kwargs)
-
-    def create_thunk_inputs(self, storage_map: Any) -> list[Any]:
-        return [storage_map[one] for one in self.fgraph.inputs]
-
-
-def _check_convertible(generator: np.random.Generator) -> None:
-    bits = generator.bit_generator
-    if not isinstance(bits, np.random.PCG64):
-        raise TypeError(
-            f"expected a generator of PCG64, as of numpy.random.default_rng(), which PyTensor converts "
-            f"to a key of JAX, got one of {type(bits).__name__}"
-        )
 
 
 def _has_started() -> bool:

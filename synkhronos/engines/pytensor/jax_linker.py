@@ -1,0 +1,98 @@
+"""PyTensor's graphs as functions of JAX: shapes are computed while JAX traces the function.
+
+JAX needs the shapes of all arrays at that time. PyTensor's conversion computes many of them by
+operations of JAX, whose results are known only when the function runs, as in the gradient of ``scan``.
+An operation whose inputs are all known is computed at once here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, Callable
+
+import numpy as np
+from pytensor.link.jax.linker import JAXLinker
+from pytensor.link.utils import fgraph_to_python
+from pytensor.raise_op import CheckAndRaise
+
+if TYPE_CHECKING:
+    from synkhronos.engines.names import FunctionGraph, Variable
+
+
+class JaxLinker(JAXLinker):
+    """PyTensor's linker, but its functions get the shared generators themselves, not copies."""
+
+    def fgraph_convert(
+        self, fgraph: FunctionGraph, input_storage: Any, storage_map: Any, **kwargs: Any
+    ) -> Callable[..., Any]:
+        from pytensor.link.jax.dispatch import jax_typify
+        from pytensor.link.jax.dispatch.shape import JAXShapeTuple
+
+        def is_extent(variable: Variable) -> bool:
+            nodes = [node for node, _ in fgraph.clients[variable]]
+            return bool(nodes) and all(isinstance(node.op, JAXShapeTuple) for node in nodes)
+
+        for one in fgraph.inputs:
+            if isinstance(storage_map[one][0], np.random.Generator):
+                check_convertible(storage_map[one][0])
+        self.scalar_shape_inputs = tuple(
+            place for place, one in enumerate(fgraph.inputs) if is_extent(one)
+        )
+        return fgraph_to_python(
+            fgraph,
+            _convert,
+            type_conversion_fn=jax_typify,
+            fgraph_name="jax_funcified_fgraph",  # PyTensor's name
+            input_storage=input_storage,
+            storage_map=storage_map,
+            **kwargs,
+        )
+
+    def create_thunk_inputs(self, storage_map: Any) -> list[Any]:
+        return [storage_map[one] for one in self.fgraph.inputs]
+
+
+def check_convertible(generator: np.random.Generator) -> None:
+    """Raise ``TypeError`` if PyTensor cannot convert a generator to a key of JAX."""
+    bits = generator.bit_generator
+    if not isinstance(bits, np.random.PCG64):
+        raise TypeError(
+            f"expected a generator of PCG64, as of numpy.random.default_rng(), which PyTensor converts "
+            f"to a key of JAX, got one of {type(bits).__name__}"
+        )
+
+
+def _convert(op: Any, **kwargs: Any) -> Callable[..., Any]:
+    """Return the function of an operation; its results are values if its inputs are, and no tracers."""
+    import jax
+    from pytensor.link.jax.dispatch import jax_funcify
+
+    function = _checked(op) if isinstance(op, CheckAndRaise) else jax_funcify(op, **kwargs)
+
+    def compute(*inputs: Any) -> Any:
+        if any(isinstance(one, jax.core.Tracer) for one in jax.tree_util.tree_leaves(inputs)):
+            return function(*inputs)
+        with jax.ensure_compile_time_eval():
+            return jax.tree_util.tree_map(_as_extent, function(*inputs))
+
+    return compute
+
+
+def _checked(op: CheckAndRaise) -> Callable[..., Any]:
+    """Return the function of an assertion: JAX can check it if the condition is known."""
+    import jax
+
+    def check(value: Any, *conditions: Any) -> Any:
+        if any(isinstance(one, jax.core.Tracer) for one in conditions):
+            warnings.warn(f"JAX leaves out the check of values {op.msg!r}", stacklevel=2)
+        elif not all(conditions):
+            raise op.exc_type(op.msg)
+        return value
+
+    return check
+
+
+def _as_extent(value: Any) -> Any:
+    """Return a number of JAX as one of NumPy, which may be an extent or the bound of a slice."""
+    is_number = getattr(value, "ndim", None) == 0 and value.dtype.kind in "iub"
+    return np.asarray(value)[()] if is_number else value
