@@ -23,6 +23,10 @@ class OtherPrograms:
         """The time since the beginning."""
         return time.monotonic() - self._began
 
+    def own_cores(self) -> float:
+        """Return how many cores this process and its children have used, on average."""
+        return (_own() - self._own) / self.seconds
+
     def cores(self) -> float:
         """Return how many of the cores that this process may use the others have used, on average."""
         used = (_busy() - self._busy) - (_own() - self._own)

@@ -49,6 +49,7 @@ KERNELS = "SYNKHRONOS_KERNELS"
 
 _LONG = 60.0  # seconds of a run after which other programs are worth a remark
 _MISSED = 0.5  # cores that the ranks have to lack for it
+_IDLE = 0.3  # of a core that each rank has to use for it
 
 
 class Processes(int):
@@ -352,7 +353,8 @@ def _remark_on_others(others: OtherPrograms, reference: weakref.ref[World]) -> N
     if world is None or others.seconds < _LONG:
         return
     used, available, ranks = others.cores(), affinity(), world.size
-    if 1 < ranks <= available and available - used < ranks - _MISSED:
+    was_idle = others.own_cores() < _IDLE * ranks  # as between the cells of a notebook
+    if 1 < ranks <= available and available - used < ranks - _MISSED and not was_idle:
         logger.warning(
             "other programs used %.1f of %d cores during this run, so its %d ranks waited for each "
             "other; one rank less, fork(%d), may be faster",

@@ -48,6 +48,7 @@ def test_the_others_have_used_what_is_not_its_own(monkeypatch, busy, own, used):
     others = OtherPrograms()
     now[:] = next(times)
     assert others.seconds == 2 and others.cores() == pytest.approx(min(used, affinity()))
+    assert others.own_cores() == own / 2
 
 
 def test_a_core_that_is_not_shown_is_no_error(monkeypatch):
@@ -66,11 +67,22 @@ def test_a_child_that_ends_meanwhile_is_no_error(monkeypatch):
 class Busy:
     """Other programs that use a number of cores."""
 
-    def __init__(self, cores, seconds=100.0):
-        self.seconds, self._cores = seconds, cores
+    def __init__(self, cores, seconds=100.0, own=2.0):
+        self.seconds, self._cores, self._own = seconds, cores, own
 
     def cores(self):
         return self._cores
+
+    def own_cores(self):
+        return self._own
+
+
+def test_a_world_that_was_idle_is_no_reason_for_a_remark(monkeypatch, caplog):
+    monkeypatch.setattr(launch, "affinity", lambda: 4)
+    world = type("World", (), {"size": 4})()
+    with caplog.at_level(logging.WARNING, "synkhronos"):
+        launch._remark_on_others(Busy(2.0, own=1.1), weakref.ref(world))
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
