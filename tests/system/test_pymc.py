@@ -460,8 +460,23 @@ def test_a_log_likelihood_that_is_asked_for_with_the_draws_does_not_lose_them(tw
 
 @pytest.mark.parametrize("sampler", ["blackjax", "numpyro"])
 def test_samplers_of_jax_are_refused_in_one_line(two, sampler):
-    with pytest.raises(ValueError, match='JAX cannot use the ranks; use nuts_sampler="nutpie"'):
+    with pytest.raises(ValueError, match='^JAX cannot use the ranks; with .* use nuts_sampler="nutpie"'):
         sample(parallelize(normal()), nuts_sampler=sampler)
+
+
+@pytest.mark.parametrize("name, options, complaint", [
+    ("fit_pathfinder", {"parallel": True}, r"^fit_pathfinder: the paths .* give it parallel=False$"),
+    ("fit_pathfinder", {"concurrent": "process"}, 'give it concurrent="thread"$'),
+    ("fit_blackjax_pathfinder", {}, "^JAX cannot use the ranks"),
+])  # fmt: skip
+def test_pathfinder_in_processes_is_refused_in_one_line(two, name, options, complaint):
+    parallel = parallelize(logistic())
+    made = {"__name__": "pymc_extras.inference.pathfinder"}  # which reads the model as it does
+    exec(f"def {name}(model, {', '.join(options) or '_=None'}): return model.logp()", made)
+    with pytest.raises(ValueError, match=complaint):
+        made[name](parallel, **options)
+    if options:
+        made[name](parallel, None)
 
 
 @pytest.mark.parametrize("data, error, complaint", [

@@ -156,7 +156,8 @@ def sample_chains(
 def _sums_of(model: Any) -> list[Rows]:
     if not isinstance(model, pm.Model):
         raise TypeError(f"sample: expected a model of parallelize(), got {model!r}")
-    nodes = {one.owner for one in ancestors(model.potentials) if one.owner}
+    graph = ancestors([*model.potentials, *model.deterministics])
+    nodes = {one.owner for one in graph if one.owner}
     sums: set[Any] = {node.op.rows for node in nodes if isinstance(node.op, RowsSum)}
     if not sums:
         raise ValueError(

@@ -17,6 +17,7 @@ from typing import Any
 import pymc as pm
 
 _NEEDS_JAX = ("blackjax", "numpyro")
+_PACKAGES = ("pymc", "pymc_extras")
 
 
 class DividedModel(pm.Model):
@@ -36,7 +37,7 @@ class DividedModel(pm.Model):
 def _check_readers(frame: FrameType | None) -> None:
     """Raise if a function of PyMC among the callers cannot do its work with such a model."""
     while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] == "pymc":
+        if frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES:
             check = _CHECKS.get(frame.f_code.co_name)
             if check is not None:
                 check(frame, frame.f_locals)
@@ -95,16 +96,27 @@ def _check_smc(frame: FrameType, given: dict[str, Any]) -> None:
         )
 
 
+def _check_pathfinder(frame: FrameType, given: dict[str, Any]) -> None:
+    option = "parallel=False" if "parallel" in given else 'concurrent="thread"'  # as it was once
+    if given.get("parallel") or given.get("concurrent") == "process":
+        raise ValueError(
+            f"fit_pathfinder: the paths would be computed in processes of their own, which cannot use "
+            f"the ranks; give it {option}"
+        )
+
+
 def _refuse_jax(frame: FrameType, given: dict[str, Any]) -> None:
     raise ValueError(
-        'pm.sample: JAX cannot use the ranks; use nuts_sampler="nutpie" or "pymc" with the model of '
-        "parallelize()"
+        'JAX cannot use the ranks; with the model of parallelize(), use nuts_sampler="nutpie" or "pymc" '
+        "of pm.sample, or fit_pathfinder(parallel=False) of pymc_extras"
     )
 
 
 #: What to do if a function of PyMC reads the observed variables.
 _CHECKS = {
     "compute_log_density": _check_density,
+    "fit_blackjax_pathfinder": _refuse_jax,
+    "fit_pathfinder": _check_pathfinder,
     "sample": _check_sample,
     "sample_jax_nuts": _refuse_jax,
     "sample_posterior_predictive": _check_predictive,
