@@ -39,11 +39,18 @@ def read_requirements(name):
     return [line for line in lines if line and not line.startswith("#")]
 
 
+def read_description():
+    """Return the README without pictures and links to files, which there are only in the source code."""
+    text = (HERE / "README.rst").read_text(encoding="utf-8")
+    text = re.sub(r"^\.\. image:: (?!https?:).*\n(?: +.*\n)*\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"`([^`<]+?)\s+<(?!https?:)[^`>]+>`_", r"\1", text)
+
+
 setup(
     name="Synkhronos",
     version=VERSION.group(1),
     description="Data-parallel Theano on all the cores or GPUs of one machine or several",
-    long_description=(HERE / "README.rst").read_text(encoding="utf-8"),
+    long_description=read_description(),
     long_description_content_type="text/x-rst",
     author="The Synkhronos developers",
     license="MIT",

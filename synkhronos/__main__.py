@@ -27,10 +27,10 @@ DESCRIPTION = "Data-parallel Theano on all the cores or GPUs of one machine or s
 RUN = "run a script with Theano and malloc set up for this machine, even if it imports Theano first"
 PROGRAM_USAGE = "SCRIPT | -m MODULE | -c CODE  [ARGS ...]"
 LAUNCH = "run a script on several machines, by OpenMPI's mpirun"
-LAUNCH_USAGE = (
-    "%(prog)s [-h] [-n MACHINES] [--ranks K] [--hosts A,B | --hostfile FILE] [--config FILE] "
-    f"[--mpi OPTIONS] [--dry-run] {PROGRAM_USAGE}"
-)
+LAUNCH_USAGE = f"""%(prog)s [-h]
+           [-n MACHINES] [--ranks K] [--hosts A,B | --hostfile FILE]
+           [--config FILE] [--mpi OPTIONS] [--dry-run]
+           {PROGRAM_USAGE}"""
 INSTALL = "install Theano 1.0.5 with pip, on every supported version of Python; also Lasagne and Keras"
 DOCTOR = "check that everything needed is installed, and report how to fix what is not"
 SERVE = """  # each line in one piece, at once, as several ranks write to the same pipe
@@ -52,14 +52,14 @@ except ImportError as error:
     )
 sys.exit(main())
 """
-#: The options of ``launch`` that have a value
+#: The options of ``launch`` that have a value: its name, and their help
 LAUNCH_OPTIONS = {
-    "-n": "the number of machines",
-    "--ranks": "the number of ranks on each machine; by default one for each GPU or core",
-    "--hosts": "the machines, with commas in between; the first one runs the script",
-    "--hostfile": "a file with one machine in each line",
-    "--config": "a TOML file with the keys hosts, ranks, environment, mpi and devices",
-    "--mpi": "more options for mpirun, in one argument",
+    "-n": ("MACHINES", "the number of machines"),
+    "--ranks": ("K", "the number of ranks on each machine; by default one for each GPU or core"),
+    "--hosts": ("A,B", "the machines, with commas in between; the first one runs the script"),
+    "--hostfile": ("FILE", "a file with one machine in each line"),
+    "--config": ("FILE", "a TOML file with the keys hosts, ranks, environment, mpi and devices"),
+    "--mpi": ("OPTIONS", "more options for mpirun, in one argument"),
 }
 
 
@@ -80,7 +80,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     launch_parser = make_launch_parser(commands)
     install_parser = make_install_parser(commands)
     doctor_parser = commands.add_parser("doctor", help=DOCTOR, description=DOCTOR)
-    doctor_parser.add_argument("--hosts", metavar="A,B", help="also check these machines for ``launch``")
+    doctor_parser.add_argument("--hosts", metavar="A,B", help="also check these machines for launch")
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # The arguments of a program not by `argparse`, which would take options of the script for its own.
     if arguments[:1] == ["run"]:
@@ -103,11 +103,9 @@ def make_launch_parser(
     parser = commands.add_parser(
         "launch", help=LAUNCH, description=LAUNCH, usage=LAUNCH_USAGE, allow_abbrev=False
     )
-    for name, text in LAUNCH_OPTIONS.items():
-        is_number = name in ("-n", "--ranks")
-        parser.add_argument(
-            name, type=int if is_number else str, metavar="N" if is_number else "X", help=text
-        )
+    for name, (value, text) in LAUNCH_OPTIONS.items():
+        kind = int if name in ("-n", "--ranks") else str
+        parser.add_argument(name, type=kind, metavar=value, help=text)
     parser.add_argument("--dry-run", action="store_true", help="print the mpirun line only")
     return parser
 
@@ -188,6 +186,7 @@ def launch(parser: argparse.ArgumentParser, arguments: List[str]) -> int:
         line = [*python, "-c", START, "run", *program]
         mpirun = launcher.find_mpirun()
         launcher.check_mpi4py()
+        launcher.check_names(what)
     except JobError as error:
         parser.error(str(error))
     survives = mpirun.survives_deaths
@@ -332,11 +331,15 @@ def doctor(hosts: Optional[str] = None) -> int:
     """
     needed_is_missing = False
     of_hosts = check_hosts(hosts) if hosts is not None else iter(())
-    for result in itertools.chain((check.run() for check in CHECKS), of_hosts):
-        print(result.line(), flush=True)
-        needed_is_missing |= result.state == PROBLEM
-    summary = "Something required is missing." if needed_is_missing else "Everything required works."
-    print(summary)
+    try:
+        for result in itertools.chain((check.run() for check in CHECKS), of_hosts):
+            print(result.line(), flush=True)
+            needed_is_missing |= result.state == PROBLEM
+        summary = "Something required is missing." if needed_is_missing else "Everything required works."
+        print(summary, flush=True)
+    except BrokenPipeError:  # the reader, such as head, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
+        return 128 + signal.SIGPIPE
     return int(needed_is_missing)
 
 

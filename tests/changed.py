@@ -151,6 +151,7 @@ OF_FILES = {
     "tests/conftest.py": ["test_partition.py", "test_call.py", "test_processes.py"],
     "tests/run": ["test_setup.py", "test_packaging.py"],
     "tests/selection": ["test_packaging.py"],
+    ".github/*/*": ["test_packaging.py"],
     "README.rst": ["test_readme.py", "test_packaging.py", "test_docs.py"],
     "*": ["test_packaging.py", "test_setup.py"],
 }

@@ -55,15 +55,24 @@ def replacing(path: PathLike) -> Iterator[BinaryIO]:
                 _keep_access(file.fileno(), former)
             os.fsync(file.fileno())
             os.replace(unfinished, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(FileNotFoundError):
             os.unlink(unfinished)
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            pass_on(error)
+            raise _not_written(error.errno, path, former is not None) from None
         raise
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)  # the new name must be on disk, too
     finally:
         os.close(descriptor)
+
+
+def _not_written(number: int, path: str, exists: bool) -> OSError:
+    """Return the error of a file that could not be written, such as on a full disk."""
+    state = "the file there is unchanged" if exists else "no file is left there"
+    return OSError(number, f"{os.strerror(number)}; nothing was written, and {state}", path)
 
 
 def target(path: PathLike) -> str:

@@ -1,4 +1,6 @@
-"""Theano's cache of compiled code: its location, whether Theano can use it, and who else can change it.
+"""A compiler's cache of compiled code: its location, whether it can be used, and who else can change it.
+
+The compiler is Theano or PyTensor, by the name of its package.
 
 On a full disk Theano 1.0.5 creates an empty lock file, mistakes it for the lock of another process, and
 waits for that process ten times for two minutes. So the free space is checked first.
@@ -20,7 +22,7 @@ from synkhronos.host.handler_errors import pass_on
 
 LEAST = 1 << 20  # bytes; a module takes at least a tenth of this
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_CACHE = "Theano's cache of compiled code"
+_TITLES = {"theano": "Theano", "pytensor": "PyTensor"}
 _LOCK = "theano.gof.compilelock"
 _DEPTH = 3  # of the cache: a folder per platform, in it one per module, in it files
 
@@ -57,19 +59,19 @@ def _explain_record(record: logging.LogRecord) -> bool:
     return True
 
 
-def folder(environ: Mapping[str, str]) -> Optional[Path]:
-    """Find the folder where Theano will keep compiled code, without importing Theano.
+def folder(environ: Mapping[str, str], compiler: str = "theano") -> Optional[Path]:
+    """Find the folder where a compiler will keep compiled code, without importing the compiler.
 
     It is None if it would be in the home folder, and there is none.
     """
-    found = os.path.expanduser(_setting(environ)[1] or "~/.theano")
+    found = os.path.expanduser(_setting(environ, compiler)[1] or f"~/.{compiler}")
     return None if found.startswith("~") else Path(found)
 
 
-def _setting(environ: Mapping[str, str]) -> Tuple[str, Optional[str]]:
+def _setting(environ: Mapping[str, str], compiler: str) -> Tuple[str, Optional[str]]:
     """Return the name and the value of the user's setting of the folder; the value may be None."""
     for name in ("compiledir", "base_compiledir"):
-        setting = environment.user_setting(name, environ)
+        setting = environment.user_setting(name, environ, compiler)
         if setting:
             break
     return name, setting
@@ -81,34 +83,41 @@ def complaint(cache: Optional[Path]) -> Optional[str]:
     return None if found is None else ": ".join(found)
 
 
-def fault(cache: Optional[Path]) -> Optional[Tuple[str, str]]:
+def fault(cache: Optional[Path], compiler: str = "theano") -> Optional[Tuple[str, str]]:
     """Return why nothing can be compiled, and the remedy; or None.
 
     Parameters
     ----------
     cache : Path or None
-        Theano's folder, which need not exist; None if there is no home folder for it.
+        The folder, which need not exist; None if there is no home folder for it.
+    compiler : str
+        The name of the compiler's package.
     """
+    title = _title(compiler)
     if cache is None:
-        return f"there is no home folder for {_CACHE}", _other_folder()
+        return f"there is no home folder for {title}", _other_folder(compiler)
     largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if 0 <= largest < LEAST:
         return (
-            f"files of this process are limited to {largest} bytes, too few for {_CACHE}, {cache}",
+            f"files of this process are limited to {largest} bytes, too few for {title}, {cache}",
             "raise the limit with 'ulimit -f'",
         )
     place = next(one for one in (cache, *cache.parents) if os.path.exists(one))
     reason = _why_not_writable(place)
     if reason:
-        return f"{_CACHE}, {cache}, cannot be written to ({place}: {reason})", _other_folder()
-    if os.statvfs(place).f_flag & os.ST_NOEXEC and _compiles():
+        return f"{title}, {cache}, cannot be written to ({place}: {reason})", _other_folder(compiler)
+    if os.statvfs(place).f_flag & os.ST_NOEXEC and _compiles(compiler):
         return (
-            f"{_CACHE}, {cache}, is on a disk from which no code can be run (it is mounted with the "
+            f"{title}, {cache}, is on a disk from which no code can be run (it is mounted with the "
             f"option noexec)",
-            _other_folder(),
+            _other_folder(compiler),
         )
     free = _free(cache)
-    return None if free is None or free >= LEAST else _no_room(cache, free)
+    return None if free is None or free >= LEAST else _no_room(cache, free, compiler)
+
+
+def _title(compiler: str) -> str:
+    return f"{_TITLES[compiler]}'s cache of compiled code"
 
 
 def _why_not_writable(place: Path) -> Optional[str]:
@@ -120,14 +129,15 @@ def _why_not_writable(place: Path) -> Optional[str]:
     return os.strerror(errno.EROFS if is_read_only else errno.EACCES)
 
 
-def _compiles() -> bool:
-    """Whether Theano has a compiler. Without one, it runs no code from its cache."""
-    name = environment.user_setting("cxx", os.environ)
+def _compiles(compiler: str) -> bool:
+    """Whether there is a compiler of C++. Without one, no code from the cache is run."""
+    name = environment.user_setting("cxx", os.environ, compiler)
     return name != "" and shutil.which(name or "g++") is not None
 
 
-def _other_folder() -> str:
-    return f"set another folder with THEANO_FLAGS={_setting(os.environ)[0]}=FOLDER"
+def _other_folder(compiler: str) -> str:
+    flag = _setting(os.environ, compiler)[0]
+    return f"set another folder with {compiler.upper()}_FLAGS={flag}=FOLDER"
 
 
 def explain(error: BaseException, cache: Path) -> Optional[str]:
@@ -144,13 +154,13 @@ def explain(error: BaseException, cache: Path) -> Optional[str]:
             f"the folder for temporary files, which the compiler needs, {scratch}, has {free_scratch} "
             f"bytes free, which is not enough: make room, or set TMPDIR to another folder"
         )
-    return ": ".join(_no_room(cache, free))
+    return ": ".join(_no_room(cache, free, "theano"))
 
 
-def _no_room(cache: Path, free: Optional[int]) -> Tuple[str, str]:
+def _no_room(cache: Path, free: Optional[int], compiler: str) -> Tuple[str, str]:
     return (
-        f"{_CACHE}, {cache}, is on a disk with {free} bytes free, too few to compile anything",
-        f"make room (theano-cache purge empties the cache), or {_other_folder()}",
+        f"{_title(compiler)}, {cache}, is on a disk with {free} bytes free, too few to compile anything",
+        f"make room ({compiler}-cache purge empties the cache), or {_other_folder(compiler)}",
     )
 
 

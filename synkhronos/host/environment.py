@@ -30,10 +30,17 @@ UNSAFE_IN_FLAGS = frozenset(" \t\n,\"'\\#")
 def apply() -> None:
     """Set up this process for Theano, unless it is imported. Settings of the user are not changed."""
     if "theano" not in sys.modules:
+        _forget_failed_import()
         set_flags(os.environ)
         # Theano imports mpi4py if it is installed, which would initialize MPI.
         for name in MPI_VARIABLES:
             os.environ.setdefault(name, "0")
+
+
+def _forget_failed_import() -> None:
+    """Remove what a failed ``import theano`` has left: with it, another import fails in other words."""
+    for name in [name for name in sys.modules if name.startswith("theano.")]:
+        del sys.modules[name]
 
 
 def check() -> None:
@@ -130,14 +137,30 @@ def numpy_complaint(version: str) -> Optional[str]:
     )
 
 
-def user_setting(name: str, environ: Mapping[str, str]) -> Optional[str]:
-    """Return a setting of the user, as Theano reads it, or None."""
-    value = flags_of(environ.get("THEANO_FLAGS", "")).get(name)
+def user_setting(name: str, environ: Mapping[str, str], compiler: str = "theano") -> Optional[str]:
+    """Return a setting of the user, as the compiler reads it, or None."""
+    value = flags_of(environ.get(f"{compiler.upper()}_FLAGS", "")).get(name)
     if value is not None:
         return value
     section, _, option = name.rpartition(".")
-    settings = read_settings(environ.get("THEANORC", "~/.theanorc"))
+    settings = read_settings(environ.get(f"{compiler.upper()}RC", f"~/.{compiler}rc"))
     return settings.get(section or "global", option, fallback=None)
+
+
+def hidden_folder(package: str) -> Optional[Path]:
+    """Return the folder of a package that Python itself has but this virtual environment does not see.
+
+    It is None if there is none, or if this is not a virtual environment.
+    """
+    base = Path(sys.base_prefix, "lib")
+    if sys.prefix == sys.base_prefix or importlib.util.find_spec(package) is not None:
+        return None
+    found = (
+        base / version / kind
+        for version in ("python3", f"python3.{sys.version_info[1]}")
+        for kind in ("dist-packages", "site-packages")
+    )
+    return next((one for one in found if (one / package / "__init__.py").exists()), None)
 
 
 def read_settings(paths: str) -> configparser.RawConfigParser:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
+import sys
 from importlib.util import find_spec
 from typing import Any, Sequence
 
@@ -169,6 +170,12 @@ def _is_pair(text: str) -> bool:
 def _why_no_gpu() -> str:
     if compiler.NAME == "pytensor":
         return "fork: use_gpu=True, but with PyTensor all ranks compute on the CPU; use use_gpu=False"
+    hidden = environment.hidden_folder("pygpu")
+    if hidden is not None:
+        return (
+            f"fork: use_gpu=True, but this virtual environment does not see pygpu, which is in "
+            f"{hidden}; make it with: python3 -m venv --system-site-packages {sys.prefix}"
+        )
     if find_spec("pygpu") is None:
         return (
             "fork: use_gpu=True, but pygpu is not installed; install it (Debian: python3-pygpu), or "

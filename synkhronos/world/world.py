@@ -367,7 +367,9 @@ def _refuse_in_child() -> None:
     if _current is not None and not _current.closed:
         _current.transport.is_copy = True
         _current.mark_broken(
-            "this process was forked from the master, and only the master may use the workers"
+            "this process was forked from the master, and only the master may use the workers; the "
+            "world is not broken: compute in the master, or call close() and then fork() for workers "
+            "of this process"
         )
 
 

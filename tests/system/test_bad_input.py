@@ -179,7 +179,7 @@ if NAME == "theano":
     wrong("fork: devices of JAX", ValueError, ("devices", "need PyTensor", "this process uses Theano"),
           lambda e: synk.fork(devices=["jax:cpu"] * 2), state="unforked")  # fmt: skip
 if NAME == "theano" and importlib.util.find_spec("pygpu") is None:
-    wrong("fork: use_gpu without pygpu", ValueError, ("use_gpu=True", "pygpu is not installed"),
+    wrong("fork: use_gpu without pygpu", ValueError, ("use_gpu=True", "pygpu"),
           lambda e: synk.fork(2, use_gpu=True), state="unforked")  # fmt: skip
     wrong("fork: use_gpu with devices of the CPU", ValueError, ("use_gpu", "devices", "'cpu'"),
           lambda e: synk.fork(use_gpu=True, devices=["cpu"] * 2), state="unforked")  # fmt: skip

@@ -1,12 +1,14 @@
 """Tests of the doctor's checks of GPUs, on machines with and without GPUs."""
 
 import os
+import sys
 
 import pytest
 from made_up_libraries import fixture_bare_machine, fixture_binaries, fixture_put  # noqa: F401
 from made_up_libraries import all_are_visible, path_of
 
-from synkhronos.host import nvidia_links
+import synkhronos as synk
+from synkhronos.host import environment, nvidia_links
 from synkhronos.host.doctor import checks, gpus
 from synkhronos.host.doctor.check import OK, WARNING
 
@@ -59,6 +61,25 @@ def test_gpus_that_cannot_be_used_are_a_warning(monkeypatch, devices):
     monkeypatch.setattr(gpus, "NCCL_PROBE", "raise OSError('no libnccl.so')")
     assert "nvidia0, nvidia1 cannot be used" in CHECKS["GPUs"].run().found
     assert CHECKS["NCCL"].run().state == WARNING
+
+
+def test_a_pygpu_that_a_virtual_environment_does_not_see_is_named(monkeypatch, tmp_path, devices):
+    folder = tmp_path / "lib" / "python3" / "dist-packages"
+    (folder / "pygpu").mkdir(parents=True)
+    (folder / "pygpu" / "__init__.py").touch()
+    (devices / "nvidia0").touch()
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    monkeypatch.setattr("synkhronos.world.devices.get_n_gpu", lambda: 0)
+    assert environment.hidden_folder("pygpu") == folder
+    found, remedy = gpus.judge_missing_pygpu("no pygpu", ["nvidia0"])
+    assert remedy == (
+        f"python3 -m venv --system-site-packages {sys.prefix}, which then sees pygpu in {folder}"
+    )
+    with pytest.raises(ValueError, match=f"does not see pygpu, which is in {folder}; make it with"):
+        synk.fork(2, use_gpu=True)
+    monkeypatch.setattr(sys, "base_prefix", sys.prefix)
+    assert environment.hidden_folder("pygpu") is None
 
 
 def test_gpus_that_pygpu_does_not_see_are_a_warning(monkeypatch, devices):

@@ -113,6 +113,11 @@ def test_importing_with_a_numpy_that_is_too_new_is_an_error_of_one_sentence(run)
     assert theano_imported == "False"
 
 
+def test_the_library_can_be_imported_after_an_import_of_theano_that_has_failed(run):
+    """Theano's second attempt would end with AttributeError: This name is already taken."""
+    assert run("failed_import.py").splitlines()[-1] == "42.0"
+
+
 def test_flags_are_split_as_theano_splits_them():
     from theano.configparser import parse_config_string
 

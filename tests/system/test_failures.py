@@ -381,6 +381,7 @@ def test_a_child_of_the_script_cannot_command_the_workers():
             error = error_of(call)
             assert type(error) is synk.WorldBrokenError, repr(error)
             assert "forked from the master" in str(error)
+            assert "the world is not broken: compute in the master" in str(error)
 
     check_in_fork(call_all)
     world.check_usable()

@@ -10,7 +10,7 @@ import pytest
 from synkhronos.__main__ import main
 from synkhronos.host import job
 from synkhronos.machines.job import launcher
-from synkhronos.machines.job.config import Job, JobError
+from synkhronos.machines.job.config import Job, JobError, make_job
 
 ROOT_OPTION = ["--allow-run-as-root"] if os.geteuid() == 0 else []
 
@@ -99,6 +99,33 @@ def test_wrong_options_are_said_before_anything_starts(capsys, monkeypatch, argu
     said = capsys.readouterr().err
     assert end.value.code == 2 and message in said
     assert said.splitlines()[-1].startswith("python -m synkhronos launch: error: ")
+
+
+@pytest.fixture
+def ssh(tmp_path, monkeypatch):
+    """A command ssh, which knows the settings of one host."""
+    program = tmp_path / "ssh"
+    program.write_text('#!/bin/sh\n[ "$2" = alias.invalid ] && set . 127.0.0.1\necho hostname $2\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+
+def job_on(hosts, mpi=None):
+    return make_job(None, None, hosts, None, None, mpi)
+
+
+def test_a_machine_whose_name_is_not_known_is_named(ssh, monkeypatch):
+    launcher.check_names(job_on("localhost,127.0.0.1,alias.invalid"), {})
+    with pytest.raises(
+        JobError, match="there is no machine none.invalid: .*; name machines as for 'ssh"
+    ):
+        launcher.check_names(job_on("localhost,none.invalid"), {})
+    agent = "--mca plm_rsh_agent AGENT"
+    launcher.check_names(job_on("localhost,none.invalid", mpi=agent), {})
+    launcher.check_names(job_on("none.invalid"), {"OMPI_MCA_plm_rsh_agent": "AGENT"})
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(JobError, match="there is no machine alias.invalid"):
+        launcher.check_names(job_on("alias.invalid"), {})
 
 
 def test_an_mpirun_of_another_mpi_is_named(tmp_path):

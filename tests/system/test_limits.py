@@ -189,6 +189,19 @@ def test_without_a_home_folder_a_compile_cache_has_to_be_set(monkeypatch):
     assert complaint.endswith("THEANO_FLAGS=base_compiledir=FOLDER")
 
 
+def test_pytensors_cache_is_checked_likewise(tmp_path, monkeypatch):
+    of_pytensor = {one.name: one for one in checks.OF_PYTENSOR}
+    monkeypatch.setenv("PYTENSOR_FLAGS", f"base_compiledir={tmp_path}/a")
+    monkeypatch.setattr(checks.pytensor_environment, "package_complaint", lambda: None)
+    assert compile_cache.folder(os.environ, "pytensor") == tmp_path / "a"
+    assert compile_cache.folder({"PYTENSORRC": ""}, "pytensor") == Path.home() / ".pytensor"
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may
+    result = of_pytensor["its cache"].run()
+    assert result.state == PROBLEM and "a, cannot be written to" in result.found, result
+    assert result.remedy == "set another folder with PYTENSOR_FLAGS=base_compiledir=FOLDER"
+    assert "its cache" in of_pytensor["PyTensor"].run().remedy
+
+
 def test_the_compile_cache_is_where_the_users_settings_say(tmp_path):
     assert compile_cache.folder({"THEANO_FLAGS": "base_compiledir=/a,x=1"}) == Path("/a")
     assert compile_cache.folder({"THEANO_FLAGS": "base_compiledir=/a,compiledir=/b"}) == Path("/b")

@@ -280,6 +280,22 @@ def test_run_changes_nothing_without_a_driver(script, tmp_path):
     assert not list(tmp_path.glob("synkhronos*"))
 
 
+@pytest.mark.parametrize("name", ["", "run", "launch", "install", "doctor"])
+def test_every_help_has_one_width_and_no_markup(name):
+    printed = command(*name.split(), "--help", COLUMNS="80").stdout
+    assert "options:" in printed and "`" not in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_the_doctor_ends_quietly_when_its_reader_has_read_enough():
+    doctor = [sys.executable, "-m", "synkhronos", "doctor"]
+    with subprocess.Popen(doctor, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout.readline().startswith(b"ok       Python")
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 128 + signal.SIGPIPE
+
+
 def test_no_command_shows_the_help():
     answer = command()
     assert answer.returncode == 2

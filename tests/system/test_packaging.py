@@ -118,7 +118,10 @@ def test_the_metadata_are_complete(described):
     for field in ("Summary", "Author", "License", "Keywords", "Platform"):
         assert described[field].strip() not in ("", "UNKNOWN"), field
     assert described["Description-Content-Type"] == "text/x-rst"
-    assert described.get_payload().strip() == (ROOT / "README.rst").read_text().strip()
+    text, readme = described.get_payload(), (ROOT / "README.rst").read_text()
+    assert not re.search(r"<(?!https?:)[^ >]+>`_|\.\. image:: (?!https?:)", text)
+    shown = re.sub(r"^\.\. image::.*(\n +.*)*|`|\s+<[^ >]+>`_", "", readme, flags=re.MULTILINE)
+    assert text.replace("`", "").split() == shown.split()
 
 
 def test_each_extra_installs_what_its_file_names(described):
@@ -243,6 +246,18 @@ def test_the_citation_names_this_version():
     assert (cited["title"], cited["version"]) == ("Synkhronos", synk.__version__)
     assert cited["license"] in (ROOT / "LICENSE").read_text()
     assert all("name" in author for author in cited["authors"])
+
+
+def test_the_services_run_the_commands_of_the_readme():
+    yaml = pytest.importorskip("yaml")
+    commands = re.findall(r"^ +(sh \S+)$", (ROOT / "README.rst").read_text(), re.MULTILINE)
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())
+    steps = workflow["jobs"]["tests"]["steps"]
+    assert [step["run"] for step in steps if "run" in step] == commands
+    pages = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())
+    words = " ".join(sum(pages["build"]["jobs"].values(), [])).split()
+    files = [word for word in words if "/" in word] + [pages["sphinx"]["configuration"]]
+    assert len(files) == 4 and all((ROOT / file).is_file() for file in files)
 
 
 def instructions():

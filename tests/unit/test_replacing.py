@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import stat
 from pathlib import Path
 
@@ -195,3 +196,28 @@ def test_it_is_on_disk_before_it_replaces_the_old_file_and_its_name_afterwards(t
     assert done == [
         step for one in written for step in (("fsync", one), ("replace", one, path), ("fsync", folder))
     ]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_full_disk_leaves_the_old_file_and_says_so(tmp_path, exists):
+    path = tmp_path / "file"
+    if exists:
+        path.write_bytes(b"old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    state = "the file there is unchanged" if exists else "no file is left there"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"File too large; .* and {state}: '{path}'") as caught:
+            with replacing(path) as file:
+                file.write(bytes(1 << 17))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
+    assert [one.read_bytes() for one in tmp_path.iterdir()] == [b"old"] * exists
+
+
+def test_an_error_of_the_script_while_a_file_is_written_is_its_own(tmp_path):
+    with pytest.raises(OSError, match="^of the script$"), replacing(tmp_path / "file") as file:
+        file.write(b"new")
+        raise OSError("of the script")
+    assert not [*tmp_path.iterdir()]

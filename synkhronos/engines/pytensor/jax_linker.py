@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class JaxLinker(JAXLinker):
-    """PyTensor's linker, but its functions get the shared generators themselves, not copies."""
+    """PyTensor's linker, but shapes are values, and shared generators themselves are the inputs."""
 
     def fgraph_convert(
         self, fgraph: FunctionGraph, input_storage: Any, storage_map: Any, **kwargs: Any

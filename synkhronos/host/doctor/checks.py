@@ -170,19 +170,24 @@ def compile_complaint(compiler: str, folders: Sequence[str]) -> Optional[str]:
     return next((line for line in lines if "error:" in line), lines[0])
 
 
-def examine_cache() -> Finding:
-    """Check that Theano can use its cache, and that no other user can put code into it."""
-    folder = compile_cache.folder(os.environ)
-    fault = compile_cache.fault(folder)
+def examine_cache(name: str = "theano") -> Finding:
+    """Check that a compiler can use its cache, and that no other user can put code into it."""
+    folder = compile_cache.folder(os.environ, name)
+    fault = compile_cache.fault(folder, name)
     if fault is not None:
         raise Fault(*fault)
     complaint = None if folder is None else compile_cache.outsider(folder)
     if complaint is None:
         return f"{folder}, which no other user can change", ""
     return complaint, (
-        "a user who can change it can run code as you: set THEANO_FLAGS=base_compiledir=FOLDER to a new "
-        "folder of your own; or chmod -R go-w"
+        f"a user who can change it can run code as you: set {name.upper()}_FLAGS=base_compiledir=FOLDER "
+        f"to a new folder of your own; or chmod -R go-w"
     )
+
+
+def examine_cache_of_pytensor() -> Finding:
+    """Check PyTensor's cache likewise."""
+    return examine_cache("pytensor")
 
 
 def examine_theano() -> Finding:
@@ -191,10 +196,7 @@ def examine_theano() -> Finding:
     if complaint:
         found = "not installed, or another package in its place"
         raise Fault(found, _with_this_python(complaint))
-    missing = [one.name for one in NEEDED_BY_THEANO if one.run().state == PROBLEM]
-    if missing:
-        remedy = f"fix the problems above first: {', '.join(missing)}"
-        raise Fault("installed, but not tried", remedy)
+    _check_needed(NEEDED_BY_THEANO)
     environ = dict(os.environ)
     environment.set_flags(environ)
     # Importing Theano would use a GPU that is named in the user's flags. The last flag wins.
@@ -208,11 +210,20 @@ def examine_pytensor() -> Finding:
     complaint = pytensor_environment.package_complaint()
     if complaint:
         raise Fault("not usable", complaint)
+    _check_needed(NEEDED_BY_PYTENSOR)
     environ = dict(os.environ)
     pytensor_environment.set_flags(environ)
     code = f"NAME, MODE = 'pytensor', 'CVM'\n{PRODUCT_PROBE}"
     found = probe(code, PYTENSOR_FLAGS=environ.get("PYTENSOR_FLAGS", ""))
     return judge_pytensor(found, *_of_processor())
+
+
+def _check_needed(needed: Sequence[Check]) -> None:
+    """Raise a `Fault` if checks fail without which there is nothing to try."""
+    missing = [one.name for one in needed if one.run().state == PROBLEM]
+    if missing:
+        remedy = f"fix the problems above first: {', '.join(missing)}"
+        raise Fault("installed, but not tried", remedy)
 
 
 def _of_processor() -> Tuple[Optional[str], Optional[str]]:
@@ -339,11 +350,15 @@ OF_THEANO = (
         remedy="empty Theano's cache of compiled code with: theano-cache purge",
     ),
 )
-OF_PYTENSOR = (
+NEEDED_BY_PYTENSOR = (
     PYTHON,
     Check("NumPy", examine_numpy_for_pytensor, is_required=True),
     PACKAGES,
     COMPILER,
+    Check("its cache", examine_cache_of_pytensor, is_required=True),
+)
+OF_PYTENSOR = (
+    *NEEDED_BY_PYTENSOR,
     Check(
         "PyTensor",
         examine_pytensor,

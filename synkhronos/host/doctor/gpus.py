@@ -3,10 +3,11 @@
 pygpu and NCCL are tried with the environment variables that ``python -m synkhronos run`` sets.
 """
 
+import sys
 from pathlib import Path
 from typing import Dict, Iterable, List, Optional
 
-from synkhronos.host import nvidia_libraries, nvidia_links
+from synkhronos.host import environment, nvidia_libraries, nvidia_links
 from synkhronos.host.doctor.check import Fault, Finding, ProbeError, probe
 from synkhronos.host.nvidia_libraries import NAMES, NEEDED, Library, Version
 
@@ -146,6 +147,12 @@ def judge_missing_pygpu(complaint: str, present: List[str]) -> Finding:
     """Judge that pygpu cannot be used: a warning if there are GPUs."""
     if not present:
         return f"none; not required ({complaint})", ""
+    hidden = environment.hidden_folder("pygpu")
+    if hidden is not None:
+        remedy = (
+            f"python3 -m venv --system-site-packages {sys.prefix}, which then sees pygpu in {hidden}"
+        )
+        return f"{', '.join(present)} cannot be used: {complaint}", remedy
     remedy = (
         "install pygpu, on Debian 12 with: apt-get install python3-pygpu libgpuarray-dev, and "
         "use an environment made with /usr/bin/python3 -m venv --system-site-packages"

@@ -12,6 +12,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -109,6 +110,34 @@ def check_machines(what: Job, environ: Mapping[str, str] = os.environ) -> None:
             f"-n {what.machines}: name the machines by --hosts, --hostfile or --config, or start the "
             f"command inside a job of a batch system"
         )
+
+
+def check_names(what: Job, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise a `JobError` if the name of a machine is not known; mpirun says so in thirty lines.
+
+    Another way than ssh to start processes, which mpirun is told, may know other names.
+    """
+    if any("rsh_agent" in one for one in (*environ, *what.mpi)):
+        return
+    for host in what.hosts:
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            if not _is_known_to_ssh(host):
+                raise JobError(
+                    f"there is no machine {host}: {error.strerror}; name machines as for 'ssh NAME'"
+                ) from None
+
+
+def _is_known_to_ssh(host: str) -> bool:
+    """Whether the settings of ssh have another name or a way for a host."""
+    try:
+        done = subprocess.run(["ssh", "-G", host], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    settings = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
+    is_renamed = settings.get("hostname", host).lower() != host.lower()
+    return is_renamed or bool({"proxycommand", "proxyjump"} & {*settings})
 
 
 def command(
