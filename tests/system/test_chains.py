@@ -61,6 +61,18 @@ def test_each_chain_is_that_of_the_model_for_its_seed(world_of, in_python, size,
         assert_same(drawn, alone(model, seed), chain)
 
 
+def test_each_chain_of_nutpie_is_that_of_the_model_for_its_seed(world_of):
+    pytest.importorskip("nutpie")
+    world_of(2, timeout=120)
+    model, seeds = logistic(), [7, 8]
+    options = {"nuts_sampler": "nutpie", **SHORT}
+    drawn = sample(parallelize(model), chains=2, ranks_per_chain=1, random_seed=seeds, **options)
+    for chain, seed in enumerate(seeds):
+        with model:
+            expected = pm.sample(chains=1, cores=1, random_seed=[seed], **options)
+        assert_same(drawn, expected, chain)
+
+
 def test_ranks_without_rows_and_potentials_of_ones_own(world_of, in_python):
     world_of(4, timeout=120)
     rows = np.array([1.0, 2.0])

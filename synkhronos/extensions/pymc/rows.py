@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any, Iterable, Sequence
 
 import numpy as np
@@ -72,13 +71,6 @@ class Rows(EvaluatedSum):
         self._first = FirstEvaluations(self._serial, model)
         self._untested = _POINTS
         self._refusal: Exception | None = None  # the error that a test of this sum has raised
-
-    def __reduce__(self) -> Any:
-        # PyMC then samples in this process, and says so.
-        raise pickle.PicklingError(
-            f"{self.name}: it cannot be copied or pickled, as it uses the ranks of this process; "
-            f"sample with pm.sample(cores=1)"
-        )
 
     @property
     def turn(self) -> Any:

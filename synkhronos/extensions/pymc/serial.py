@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, Sequence
 
 import numpy as np
@@ -132,7 +133,9 @@ class PlainSum:
 
     def of_all(self, values: Sequence[Any]) -> AnyArray:
         """Return the sum over all rows, and its gradient."""
-        return np.asarray(self._function(*values, *self._data))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Numba does not cache functions with arrays of constants
+            return np.asarray(self._function(*values, *self._data))
 
 
 def _is_large(variable: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 from abc import ABC, abstractmethod
 from typing import Any, Sequence
 
@@ -84,6 +85,13 @@ class EvaluatedSum(ABC):
         self.parameters, self.wrt = on_ranks.parameters, on_ranks.wrt
         self._lost = LostErrors(self.name)
         self._process = os.getpid()
+
+    def __reduce__(self) -> Any:
+        # PyMC then samples in this process, and says so; Numba does not put it into its cache.
+        raise pickle.PicklingError(
+            f"{self.name}: it cannot be copied or pickled, as it uses the ranks of this process; "
+            f"sample with pm.sample(cores=1)"
+        )
 
     def __repr__(self) -> str:
         return self.name
