@@ -92,12 +92,10 @@ SLOW = (
     "test_doctor_mpi.py",
     "test_failures.py",
     "test_faults.py",
-    *(
-        f"test_machines.py::test_{what}[{machines}"
-        for what in ("communicator", "store", "transport", "wire_format")
-        for machines in ("1+1", "1+2", "2+2")
-    ),
-    "test_machines.py::test_wire_format_between",
+    "test_machines.py::test_communicator",
+    "test_machines.py::test_store",
+    "test_machines.py::test_transport",
+    "test_machines.py::test_wire_format",
     "test_machines_mpi.py",
     "test_ops.py::test_all_ranks_keep_one_order_in_every_mode[2 rank(s)-virtual machine, no",
     "test_ops.py::test_reductions_are_those_of_numpy_for_every_operation_and_dtype[1 rank(s)",

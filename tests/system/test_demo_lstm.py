@@ -130,6 +130,7 @@ def test_the_losses_are_those_of_theanos_operations(run_demo, tmp_path, monkeypa
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_script_reads_files(run_demo, tmp_path):
     write_files(tmp_path / "data", {name: 8 * texts for name, texts in TEXTS.items()})
     arguments = ["--data", "data", "--words", "5", "--rule", "bsp", *SMALL]

@@ -65,7 +65,7 @@ def assert_lost(job, machine, cause):
     return output
 
 
-@pytest.mark.parametrize("moment, rank", [("call", 2), ("doze", 0), *slow(("meet", 2), ("idle", 2))])
+@pytest.mark.parametrize("moment, rank", [("call", 2), *slow(("doze", 0), ("meet", 2), ("idle", 2))])
 def test_a_dead_first_process_is_named_and_ends_the_job(machines, tmp_path, moment, rank):
     job = Job(machines, tmp_path, moment, **LAUNCHED)
     job.kill(rank)

@@ -104,8 +104,9 @@ def test_a_machine_whose_processes_are_stopped_is_not_lost(machines, tmp_path):
     assert code == 0 and "recovered" in output and "lost" not in output, output
 
 
+@SLOW
 @with_openmpi_5
-@pytest.mark.parametrize("loss, cause", [("kill", "lost"), *slow(("cut", f"was lost: {SILENT}"))])
+@pytest.mark.parametrize("loss, cause", [("kill", "lost"), ("cut", f"was lost: {SILENT}")])
 def test_a_lost_machine_ends_a_job_of_openmpi_5_with_an_error(machines, tmp_path, loss, cause):
     job = Job(machines, tmp_path, "meet")
     job.now()
