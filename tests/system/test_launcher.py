@@ -120,9 +120,10 @@ def test_a_machine_whose_name_is_not_known_is_named(ssh, monkeypatch):
         JobError, match="there is no machine none.invalid: .*; name machines as for 'ssh"
     ):
         launcher.check_names(job_on("localhost,none.invalid"), {})
-    agent = "--mca plm_rsh_agent AGENT"
-    launcher.check_names(job_on("localhost,none.invalid", mpi=agent), {})
-    launcher.check_names(job_on("none.invalid"), {"OMPI_MCA_plm_rsh_agent": "AGENT"})
+    for agent in ("--mca plm_rsh_agent AGENT", "--prtemca plm_ssh_agent AGENT"):
+        launcher.check_names(job_on("localhost,none.invalid", mpi=agent), {})
+    for agent in ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent"):
+        launcher.check_names(job_on("none.invalid"), {agent: "AGENT"})
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(JobError, match="there is no machine alias.invalid"):
         launcher.check_names(job_on("alias.invalid"), {})

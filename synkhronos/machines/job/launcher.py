@@ -45,6 +45,8 @@ _KEEPALIVE = {"time": 1, "intvl": 1, "probes": 4}
 _LOST = b"has lost communication with a remote daemon"
 # With ULFM it returns 0 when a signal has ended the script, and goes on while other tasks do.
 _ENDED = re.compile(exit_code.ENDED.format(r"(SIG[A-Z0-9]+)").encode())
+#: mpirun's settings, of OpenMPI 4 and 5, of another way than ssh to start processes
+_AGENTS = ("plm_rsh_agent", "plm_ssh_agent")
 _REMEMBERED = 200  # bytes
 _GRACE = 5.0  # seconds after the end of the script, in which other tasks can end by themselves
 _POLL_INTERVAL = 0.5  # seconds between two checks of whether the terminal is ours
@@ -117,7 +119,7 @@ def check_names(what: Job, environ: Mapping[str, str] = os.environ) -> None:
 
     Another way than ssh to start processes, which mpirun is told, may know other names.
     """
-    if any("rsh_agent" in one for one in (*environ, *what.mpi)):
+    if any(agent in one for agent in _AGENTS for one in (*environ, *what.mpi)):
         return
     for host in what.hosts:
         try:
