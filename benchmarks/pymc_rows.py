@@ -178,10 +178,7 @@ def compare(kind, rows, rounds, number, goal):
             times = common.take_turns(called, rounds, f"{title}, {what}")
             name = f"{title}, {what}"
             wanted = goal if rows >= USUAL and what == "nutpie gradient" else None
-            gain = line(f"{name}: {RANKS} ranks", "ms", times["ranks"], times["alone"], "one thread",
-                        at_least=wanted or 0)  # fmt: skip
-            if wanted is None:
-                gain.goal, gain.reached = "", None
+            gain = speed_up(name, times, wanted)
             ratios = list(np.divide(times["ideal"], times["ranks"]))
             lines += [
                 line(f"{name}: one thread", "ms", times["alone"]),
@@ -227,8 +224,17 @@ def compare_settings(title, environment, mode, rounds, number):
         times = common.take_turns(called, rounds, title)
     return [
         line(f"{title}: one thread", "ms", times["alone"]),
-        line(f"{title}: {RANKS} ranks", "ms", times["ranks"], times["alone"], "one thread"),
+        speed_up(title, times),
     ]
+
+
+def speed_up(title, times, goal=None):
+    """Return the line of the ranks, with how many times as fast they are as one thread."""
+    made = line(f"{title}: {RANKS} ranks", "ms", times["ranks"])
+    made.ratios, made.of = list(np.divide(times["alone"], times["ranks"])), "one thread"
+    if goal is not None:
+        made.goal, made.reached = f"≥ {goal:g}", made.ratio >= goal
+    return made
 
 
 def draw(figure, record):
