@@ -33,6 +33,11 @@ class TensorType(NamedTuple):
     extents: tuple[int | None, ...]  # for each axis, the extent that the type fixes, or None
 
 
+def dims_of(variable: Variable) -> tuple[str, ...]:
+    """Return the names of the dimensions of a variable, if they have names, as of PyTensor's xtensor."""
+    return getattr(getattr(variable, "type", None), "dims", ())
+
+
 class InputType(NamedTuple):
     """The type of an input: a tensor, or another type whose values a function can be called with.
 

@@ -19,6 +19,7 @@ from synkhronos.arithmetic.partition import select, share
 from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.arrays.objects import ObjectData, SparseData, to_sparse
+from synkhronos.engines.base import dims_of
 from synkhronos.functions.call import CallFunction
 from synkhronos.functions.columns import Split
 from synkhronos.functions.replica import Replica
@@ -110,7 +111,7 @@ def to_value(value: Any, one: Input) -> Any:
         return value
     if kind.format != "dense":
         return to_sparse(value, kind.format, kind.dtype, one.downcast, one.label)
-    value = in_order_of(one.dims, value, one.label)
+    value = in_order_of(dims_of(one.variable), value, one.label)
     remedy = "convert it"
     if not one.downcast:
         remedy += ", or build the function with allow_input_downcast=True"

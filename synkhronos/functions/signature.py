@@ -13,7 +13,7 @@ from synkhronos._text import shortened
 from synkhronos._typing import OutputOp, SharedVariable, Variable
 from synkhronos.arithmetic.conversion import as_array
 from synkhronos.arithmetic.operations import GATHER, OPERATIONS, find_operation, parse_output_mode
-from synkhronos.engines.base import Engine, InputType
+from synkhronos.engines.base import Engine, InputType, dims_of
 
 
 class In:
@@ -80,17 +80,12 @@ def _axis_of(variable: Variable, axis: int | str, label: str) -> int:
     """Return the number of an axis, which may be given by the name of the dimension."""
     if not isinstance(axis, str):
         return check_extent(axis, label)
-    dims = _dims_of(variable)
+    dims = dims_of(variable)
     if axis not in dims:
         raise ValueError(
             f"{label}: expected a number, or a dimension of {variable}: {dims}, got {axis!r}"
         )
     return dims.index(axis)
-
-
-def _dims_of(variable: Variable) -> tuple[str, ...]:
-    """Return the names of the dimensions of a variable, if they have names."""
-    return getattr(getattr(variable, "type", None), "dims", ())
 
 
 class Input(NamedTuple):
@@ -106,8 +101,6 @@ class Input(NamedTuple):
         The value to use if a call gives none.
     downcast : bool
         Whether a value may be cast with a loss.
-    dims : tuple of str
-        The names of the dimensions, if they have names.
     """
 
     variable: Variable
@@ -117,7 +110,6 @@ class Input(NamedTuple):
     fixed: dict[int, int]
     value: Any = None
     downcast: bool = False
-    dims: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -183,7 +175,7 @@ def _parse_input(engine: Engine, what: str, given: Any) -> Input:
         )
     elif axis and kind.format != "dense":
         raise ValueError(f"inputs: {variable} is sparse and can be split along axis 0 only, got {axis}")
-    one = Input(variable, variable.name, kind, axis, fixed, dims=_dims_of(variable))
+    one = Input(variable, variable.name, kind, axis, fixed)
     if wrapped is None:
         return one
     downcast = bool(getattr(wrapped, "allow_downcast", False))

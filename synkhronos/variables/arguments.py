@@ -10,7 +10,7 @@ from synkhronos._checks import check_int
 from synkhronos._typing import Finish, SharedVariable, SharedVariables, Values
 from synkhronos.arithmetic.conversion import condition, in_order_of
 from synkhronos.arrays.data import Data
-from synkhronos.engines.base import NO_VALUE, Engine
+from synkhronos.engines.base import NO_VALUE, Engine, dims_of
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.world.here import Command, Here
@@ -116,7 +116,7 @@ def conditioned(
     for variable, value in zip(variables, values):
         kind = engine.type_of(variable)
         label = f"value for {variable}"
-        value = in_order_of(getattr(variable.type, "dims", ()), value, label)
+        value = in_order_of(dims_of(variable), value, label)
         array: np.ndarray | Data = condition(value, kind.dtype, kind.ndim, False, label)
         if scattered and (not kind.ndim or kind.extents[0] is not None):
             raise ValueError(f"value for {variable}: its type has no rows that can be split")

@@ -196,10 +196,10 @@ def test_pytensors_cache_is_checked_likewise(tmp_path, monkeypatch):
     assert compile_cache.folder(os.environ, "pytensor") == tmp_path / "a"
     assert compile_cache.folder({"PYTENSORRC": ""}, "pytensor") == Path.home() / ".pytensor"
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may
-    result = of_pytensor["its cache"].run()
+    result = of_pytensor["compile cache"].run()
     assert result.state == PROBLEM and "a, cannot be written to" in result.found, result
     assert result.remedy == "set another folder with PYTENSOR_FLAGS=base_compiledir=FOLDER"
-    assert "its cache" in of_pytensor["PyTensor"].run().remedy
+    assert "compile cache" in of_pytensor["PyTensor"].run().remedy
 
 
 def test_the_compile_cache_is_where_the_users_settings_say(tmp_path):
@@ -437,7 +437,7 @@ def test_a_command_or_a_reply_too_large_for_memory_leaves_a_usable_world():
 
 @pytest.fixture(scope="module")
 def small_programs(tmp_path_factory):
-    """`Programs` whose processes need little memory: Theano does not compile, nor read its cache."""
+    """`Programs` whose processes need little memory: Theano does not compile, nor read compile cache."""
     cache = tmp_path_factory.mktemp("cache")
     made = Programs(environment={"THEANO_FLAGS": f"cxx=,base_compiledir={cache}"})
     yield made

@@ -42,7 +42,7 @@ class PyTensorEngine(GraphEngine):
 
     def type_of(self, variable: Variable) -> TensorType:
         kind: VariableType = getattr(variable, "type", None)
-        if type(kind).__name__ == "XTensorType":  # when a function runs, it is as that of a tensor
+        if hasattr(kind, "dims"):  # of xtensor; when a function runs, it is as that of a tensor
             return TensorType(np.dtype(kind.dtype), kind.ndim, kind.shape)
         return super().type_of(variable)
 

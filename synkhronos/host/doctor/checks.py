@@ -355,7 +355,7 @@ NEEDED_BY_PYTENSOR = (
     Check("NumPy", examine_numpy_for_pytensor, is_required=True),
     PACKAGES,
     COMPILER,
-    Check("its cache", examine_cache_of_pytensor, is_required=True),
+    Check("compile cache", examine_cache_of_pytensor, is_required=True),
 )
 OF_PYTENSOR = (
     *NEEDED_BY_PYTENSOR,
