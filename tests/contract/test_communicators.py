@@ -38,7 +38,12 @@ COMMUNICATORS = [naive, shared_memory, prepared]
 
 @pytest.fixture(
     scope="module",
-    params=[(make, size) for make in COMMUNICATORS for size in SIZES] + [(alone, 1)],
+    params=[
+        pytest.param((make, size), marks=[pytest.mark.slow] * (size == 4))
+        for make in COMMUNICATORS
+        for size in SIZES
+    ]
+    + [(alone, 1)],
     ids=lambda param: f"{param[0].__name__}-{param[1]}",
 )
 def ranks(request):

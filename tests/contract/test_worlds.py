@@ -30,6 +30,7 @@ def several_machines(size, master_rank, timeout):
 
 TRANSPORTS, LABS = [NaiveTransport, LocalTransport, several_machines], [NaiveLab, CompilerLab]
 PARTS = [(transport, lab) for transport in TRANSPORTS for lab in LABS]
+PARTS[-1] = pytest.param(PARTS[-1], marks=pytest.mark.slow)  # each machine compiles, in one process
 
 
 @pytest.fixture(params=PARTS, ids=lambda parts: f"{parts[0].__name__}-{parts[1].__name__}")

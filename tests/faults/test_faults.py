@@ -8,7 +8,7 @@ import harness
 import pytest
 from scenarios import HOWS, PLACES, PROGRAM_PLACES, PROGRAMS, first, scenario
 
-SAMPLE = range(18)
+SAMPLE = range(len(HOWS))
 PAIRS = len(HOWS) * len(PLACES)
 TURNS = 4
 SOAK = range(40, 40 + TURNS * PAIRS)  # 504 faults
@@ -65,8 +65,8 @@ def test_the_seeds_cover_every_kind_of_fault_at_every_place():
     assert gcd(len(HOWS), len(PLACES)) == 1
     sample = [scenario(seed) for seed in SAMPLE]
     assert {fault.how for fault in sample} == set(HOWS)
-    assert {fault.place for fault in sample} == {scenario(n).place for n in range(len(PLACES))}
     soak = [scenario(seed) for seed in SOAK]
+    assert {fault.place for fault in soak} == {scenario(n).place for n in range(len(PLACES))}
     assert len({(fault.how, fault.place, fault.of_master) for fault in soak}) > 1.8 * PAIRS
     assert scenario(17) == scenario(17)
 
@@ -150,6 +150,7 @@ injector.Injector.have_it = strike_in_a_finalizer
 """
 
 
+@pytest.mark.slow
 def test_an_exception_in_a_finalizer_which_python_drops_occurs_a_moment_later():
     fault = {"how": "exception", "seam": "moment", "who": "worker", "others": "", "caught": True}
     seed = first(range(10_000), fault)

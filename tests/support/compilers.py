@@ -82,9 +82,7 @@ OF_BOTH = (
 #: Tests, by the start of their ids, that compile for long with PyTensor, or are not about compilers.
 SLOW = (
     "test_center.py",
-    "test_checkpoint.py::test_a_process_that_is_killed_while_saving",
     "test_checkpoint.py::test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit[2]",
-    "test_checkpoint.py::test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit[3]",
     "test_checkpoint.py::test_saving_and_loading_take_one_more_copy_at_most",
     "test_collectives_oracle.py",
     "test_data.py::test_data_that_changes_is_like_an_array_on_every_rank",

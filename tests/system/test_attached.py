@@ -43,6 +43,7 @@ def serve(listener, answer=lambda request, pid, info: info):
     return listener.serve(answer)
 
 
+@pytest.mark.slow
 @own_process(timeout=LIMIT)
 def test_collectives_of_attached_processes_are_exact_and_in_step():
     code = """
@@ -152,6 +153,7 @@ def test_wrong_uses_of_attached_processes_are_errors():
             synk.Listener(*arguments)
 
 
+@pytest.mark.slow
 @own_process(timeout=LIMIT)
 def test_processes_at_different_collectives_get_errors_that_list_them():
     own = name()
@@ -180,6 +182,7 @@ def test_a_process_that_dies_in_a_collective_does_not_keep_the_others_waiting():
     assert codes == [-signal.SIGKILL, 1] and "the attached process 1 has ended" in said
 
 
+@pytest.mark.slow
 @own_process(timeout=LIMIT)
 def test_an_error_of_the_answer_reaches_both_sides():
     own = name()
@@ -190,6 +193,7 @@ def test_an_error_of_the_answer_reaches_both_sides():
     assert "the controller raised an exception" in outcome(process, 1)
 
 
+@pytest.mark.slow
 @own_process(timeout=LIMIT)
 def test_a_listener_that_ends_ends_the_waits_of_the_attached():
     code = """
@@ -244,6 +248,7 @@ def test_a_process_that_comes_during_an_answer_is_not_late():
             thread.join()
 
 
+@pytest.mark.slow
 @own_process(timeout=LIMIT)
 def test_places_are_given_again_only_if_the_number_of_processes_is_open():
     own = name()

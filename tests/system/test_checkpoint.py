@@ -484,6 +484,7 @@ def leave_one():
     Path(".file.0123456789abcdef.unfinished").touch()
 
 
+@pytest.mark.slow
 @own_process(timeout=200)
 def test_a_process_that_is_killed_while_saving_leaves_a_whole_checkpoint():
     assert end_of(save_first) == 0
@@ -693,7 +694,9 @@ def test_save_and_load_say_where_they_cannot_be_called(world_of, tmp_path):
 # Training
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize(
+    "n", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(programs, tmp_path, n):
     """Check it for an interpreter with a different hash seed, too."""
     uninterrupted, saving = (

@@ -320,7 +320,7 @@ ACTIONS = [
     seed=st.integers(0, 10**6),
     actions=st.lists(st.sampled_from(ACTIONS), min_size=2, max_size=6),
 )
-@examples(100)
+@examples(40)
 def test_a_sequence_of_collectives_does_what_numpy_does_with_a_list_of_arrays(
     model, data, seed, actions
 ):

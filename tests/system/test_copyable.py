@@ -296,6 +296,7 @@ def test_copies_of_a_network_equal_the_compilers(
             assert_equal_on_every_rank(param, value)
 
 
+@pytest.mark.slow
 def test_early_stopping_goes_back_to_the_best_network(two):
     net = Net(ours_by_function, predict_gathered)
     x, y = digits()

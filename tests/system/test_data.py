@@ -165,7 +165,7 @@ class Growing(RuleBasedStateMachine):
 
 def test_data_that_changes_is_like_an_array_on_every_rank(world):
     Growing.world = world
-    run_state_machine_as_test(Growing, settings=examples(40))
+    run_state_machine_as_test(Growing, settings=examples(15))
 
 
 # Creation

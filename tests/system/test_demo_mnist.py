@@ -221,7 +221,8 @@ def test_the_networks_are_those_of_the_tutorial(demo):
 # The scripts
 
 
-@pytest.mark.parametrize("model", ["mlp", pytest.param("cnn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_the_three_scripts_have_the_same_loss_curve(run_demo, model):
     arguments = ["--model", model, "--no-dropout", "--epochs", "2"]
     results = {}
@@ -248,7 +249,14 @@ def test_the_loss_curve_is_that_of_theanos_operations(run_demo, monkeypatch):
     assert other_accuracy == pytest.approx(accuracy)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    "script",
+    ["train_mnist_cpu_data"]
+    + [
+        pytest.param(one, marks=pytest.mark.slow)
+        for one in ("train_mnist_theano", "train_mnist_gpu_data")
+    ],
+)
 def test_a_script_trains_reports_and_draws(run_demo, tmp_path, script):
     """Check also that the script that compares itself with plain Theano says how much faster it was."""
     arguments = ["--data", "sklearn", "--model", "mlp", "--epochs", "1", "--plot", "curve.png"]
@@ -271,6 +279,7 @@ def test_a_script_trains_reports_and_draws(run_demo, tmp_path, script):
 RESTART = ["--data", "sklearn", "--model", "mlp", "--epochs", "2", "--batch-size", "300"]
 
 
+@pytest.mark.slow
 def test_a_worker_lost_half_way_changes_nothing(run_demo, tmp_path):
     arguments = [*RESTART, "--processes", "2", "--save-every", "3", "--plot", "curve.png"]
     done = run_demo(DEMO / "train_mnist_restart.py", *arguments, timeout=300)
@@ -293,6 +302,7 @@ def test_a_run_goes_on_with_fewer_processes(run_demo):
     assert float(accuracy) > 60
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_is_resumed_and_ends_the_same(run_python, run_demo):
     arguments = [*RESTART, "--processes", "2", "--save-every", "3", "--checkpoint", "kept.npz"]
     script = DEMO / "train_mnist_restart.py"

@@ -84,6 +84,7 @@ def test_a_step_equals_the_serial_one_where_every_share_has_the_same_statistics(
         np.testing.assert_allclose(evaluate(*data), serial_evaluate(x, y), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_step_equals_the_serial_one_on_any_rows_with_batch_norm_as_in_evaluation(demo, world_of):
     options = options_of(demo, processes=2)
     x, y = minibatch(options, 7)
@@ -103,6 +104,7 @@ def test_a_step_equals_the_serial_one_on_any_rows_with_batch_norm_as_in_evaluati
     assert_close(values_of(model.params), values_of(serial.params))
 
 
+@pytest.mark.slow
 def test_evaluation_averages_the_running_averages_over_the_ranks_by_their_rows(demo, world_of):
     options = options_of(demo, "--batch", 5, processes=2)
     world_of(2, verify="off")
@@ -322,7 +324,9 @@ def test_the_losses_are_those_of_theanos_operations(run_demo, monkeypatch):
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
 
 
-@pytest.mark.parametrize("script", ["train_resnet", "train_resnet_theano"])
+@pytest.mark.parametrize(
+    "script", ["train_resnet", pytest.param("train_resnet_theano", marks=pytest.mark.slow)]
+)
 def test_the_scripts_train_on_image_files(run_demo, folder, script):
     own = ["--processes", "2", "--slices", "2", "--batch", "9"] if script == "train_resnet" else []
     done = run_demo(DEMO / f"{script}.py", *TINIER, "--data", folder, *own, timeout=300)
@@ -372,10 +376,8 @@ def assert_equals_serial_training(demo, world_of, options, processes, steps, rto
             np.testing.assert_allclose(value, wanted, rtol=rtol, atol=rtol)
 
 
-@pytest.mark.parametrize(
-    "processes, rows",
-    [(2, 5), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((3, 5), (4, 3)))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("processes, rows", [(2, 5), (3, 5), (4, 3)])
 def test_synchronized_steps_equal_the_serial_ones_for_any_numbers_of_rows(
     demo, double, world_of, processes, rows
 ):

@@ -22,8 +22,8 @@ def errors(stdout):
     "model, options",
     [
         ("theano", ["--sync-type", "cdd", "--plot", "session.png", "--warmup", "1"]),
-        ("lasagne", ["--rule", "EASGD", "--batch", "20"]),
-        ("keras", ["--rule", "LocalSGD", "--scale-lr"]),
+        pytest.param("lasagne", ["--rule", "EASGD", "--batch", "20"], marks=pytest.mark.slow),
+        pytest.param("keras", ["--rule", "LocalSGD", "--scale-lr"], marks=pytest.mark.slow),
     ],
 )
 def test_a_model_of_each_library_learns_the_digits(run_demo, tmp_path, model, options):

@@ -37,6 +37,7 @@ def digests_of(run_python, worlds, hash_seed, *options):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_run_has_the_same_bits_in_every_new_process(run_python):
     worlds = [(2, 0), (3, 1)]  # what one rank computes, two ranks compute too
     # With one hash seed, so that the second finds the modules of the first; the next test has others.
@@ -67,8 +68,8 @@ def test_ten_runs_have_the_same_bits_and_another_number_of_ranks_has_others(run_
     "variables, threads",
     [
         ({"OMP_NUM_THREADS": "1"}, 1),
-        ({"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}, 1),
-        ({"OMP_NUM_THREADS": "2"}, 2),
+        pytest.param({"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}, 1, marks=pytest.mark.slow),
+        pytest.param({"OMP_NUM_THREADS": "2"}, 2, marks=pytest.mark.slow),
         ({"OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}, 2),
     ],
 )

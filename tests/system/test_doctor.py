@@ -82,6 +82,7 @@ def test_openblas_that_is_linked_already_is_not_recommended(judge, found):
         assert result.state == WARNING and "libopenblas-dev" not in result.remedy
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     blas_kernels.instructions_of_processor() in (None, "SSE"), reason="has no newer instructions"
 )

@@ -106,6 +106,7 @@ def ask_doctor(machines, hosts):
     return done.returncode, results, done.output
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(WHY_NOT), reason=f"no machines made of namespaces: {WHY_NOT}")
 def test_hosts_are_compared_and_the_way_to_them_is_measured(tmp_path):
     with Machines(3) as machines:

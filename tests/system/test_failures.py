@@ -145,6 +145,7 @@ def test_idle_time_does_not_count_towards_the_timeout():
     world.check_usable()
 
 
+@pytest.mark.slow
 @own_process
 def test_a_pause_of_the_whole_script_does_not_count_towards_the_timeout():
     """The script is stopped and continued, as by Ctrl-Z and ``fg`` in a terminal."""

@@ -545,7 +545,7 @@ class Alarms:
 
 
 @own_process(timeout=1800)
-@pytest.mark.parametrize("count", [150, pytest.param(4000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [30, pytest.param(4000, marks=pytest.mark.slow)])
 def test_no_exception_of_an_alarm_is_lost_and_the_ranks_can_be_used(tmp_path, count):
     script, alarms, rng = Script(tmp_path / "checkpoint.npz"), Alarms(), np.random.RandomState(8)
     before = script.free_memory()

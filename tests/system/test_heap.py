@@ -77,6 +77,7 @@ class Faults(Command):
         return faults()
 
 
+@pytest.mark.slow
 @needs_glibc
 def test_a_step_on_every_rank_has_hardly_a_page_fault(world_of):
     world_of(2)

@@ -310,6 +310,7 @@ def test_a_call_inside_an_operation_is_refused_in_the_same_words_on_every_rank(i
 # Hosts
 
 
+@pytest.mark.slow
 def test_under_pytest_xdist_each_process_has_a_world(tmp_path):
     shutil.copy(FOLDER / "programs" / "worlds_in_tests.py", tmp_path / "test_inside.py")
     done = subprocess.run(
@@ -424,6 +425,7 @@ print(f(np.ones(6)))
 """
 
 
+@pytest.mark.slow
 def test_in_jupyter_a_later_cell_can_define_operations(kernel):
     run_cell, _, _ = kernel
     run_cell(START)

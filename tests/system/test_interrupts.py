@@ -424,7 +424,7 @@ def be_ended_at_each_moment(to, number, handled, every):
 @pytest.mark.parametrize(
     "number, to, every",
     [
-        (signal.SIGTERM, "group", 3),
+        pytest.param(signal.SIGTERM, "group", 3, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, "master", 1, marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, "group", 1, marks=pytest.mark.slow),
     ],

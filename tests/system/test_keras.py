@@ -49,7 +49,7 @@ def lengths(*counts, **options):
 
 
 @own_process
-@pytest.mark.parametrize("rule", ["sgd", "adam"])
+@pytest.mark.parametrize("rule", [pytest.param("sgd", marks=pytest.mark.slow), "adam"])
 def test_fit_evaluate_and_predict_equal_the_serial_ones(rule):
     from keras_models import assert_equal_histories, assert_same_weights, compiled, digits, fitted, keras
 
@@ -82,6 +82,7 @@ def test_fit_evaluate_and_predict_equal_the_serial_ones(rule):
     np.testing.assert_allclose(got, expected)
 
 
+@pytest.mark.slow
 @own_process
 def test_batches_of_any_length_with_sample_weights():
     from keras_models import assert_equal_steps, compiled
@@ -92,6 +93,7 @@ def test_batches_of_any_length_with_sample_weights():
     assert_equal_steps(models, lengths(7, 1, 2, 3, 11))
 
 
+@pytest.mark.slow
 @own_process(timeout=300)
 def test_a_convolutional_network_with_class_weights():
     import theano
@@ -150,6 +152,7 @@ def test_several_inputs_and_outputs():
         np.testing.assert_allclose(one, other)
 
 
+@pytest.mark.slow
 @own_process
 def test_sequences_with_masks_and_weights_by_time():
     from keras_models import assert_equal_steps, compiled, keras

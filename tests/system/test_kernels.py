@@ -84,6 +84,7 @@ def test_a_scan_has_fast_operations_inside(open_world):
     np.testing.assert_allclose(f(array), sum((array * np.sign(row)).sum() for row in array), 1e-5)
 
 
+@pytest.mark.slow
 def test_other_scripts_neither_import_the_library_nor_lose_its_modules(tmp_path, run_python):
     flags = f"{os.environ['THEANO_FLAGS']},base_compiledir={tmp_path}/cache"
     # Theano names some of its own modules by a hash of strings.

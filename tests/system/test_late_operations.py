@@ -176,6 +176,7 @@ def known_modules(here):
     return len(get_module_cache().entry_from_key)
 
 
+@pytest.mark.slow
 def test_workers_do_not_compile_the_c_code_of_a_later_cell(world_of, cell):
     get_module_cache()  # as after a function that was compiled
     world_of(3)

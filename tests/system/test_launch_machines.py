@@ -130,7 +130,7 @@ ENDINGS = {
         1, "a worker died: rank 3 (killed by SIGKILL)",
     ),
 }  # fmt: skip
-QUICK = ("exits", "is killed")
+QUICK = ("is killed",)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +151,7 @@ def interrupt(started, *pauses):
     return outcome(process, 30)
 
 
+@pytest.mark.slow
 def test_the_first_interrupt_waits_for_the_command(started):
     code, printed, said = interrupt(started, 0.3)
     assert printed == "interrupted [0. 0. 0. 0.]\n", said

@@ -112,6 +112,7 @@ def test_a_limit_on_the_size_of_files_is_an_error_and_not_a_hang():
     synk.close()
 
 
+@pytest.mark.slow
 @needs_mounts
 def test_a_full_disk_for_the_compile_cache_is_an_error_and_not_a_hang(tmp_path):
     cache = tmp_path / "cache"
@@ -127,7 +128,7 @@ def test_a_full_disk_for_the_compile_cache_is_an_error_and_not_a_hang(tmp_path):
 
 
 @needs_mounts
-@pytest.mark.parametrize("option", ["ro", "noexec"])
+@pytest.mark.parametrize("option", ["ro", pytest.param("noexec", marks=pytest.mark.slow)])
 def test_a_compile_cache_that_cannot_be_used_is_explained(tmp_path, option):
     cache = tmp_path / "cache"
     cache.mkdir()
@@ -535,6 +536,7 @@ def take_more_than_a_container_may_have(group):
     assert (data.data == 1).all()
 
 
+@pytest.mark.slow
 def test_more_than_a_container_may_have_is_a_memory_error_before_the_kernel_kills(
     memory_group, small_programs
 ):

@@ -79,7 +79,7 @@ def test_a_transform_changes_each_image_as_the_serial_one(name):
     loads((IMAGES, LABELS), row_of, order_of, [name], processes=2)
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3, 7])
+@pytest.mark.parametrize("processes", [1, 2, 3, pytest.param(7, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("batch_size", [1, 5, 6, ROWS, 100])
 def test_batches_do_not_depend_on_the_number_of_processes(processes, batch_size):
     names = ["crop", "mirror of the batch", "channels"]
@@ -206,7 +206,7 @@ def write_hickle(folder, name="data", axis=-1):
 
 
 @pytest.mark.parametrize("name, axis", [("data", -1), ("data_0", -1), ("data", 0)])
-@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("processes", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_batches_of_hickle_are_loaded_with_the_files_shuffled(tmp_path, name, axis, processes):
     write_hickle(tmp_path / "batches", name, axis)
     np.save(tmp_path / "labels.npy", LABELS)

@@ -105,6 +105,7 @@ def test_a_loss_of_the_other_kind_is_noticed_once(build, name):
         assert_noticed(messages, pattern)
 
 
+@pytest.mark.slow
 def test_a_sum_that_is_noticed_equals_the_serial_step_as_advised():
     """Following the advice is enough: the output and the gradients have their serial values."""
     for make in [make for make, pattern, _ in LOSSES.values() if pattern == A_SUM]:

@@ -42,7 +42,7 @@ def test_a_dead_rank_is_named_and_the_script_can_go_on(machines, tmp_path, momen
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "moment, rank",
-    [("center", 3), *slow(("again", 1), ("overlap", 3), ("center", 1), ("overlap", 1))],
+    [("center", 3), ("again", 1), ("overlap", 3), ("center", 1), ("overlap", 1)],
 )
 def test_a_dead_rank_is_named_also_while_couriers_work(machines, tmp_path, moment, rank):
     check_that_the_script_goes_on(Job(machines, tmp_path, moment, **COURIERS), rank)
@@ -65,7 +65,8 @@ def assert_lost(job, machine, cause):
     return output
 
 
-@pytest.mark.parametrize("moment, rank", [("call", 2), *slow(("doze", 0), ("meet", 2), ("idle", 2))])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment, rank", [("call", 2), ("doze", 0), ("meet", 2), ("idle", 2)])
 def test_a_dead_first_process_is_named_and_ends_the_job(machines, tmp_path, moment, rank):
     job = Job(machines, tmp_path, moment, **LAUNCHED)
     job.kill(rank)
@@ -90,7 +91,8 @@ def test_a_dead_first_process_ends_the_job_without_couriers(machines, tmp_path):
     assert code != 0 and "machine-b" in output and "signal 9" in output, output
 
 
-@pytest.mark.parametrize("moment", ["center", *slow("idle")])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["center", "idle"])
 def test_a_dead_courier_is_named_and_ends_the_job(machines, tmp_path, moment):
     job = Job(machines, tmp_path, moment, **COURIERS)
     job.now()
@@ -139,6 +141,7 @@ def test_the_next_job_removes_what_a_killed_mpirun_has_left(machines, tmp_path):
     assert not machines.left()
 
 
+@pytest.mark.slow
 def test_an_exception_of_a_rank_comes_with_its_traceback_and_the_world_goes_on(machines, tmp_path):
     job = Job(machines, tmp_path, "raise")
     job.now()
@@ -146,7 +149,8 @@ def test_an_exception_of_a_rank_comes_with_its_traceback_and_the_world_goes_on(m
     assert code == 0 and output.splitlines() == [f"rank {rank} raised" for rank in (1, 2, 3)], output
 
 
-@pytest.mark.parametrize("moment, times", [("wait", 2), *slow(("doze", 1), ("far", 2))])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment, times", [("wait", 2), ("doze", 1), ("far", 2)])
 def test_ctrl_c_in_the_script_ends_the_job(machines, tmp_path, moment, times):
     job = Job(machines, tmp_path, moment, **COURIERS)
     for _ in range(times):  # the first one lets the command end

@@ -27,6 +27,7 @@ def test_a_machine_with_another_version_is_refused_by_name(machines, tmp_path):
     assert not machines.left()
 
 
+@pytest.mark.slow
 @with_each_openmpi
 def test_a_machine_without_the_package_is_named(machines, tmp_path):
     on_second_machine(tmp_path, "import sys; sys.modules['synkhronos'] = None")
@@ -37,6 +38,7 @@ def test_a_machine_without_the_package_is_named(machines, tmp_path):
     assert not machines.left(30)  # OpenMPI 5 leaves tasks that it has just started to themselves
 
 
+@pytest.mark.slow
 @with_each_openmpi
 def test_a_module_that_a_machine_lacks_is_an_error_of_its_first_rank(machines, tmp_path):
     (tmp_path / "own_module.py").write_text("def program(rank):\n    return rank.rank\n")

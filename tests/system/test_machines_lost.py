@@ -33,7 +33,8 @@ def machines(request):
         yield made
 
 
-@pytest.mark.parametrize("moment, options", [("call", COURIERS), *slow(("meet", LAUNCHED))])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment, options", [("call", COURIERS), ("meet", LAUNCHED)])
 def test_a_dead_machine_is_named_with_its_ranks_and_ends_the_job(machines, tmp_path, moment, options):
     job = Job(machines, tmp_path, moment, **options)
     job.now()
@@ -56,7 +57,8 @@ def test_both_machines_that_are_left_name_the_dead_one(tmp_path, moment, options
         assert code != 0 and output.count("was lost") == output.count(lost) == 2, output
 
 
-@pytest.mark.parametrize("moment", ["call", *slow("meet", "overlap")])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["call", "meet", "overlap"])
 def test_a_cut_link_is_named_and_ends_the_job_on_both_sides(machines, tmp_path, moment):
     first, second = machines.hosts
     config = tmp_path / "job.toml"

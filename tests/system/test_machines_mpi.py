@@ -69,6 +69,7 @@ def test_conformance(check, checked):
     assert checked[check] is None, checked[check]
 
 
+@pytest.mark.slow
 def test_links_and_communicators_of_three_machines(tmp_path):
     with Machines(3) as machines:
         failed = run_checks(machines, tmp_path, "links", "communicators", "wires")
@@ -102,39 +103,42 @@ def test_naive_links(check, size):
 # process on another machine, reports that are seen at once, boxes that are full at once, and sums of
 # small arrays by each rank. A sum over machines has another order. There, the processes that die are
 # leaders, which ends the job.
-SUITE = {
+SHORT = {
     "test_function_oracle": "",
-    "test_collectives_oracle": "",
     "test_data": "",
+    "test_ops_calls": "without_rows or each_slice or rank_that_fails or call_together or name",
+    "test_spmd": "not in_shared_memory and not latest_can_be_read and not profile and not dead_rank and "
+    "not wait_inside and not fresh_ranks and not not_restarted and not cannot_be_replaced and not "
+    "dies_again",
+}
+LONG = {
+    "test_collectives_oracle": "",
+    "test_controller": "not never_woken and not fresh_rank",
     "test_drawing": "not dead_one and not before_it",
     "test_ops": "numpy_for_every or are_gathered or random_graphs or shapes_that_differ",
-    "test_ops_calls": "without_rows or each_slice or rank_that_fails or call_together or name",
     "test_ops_gradients": "losses_of_all_ranks and 2 or training_step",
     "test_batch_norm": "theano_computes or of_one_process and 7 or stay_equal",
     "test_in_sync": "not without_replicas and not at_any_time and not before_the_start",
     "test_rules_train": "",
     "test_rules": "not full_box",
-    "test_spmd": "not in_shared_memory and not latest_can_be_read and not profile and not dead_rank and "
-    "not wait_inside and not fresh_ranks and not not_restarted and not cannot_be_replaced and not "
-    "dies_again",
-    "test_controller": "not never_woken and not fresh_rank",
 }
 if NAME == "pytensor":
-    del SUITE["test_collectives_oracle"]  # all of it is slow there
-    del SUITE["test_batch_norm"]  # it compares with a function of Theano
+    del LONG["test_collectives_oracle"]  # all of it is slow there
+    del LONG["test_batch_norm"]  # it compares with a function of Theano
 else:
-    SUITE["test_uneven"] = "slower_one and asleep and 2 or eight"
+    LONG["test_uneven"] = "slower_one and asleep and 2 or eight"
 
 
 @pytest.fixture(scope="module")
-def outcomes(machines, tmp_path_factory):
-    """By file and test, the text of its failure."""
+def outcomes(machines, tmp_path_factory, request):
+    """Of some test files, by file and test, the text of its failure."""
+    files = request.param
     chosen = " or ".join(
-        f"({name}.py and ({words}))" if words else f"{name}.py" for name, words in SUITE.items()
+        f"({name}.py and ({words}))" if words else f"{name}.py" for name, words in files.items()
     )
     folder = tmp_path_factory.mktemp("suite")
-    by_file = {name: {} for name in SUITE}
-    for test, text in run_tests(machines, folder, SUITE, "-k", chosen, patience=40).items():
+    by_file = {name: {} for name in files}
+    for test, text in run_tests(machines, folder, files, "-k", chosen, patience=40).items():
         by_file[test.split("::")[0].split("/")[-1][: -len(".py")]][test] = text
     return by_file
 
@@ -219,6 +223,7 @@ def test_a_machine_with_other_source_files_is_refused(machines, tmp_path):
     assert not machines.left()
 
 
+@pytest.mark.slow
 def test_files_that_a_machine_lacks_or_has_with_other_contents_are_sent(machines, tmp_path):
     if not machines.apart:
         pytest.skip("tasks on one host have the same files")
@@ -258,9 +263,8 @@ def test_a_script_goes_on_after_a_restart(rank, moment, mode, machines, tmp_path
     assert not machines.left()
 
 
-@pytest.mark.parametrize(
-    "demo", ["demo_3", *(pytest.param(f"demo_{n}", marks=pytest.mark.slow) for n in (1, 2, 4, 5))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("demo", [f"demo_{n}" for n in range(1, 6)])
 def test_demos_equal_the_plain_compiler(demo, machines, tmp_path):
     script = ROOT / "demos" / f"{demo}.py"
     done = machines.run(script, cwd=tmp_path, tasks=2, environment={**COURIERS, "SYNKHRONOS_RANKS": "1"})
@@ -280,7 +284,12 @@ def test_demos_train_on_machines(demo, machines, tmp_path):
     assert float(accuracy) > 80, done.output
 
 
-@pytest.mark.parametrize("name", SUITE)
+@pytest.mark.parametrize(
+    "outcomes, name",
+    [pytest.param(SHORT, name, id=name) for name in SHORT]
+    + [pytest.param(LONG, name, id=name, marks=pytest.mark.slow) for name in LONG],
+    indirect=["outcomes"],
+)
 def test_suite(name, outcomes):
     failed = {test: text for test, text in outcomes[name].items() if text}
     assert outcomes[name] and not failed, "\n".join(f"{test}\n{failed[test]}" for test in failed)

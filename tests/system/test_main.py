@@ -67,6 +67,7 @@ def test_run_gives_the_script_what_python_would(script, tmp_path):
     assert answer.stdout == expected, answer.stderr
 
 
+@pytest.mark.slow
 def test_run_makes_scan_work_in_a_script_that_does_not_import_the_library():
     flags = os.environ["THEANO_FLAGS"]  # with the cache of the tests
     answer = command("run", PROGRAMS / "loop_of_theano.py", THEANO_FLAGS=flags)

@@ -34,6 +34,7 @@ def newer_than_oldest(paths):
     return done.stdout if done.returncode else ""
 
 
+@pytest.mark.slow
 def test_the_code_uses_nothing_newer_than_the_oldest_python():
     found = newer_than_oldest(CODE)
     assert not found, found

@@ -680,7 +680,14 @@ def pair_of_adam(gradients, params, rate):
     return list(zip(stored, limited)), second, [*stored, *means, *squares, count]
 
 
-@pytest.mark.parametrize("pair_of", [pair_of_adadelta, pair_of_rmsprop, pair_of_adam])
+@pytest.mark.parametrize(
+    "pair_of",
+    [
+        pytest.param(pair_of_adadelta, marks=pytest.mark.slow),
+        pair_of_rmsprop,
+        pytest.param(pair_of_adam, marks=pytest.mark.slow),
+    ],
+)
 def test_one_function_stores_gradients_and_another_one_applies_them(pair_of):
     """The parameters are not in the updates of the first function."""
 

@@ -158,7 +158,11 @@ def test_pixel_sum_is_exact(launch, example, logs):
         assert found[f"workercpu-{rank}.out"].endswith("stop\nThe sum is exact.\n"), found
 
 
-@pytest.mark.parametrize("options", ["--param-sync-api --valid_sync", ""], ids=["shared", "all_reduce"])
+@pytest.mark.parametrize(
+    "options",
+    ["--param-sync-api --valid_sync", pytest.param("", marks=pytest.mark.slow)],
+    ids=["shared", "all_reduce"],
+)
 def test_an_lstm_learns_with_elastic_averaging(launch, example, logs, options):
     example("sequences.py", "lstm_controller.py", "lstm_worker.py")
     # The last round has no validation, which one worker would make while the other waits for it.
@@ -170,6 +174,7 @@ def test_an_lstm_learns_with_elastic_averaging(launch, example, logs, options):
     assert all("Train cost" in found[f"workercpu-{rank}.out"] for rank in range(2))
 
 
+@pytest.mark.slow
 def test_an_lstm_learns_with_averages_and_all_workers_have_the_same_parameters(launch, example, logs):
     example("sequences.py", "synchronous_lstm_controller.py", "synchronous_lstm_worker.py")
     ended(launch("synchronous_lstm", controller="--epochs=8"), 0, logs)
@@ -313,7 +318,9 @@ def test_a_controller_that_fails_ends_the_workers_and_is_exit_code_1(launch, wri
     assert "the request 'next' of worker" in logs()["controllercpu.err"]
 
 
-@pytest.mark.parametrize("who, code", [("worker", 1), ("controller", 3), ("launcher", -9)])
+@pytest.mark.parametrize(
+    "who, code", [("worker", 1), pytest.param("controller", 3, marks=pytest.mark.slow), ("launcher", -9)]
+)
 def test_after_a_kill_nothing_is_left(launch, write, logs, who, code):
     write("some_worker.py", ENDLESS)
     process = launch("some")
@@ -459,6 +466,7 @@ def by_hand(start, write):
     )
 
 
+@pytest.mark.slow
 def test_soldiers_attach_to_a_lieutenant_when_they_come(by_hand):
     start_lieutenant, start_soldier = by_hand
     early = start_soldier(0, "wait")  # it waits for the lieutenant, and stays until all are gone
@@ -480,6 +488,7 @@ def test_soldiers_attach_to_a_lieutenant_when_they_come(by_hand):
     assert said.splitlines() == ["Lieutenant is ready", *(f"{{'done': {n}}}" for n in (0, 4, 6, 1))]
 
 
+@pytest.mark.slow
 def test_a_port_is_free_again_after_a_kill_and_taken_before(by_hand):
     start_lieutenant, start_soldier = by_hand
     lieutenant = start_lieutenant()
