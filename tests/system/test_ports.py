@@ -17,6 +17,7 @@ pytest.importorskip("sklearn", reason="the demos need sklearn")
 
 FOLDER = ROOT / "demos" / "ports"
 NAMES = sorted(path.stem[: -len("_theano")] for path in FOLDER.glob("*_theano.py"))
+QUICK = ("dqn", "lenet", "mlp", "pixelcnn")  # to compile
 STEPS = 40
 RANKS = 2
 #: Which number of those that a script returns for each step falls by half: the GAN's error.
@@ -58,7 +59,9 @@ def test_there_are_the_ports_that_the_documentation_describes():
         assert f".. literalinclude:: {new}   :diff: {old}" in text
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in NAMES]
+)
 def test_the_parallel_losses_equal_the_serial_ones_and_fall_by_half(demo_programs, tmp_path, name):
     serial = compare(demo_programs, tmp_path, name, "float64", rtol=1e-9)
     falling = serial[:, COLUMNS[name]] if name in COLUMNS else serial

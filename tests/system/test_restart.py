@@ -355,6 +355,7 @@ def test_streams_of_numpy_are_independent_after_a_restart(programs):
     programs.run(print_drawn, RandomStreams, True).check()
 
 
+@pytest.mark.slow
 @own_process
 def test_thirty_restarts_leak_neither_files_nor_memory():
     world = open_world(2)

@@ -142,6 +142,7 @@ def test_a_world_creates_no_files_outside_the_cache_and_no_sockets_or_named_ipc_
 # Files planted by another user
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_from_the_current_directory_but_by_python_itself(tmp_path):
     hostile, marker = tmp_path / "hostile", tmp_path / "marker"
     hostile.mkdir()

@@ -81,7 +81,11 @@ def test_ranks_on_two_machines_train_as_on_one(world_of, fork_machines, tmp_path
     assert [one["loss"] for one in again.validations] == [one["loss"] for one in record.validations]
 
 
-@pytest.mark.parametrize("rule", ["EASGD", rules.GoSGD(0.5), rules.SSP(1)], ids=str)
+@pytest.mark.parametrize(
+    "rule",
+    ["EASGD", *(pytest.param(one, marks=pytest.mark.slow) for one in (rules.GoSGD(0.5), rules.SSP(1)))],
+    ids=str,
+)
 def test_asynchronous_rules_train_on_machines(fork_machines, rule):
     fork_machines(2, 1)
     record, _ = train(rule, n_epochs=4, batch_size=20, rate=0.1)

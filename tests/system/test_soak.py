@@ -5,6 +5,7 @@ import json
 import sys
 
 import numpy as np
+import pytest
 import theano
 from processes import ROOT
 
@@ -63,6 +64,7 @@ def print_trends(kinds, leaks=False):
     print(json.dumps(found))
 
 
+@pytest.mark.slow
 def test_calls_collectives_data_and_worlds_leave_nothing_behind(programs, tmp_path):
     done = programs.run(print_trends, KINDS, timeout=120, cwd=tmp_path).check()
     found = json.loads(done.stdout)

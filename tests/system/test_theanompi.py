@@ -48,7 +48,9 @@ def errors(output):
     return [float(one) for one in re.findall("^validation error:(.*)$", output, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("rule", ["BSP", "EASGD", pytest.param("GOSGD", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "rule", ["BSP", *(pytest.param(one, marks=pytest.mark.slow) for one in ("EASGD", "GOSGD"))]
+)
 def test_a_launch_script_trains_with_each_rule(script, rule):
     answer = script(*RUN, "launch_session.py", rule, epochs=4)
     found = errors(answer.stdout)
@@ -58,6 +60,7 @@ def test_a_launch_script_trains_with_each_rule(script, rule):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_launch_file_trains_by_summed_velocities_as_tmlauncher_does(script):
     answer = script(*TMLAUNCHER, "-cfg=launch_session.cfg", epochs=4)
     assert "for cdd" in answer.stdout

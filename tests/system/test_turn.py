@@ -122,7 +122,9 @@ def test_calls_of_two_threads_never_overlap():
 
 
 @pytest.mark.parametrize("waits", [True, "always"])
-@pytest.mark.parametrize("own, preemptions", [(["a"], None), (["a", "b"], 4)])
+@pytest.mark.parametrize(
+    "own, preemptions", [(["a"], None), pytest.param(["a", "b"], 4, marks=pytest.mark.slow)]
+)
 def test_calls_of_two_threads_wait_for_each_other(own, preemptions, waits):
     counts = n_refused(waits, own, ["c"], preemptions)
     assert counts.keys() == {0} and counts.total() > 50

@@ -33,14 +33,15 @@ def run(machines, folder, *arguments):
 
 
 @needs_ulfm
+@SLOW
 @pytest.mark.parametrize(
     "number, moment, left",
     [
         (2, "use", 4),  # a leader
-        pytest.param(5, "meet", 6, marks=SLOW),  # a worker
-        pytest.param(4, "meet", 4, marks=SLOW),
-        pytest.param(4, "idle", 4, marks=SLOW),
-        pytest.param(1, "use", 6, marks=SLOW),
+        (5, "meet", 6),  # a worker
+        (4, "meet", 4),
+        (4, "idle", 4),
+        (1, "use", 6),
     ],
 )
 def test_the_script_goes_on_after_a_death_without_the_machine_of_a_leader(

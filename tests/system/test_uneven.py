@@ -97,7 +97,7 @@ def ranks_of(world_of):
 
 
 @pytest.mark.parametrize("kind", ["busy", "asleep"])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("slow", [0, 1], ids=["slow master", "slow worker"])
 def test_ranks_that_wait_for_a_slower_one_use_no_processor_time(ranks_of, size, slow, kind):
     ranks = ranks_of(size)
