@@ -169,6 +169,7 @@ def recurrences(x, state):
     ]
 
 
+@pytest.mark.slow
 @own_process(timeout=120)
 def test_loops_over_a_sequence_have_gradients():
     synk.fork(devices=TWO)

@@ -216,7 +216,7 @@ class Graph:
 
 
 @given(st.data())
-@examples(150)
+@examples(50)
 def test_any_graph_has_the_same_results(data):
     graph = Graph(data.draw)
     f, expected = both(graph.inputs, graph.outputs, "py")
