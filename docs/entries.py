@@ -64,3 +64,4 @@ def module(found):
 
 if __name__ == "__main__":
     MODULE.write_text(module(entries(PAGE.read_text())))
+    print(f"{MODULE} has the messages of {PAGE}")
