@@ -1,5 +1,8 @@
 """Commands that the rows run on every rank, in addition to the library's own."""
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run call.py.")
+
 import ctypes
 import re
 import time

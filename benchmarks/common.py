@@ -14,6 +14,9 @@ is, and the turns are repeated in rounds, so that a disturbance of the machine a
 equally.
 """
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run run.py.")
+
 import argparse
 import contextlib
 import dataclasses

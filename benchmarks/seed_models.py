@@ -4,6 +4,9 @@ A model is compiled once, in a process from which the contestants are forked, as
 a minute to compile.
 """
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run seeds.py.")
+
 from types import SimpleNamespace
 from typing import NamedTuple, Optional, Tuple
 

@@ -1,5 +1,8 @@
 """The networks of ``step_small`` and ``step_large`` in PyTorch: the same layers, sizes and dropout."""
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run step_large.py.")
+
 import torch
 from torch import nn
 

@@ -4,6 +4,9 @@ The networks are in ``torch_networks``. They run as a user of PyTorch writes a s
 graph, in single precision and with channels first, as Theano has them.
 """
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run step_small.py.")
+
 import importlib.util
 import re
 import time

@@ -5,6 +5,9 @@ of a ``theano.function`` that trains; and ``data()``, images and labels. All are
 contestants' processes.
 """
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run step_small.py.")
+
 import mmap
 import multiprocessing
 import os

@@ -1,5 +1,8 @@
 """How much of a core the processes of a job on two machines use while they wait."""
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run run.py.")
+
 import time
 from pathlib import Path
 

@@ -1,5 +1,8 @@
 """What the demos that train with a rule have in common: the rule's options, checkpoints, errors."""
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run lasagne_mnist/train_mnist_rules.py.")
+
 import argparse
 import contextlib
 import inspect

@@ -1,5 +1,8 @@
 """What the demos have in common as scripts: options with limits, errors in one line, the exit status."""
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run demo_1.py.")
+
 import argparse
 import contextlib
 import importlib

@@ -1,7 +1,7 @@
 """Data-parallel Theano on all the cores or GPUs of one machine or several.
 
 Import it before Theano. Build functions with `function` in place of ``theano.function``; the rows of the
-inputs are split over the processes, and the results are combined:
+inputs are split over the ranks, and the results are combined:
 
 >>> import numpy as np
 >>> import synkhronos as synk
@@ -10,7 +10,7 @@ inputs are split over the processes, and the results are combined:
 2
 >>> x = T.dmatrix("x")
 >>> f = synk.function([x], [x.mean(), (x.sum(axis=0), "sum")])
->>> mean, total = f(np.arange(12.0).reshape(6, 2))  # three rows on each process
+>>> mean, total = f(np.arange(12.0).reshape(6, 2))  # three rows on each rank
 >>> print(mean, total)
 5.5 [30. 36.]
 
@@ -70,6 +70,7 @@ import sys as _sys
 import typing as _python_typing  # ``_typing`` is a module of this package
 
 from synkhronos._version import __version__ as __version__
+from synkhronos.host import entries as _entries
 from synkhronos.host import heap as _heap
 from synkhronos.host import log as _log
 from synkhronos.host import preparation as _preparation
@@ -77,6 +78,8 @@ from synkhronos.host import preparation as _preparation
 _preparation.apply()
 _heap.keep()
 _log.set_up()
+_sys.excepthook = _entries.show_references(_sys.excepthook)
+_entries.show_references_in_cells()
 
 __all__ = [
     "AlreadyForkedError",

@@ -1,5 +1,8 @@
 """The options, the report and the learning curve."""
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run train_mnist_cpu_data.py.")
+
 import sys
 import zlib
 from pathlib import Path

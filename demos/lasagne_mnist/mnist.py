@@ -1,5 +1,8 @@
 """The digits: MNIST from files or a download, or else scikit-learn's small set."""
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run train_mnist_cpu_data.py.")
+
 import hashlib
 import http.client
 import os

@@ -1,5 +1,8 @@
 """The two networks of Lasagne's MNIST tutorial, as graphs."""
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run train_mnist_cpu_data.py.")
+
 from typing import NamedTuple
 
 import synkhronos  # noqa: F401  (before Theano and Lasagne, which otherwise cannot be imported)

@@ -9,6 +9,9 @@ A script passes two functions to ``train``:
     returns the loss and the accuracy on ``"valid"`` or ``"test"``.
 """
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run train_mnist_cpu_data.py.")
+
 import math
 import sys
 import time

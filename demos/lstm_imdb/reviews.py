@@ -3,6 +3,9 @@
 A review is a row of word numbers: 0 pads it at the end, 1 is any word that is not in the vocabulary.
 """
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run train_lstm.py.")
+
 import numpy as np
 from synkhronos.extensions.zoo.texts import (  # noqa: F401  # load and PADDING are for the script
     PADDING,

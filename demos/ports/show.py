@@ -1,5 +1,8 @@
 """Run one of these programs as a script, with options, and print a line for each step."""
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run mlp.py.")
+
 import contextlib
 import inspect
 import sys

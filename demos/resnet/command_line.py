@@ -1,5 +1,8 @@
 """The options that both scripts have, and their defaults."""
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run train_resnet.py.")
+
 import math
 import sys
 from pathlib import Path

@@ -1,5 +1,8 @@
 """Images, synthetic or from files, loaded in the graph by their row numbers; and minibatches of them."""
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run train_resnet.py.")
+
 import synkhronos  # noqa: F401  # before Theano, which otherwise cannot be imported
 import numpy as np
 import theano

@@ -5,6 +5,9 @@ for batch norm with statistics of all of them. A model includes the updates of t
 batch norm; the function that computes the gradient has to perform them.
 """
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run train_resnet.py.")
+
 import functools
 from typing import NamedTuple
 

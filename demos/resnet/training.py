@@ -8,6 +8,9 @@ This module does not depend on ranks. A script passes two functions to ``train``
     returns the loss and the accuracy on the rows held out, with the running averages of batch norm.
 """
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run train_resnet.py.")
+
 import sys
 import time
 

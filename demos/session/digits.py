@@ -1,5 +1,8 @@
 """scikit-learn's small digits as the data of a session, and what the models here have in common."""
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run train.py.")
+
 import numpy as np
 from sklearn.datasets import load_digits
 

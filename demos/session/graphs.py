@@ -1,5 +1,8 @@
 """Functions of a model from its graph: steps with momentum, for both kinds of exchange."""
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run train.py.")
+
 import synkhronos  # noqa: F401  (before Theano)
 import numpy as np
 import theano

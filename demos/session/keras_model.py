@@ -1,5 +1,8 @@
 """A network of Keras, whose functions take its optimizer's steps."""
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run train.py.")
+
 import synkhronos.extensions.keras  # noqa: F401  (before Keras)
 import keras
 import numpy as np

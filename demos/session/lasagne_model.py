@@ -1,5 +1,8 @@
 """A convolutional network of Lasagne, with dropout."""
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run train.py.")
+
 from digits import DigitsModel
 from graphs import compile_functions  # imports synkhronos, without which Lasagne cannot be imported
 

@@ -1,5 +1,8 @@
 """A network of two layers in plain Theano."""
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run train.py.")
+
 import numpy as np
 import theano
 import theano.tensor as T

@@ -291,7 +291,7 @@ def speed(shade):
         "PyTorch DDP, 2 processes": "PyTorch DDP, 2 processes",
         "Theano's operations, synk": "Synkhronos²",
         "synkhronos, 2 ranks": "Synkhronos, 2 processes",
-        "ideal, 2": "upper bound³",
+        "ideal, 2": "without waiting³",
     }
     drawing = Drawing(shade, 14, 19.5)
     drawing.text(0.35, 0.6, "Training steps per second, relative to Theano", weight="bold")
@@ -322,7 +322,7 @@ def speed(shade):
     drawing.text(0.35, y + 0.85, "¹ one BLAS thread; malloc keeps freed memory.", "muted", fontsize=9)
     drawing.text(0.35, y + 1.5, "² two processes, only Theano's own operations", "muted", fontsize=9)
     drawing.text(
-        0.35, y + 2.15, "³ two processes with half of the rows each that never wait", "muted", fontsize=9
+        0.35, y + 2.15, "³ two processes with half of the rows each, on their own", "muted", fontsize=9
     )
     return drawing.figure, f"Speed relative to Theano on {cores}: " + "; ".join(texts) + "."
 

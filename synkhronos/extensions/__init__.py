@@ -16,7 +16,7 @@
 ``keras``
     Models of Keras 2.3.1 on all ranks.
 ``pymc``
-    Models of PyMC 5 on all ranks.
+    Models of PyMC 5 and 6 on all ranks.
 ``zoo``
     Well-known networks, and models that train them on real data, with Lasagne and Keras.
 

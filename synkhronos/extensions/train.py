@@ -101,7 +101,7 @@ class TrainFunction:
     ) -> synk.Comparison:
         """Compare a step with the same step on one process, from the same state.
 
-        Nothing changes. The outputs and the new values of updated variables on every process are
+        Nothing changes. The outputs and the new values of updated variables on every rank are
         compared, as in :meth:`synkhronos.Function.check`.
 
         Parameters
@@ -111,7 +111,7 @@ class TrainFunction:
         random : bool, default: False
             Whether random numbers, such as those of dropout, are replaced by numbers that follow from
             the rows. Otherwise results that depend on random numbers are not compared, since every
-            process draws its own. The first such check compiles the step once more.
+            rank draws its own. The first such check compiles the step once more.
         rtol, atol : float, optional
             As for :meth:`synkhronos.Function.check`.
 
@@ -235,7 +235,7 @@ class ParallelFunction:
     ) -> synk.Comparison:
         """Compare a step with the same step on one process, from the same state.
 
-        Nothing changes. The outputs and the new values of updated variables on every process are
+        Nothing changes. The outputs and the new values of updated variables on every rank are
         compared, as in :meth:`synkhronos.Function.check`.
 
         Parameters
@@ -245,7 +245,7 @@ class ParallelFunction:
         random : bool, default: False
             Whether random numbers, such as those of dropout, are replaced by numbers that follow from
             the rows. Otherwise results that depend on random numbers are not compared, since every
-            process draws its own. The first such check compiles the step once more.
+            rank draws its own. The first such check compiles the step once more.
         rtol, atol : float, optional
             As for :meth:`synkhronos.Function.check`.
 

@@ -189,7 +189,7 @@ class Function:
         >>> x, scale = T.dmatrix("x"), T.dscalar("scale")
         >>> f = synk.function([x], [x.mean(), (x * scale, "gather")], bcast_inputs=[scale])
         >>> rows = synk.data(np.arange(6.0).reshape(3, 2))
-        >>> mean, scaled = f(rows, 10, batch=[2, 0])  # one row for each process
+        >>> mean, scaled = f(rows, 10, batch=[2, 0])  # one row for each rank
         >>> mean, scaled.shape
         (array(2.5), (2, 2))
         >>> f(rows, scale=10, output_subset=[0])
@@ -618,7 +618,7 @@ class Function:
         -----
         ``copy.copy(f)`` is the same without arguments. ``copy.deepcopy`` of a function, or of an object
         that has functions, copies the shared variables as well, as with Theano: each rank copies its own
-        replica. A pickle has the values of the master, and becomes a function of the processes that
+        replica. A pickle has the values of the master, and becomes a function of the ranks that
         exist when it is loaded; a function of which each rank has its own rows cannot be pickled.
 
         Examples

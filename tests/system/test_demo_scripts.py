@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -292,3 +293,24 @@ def test_what_cannot_work_is_one_line_before_the_training(run_demo, path, option
     assert done.returncode == status and done.stdout == ""
     (line,) = [one for one in done.stderr.splitlines() if one.startswith(f"{Path(path).name}: ")]
     assert message in line and "Traceback" not in done.stderr
+
+
+# Files that are not scripts
+
+
+def test_a_file_that_scripts_use_says_so_when_it_is_run():
+    """And every other file of the demos and the benchmarks does something."""
+    others = []
+    for path in sorted([*DEMOS.rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]):
+        start, end, tail = path.read_text().partition('\nif __name__ == "__main__":\n    ')
+        assert end, f"{path}: nothing happens when it is run"
+        if "Scripts use this file" in tail.partition("\n")[0]:
+            script = re.search(r"run (\S+)\.\"", tail)[1]
+            assert (path.parent / script).exists() and "import" not in start.replace(
+                "__future__ import", ""
+            )
+            others.append(path)
+    assert len(others) > 20
+    done = subprocess.run([sys.executable, str(others[0])], capture_output=True, text=True)
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr.splitlines()[-1].startswith("Scripts use this file; run ")

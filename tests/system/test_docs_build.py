@@ -1,5 +1,6 @@
 """Tests that the documentation builds without warnings or a network, and that its pages are complete."""
 
+import json
 import re
 import runpy
 import socket
@@ -7,6 +8,7 @@ import sys
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
 import pytest
 from processes import ROOT
 
@@ -84,6 +86,49 @@ def test_no_two_pages_have_one_title(built):
     titles = [re.search("<title>(.*?)</title>", path.read_text())[1] for path in built.rglob("*.html")]
     assert len(titles) > 20
     assert len(set(titles)) == len(titles)
+
+
+def found_by_search(built, words):
+    """Return the pages that the search of the pages finds for words, and those with all in one title."""
+    from sphinx.search.en import SearchEnglish
+
+    language = SearchEnglish({})
+    stems = [language.stem(one.lower()) for one in words.split() if language.word_filter(one.lower())]
+    text = (built / "searchindex.js").read_text()
+    index = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    found = []
+    for kinds in (("terms", "titleterms"), ("titleterms",)):
+        pages = [
+            {page for kind in kinds for page in np.atleast_1d(index[kind].get(stem, []))}
+            for stem in stems
+        ]
+        found.append({index["docnames"][page] for page in set.intersection(*pages)})
+    return found
+
+
+@pytest.mark.parametrize(
+    "words, page",
+    [("speedup", "faq"), ("NaN", "faq"), ("slow", "faq"), ("slower", "troubleshooting")]
+    + [("loss is nan", "troubleshooting"), ("Windows", "faq"), ("macOS", "faq"), ("distribute", "faq")],
+)
+def test_search_finds_what_newcomers_look_for(built, words, page):
+    pages, by_title = found_by_search(built, words)
+    assert page in by_title and by_title <= pages
+
+
+def test_every_entry_of_troubleshooting_has_an_anchor_that_is_linked(built, pages):
+    page = pages[(built / "troubleshooting.html").resolve()]
+    entries = runpy.run_path(str(ROOT / "docs" / "entries.py"))
+    names = entries["entries"]((ROOT / "docs" / "troubleshooting.rst").read_text())
+    assert len(names) > 150
+    text = (built / "troubleshooting.html").read_text()
+    assert all(f'<dt id="{name}"' in text and f"#{name}" in page.links for name in names)
+
+
+def test_pages_state_the_version_and_what_it_has_changed(built):
+    version = runpy.run_path(str(ROOT / "synkhronos" / "_version.py"))["__version__"]
+    assert f"Synkhronos {version}" in (built / "index.html").read_text()
+    assert f"<h2>{version}" in (built / "changes.html").read_text()
 
 
 def test_whole_scripts_are_highlighted(built):

@@ -5,6 +5,8 @@ import doctest
 import gc
 import inspect
 import io
+import subprocess
+import sys
 import warnings
 import weakref
 
@@ -577,3 +579,11 @@ def test_the_example_of_a_docstring_prints_what_it_shows(function):
     test = doctest.DocTestParser().get_doctest(inspect.getdoc(function), {}, function.__name__, None, 0)
     failed, tried = doctest.DocTestRunner().run(test)
     assert tried and not failed
+
+
+@pytest.mark.slow
+def test_the_path_of_a_newcomer_is_followed_to_its_end(tmp_path):
+    script = ROOT / "tests" / "newcomers" / "pymc_model.py"
+    words = [sys.executable, script, tmp_path, "--python", sys.executable]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
