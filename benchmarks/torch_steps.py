@@ -11,7 +11,7 @@ import importlib.util
 import re
 import time
 
-INSTALL = 'python -m pip install ".[bench]"'
+INSTALL = "python -m pip install --index-url https://download.pytorch.org/whl/cpu torch"
 
 
 def is_there():

@@ -178,6 +178,7 @@ def main():
     data = {name: [synk.data(x[rows]), synk.data(y[rows])] for name, rows in parts.items()}
     model = build(options)
     print(f"Digits of 8x8 pixels: 1200 to train, 300 to validate, 297 to test; processes: {n}")
+    script.say_too_small()
     print("  step  validated by  validation loss  decision", flush=True)
     results = synk.spmd(
         program, model, data["train"], data["valid"], options, controller=Controller(options)

@@ -16,6 +16,7 @@ def main():
     options = parser.parse_args()
     n = script.fork(devices=options.devices or ["cpu"] * options.processes)
     print(f"Demo 1: functions, on {n} process(es), including this one.")
+    script.say_too_small()
 
     print(f"\n1. Build a function with synk.function instead of {NAME}.function.")
     x = T.matrix("x")

@@ -19,6 +19,7 @@ def main():
     options = parser.parse_args()
     n = script.fork(devices=options.devices or ["cpu"] * options.processes)
     print(f"Demo 2: data, on {n} process(es), including this one.")
+    script.say_too_small()
 
     x = T.matrix("x", dtype="float32")
     y = T.ivector("y")

@@ -18,6 +18,7 @@ def main():
     options = parser.parse_args()
     n = script.fork(devices=options.devices or ["cpu"] * options.processes)
     print(f"Demo 3: shared variables, on {n} process(es), including this one.")
+    script.say_too_small()
 
     x = T.matrix("x")
     s = compiler.shared(np.ones(2), "s")

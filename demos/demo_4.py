@@ -16,6 +16,7 @@ def main():
     options = parser.parse_args()
     n = script.fork(devices=options.devices or ["cpu"] * options.processes)
     print(f"Demo 4: batches, on {n} process(es), including this one.")
+    script.say_too_small()
 
     x, y = T.matrix("x"), T.vector("y")
     outputs = [T.sqr(x.sum(axis=1) - y).mean(), x[:, 0]]

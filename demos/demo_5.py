@@ -16,6 +16,7 @@ def main():
     options = parser.parse_args()
     n = script.fork(devices=options.devices or ["cpu"] * options.processes)
     print(f"Demo 5: data in shared variables, on {n} process(es), including this one.")
+    script.say_too_small()
 
     x, w = T.matrix("x"), compiler.shared(np.ones(2), "w")
     row_sums = T.dot(x, w)

@@ -76,6 +76,7 @@ def main():
     n = script.fork(options.processes, use_gpu=False)
     train_digits, test_digits = read_digits()
     print(f"Digits of 8x8 pixels, {TITLE}; processes: {n}", flush=True)
+    script.say_too_small()
 
     sizes = [64, options.units, options.units, 10]
     network, alone = Network(sizes, options.seed), Network(sizes, options.seed)

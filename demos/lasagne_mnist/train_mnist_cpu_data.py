@@ -7,8 +7,11 @@ its share of these rows from shared memory, and the gradients are averaged over 
 """
 
 import math
+import tempfile
+from pathlib import Path
 
 import command_line
+import comparison
 import network
 import script
 import training
@@ -17,25 +20,25 @@ import synkhronos as synk
 import train_mnist_theano
 from synkhronos.extensions.train import make_train_function
 from synkhronos.extensions.updates import nesterov_momentum
-from threadpoolctl import threadpool_info
 
-COMPARED_EPOCHS = 7
-COMPARED_ROWS = 5000  # at most: a whole epoch of MNIST would take too long
+COMPARED_TURNS = 5
+COMPARED_ROWS = 2000  # at most: a whole epoch of MNIST would take too long
 
 
-def build(digits, options):
+def build_step(model, options):
+    """Return the function that trains on a minibatch."""
+    loss = model.losses.mean()
+    rule = nesterov_momentum, options.learning_rate, training.MOMENTUM
+    return make_train_function(loss, model.params, model.x, model.y, *rule)
+
+
+def build(digits, options, compiling=None):
     """Return the functions that train for an epoch and that evaluate."""
-    model = network.build_model(options)
-    train_minibatch = make_train_function(
-        model.losses.mean(),
-        model.params,
-        model.x,
-        model.y,
-        nesterov_momentum,
-        options.learning_rate,
-        training.MOMENTUM,
-    )
-    measure = synk.function([model.x, model.y], [model.valid_loss, model.accuracy])
+    model, compiling = network.build_model(options), compiling or script.Compiling(2)
+    with compiling("the training step"):
+        train_minibatch = build_step(model, options)
+    with compiling("the evaluation"):
+        measure = synk.function([model.x, model.y], [model.valid_loss, model.accuracy])
     synk.distribute()
     data = {part: [synk.data(array) for array in arrays] for part, arrays in digits.parts.items()}
 
@@ -53,30 +56,40 @@ def build(digits, options):
     return train_epoch, evaluate
 
 
-def compare(train_epoch, digits, options):
-    """Time epochs of plain Theano in one process, and of all processes, in alternation.
+def compare(train_epoch, digits, options, compiling):
+    """Time epochs of Theano untouched, of one process at its best, and of all processes, in turns."""
+    images, labels = digits.parts["train"]
+    order = np.random.RandomState(options.seed).permutation(len(labels))[:COMPARED_ROWS]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "digits.npz"
+        np.savez(file, images=images[order], labels=labels[order])
+        times = comparison.compare(
+            __file__,
+            [file, *command_line.as_arguments(options)],
+            lambda: list(train_epoch(order)),
+            COMPARED_TURNS,
+            compiling,
+            options.devices,
+        )
+    lines = comparison.describe(times, options.processes, f"{len(order)} digits")
+    print("Speed:  " + "\n        ".join(lines))
+    return times
 
-    Every process has the same number of BLAS threads. The speedup may exceed the number of processes,
-    because smaller shares of a minibatch fit the caches better.
-    """
-    epochs = {1: train_mnist_theano.build(digits, options)[0], options.processes: train_epoch}
-    order = np.random.permutation(len(digits.parts["train"][1]))[:COMPARED_ROWS]
-    seconds = {processes: [] for processes in epochs}
-    with training.progress_bar(2 * (1 + COMPARED_EPOCHS) * len(order)) as bar:
-        for _ in range(1 + COMPARED_EPOCHS):
-            for processes, epoch in epochs.items():
-                bar.set_description(f"comparing, processes: {processes}", refresh=False)
-                seconds[processes].append(training.run_epoch(epoch, order, bar)[1])
-    # The first epoch of each is a warm-up.
-    alone, together = (np.median(taken[1:]) for taken in seconds.values())
-    pools = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
-    print(
-        f"Speed:  {options.processes} processes are {alone / together:.2f} times as fast as one of "
-        f"plain Theano: {together:.3f} s per epoch, {alone:.3f} s\n"
-        f"        (medians of {COMPARED_EPOCHS} epochs of {len(order)} digits each, in turns; "
-        f"BLAS threads per process: {max(pools, default=1)})"
-    )
-    return alone / together
+
+def alone(kind, file, *arguments):
+    """Return a function that trains for an epoch on the digits of a file, in this process alone."""
+    options = command_line.parser(__doc__).parse_args(arguments)
+    model = network.build_model(options)
+    with np.load(file) as arrays:
+        data = images, labels = arrays["images"], arrays["labels"]
+    order = np.random.RandomState(options.seed).permutation(len(labels))
+    batches = [order[batch] for batch in training.batches(len(order), options.batch_size)]
+    if kind == comparison.THEANO:
+        step = train_mnist_theano.build_step(model, options)
+        return lambda: [step(images[rows], labels[rows]) for rows in batches]
+    step = build_step(model, options)
+    data = [synk.data(array) for array in data]
+    return lambda: [step(*data, batch=rows) for rows in batches]
 
 
 def main(arguments=None):
@@ -84,16 +97,18 @@ def main(arguments=None):
     script.add_processes(parser)
     parser.add_argument("--compare", action="store_true", default=True, help="(the default)")
     parser.add_argument(
-        "--no-compare", dest="compare", action="store_false", help="do not time plain Theano"
+        "--no-compare", dest="compare", action="store_false", help="do not time one process"
     )
     options = parser.parse_args(arguments)
     options.processes = script.fork(options.processes, devices=options.devices)
     digits = command_line.prepare(options)
-    train_epoch, evaluate = build(digits, options)
+    is_compared = options.compare and options.processes > 1
+    compiling = script.Compiling(4 if is_compared else 2)
+    train_epoch, evaluate = build(digits, options, compiling)
     history = training.train(train_epoch, evaluate, digits, options)
     accuracy = command_line.report(history, evaluate, digits, options)
-    if options.compare and options.processes > 1:
-        compare(train_epoch, digits, options)
+    if is_compared:
+        compare(train_epoch, digits, options, compiling)
     synk.close()
     return history, accuracy
 

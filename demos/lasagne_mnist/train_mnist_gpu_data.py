@@ -38,9 +38,14 @@ def build(digits, options):
             sliceable_shareds=shareds[part],
         )
 
-    compute_gradient = function_of("train", loss, grad_updates)
-    update_params = synk.function([], updates=param_updates)
-    measure = {part: function_of(part, [model.valid_loss, model.accuracy]) for part in ("valid", "test")}
+    compiling = script.Compiling(3)
+    with compiling("the gradient"):
+        compute_gradient = function_of("train", loss, grad_updates)
+    with compiling("the update"):
+        update_params = synk.function([], updates=param_updates)
+    with compiling("the evaluation"):
+        measured = [model.valid_loss, model.accuracy]
+        measure = {part: function_of(part, measured) for part in ("valid", "test")}
     synk.distribute()
     for part in measure:
         synk.scatter(shareds[part], digits.parts[part])

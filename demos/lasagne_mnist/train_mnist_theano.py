@@ -13,15 +13,21 @@ import numpy as np
 import theano
 
 
-def build(digits, options):
-    """Return the functions that train for an epoch and that evaluate."""
-    model = network.build_model(options)
+def build_step(model, options):
+    """Return the function that trains on a minibatch."""
     loss = model.losses.mean()
     updates = network.lasagne.updates.nesterov_momentum(
         loss, model.params, options.learning_rate, training.MOMENTUM
     )
-    with script.showing("compiling 2 functions with plain Theano"):
-        train_minibatch = theano.function([model.x, model.y], loss, updates=updates)
+    return theano.function([model.x, model.y], loss, updates=updates)
+
+
+def build(digits, options):
+    """Return the functions that train for an epoch and that evaluate."""
+    model, compiling = network.build_model(options), script.Compiling(2)
+    with compiling("the training step"):
+        train_minibatch = build_step(model, options)
+    with compiling("the evaluation"):
         measure = theano.function([model.x, model.y], [model.valid_loss, model.accuracy])
 
     def train_epoch(order):

@@ -14,10 +14,11 @@ of rows of each rank, so that all ranks evaluate the same network and continue t
 """
 
 import math
+import sys
 import time
 
 import command_line
-import numpy as np
+import comparison
 import script
 import synkhronos as synk
 import train_resnet_theano
@@ -25,30 +26,25 @@ from images import Minibatches, load_images
 from network import build_model
 from synkhronos.extensions.train import make_train_function
 from synkhronos.extensions.updates import nesterov_momentum
-from threadpoolctl import threadpool_info
-from training import describe, print_table, progress_bar, timed_step, train
+from training import describe, print_table, timed_step, train
 
 COMPARED_STEPS = 3
 
 
-def build(model, options):
+def build(model, options, compiling=None):
     """Return the functions that take a step and that evaluate."""
+    compiling = compiling or script.Compiling(2)
 
     def update_rule(loss, params, *args):
         """Nesterov momentum; the running averages are updated together with the gradient."""
         gradient, *rest = nesterov_momentum(loss, params, *args)
         return [*gradient, *model.average_updates], *rest
 
-    train_minibatch = make_train_function(
-        model.loss,
-        model.params,
-        model.x,
-        model.y,
-        update_rule,
-        options.learning_rate,
-        command_line.MOMENTUM,
-    )
-    measure = synk.function([model.x, model.y], [model.valid_loss, model.accuracy])
+    rule = update_rule, options.learning_rate, command_line.MOMENTUM
+    with compiling("the training step"):
+        train_minibatch = make_train_function(model.loss, model.params, model.x, model.y, *rule)
+    with compiling("the evaluation"):
+        measure = synk.function([model.x, model.y], [model.valid_loss, model.accuracy])
     synk.distribute()
     rows_by_rank = shares(options.batch, options.processes)
     rows_a_slice = math.ceil(max(rows_by_rank) / options.slices)
@@ -70,29 +66,31 @@ def shares(rows, n):
     return [rows // n + (rank < rows % n) for rank in range(n)]
 
 
-def compare(minibatches, step, images, options):
-    """Time steps of plain Theano in one process, and of all processes, in alternation.
+def alone(kind, processes, *arguments):
+    """Return a function that takes a step, in this process alone."""
+    options = parser().parse_args(arguments)
+    command_line.complete(options, int(processes))
+    options.processes, options.sync_batch_norm = 1, False
+    images = load_images(options)
+    minibatches, model = Minibatches(images, options), build_model(options, images)
+    if kind == comparison.THEANO:
+        step = train_resnet_theano.build_step(model, options)
+    else:
+        step, _ = build(model, options)
+    return lambda: timed_step(minibatches, step)
 
-    Every process has the same number of BLAS threads. The two train separate networks.
-    """
-    step_alone, _ = train_resnet_theano.build(build_model(options, images), options)
-    steps = {"alone": step_alone, "together": step}
-    seconds = {which: [] for which in steps}
-    with progress_bar(2 * (1 + COMPARED_STEPS) * options.batch) as bar:
-        for _ in range(1 + COMPARED_STEPS):
-            for which, one in steps.items():
-                bar.set_description(f"comparing, {which}", refresh=False)
-                seconds[which].append(timed_step(minibatches, one)[0])
-                bar.update(options.batch)
-    # The first step of each is a warm-up.
-    return seconds["alone"][1:], seconds["together"][1:]
+
+def parser():
+    """Return the parser of this script."""
+    made = command_line.parser(__doc__)
+    script.add_processes(made)
+    made.add_argument("--compare", action="store_true", help="also time one process")
+    return made
 
 
 def main(arguments=None):
-    parser = command_line.parser(__doc__)
-    script.add_processes(parser)
-    parser.add_argument("--compare", action="store_true", help="also time plain Theano in one process")
-    options = parser.parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parser().parse_args(arguments)
     # With the statistics of each rank, the first step differs from one process on purpose.
     verify = None if options.sync_batch_norm else "off"
     n = script.fork(options.processes, devices=options.devices, verify=verify)
@@ -112,27 +110,24 @@ def main(arguments=None):
         f"Ranks:   {n}, with {max(shares(options.batch, n))} images each at most; every rank loads "
         f"its own images;\n         {statistics}"
     )
-    step, evaluate = build(model, options)
+    is_compared = options.compare and n > 1
+    compiling = script.Compiling(4 if is_compared else 2)
+    step, evaluate = build(model, options, compiling)
     print(f"Ready:   in {time.perf_counter() - start:.0f} s\n", flush=True)
     seconds, losses = train(minibatches, minibatches.valid, step, evaluate, options)
-    table = [(f"{n} process(es)", seconds, options.batch, losses[-1])]
-    if options.compare:
-        alone, together = compare(minibatches, step, images, options)
-        table.append(("  alternating with:", together, options.batch, None))
-        table.append(("1 process of plain Theano", alone, options.batch, None))
-    print_table(table)
-    if options.compare:
-        report_speed(np.median(alone) / np.median(together), n)
+    print_table([(f"{n} process(es)", seconds, options.batch, losses[-1])])
+    if is_compared:
+        times = comparison.compare(
+            __file__,
+            [n, *arguments],
+            lambda: timed_step(minibatches, step),
+            COMPARED_STEPS,
+            compiling,
+            options.devices,
+        )
+        print("", *comparison.describe(times, n, f"{options.batch} images"), sep="\n")
     synk.close()
     return model, losses
-
-
-def report_speed(ratio, n):
-    pools = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
-    print(
-        f"\n{n} process(es) are {ratio:.2f} times as fast as one of plain Theano (medians of "
-        f"{COMPARED_STEPS} steps each,\nalternating; BLAS threads per process: {max(pools, default=1)})"
-    )
 
 
 if __name__ == "__main__":

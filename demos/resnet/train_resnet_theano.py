@@ -15,14 +15,21 @@ from network import build_model, lasagne
 from training import describe, print_table, train
 
 
-def build(model, options):
-    """Return the functions that take a step and that evaluate."""
+def build_step(model, options):
+    """Return the function that takes a step."""
     updates = lasagne.updates.nesterov_momentum(
         model.loss, model.params, options.learning_rate, command_line.MOMENTUM
     )
     updates.update(model.average_updates)
-    with script.showing("compiling 2 functions with plain Theano"):
-        train_minibatch = theano.function([model.x, model.y], model.loss, updates=updates)
+    return theano.function([model.x, model.y], model.loss, updates=updates)
+
+
+def build(model, options):
+    """Return the functions that take a step and that evaluate."""
+    compiling = script.Compiling(2)
+    with compiling("the training step"):
+        train_minibatch = build_step(model, options)
+    with compiling("the evaluation"):
         measure = theano.function([model.x, model.y], [model.valid_loss, model.accuracy])
 
     def evaluate(x, y):

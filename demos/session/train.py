@@ -63,6 +63,7 @@ def main():
         )  # fmt: skip
     except (ValueError, ImportError) as error:
         raise script.UserError(str(error)) from error
+    script.say_too_small()
     record = session.run()
     print(f"\n{record.table()}")
     if given.plot:

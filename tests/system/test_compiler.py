@@ -1,5 +1,8 @@
 """Tests of which graph compiler is chosen, and of what PyTensor needs."""
 
+import subprocess
+import sys
+
 import pytest
 
 from processes import ROOT
@@ -44,6 +47,12 @@ def test_the_choice_is_made_from_this_process(run_python, tmp_path):
     done = run_python(script, environment={VARIABLE: other}, check=False)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: ") and "install" in last
+
+
+def test_the_import_gives_no_warning():
+    command = [sys.executable, "-W", "error", "-c", "import synkhronos"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("version", ["1.23.5", "1.26.4"])

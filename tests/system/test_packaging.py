@@ -219,7 +219,8 @@ def test_the_tested_versions_meet_the_requirements(file, python):
 @pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="for the environment of the tests")
 def test_the_environment_has_the_tested_versions_of_all_that_is_needed():
     script = (ROOT / "tools" / "environment.sh").read_text()
-    listed = re.findall(r"requirements/(\w+)\.txt", re.search("requirements='([^']+)'", script)[1])
+    lists = re.findall(r"""^(?:for_demos|requirements)=(["'][^"']+)""", script, re.MULTILINE)
+    listed = re.findall(r"requirements/(\w+)\.txt", " ".join(lists))
     assert listed.pop(0) == "build" and {"library", "demos", "keras", "tests"} <= {*listed}
     pinned = {name: one for file in listed for name, one in pins_in(f"{file}.txt", PYTHON).items()}
     needed, waiting = set(), [one for file in listed for one in read(f"{file}.in")]
@@ -234,6 +235,38 @@ def test_the_environment_has_the_tested_versions_of_all_that_is_needed():
         waiting += [two for two in metadata.requires(name) or () if "extra" not in two]
     assert needed - {"setuptools"} == set(pinned)
     assert {name: metadata.version(name) for name in pinned} == pinned
+
+
+def test_the_recipe_of_conda_says_the_same(described):
+    yaml = pytest.importorskip("yaml")
+    text = (ROOT / "conda" / "meta.yaml").read_text()
+    (version,) = re.findall(r'^{% set version = "(.+)" %}$', text, re.MULTILINE)
+    text = re.sub(r"^{%.*%}$", "", text, flags=re.MULTILINE).replace("{{ version }}", repr(version))
+    recipe = yaml.safe_load(text)
+    assert recipe["package"] == {"name": described["Name"].lower(), "version": described["Version"]}
+    about = recipe["about"]
+    assert (about["summary"], about["license"]) == (described["Summary"], described["License"])
+    assert (ROOT / recipe["about"]["license_file"]).is_file()
+
+    needed, python = recipe["requirements"], f"python {described['Requires-Python']}"
+    system, own_python, *run = needed["run"]
+    assert (system, own_python) == ("__linux", python)
+    assert sorted(map(normalized, run)) == sorted(map(normalized, read("library.in")))
+    build = re.search(r'^requires = \["(.+)"\]$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    host = [python, "pip", build[1]]
+    assert sorted(map(normalized, needed["host"])) == sorted(map(normalized, host))
+    files = ("theano", "pytensor", "pymc", "mpi")
+    stated = [normalized(one) for file in files for one in read(f"{file}.in")]
+    assert all(normalized(one) in stated for one in needed["run_constrained"])
+
+
+def test_the_commands_of_conda_are_those_of_pip(archives):
+    yaml = pytest.importorskip("yaml")
+    text = re.sub("{[{%].*", "", (ROOT / "conda" / "meta.yaml").read_text())
+    with zipfile.ZipFile(archives[1]) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+        _, *commands = archive.read(name).decode().strip().splitlines()
+    assert sorted(yaml.safe_load(text)["build"]["entry_points"]) == sorted(commands)
 
 
 # Citation and image

@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-import runpy
 import subprocess
 import sys
 
@@ -41,7 +40,7 @@ def test_the_environment_takes_no_other_option():
         timeout=60,
     )
     assert (answer.returncode, answer.stdout) == (2, "")
-    options = "[--with-opencl] [--with-mpi] [--with-pytensor] [--with-pymc]"
+    options = "[--for-demos] [--with-opencl] [--with-mpi] [--with-pytensor] [--with-pymc]"
     assert answer.stderr == f"usage: environment.sh {options}\n"
 
 
@@ -63,32 +62,40 @@ def imported_in(folder):
     return found
 
 
+def declared():
+    """Return the requirements, and those of each extra, as ``pyproject.toml`` names their files."""
+    toml = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    dynamic = toml.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["dynamic"]
+
+    def read(listed):
+        lines = "".join((ROOT / file).read_text() for file in listed["file"]).splitlines()
+        return [line for line in lines if line and not line.startswith("#")]
+
+    extras = {name: read(files) for name, files in dynamic["optional-dependencies"].items()}
+    return read(dynamic["dependencies"]), extras
+
+
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="the names of Python's own modules are needed")
 @pytest.mark.parametrize("folder", ["synkhronos", "demos", "tests"])
-def test_what_is_imported_can_be_installed(folder, monkeypatch):
-    declared = {}
-    monkeypatch.setattr("setuptools.setup", declared.update)
-    runpy.run_path(str(ROOT / "setup.py"))
-    extras = declared["extras_require"]
+def test_what_is_imported_can_be_installed(folder):
+    required, extras = declared()
     used = ("test", "demos", "jax", "keras", "mpi", "pymc", "theano", "pytensor", "tensorboard")
-    wanted = [*declared["install_requires"], *(one for name in used for one in extras[name])]
+    wanted = [*required, *(one for name in used for one in extras[name])]
     names = {re.match(r"[\w-]+", one).group().lower() for one in wanted} | BY_DEBIAN
     imported = imported_in(folder) - sys.stdlib_module_names - OUR_OWN
     assert imported and {PACKAGES.get(one, one).lower() for one in imported} <= names
 
 
-def test_each_compiler_is_an_extra_and_none_is_required(monkeypatch):
+def test_each_compiler_is_an_extra_and_none_is_required():
     """Otherwise pip would install Theano where PyTensor is used."""
-    declared = {}
-    monkeypatch.setattr("setuptools.setup", declared.update)
-    runpy.run_path(str(ROOT / "setup.py"))
+    required, extras = declared()
 
     def named(requirements):
         return {re.match(r"\w+", one).group().lower() for one in requirements}
 
-    assert "cloudpickle" in named(declared["install_requires"])
-    assert not named(declared["install_requires"]) & {"theano", "pytensor"}
+    assert "cloudpickle" in named(required)
+    assert not named(required) & {"theano", "pytensor"}
     for name, other in (("theano", "pytensor"), ("pytensor", "theano")):
-        assert name in named(declared["extras_require"][name])
-        for extra, requirements in declared["extras_require"].items():
+        assert name in named(extras[name])
+        for extra, requirements in extras.items():
             assert extra == other or other not in named(requirements)
