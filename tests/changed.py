@@ -98,7 +98,7 @@ OTHERS = {
     "host/repairs.py": ["test_theano_values.py", "test_older_python.py"],
     "machines/*": ["test_machines_lost.py", "test_machines_differ.py"],
     "ops/*": ["test_ops.py", "test_ops_calls.py", "test_ops_gradients.py", "test_ops_shapes.py"],
-    "profiles/*": ["test_profile.py", "test_drawing.py", "test_clocks.py"],
+    "profiles/*": ["test_timeline.py", "test_profile.py", "test_drawing.py", "test_clocks.py"],
     "programs/*": [
         *PROGRAMS,
         "test_own_variables.py",

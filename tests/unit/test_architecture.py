@@ -44,7 +44,7 @@ FOR_EXTENSIONS = {
     "synkhronos.arithmetic.comparison", "synkhronos.engines.names", "synkhronos.engines.swap_argument",
     "synkhronos.engines.analysis.gradient_seeds", "synkhronos.engines.analysis.rows",
     "synkhronos.engines.analysis.windows", "synkhronos.functions.steps", "synkhronos.host.compiler",
-    "synkhronos.host.progress", "synkhronos.services.background_processes",
+    "synkhronos.host.progress", "synkhronos.profiles.log", "synkhronos.services.background_processes",
 }  # fmt: skip
 #: Attributes of Keras's models, which classes of this package have, too.
 OF_KERAS = {"optimizer", "targets", "weights"}
