@@ -29,7 +29,7 @@ COMPILERS = ("theano", "pytensor")
 EXTRAS = {
     "test": "tests",
     **{name: name for name in (*COMPILERS, "jax", "pymc", "demos", "keras", "loading", "mpi")},
-    **{name: name for name in ("bench", "docs", "tensorboard")},
+    **{name: name for name in ("bench", "docs", "tensorboard", "top")},
 }
 
 

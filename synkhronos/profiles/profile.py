@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import io
 import json
 from typing import Iterator, Sequence
 
@@ -148,10 +146,7 @@ class Profile:
             figure = draw_timeline(timeline, CATEGORIES, self._labels())
         except ImportError:
             return ""
-        with io.BytesIO() as file:
-            figure.savefig(file, format="svg")
-            code = base64.b64encode(file.getvalue()).decode()
-        return f'<img alt="{timeline.title}" src="data:image/svg+xml;base64,{code}">'
+        return _html.picture(figure, timeline.title)
 
     def _timeline(self, steps: slice | None) -> Timeline | None:
         each = self._milliseconds()

@@ -187,7 +187,7 @@ def test_a_profile_is_shown_as_its_table(open_world):
     for rank, row in enumerate(ranks):
         each = 1e3 * measured.seconds[0, rank]
         assert row[-1] == f"{each.sum():.3f}"
-        assert row[header.index("wait")].startswith(f"{each[3]:.3f} (")
+        assert row[header.index("wait")].startswith(f"{each[4]:.3f} (")
         assert sum(int(one.partition("(")[2].rstrip("%)")) for one in row[1:-1]) in range(97, 104)
 
 

@@ -119,7 +119,7 @@ def measured():
 def test_a_notebook_shows_the_timeline_above_the_table():
     pytest.importorskip("matplotlib")
     html = measured()._repr_html_()
-    picture = re.match(r'<img alt="(.*?)" src="data:image/svg\+xml;base64,(.*?)">', html)
+    picture = re.match(r'<img alt="(.*?)" src="data:image/svg\+xml;base64,(.*?)" />', html)
     assert picture.group(1) == "Timeline: steps 0 to 2 of 3"
     assert b"</svg>" in base64.b64decode(picture.group(2))
     assert html.index("<table>") > picture.end()

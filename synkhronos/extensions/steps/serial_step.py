@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Sequence
+from typing import Any, Callable, NoReturn, Sequence
 
 import numpy
 
@@ -43,6 +43,16 @@ class SerialStep:
             "check: expected a step on all ranks, of make_train_function(), got the serial step of "
             "make_train_function_theano(); check the former, which is compared with the serial step"
         )
+
+    name: str | None = None
+
+    def described(self) -> list[tuple[object, ...]]:
+        """Return the rows of a table."""
+        return [("functions", "of the compiler alone, for one process")]
+
+    def reported(self, take: Callable[[], Any]) -> Any:
+        """Return ``take()``: only steps on all ranks are reported."""
+        return take()
 
     def __call__(self, values: Sequence[Any], batch: Any, num_slices: int) -> list[Any]:
         """Take a step; return the list of outputs. The result does not depend on `num_slices`."""
