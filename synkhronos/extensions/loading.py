@@ -17,9 +17,9 @@ from typing import Any, Callable, Iterator, Sequence
 import numpy as np
 
 import synkhronos as synk
-from synkhronos import _html
 from synkhronos._checks import check_choice, check_extent, check_flag, check_int, check_number
 from synkhronos._errors import warn
+from synkhronos._html import Facts, Shown
 from synkhronos._text import listed
 from synkhronos.extensions.loaders import ring as rings
 from synkhronos.extensions.loaders.consumer import CHECK_INTERVAL, Consumer
@@ -66,7 +66,7 @@ __all__ = [
 _MOST_DATAS = 64  # objects `Data` that are kept for the next batches of the same length
 
 
-class Loader(_html.Shown):
+class Loader(Shown):
     """Loads minibatches ahead, in processes of its own.
 
     The processes are copies of the script at this point. Create a loader before `synkhronos.fork` if
@@ -198,7 +198,7 @@ class Loader(_html.Shown):
         """Return the number of batches of an epoch."""
         return self._plan.n_batches
 
-    def _shown(self) -> _html.Facts:
+    def _shown(self) -> Facts:
         state = "closed" if not self._end.alive else f"{len(self)} batches an epoch"
         plan = self._plan
         rows: list[tuple[object, ...]] = [

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, Literal, Mapping, Sequence, Tuple, Union
 
 import synkhronos as synk
-from synkhronos import _html
+from synkhronos._html import Facts, Shown
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions.steps import copied_arguments
 from synkhronos.extensions.steps.definition import define_function, define_training
@@ -36,7 +36,7 @@ Variables = Union[Variable, Sequence[Variable]]
 Updates = Union[Mapping[SharedVariable, Any], Sequence[Tuple[Any, ...]]]
 
 
-class TrainFunction(_html.Shown):
+class TrainFunction(Shown):
     """A training step, created by :func:`make_train_function`. Call it with the data of a minibatch.
 
     Attributes
@@ -73,14 +73,15 @@ class TrainFunction(_html.Shown):
             The loss before the step, in the dtype of the loss, or a list of the loss and the `outputs`.
         """
         values, batch, num_slices = self._matched(data, data_by_name, batch, num_slices)
+        if isinstance(self._step, Step) and self._step.is_reported():
+            return self._step.reported(lambda: self._take(values, batch, num_slices))
+        return self._take(values, batch, num_slices)
 
-        def take() -> Any:
-            outputs = self._step(values, batch, num_slices)
-            return outputs[0] if self._is_single else outputs
+    def _take(self, values: list[Any], batch: Any, num_slices: int) -> Any:
+        outputs = self._step(values, batch, num_slices)
+        return outputs[0] if self._is_single else outputs
 
-        return self._step.reported(take)
-
-    def _shown(self) -> _html.Facts:
+    def _shown(self) -> Facts:
         named = "TrainFunction" if self._step.name is None else f"TrainFunction {self._step.name}"
         return f"{named} of {self._inputs.described()}", self._step.described()
 
@@ -143,7 +144,7 @@ class TrainFunction(_html.Shown):
         return check(values, batch, num_slices, None, random, rtol, atol)
 
 
-class ParallelFunction(_html.Shown):
+class ParallelFunction(Shown):
     """A function on all ranks, created by :func:`parallel_function`. Call it like the Theano function.
 
     Attributes
@@ -185,16 +186,17 @@ class ParallelFunction(_html.Shown):
             In the form of `outputs`.
         """
         values = self._inputs.match(args, inputs_by_name)
+        if self._step.is_reported():
+            return self._step.reported(lambda: self._take(values, batch, num_slices, batch_s))
+        return self._take(values, batch, num_slices, batch_s)
 
-        def take() -> Any:
-            outputs = self._step(values, batch, num_slices, batch_s)
-            if isinstance(self._form, list):
-                return dict(zip(self._form, outputs))
-            return outputs if self._form else outputs[0]
+    def _take(self, values: list[Any], batch: Any, num_slices: int, batch_s: Any) -> Any:
+        outputs = self._step(values, batch, num_slices, batch_s)
+        if isinstance(self._form, list):
+            return dict(zip(self._form, outputs))
+        return outputs if self._form else outputs[0]
 
-        return self._step.reported(take)
-
-    def _shown(self) -> _html.Facts:
+    def _shown(self) -> Facts:
         named = "ParallelFunction" if self.name is None else f"ParallelFunction {self.name}"
         return f"{named} of {self._inputs.described()}", self._step.described()
 

@@ -37,8 +37,15 @@ def turn_of(function: Function, waits: bool = False) -> Turn | WaitedFor:
     return function.turn.waited_for if waits else function.turn
 
 
+def is_reported(function: Function) -> bool:
+    """Whether a step with this function is to be reported to the functions of `on_step`."""
+    world = function._world
+    hooks = None if world is None else world.step_hooks
+    return hooks is not None and hooks.are_due(world)
+
+
 def reported(function: Function, name: str, call: Callable[[], Any]) -> Any:
-    """Return ``call()``, a step that is reported to the functions of `on_step`, if there are any.
+    """Return ``call()``, a step that `is_reported`.
 
     Parameters
     ----------
@@ -49,11 +56,8 @@ def reported(function: Function, name: str, call: Callable[[], Any]) -> Any:
     call : callable
         Takes the step, and returns its outputs in the script's form.
     """
-    world = function._world
-    hooks = None if world is None else world.step_hooks
-    if hooks is None or not hooks.are_due(world):
-        return call()
-    return hooks.run(world, name, function.replica.number, call)
+    world: Any = function._world  # it is there
+    return world.step_hooks.run(world, name, function.replica.number, call)
 
 
 def report_step(name: str, seconds: float, rows: int, outputs: Any) -> None:

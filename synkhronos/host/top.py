@@ -32,11 +32,11 @@ def top(process: int | None = None, once: bool = False, interval: float = 1.0) -
         The seconds between two reports.
     """
     watch = Watch(process)
-    show: Any = _print
+    show: Any = _write
     if not once and sys.stdout.isatty():
         live = _live_view()
         if live is None:
-            print(NO_RICH, file=sys.stderr)
+            _complain(NO_RICH)
         else:
             show = live
     try:
@@ -47,7 +47,7 @@ def top(process: int | None = None, once: bool = False, interval: float = 1.0) -
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
         return 128 + signal.SIGPIPE
     finally:
-        if show is not _print:
+        if show is not _write:
             show.close()
 
 
@@ -59,11 +59,11 @@ def _show_all(watch: Watch, show: Any, once: bool, interval: float) -> int:
         except OSError as error:
             reports = []
             if not seen:
-                print(_complaint(error), file=sys.stderr)
+                _complain(_complaint(error))
                 return 1
         if not reports:
             if not seen:
-                print(NO_RANKS, file=sys.stderr)
+                _complain(NO_RANKS)
             return int(not seen)
         show(reports)
         seen = True
@@ -118,8 +118,14 @@ def lines(report: Report) -> list[str]:
     return [headline(report), *table]
 
 
-def _print(reports: Sequence[Report]) -> None:
-    print("\n\n".join("\n".join(lines(one)) for one in reports), end="\n\n", flush=True)
+def _write(reports: Sequence[Report]) -> None:
+    for one in reports:
+        sys.stdout.write("\n".join([*lines(one), "", ""]))
+    sys.stdout.flush()
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def _live_view() -> Any:

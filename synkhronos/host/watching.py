@@ -113,7 +113,7 @@ class Watched:
 
     def is_alive(self) -> bool:
         """Whether the master's process runs."""
-        return os.path.exists(f"/proc/{self._master(self._now)}")
+        return _is_alive(self._master(self._now))
 
     def _master(self, snapshot: Snapshot) -> int:
         return snapshot.lines[self._reader.master].process
@@ -131,7 +131,7 @@ class Watched:
                 RankReport(
                     now.number,
                     now.process,
-                    now.process > 0 and os.path.exists(f"/proc/{now.process}"),
+                    _is_alive(now.process),
                     (now.rows - before.rows) / seconds,
                     (samples - self._between - waits) / samples,
                     waits / samples,
@@ -198,6 +198,11 @@ def _read(process: int, name: str) -> str:
     with suppress(OSError), open(f"/proc/{process}/{name}", errors="replace") as file:
         return file.read()
     return ""
+
+
+def _is_alive(process: int) -> bool:
+    """Whether a process runs; one that has ended may still have an entry."""
+    return _read(process, "stat").rpartition(")")[2].strip()[:1] not in ("", "Z", "X")
 
 
 def _processor_seconds(process: int) -> float:

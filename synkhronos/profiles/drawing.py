@@ -6,11 +6,10 @@ from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from synkhronos.profiles.categories import COLORS
 from synkhronos.profiles.operations import Operation, by_function, shortened
 from synkhronos.profiles.timeline import Timeline
 
-#: In the order of the categories of a profile
-_CATEGORIES = ("#1f6fb4", "#8fbfe3", "#2e8b57", "#8e6bb0", "#e8862e", "#c9ccd1")
 _NARROW = 0.78  # of the timeline's width: beside it are the shares of waiting
 _FAST, _OWN, _OTHERS = "#2e8b57", "#8a8f98", "#d9dbde"
 _LEAST_SHARE = 0.02  # of the time of all functions, for a function to be drawn
@@ -56,9 +55,9 @@ def make_figure(
     panels = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
     top = panels[0]
     if timeline is not None:
-        _draw_timeline(panels.pop(0), timeline, dict(zip(categories, _CATEGORIES)), ranks)
+        _draw_timeline(panels.pop(0), timeline, dict(zip(categories, COLORS)), ranks)
     _draw_ranks(panels[0], 1e3 * seconds, categories, ranks)
-    _explain(top, dict(zip(categories, _CATEGORIES)))
+    _explain(top, dict(zip(categories, COLORS)))
     for axes, (function, every) in zip(panels[1:], functions):
         _draw_operations(axes, function, every)
     if functions:
@@ -73,7 +72,7 @@ def draw_timeline(timeline: Timeline, categories: Sequence[str], ranks: Sequence
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 0.35 * len(ranks) + 0.9), layout="constrained")
-    axes, colours = figure.subplots(), dict(zip(categories, _CATEGORIES))
+    axes, colours = figure.subplots(), dict(zip(categories, COLORS))
     _draw_timeline(axes, timeline, colours, ranks)
     _explain(axes, colours)
     return figure
@@ -100,7 +99,7 @@ def _draw_ranks(
     steps = len(milliseconds)
     each = milliseconds.sum(axis=0) / max(steps, 1)
     places, begin = np.arange(len(ranks))[::-1], np.zeros(len(ranks))
-    for own, colour in zip(each.T, _CATEGORIES):
+    for own, colour in zip(each.T, COLORS):
         axes.barh(places, own, 0.7, left=begin, color=colour)
         begin = begin + own
     for place, end in zip(places, begin):

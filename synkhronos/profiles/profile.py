@@ -15,14 +15,13 @@ from synkhronos._typing import AnyArray, PathLike
 from synkhronos.arithmetic.clocks import Reading, to_own
 from synkhronos.functions.replicate import replicate
 from synkhronos.profiles import operations as tables
+from synkhronos.profiles.categories import CATEGORIES
 from synkhronos.profiles.drawing import draw_timeline, make_figure
 from synkhronos.profiles.log import COMMAND, Begin, End, Event, OfRank, stop
 from synkhronos.profiles.operations import Operation
 from synkhronos.profiles.timeline import Timeline, make_timeline
 from synkhronos.profiles.trace import Nodes, make_trace
 from synkhronos.world.world import current_world
-
-CATEGORIES = ("compute", "copy", "load", "reduce", "wait", "other")
 
 
 class Profile:

@@ -95,7 +95,7 @@ class Center(_html.Shown):
 
     def _shown(self) -> _html.Facts:
         rows: list[tuple[object, ...]] = [
-            (_label(shared), f"{dtype} {shape}")
+            (shared.name or shared, f"{dtype} {shape}")
             for shared, dtype, shape in zip(self._shareds, self._dtypes, self._shapes)
         ]
         return f"synkhronos.Center {self.name} of {len(rows)} variables", rows

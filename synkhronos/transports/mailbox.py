@@ -67,7 +67,8 @@ class Mailbox:
 
     def get(self) -> bytes:
         """Return the contents."""
-        start, nbytes = self._header
+        header = self._header
+        start = header[0]
         if start:
-            return self._memory.mapping[start : start + nbytes]
-        return self._room[self._start : self._start + nbytes]
+            return self._memory.mapping[start : start + header[1]]
+        return self._room[self._start : self._start + header[1]]

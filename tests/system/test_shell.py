@@ -40,7 +40,7 @@ class Cells(HTMLParser):
     def handle_data(self, data):
         if "caption" in self.open:
             self.title += data
-        elif self.open[-1] in ("td", "th"):
+        elif self.open[-1:] in (["td"], ["th"]):
             self.rows[-1][-1] += data
 
 

@@ -84,11 +84,16 @@ def test_the_loss_of_a_record_is_drawn(record):
     assert "<img" not in rules.Record(1)._repr_html_()
 
 
+class Tiny:
+    """A model that is only shown."""
+
+
 def test_a_session_is_shown_with_its_model_and_rule():
-    made = session.Session("lenet", rule="BSP", config={"seed": 3})
-    assert repr(made).startswith("<Session of lenet with BSP(")
+    name = f"{__name__}:Tiny"
+    made = session.Session(name, rule="BSP", config={"seed": 3})
+    assert repr(made).startswith(f"<Session of {name} with BSP(")
     shown = dict(cells_of(made))
-    assert shown["model"] == "lenet" and shown["options"] == "seed=3" and "BSP" in shown["rule"]
+    assert shown["model"] == name and shown["options"] == "seed=3" and "BSP" in shown["rule"]
 
 
 def test_a_loader_its_source_and_transforms_are_shown():
@@ -116,6 +121,7 @@ def texts_of_a_program(rank, w):
 def test_a_center_and_a_lock_are_shown(open_world):
     open_world(2)
     w = theano.shared(np.ones(3), "w")
+    synk.function([], updates=[(w, w + 1)], mode="FAST_COMPILE")
     for center, table, before, held in synk.spmd(texts_of_a_program, w):
         assert center.startswith("<synkhronos.Center ") and center.endswith(" of 1 variables>")
         assert Cells(table).rows == [["w", "float64 (3,)"]]

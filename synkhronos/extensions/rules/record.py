@@ -6,7 +6,7 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any, Sequence
 
-from synkhronos import _html
+from synkhronos._html import picture, table
 from synkhronos._typing import PathLike
 
 if TYPE_CHECKING:
@@ -56,16 +56,16 @@ class Record:
         for rank, (losses, seconds, samples) in enumerate(zip(self.losses, self.seconds, self.samples)):
             last = (f"{losses[-1]:.4g}", f"{seconds[-1]:.3g}", samples[-1]) if losses else ("",) * 3
             rows.append((f"rank {rank}", len(losses), *last))
-        found = [_html.table("Steps", rows, ("", "steps", "last loss", "seconds", "rows"))]
+        found = [table("Steps", rows, ("", "steps", "last loss", "seconds", "rows"))]
         names = ("epoch", *self._numbers())
         if self.validations:
             points = [
                 [f"{one[name]:.4g}" if name in one else "" for name in names] for one in self.validations
             ]
-            found.append(_html.table("Validations", points, names))
+            found.append(table("Validations", points, names))
         with contextlib.suppress(ImportError):  # without matplotlib there is no picture
             if any(self.losses):
-                found.insert(0, _html.picture(self._figure(None), "The loss by time and by rows"))
+                found.insert(0, picture(self._figure(None), "The loss by time and by rows"))
         return "\n".join(found)
 
     @property

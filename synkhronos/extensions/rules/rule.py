@@ -7,7 +7,7 @@ from typing import Any, Mapping, Sequence
 import numpy
 
 import synkhronos as synk
-from synkhronos import _html
+from synkhronos._html import table
 from synkhronos._text import as_call
 from synkhronos._typing import AnyArray
 from synkhronos.engines.names import SharedVariable
@@ -212,7 +212,7 @@ class Rule:
         return as_call(self, self.hyper_parameters)
 
     def _repr_html_(self) -> str:
-        return _html.table(f"Training rule {type(self).__name__}", self.hyper_parameters.items())
+        return table(f"Training rule {type(self).__name__}", self.hyper_parameters.items())
 
     def _average(self, rank: synk.Rank, params: Params, wire: Any = None) -> None:
         """Set the parameters of all ranks to their average, weighted by rows since the last one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 import synkhronos as synk
-from synkhronos import _html
+from synkhronos._html import Facts, Shown
 from synkhronos._text import listed
 from synkhronos.engines.names import In, SharedVariable, Variable
 from synkhronos.extensions._flat_gradient import FlatGradient
@@ -14,7 +14,7 @@ from synkhronos.extensions.steps.update_rules import apply_rule
 from synkhronos.functions.steps import reduces, verify_step
 
 
-class TrainingStep(_html.Shown):
+class TrainingStep(Shown):
     """A step in two parts, created by `make_step`. It can be used with every rule.
 
     Attributes
@@ -55,7 +55,7 @@ class TrainingStep(_html.Shown):
         rank.call(self.update)
         return loss
 
-    def _shown(self) -> _html.Facts:
+    def _shown(self) -> Facts:
         rows: list[tuple[object, ...]] = [
             ("parameters", listed([one.name or one for one in self.params])),
             ("inputs", listed([one.name for one in self.compute.inputs])),

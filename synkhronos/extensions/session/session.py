@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy
 
 import synkhronos as synk
-from synkhronos import _html
+from synkhronos._html import Facts, Shown
 from synkhronos._typing import PathLike
 from synkhronos.extensions import rules
 from synkhronos.extensions.rules.rule import Rule, check_count, check_number
@@ -31,7 +31,7 @@ _RULES: dict[str, Callable[[], Rule]] = {
 }
 
 
-class Session(_html.Shown):
+class Session(Shown):
     """Trains a model on all ranks. The model has the attributes and methods of Theano-MPI's models.
 
     Every rank builds a model of its own and trains it on its own batches; the rule says what the ranks
@@ -166,7 +166,7 @@ class Session(_html.Shown):
         )  # fmt: skip
         self._on_death = _checked_on_death(on_death, self._plan)
 
-    def _shown(self) -> _html.Facts:
+    def _shown(self) -> Facts:
         plan, devices = self._plan, self._devices
         rows: list[tuple[object, ...]] = [
             ("model", plan.model),

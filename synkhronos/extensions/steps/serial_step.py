@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NoReturn, Sequence
+from typing import Any, NoReturn, Sequence
 
 import numpy
 
@@ -49,10 +49,6 @@ class SerialStep:
     def described(self) -> list[tuple[object, ...]]:
         """Return the rows of a table."""
         return [("functions", "of the compiler alone, for one process")]
-
-    def reported(self, take: Callable[[], Any]) -> Any:
-        """Return ``take()``: only steps on all ranks are reported."""
-        return take()
 
     def __call__(self, values: Sequence[Any], batch: Any, num_slices: int) -> list[Any]:
         """Take a step; return the list of outputs. The result does not depend on `num_slices`."""
