@@ -125,7 +125,8 @@ class CallFunction(Command):
 
     def _finish(self, here: Here, replica: Replica, n_rows: int, compute: _Compute) -> tuple[Any, ...]:
         here.rows[self.number] = n_rows
-        here.progress[ROWS] += n_rows
+        if self.rows is not None or self.has_rows(replica):
+            here.progress[ROWS] += n_rows
         if not n_rows and not replica.has_collectives:
             return (0,)
         try:
@@ -136,6 +137,10 @@ class CallFunction(Command):
                 raise
             raise better from error
         return (n_rows, *self._send(here, replica, values)) if n_rows else (0,)
+
+    def has_rows(self, replica: Replica) -> bool:
+        """Whether it is about rows; otherwise each rank counts as having one."""
+        return self.rows is not None or bool(replica.sliceable) or replica.window is not None
 
     def prepare(self, here: Here) -> Callable[[_Change], Sequence[Any]]:
         replica = here.functions[self.number]

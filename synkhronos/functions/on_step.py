@@ -13,6 +13,7 @@ import numpy as np
 
 from synkhronos.functions.call import CallFunction
 from synkhronos.functions.comparing.replicas import Observed
+from synkhronos.functions.replica import Replica
 from synkhronos.world.fuse import FusedCommand
 from synkhronos.world.world import World, current_world
 
@@ -34,7 +35,7 @@ class StepReport(NamedTuple):
     seconds : float
         How long the call has taken.
     rows : int
-        The number of rows of all ranks.
+        The number of rows of all ranks; 0 if the function has no rows.
     outputs : numpy.ndarray, list or dict
         What the call has returned.
     """
@@ -129,7 +130,7 @@ class Hooks:
                 began = time.perf_counter()
                 outputs = call()
                 seconds = time.perf_counter() - began
-            self._report(name, seconds, _rows_in(seen, number), outputs)
+            self._report(name, seconds, _rows_in(seen, world.here.functions[number]), outputs)
         finally:
             self._busy.discard(thread)
         return outputs
@@ -151,7 +152,7 @@ class Hooks:
             hook(report)
 
 
-def _rows_in(seen: Sequence[tuple[Command, Sequence[Any]]], number: int) -> int:
+def _rows_in(seen: Sequence[tuple[Command, Sequence[Any]]], replica: Replica) -> int:
     """Return the rows of all ranks in the last call of a function, given commands and their results."""
     for command, results in reversed(seen):
         plain = command.plain
@@ -161,7 +162,9 @@ def _rows_in(seen: Sequence[tuple[Command, Sequence[Any]]], number: int) -> int:
             parts = list(zip(plain.commands, zip(*results)))
         for part, by_rank in reversed(parts):
             call = part.plain
-            if isinstance(call, CallFunction) and call.number == number:
+            if isinstance(call, CallFunction) and call.number == replica.number:
+                if not call.has_rows(replica):
+                    return 0
                 values = [one[0] for one in by_rank] if isinstance(part, Observed) else by_rank
                 return sum(one[0] for one in values)
     return 0

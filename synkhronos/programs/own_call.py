@@ -33,7 +33,8 @@ class OwnCall(CallFunction):
         if not n_rows and self.num_slices > 1:
             raise ValueError("num_slices: there are no rows to slice")
         here.rows[self.number] = n_rows
-        here.progress[ROWS] += n_rows
+        if self.has_rows(replica):
+            here.progress[ROWS] += n_rows
         values = self._compute(here, replica, arguments, n_rows)
         return [here.engine.to_host(value) for value in values]
 

@@ -116,6 +116,13 @@ def test_functions_are_called_in_order_until_they_are_removed(world_of):
     second.remove()
 
 
+def test_a_function_without_rows_has_none(told):
+    w = theano.shared(np.ones(3), "w")
+    synk.function([], updates=[(w, w + 1)], name="add")()
+    synk.function([], (w.sum(), None), name="sum", sliceable_shareds=[w])()
+    assert [(one.name, one.rows) for one in told] == [("add", 0), ("sum", 6)]
+
+
 def test_a_failed_call_is_no_step(told):
     x = T.dvector("x")
     f = synk.function([x], (x.sum(), "sum"))

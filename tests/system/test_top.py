@@ -35,6 +35,9 @@ def test_the_ranks_of_this_script_are_found_and_described():
     assert [new.rows - old.rows for new, old in zip(after.lines, before.lines)] == [18, 15]
     assert after.command - before.command == 3 and reader.last_command() == "function f"
     assert after.lines[0].process == os.getpid() and after.waiting() is None
+    rowless = synk.function([], T.constant(1.0) * 2)
+    rowless()
+    assert [line.rows for line in reader.read().lines] == [line.rows for line in after.lines]
     data = synk.data(np.ones(8))
     for rows in (4, 6):
         f(data, batch=rows)
