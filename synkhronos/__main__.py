@@ -1,4 +1,4 @@
-"""The commands ``python -m synkhronos run``, ``launch``, ``install`` and ``doctor``."""
+"""The commands ``python -m synkhronos run``, ``launch``, ``top``, ``install`` and ``doctor``."""
 
 import argparse
 import itertools
@@ -32,6 +32,7 @@ LAUNCH_USAGE = f"""%(prog)s [-h]
            [--config FILE] [--mpi OPTIONS] [--dry-run]
            {PROGRAM_USAGE}"""
 INSTALL = "install Theano 1.0.5 with pip, on every supported version of Python; also Lasagne and Keras"
+TOP = "show what each rank of a running script does: rows per second, waiting, memory, last command"
 DOCTOR = "check that everything needed is installed, and report how to fix what is not"
 SERVE = """  # each line in one piece, at once, as several ranks write to the same pipe
 import sys
@@ -78,6 +79,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         "run", help=RUN, description=RUN, usage=f"%(prog)s [-h] {PROGRAM_USAGE}"
     )
     launch_parser = make_launch_parser(commands)
+    make_top_parser(commands)
     install_parser = make_install_parser(commands)
     doctor_parser = commands.add_parser("doctor", help=DOCTOR, description=DOCTOR)
     doctor_parser.add_argument("--hosts", metavar="A,B", help="also check these machines for launch")
@@ -90,6 +92,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "doctor":
         return doctor(options.hosts)
+    if options.command == "top":
+        from synkhronos.host.top import top
+
+        return top(options.process, options.once, options.interval)
     if options.command == "install":
         return install(install_parser, options.names, options.constraint)
     parser.print_help()
@@ -108,6 +114,34 @@ def make_launch_parser(
         parser.add_argument(name, type=kind, metavar=value, help=text)
     parser.add_argument("--dry-run", action="store_true", help="print the mpirun line only")
     return parser
+
+
+def make_top_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command ``top``."""
+    parser = commands.add_parser("top", help=TOP, description=TOP)
+    parser.add_argument(
+        "process",
+        nargs="?",
+        type=int,
+        metavar="PID",
+        help="the process of the script; by default all scripts of this user",
+    )
+    parser.add_argument("--once", action="store_true", help="print one report as text, and end")
+    parser.add_argument(
+        "--interval",
+        type=seconds,
+        default=1.0,
+        metavar="SECONDS",
+        help="the time that each report is about (default: 1)",
+    )
+
+
+def seconds(text: str) -> float:
+    """Return a time that is more than 0."""
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError(text)
+    return number
 
 
 def make_install_parser(

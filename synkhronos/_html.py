@@ -1,12 +1,45 @@
-"""HTML tables, with which notebooks show objects of this package."""
+"""Tables and pictures, with which notebooks show objects of this package."""
 
 from __future__ import annotations
 
+import base64
 import html
-from typing import Iterable, Sequence
+import io
+from typing import Any, Iterable, List, Sequence, Tuple
 
 _STYLE = "text-align: left; vertical-align: top"
+#: The title of an object, and the rows of its table
+Facts = Tuple[str, List[Tuple[object, ...]]]
 _ALIGNED = _STYLE + "; white-space: pre; font-family: monospace"  # of several lines, such as an array
+
+
+class Shown:
+    """An object that is shown as a line, and in a notebook as a table, by its method `_shown`."""
+
+    def _shown(self) -> Facts:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"<{self._shown()[0]}>"
+
+    def _repr_html_(self) -> str:
+        return table(*self._shown())
+
+
+def picture(figure: Any, title: str) -> str:
+    """Return a figure of matplotlib as an element of HTML.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+        The figure.
+    title : str
+        What it shows, for those who cannot see it.
+    """
+    with io.BytesIO() as file:
+        figure.savefig(file, format="svg")
+        code = base64.b64encode(file.getvalue()).decode()
+    return f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{code}" />'
 
 
 def table(title: str, rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:

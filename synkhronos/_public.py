@@ -37,6 +37,11 @@ from synkhronos.comms.formats import (
 from synkhronos.functions.comparing.serial_comparison import Comparison as Comparison
 from synkhronos.functions.build import function as function
 from synkhronos.functions.function import Function as Function
+from synkhronos.functions.on_step import (
+    StepHook as StepHook,
+    StepReport as StepReport,
+    on_step as on_step,
+)
 from synkhronos.functions.random import reseed as reseed
 from synkhronos.functions.replicate import distribute as distribute
 from synkhronos.functions.signature import (

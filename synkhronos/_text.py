@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Iterable
+from typing import Iterable, Mapping
 
 _MOST_NAMES = 5
 _MOST_CHARACTERS = 200
@@ -23,6 +23,12 @@ def listed(names: Iterable[object], separator: str = ", ") -> str:
 def shortened(value: object) -> str:
     """Return the representation of a value, without its middle if it is long."""
     return _cut(repr(value))
+
+
+def as_call(made: object, arguments: Mapping[str, object]) -> str:
+    """Return the call that makes an object, with the arguments that are not None."""
+    given = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
+    return f"{type(made).__name__}({given})"
 
 
 def _cut(text: str) -> str:

@@ -82,6 +82,7 @@ TESTS = {
         "test_watch.py", "test_audit.py", "test_ops_calls.py", "test_recurrence.py",
     ],
     "functions/arguments.py": ["test_bad_input.py", *CALLS, "test_idioms.py"],
+    "functions/on_step.py": ["test_on_step.py"],
     "functions/build.py": ["test_bad_input.py", "test_idioms.py", *CALLS],
     "functions/call.py": [*CALLS, "test_outputs.py", "test_idioms.py", "test_rehearsal.py"],
     "functions/columns.py": [*CALLS, "test_idioms.py", "test_ops_calls.py"],

@@ -17,7 +17,7 @@ import matplotlib
 matplotlib.use("svg")
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.patches import FancyBboxPatch, Rectangle
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -25,6 +25,8 @@ sys.path.insert(0, str(ROOT))
 
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.arithmetic.partition import select, share
+from synkhronos.profiles.categories import CATEGORIES
+from synkhronos.profiles.categories import COLORS as CATEGORY_COLORS
 
 SHADES = {
     "light": {"paper": "#ffffff", "ink": "#1f2328", "muted": "#6b7280", "empty": "#e5e7eb"},
@@ -72,6 +74,10 @@ class Drawing:
         )
         self.axes.add_patch(box)
         self.text(x + width / 2, y + 0.52, label, "#ffffff" if filled else "muted", "center")
+
+    def band(self, x, y, width, color, height=0.6):
+        box = Rectangle((x, y), width, height, facecolor=color, edgecolor="none")
+        self.axes.add_patch(box)
 
     def cells(self, x, y, labels, color):
         for position, label in enumerate(labels):
@@ -327,7 +333,49 @@ def speed(shade):
     return drawing.figure, f"Speed relative to Theano on {cores}: " + "; ".join(texts) + "."
 
 
-PICTURES = [call, batches, slices, scattered, collectives, step, speed]
+def timeline(shade):
+    """The timeline of a profile: one rank is slower, and the others wait for it."""
+    work = [(30, 47, 33), (29, 48, 31), (31, 46, 32)]  # milliseconds of each rank in three steps
+    load, copy, reduce, update, other = 5, 2, 4, 3, 1
+    colors = dict(zip(CATEGORIES, CATEGORY_COLORS))
+    drawing = Drawing(shade, 18, 5.6)
+    scale, waits, lengths = 0.06, [0] * 3, [0] * 3
+    x = 1.9
+    for name in CATEGORIES:
+        drawing.band(x, 0.45, 0.5, colors[name])
+        drawing.text(x + 0.65, 0.75, name, fontsize=9)
+        x += 2.55
+    begin = 0
+    for each in work:
+        meet = begin + load + copy + max(each)
+        for rank, own in enumerate(each):
+            spans = [("load", load)] if rank == 0 else [("", load)]
+            spans += [("copy", copy), ("compute", own), ("wait", max(each) - own)]
+            spans += [("reduce", reduce), ("compute", update), ("other", other)]
+            waits[rank] += max(each) - own
+            lengths[rank] += sum(length for name, length in spans if name)
+            place = begin
+            for name, length in spans:
+                if name:
+                    left, top = 1.9 + scale * place, 1.7 + 1.15 * rank
+                    drawing.band(left, top, scale * length, colors[name], 0.8)
+                place += length
+        begin = meet + reduce + update + other + 2
+    slowest, texts = int(np.argmin(waits)), []
+    for rank in range(3):
+        share = f"waits {waits[rank] / lengths[rank]:.0%}"
+        share += f", for rank {slowest}" if rank != slowest else ""
+        drawing.text(0.35, 2.1 + 1.15 * rank, f"rank {rank}")
+        drawing.text(1.9 + scale * begin + 0.1, 2.1 + 1.15 * rank, share, fontsize=9)
+        texts.append(f"rank {rank} {share}")
+    drawing.text(1.9, 5.25, f"{begin - 2} ms, three steps", "muted", fontsize=9)
+    return drawing.figure, (
+        "A timeline of three steps on three ranks. Rank 1 computes for longer than the others, which "
+        "wait for it before each reduction; rank 0 also loads the rows: " + ", ".join(texts) + "."
+    )
+
+
+PICTURES = [call, batches, slices, scattered, collectives, step, speed, timeline]
 
 
 def save(picture, shade, path):

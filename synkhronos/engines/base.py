@@ -22,7 +22,7 @@ from synkhronos.arithmetic.streams import (
     state_from_array,
     state_to_array,
 )
-from synkhronos.engines.timing import OperationTime
+from synkhronos.engines.timing import Timing
 
 
 class TensorType(NamedTuple):
@@ -517,11 +517,12 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def time_operations(self, compiled: Compiled) -> ContextManager[list[OperationTime]]:
+    def time_operations(self, compiled: Compiled) -> ContextManager[Timing]:
         """Return a context in which calls of a compiled function also time its operations.
 
-        Its value is a list, which is filled when the context ends: an `OperationTime` for each
-        operation, with the sums over its nodes and over all calls. Results of calls do not change.
+        Its value, a `Timing`, can be read after each call. It is a list, too, which is filled when the
+        context ends: an `OperationTime` for each operation, with the sums over its nodes and over all
+        calls. Results of calls do not change.
 
         Raises
         ------

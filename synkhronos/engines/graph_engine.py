@@ -46,7 +46,7 @@ from synkhronos.engines.collective_order import (
 from synkhronos.engines.collectives import ALONE, PeersType
 from synkhronos.engines.names import Container, Mode, SharedVariable, Variable, VariableType
 from synkhronos.engines.pickles import GraphUnpickler, MainNames, _OfGraphs, dump, with_deep_stack
-from synkhronos.engines.timing import OperationTime, time_nodes
+from synkhronos.engines.timing import Timing, time_nodes
 from synkhronos.host import compiler
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ class GraphEngine(Engine):
 
     # Calls
 
-    def time_operations(self, compiled: Compiled) -> ContextManager[list[OperationTime]]:
+    def time_operations(self, compiled: Compiled) -> ContextManager[Timing]:
         # PyTensor calls it `vm`.
         return time_nodes(compiled, getattr(compiled, "vm", None) or compiled.fn)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Se
 import numpy as np
 
 from synkhronos.engines.base import Analysis, Dependence, Engine, TensorType
-from synkhronos.engines.timing import OperationTime, sum_by_operation
+from synkhronos.engines.timing import Timing, sum_by_operation
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, Buffer, DTypeLike
@@ -345,8 +345,12 @@ class NaiveEngine(Engine):
         return outputs if subset is None else [outputs[index] for index in subset]
 
     @contextmanager
-    def time_operations(self, compiled: Graph) -> Iterator[list[OperationTime]]:
-        times: list[OperationTime] = []
+    def time_operations(self, compiled: Graph) -> Iterator[Timing]:
+        nodes: list[Any] = [one for one in compiled.variables() if isinstance(one, Apply)]
+        times = Timing(
+            [one.function.__name__ for one in nodes],
+            lambda: [compiled.seconds.get(one, 0.0) for one in nodes],
+        )
         compiled.seconds.clear()
         yield times
         names = [(one.function.__name__, took) for one, took in compiled.seconds.items()]

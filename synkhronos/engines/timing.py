@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Iterable, Iterator, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, List, NamedTuple, Sequence
 
 from synkhronos.host.compiler import TITLES
 
@@ -37,6 +37,22 @@ class OperationTime(NamedTuple):
     seconds: float
 
 
+class Timing(List[OperationTime]):
+    """The operations of a function, which are in the list when the timing has ended.
+
+    Parameters
+    ----------
+    nodes : list of str
+        The operation of each node of the function, in the order in which they are computed.
+    read : callable
+        Returns the seconds that each node has taken so far.
+    """
+
+    def __init__(self, nodes: Sequence[str], read: Callable[[], Sequence[float]]) -> None:
+        super().__init__()
+        self.nodes, self.read = nodes, read
+
+
 def sum_by_operation(timed: Iterable[tuple[str, str, float]]) -> list[OperationTime]:
     """Return the sums over nodes, given the name, the class and the seconds of each."""
     sums: dict[tuple[str, str], list[float]] = {}
@@ -56,7 +72,7 @@ def _kernel(kind: str) -> str:
 
 
 @contextlib.contextmanager
-def time_nodes(compiled: Compiled, machine: Any) -> Iterator[list[OperationTime]]:
+def time_nodes(compiled: Compiled, machine: Any) -> Iterator[Timing]:
     """Let the virtual machine of a compiled function time its nodes in the block.
 
     The machine computes as usual, and reads a clock before and after each node.
@@ -70,8 +86,7 @@ def time_nodes(compiled: Compiled, machine: Any) -> Iterator[list[OperationTime]
 
     Yields
     ------
-    list of OperationTime
-        It is filled at the end of the block.
+    Timing
 
     Raises
     ------
@@ -84,7 +99,10 @@ def time_nodes(compiled: Compiled, machine: Any) -> Iterator[list[OperationTime]
             f"another, to time each; got one that {type(compiled.maker.linker).__name__} has compiled. "
             f"Build it in a mode with the linker 'cvm', or leave out operations=True"
         )
-    times: list[OperationTime] = []
+    times = Timing(
+        [str(node.op) for node in machine.nodes],
+        lambda: [seconds for seconds, _ in _readings(compiled, machine)],
+    )
     buffers, was_timing = _buffers(machine), machine.time_thunks
     before = _readings(compiled, machine)
     machine.time_thunks = True

@@ -19,6 +19,7 @@ import numpy as np
 import synkhronos as synk
 from synkhronos._checks import check_choice, check_extent, check_flag, check_int, check_number
 from synkhronos._errors import warn
+from synkhronos._html import Facts, Shown
 from synkhronos._text import listed
 from synkhronos.extensions.loaders import ring as rings
 from synkhronos.extensions.loaders.consumer import CHECK_INTERVAL, Consumer
@@ -65,7 +66,7 @@ __all__ = [
 _MOST_DATAS = 64  # objects `Data` that are kept for the next batches of the same length
 
 
-class Loader:
+class Loader(Shown):
     """Loads minibatches ahead, in processes of its own.
 
     The processes are copies of the script at this point. Create a loader before `synkhronos.fork` if
@@ -197,9 +198,17 @@ class Loader:
         """Return the number of batches of an epoch."""
         return self._plan.n_batches
 
-    def __repr__(self) -> str:
+    def _shown(self) -> Facts:
         state = "closed" if not self._end.alive else f"{len(self)} batches an epoch"
-        return f"<Loader: {self._plan.length} rows, {state}>"
+        plan = self._plan
+        rows: list[tuple[object, ...]] = [
+            ("source", self._source),
+            ("batch size", plan.batch_size),
+            ("processes", plan.processes),
+            ("shuffled", "yes" if plan.shuffle else "no"),
+            ("waited for batches", f"{self.waited:.3g} s"),
+        ]
+        return f"Loader: {plan.length} rows, {state}", rows
 
     def __reduce__(self) -> Any:
         raise TypeError(

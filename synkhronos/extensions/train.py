@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Literal, Mapping, Sequence, Tuple, Union
 
 import synkhronos as synk
+from synkhronos._html import Facts, Shown
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions.steps import copied_arguments
 from synkhronos.extensions.steps.definition import define_function, define_training
@@ -35,7 +36,7 @@ Variables = Union[Variable, Sequence[Variable]]
 Updates = Union[Mapping[SharedVariable, Any], Sequence[Tuple[Any, ...]]]
 
 
-class TrainFunction:
+class TrainFunction(Shown):
     """A training step, created by :func:`make_train_function`. Call it with the data of a minibatch.
 
     Attributes
@@ -72,8 +73,17 @@ class TrainFunction:
             The loss before the step, in the dtype of the loss, or a list of the loss and the `outputs`.
         """
         values, batch, num_slices = self._matched(data, data_by_name, batch, num_slices)
+        if isinstance(self._step, Step) and self._step.is_reported():
+            return self._step.reported(lambda: self._take(values, batch, num_slices))
+        return self._take(values, batch, num_slices)
+
+    def _take(self, values: list[Any], batch: Any, num_slices: int) -> Any:
         outputs = self._step(values, batch, num_slices)
         return outputs[0] if self._is_single else outputs
+
+    def _shown(self) -> Facts:
+        named = "TrainFunction" if self._step.name is None else f"TrainFunction {self._step.name}"
+        return f"{named} of {self._inputs.described()}", self._step.described()
 
     def _matched(
         self, data: Sequence[Any], data_by_name: Mapping[str, Any], batch: Any, num_slices: int
@@ -134,7 +144,7 @@ class TrainFunction:
         return check(values, batch, num_slices, None, random, rtol, atol)
 
 
-class ParallelFunction:
+class ParallelFunction(Shown):
     """A function on all ranks, created by :func:`parallel_function`. Call it like the Theano function.
 
     Attributes
@@ -175,10 +185,20 @@ class ParallelFunction:
         numpy.ndarray, or list or dict of these
             In the form of `outputs`.
         """
-        outputs = self._step(self._inputs.match(args, inputs_by_name), batch, num_slices, batch_s)
+        values = self._inputs.match(args, inputs_by_name)
+        if self._step.is_reported():
+            return self._step.reported(lambda: self._take(values, batch, num_slices, batch_s))
+        return self._take(values, batch, num_slices, batch_s)
+
+    def _take(self, values: list[Any], batch: Any, num_slices: int, batch_s: Any) -> Any:
+        outputs = self._step(values, batch, num_slices, batch_s)
         if isinstance(self._form, list):
             return dict(zip(self._form, outputs))
         return outputs if self._form else outputs[0]
+
+    def _shown(self) -> Facts:
+        named = "ParallelFunction" if self.name is None else f"ParallelFunction {self.name}"
+        return f"{named} of {self._inputs.described()}", self._step.described()
 
     def copy(
         self,

@@ -18,6 +18,7 @@ from synkhronos.functions.peers import GraphPeers
 from synkhronos.functions.reduced import reduce_in_place
 from synkhronos.functions.replica import Replica, on_copies
 from synkhronos.functions.slices import Slices, distinct
+from synkhronos.host.status import ROWS
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.required_rows import Need
 from synkhronos.world.here import Command, Here
@@ -124,6 +125,8 @@ class CallFunction(Command):
 
     def _finish(self, here: Here, replica: Replica, n_rows: int, compute: _Compute) -> tuple[Any, ...]:
         here.rows[self.number] = n_rows
+        if self.rows is not None or self.has_rows(replica):
+            here.progress[ROWS] += n_rows
         if not n_rows and not replica.has_collectives:
             return (0,)
         try:
@@ -134,6 +137,10 @@ class CallFunction(Command):
                 raise
             raise better from error
         return (n_rows, *self._send(here, replica, values)) if n_rows else (0,)
+
+    def has_rows(self, replica: Replica) -> bool:
+        """Whether it is about rows; otherwise each rank counts as having one."""
+        return self.rows is not None or bool(replica.sliceable) or replica.window is not None
 
     def prepare(self, here: Here) -> Callable[[_Change], Sequence[Any]]:
         replica = here.functions[self.number]
@@ -210,9 +217,12 @@ class CallFunction(Command):
         """Return the rows of this rank's sliceable shared variables to use."""
         return None if self.batch_s is None else self.batch_s[here.rank]
 
-    def describe(self, here: Here) -> str:
+    def title(self, here: Here) -> str:
         name = getattr(here.functions[self.number].compiled, "name", None) or ""
-        return f"function {os.path.basename(name)}, {here.rows.get(self.number, 0)} row(s) of this rank"
+        return f"function {os.path.basename(name)}"
+
+    def describe(self, here: Here) -> str:
+        return f"{self.title(here)}, {here.rows.get(self.number, 0)} row(s) of this rank"
 
     def _prepare(self, here: Here, replica: Replica) -> tuple[int, _Compute]:
         """Return the number of rows of this rank, and a function that computes its outputs."""

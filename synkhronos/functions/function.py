@@ -197,6 +197,13 @@ class Function:
         >>> synk.close()
         """
         world = self._world or self._usable_world()
+        hooks = world.step_hooks
+        if hooks is not None and hooks.are_due(world):
+            call = functools.partial(
+                self, *args, output_subset=output_subset, batch=batch, batch_s=batch_s,
+                num_slices=num_slices, **inputs_by_name,
+            )  # fmt: skip
+            return hooks.run(world, self.name or "", self.replica.number, call)
         with world.turn:
             last = self.plan
             plain = batch_s is None and output_subset is None and num_slices == 1

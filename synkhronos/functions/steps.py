@@ -16,6 +16,7 @@ from synkhronos.functions.function import Function
 from synkhronos.stores.handle import Handle
 from synkhronos.world.fuse import RecordedCalls, fuse
 from synkhronos.world.turn import Turn, WaitedFor
+from synkhronos.world.world import current_world, world_exists
 
 if TYPE_CHECKING:
     from synkhronos.world.here import Command
@@ -34,6 +35,48 @@ def turn_of(function: Function, waits: bool = False) -> Turn | WaitedFor:
         Whether to wait while another thread has the turn, also without ``fork(threads="wait")``.
     """
     return function.turn.waited_for if waits else function.turn
+
+
+def is_reported(function: Function) -> bool:
+    """Whether a step with this function is to be reported to the functions of `on_step`."""
+    world = function._world
+    hooks = None if world is None else world.step_hooks
+    return hooks is not None and hooks.are_due(world)
+
+
+def reported(function: Function, name: str, call: Callable[[], Any]) -> Any:
+    """Return ``call()``, a step that `is_reported`.
+
+    Parameters
+    ----------
+    function : Function
+        The function of the step that is called on rows.
+    name : str
+        The name of the step.
+    call : callable
+        Takes the step, and returns its outputs in the script's form.
+    """
+    world: Any = function._world  # it is there
+    return world.step_hooks.run(world, name, function.replica.number, call)
+
+
+def report_step(name: str, seconds: float, rows: int, outputs: Any) -> None:
+    """Report a step of this process in a program to the functions of `on_step`, if it is the master's.
+
+    Parameters
+    ----------
+    name : str
+        The name of the step.
+    seconds : float
+        How long it has taken.
+    rows : int
+        The rows of this rank.
+    outputs : float
+        Its loss.
+    """
+    world = current_world() if world_exists() else None
+    if world is not None and world.step_hooks is not None and world.here.is_master:
+        world.step_hooks.report(name, seconds, rows, outputs)
 
 
 class RepeatedStep:

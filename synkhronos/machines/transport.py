@@ -79,7 +79,9 @@ class MachinesTransport(Transport):
     inherits = forks_all = False
     can_replace = True
     store: MachinesStore
-    in_program, is_copy = map(_of_local, ("in_program", "is_copy"))
+    in_program, is_copy, status, progress = map(
+        _of_local, ("in_program", "is_copy", "status", "progress")
+    )
 
     def __init__(
         self,

@@ -6,10 +6,11 @@ from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from synkhronos.profiles.categories import COLORS
 from synkhronos.profiles.operations import Operation, by_function, shortened
+from synkhronos.profiles.timeline import Timeline
 
-#: In the order of the categories of a profile
-_CATEGORIES = ("#1f6fb4", "#8fbfe3", "#8e6bb0", "#d9822b", "#c9ccd1")
+_NARROW = 0.78  # of the timeline's width: beside it are the shares of waiting
 _FAST, _OWN, _OTHERS = "#2e8b57", "#8a8f98", "#d9dbde"
 _LEAST_SHARE = 0.02  # of the time of all functions, for a function to be drawn
 _ROOM = 1.28  # to the right of the longest bar, for its text
@@ -21,8 +22,9 @@ def make_figure(
     ranks: Sequence[str],
     operations: Sequence[Operation],
     most: int,
+    timeline: Timeline | None = None,
 ) -> Any:
-    """Return a figure: a bar for each rank, and below them bars for operations, if there are any.
+    """Return a figure: a timeline, a bar for each rank, and bars for operations, if there are any.
 
     Parameters
     ----------
@@ -34,6 +36,8 @@ def make_figure(
         Functions that take little time are left out.
     most : int
         How many operations of each function are drawn; another bar is the sum of the others.
+    timeline : Timeline, optional
+        The timeline, in which an interval has the color of its category.
     """
     from matplotlib.figure import Figure
 
@@ -44,10 +48,16 @@ def make_figure(
         if sum(one.seconds for one in own) >= least
     ]
     bars = [1.3 * len(ranks), *(len(every) for _, every in functions)]
+    if timeline is not None:
+        bars.insert(0, 1.3 * len(ranks))
     heights = [count + 2 for count in bars]
     figure = Figure(figsize=(10, 0.27 * sum(heights) + 0.3), layout="constrained")
-    panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    panels = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
+    top = panels[0]
+    if timeline is not None:
+        _draw_timeline(panels.pop(0), timeline, dict(zip(categories, COLORS)), ranks)
     _draw_ranks(panels[0], 1e3 * seconds, categories, ranks)
+    _explain(top, dict(zip(categories, COLORS)))
     for axes, (function, every) in zip(panels[1:], functions):
         _draw_operations(axes, function, every)
     if functions:
@@ -57,20 +67,45 @@ def make_figure(
     return figure
 
 
+def draw_timeline(timeline: Timeline, categories: Sequence[str], ranks: Sequence[str]) -> Any:
+    """Return a figure with a timeline alone; see `make_figure`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 0.35 * len(ranks) + 0.9), layout="constrained")
+    axes, colours = figure.subplots(), dict(zip(categories, COLORS))
+    _draw_timeline(axes, timeline, colours, ranks)
+    _explain(axes, colours)
+    return figure
+
+
+def _draw_timeline(
+    axes: Any, timeline: Timeline, colours: Mapping[str, str], ranks: Sequence[str]
+) -> None:
+    places, whole = np.arange(len(ranks))[::-1], 1e3 * timeline.seconds
+    for place, spans, note in zip(places, timeline.spans, timeline.notes):
+        intervals = [(1e3 * one.start, 1e3 * one.seconds) for one in spans]
+        shades = [colours[one.category] for one in spans]
+        axes.broken_barh(intervals, (place - 0.35, 0.7), facecolors=shades, linewidth=0)
+        _write(axes, note, whole, place)
+    _finish(axes, timeline.title, ranks, np.array([whole]))
+    axes.set_xlim(0, whole / _NARROW)
+    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= whole])
+    axes.set_xlabel("ms", fontsize=9)
+
+
 def _draw_ranks(
     axes: Any, milliseconds: np.ndarray, categories: Sequence[str], ranks: Sequence[str]
 ) -> None:
     steps = len(milliseconds)
     each = milliseconds.sum(axis=0) / max(steps, 1)
     places, begin = np.arange(len(ranks))[::-1], np.zeros(len(ranks))
-    for own, colour in zip(each.T, _CATEGORIES):
+    for own, colour in zip(each.T, COLORS):
         axes.barh(places, own, 0.7, left=begin, color=colour)
         begin = begin + own
     for place, end in zip(places, begin):
         _write(axes, f"{_number(end)} ms", end, place)
     title = "A step" if steps == 1 else f"A step, mean of {steps}"
     _finish(axes, title, ranks, begin)
-    _explain(axes, dict(zip(categories, _CATEGORIES)))
 
 
 def _draw_operations(axes: Any, function: str, every: Sequence[Operation]) -> None:

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
+
+import numpy as np
 
 from synkhronos.world.here import Command, Here
+from synkhronos.world.world import current_world, world_exists
 
 if TYPE_CHECKING:
-    from synkhronos._typing import Compiled
+    from synkhronos._typing import AnyArray, Compiled
     from synkhronos.arithmetic.clocks import Reading
-    from synkhronos.engines.timing import OperationTime
+    from synkhronos.engines.timing import OperationTime, Timing
 
 COMMAND = "command"
+_MOST_NODES = 1 << 20  # times of single nodes that a rank keeps, for the trace
 
 # The category of the time of a method, and the attribute of `Here` that has the method; None: `Here`
 # itself. Only compiled functions call others of these methods: the collectives in their graphs.
@@ -54,15 +58,48 @@ class Event(NamedTuple):
     seconds: float
 
 
+class NodeTimes(NamedTuple):
+    """The times of the nodes of a function in one call.
+
+    Attributes
+    ----------
+    event : int
+        The index of the call among the events of the rank.
+    function : int
+        The index of the function among those of the rank.
+    seconds : numpy.ndarray
+        The seconds of each node.
+    """
+
+    event: int
+    function: int
+    seconds: AnyArray
+
+
+class _Timed:
+    """A function whose operations are timed."""
+
+    def __init__(self, compiled: Compiled, index: int, times: Timing) -> None:
+        self.compiled, self.index, self.times = compiled, index, times
+        self._before = np.array(times.read())
+
+    def of_call(self) -> AnyArray:
+        """Return the seconds of each node since the last time."""
+        before, self._before = self._before, np.array(self.times.read())
+        seconds: AnyArray = (self._before - before).astype("float32")
+        return seconds
+
+
 class Log:
     """The events recorded on this rank, by a clock, and the operations of functions, if wanted."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.step, self.clock = 0, clock
         self.events: list[Event] = []
+        self.node_times: list[NodeTimes] = []
+        self._n_nodes = 0  # in `node_times`
         self._replaced: list[tuple[Any, str]] = []
-        # By id: the function, and the times of its operations
-        self._functions: dict[int, tuple[Compiled, list[OperationTime]]] = {}
+        self._functions: dict[int, _Timed] = {}  # by id
         self._timing = contextlib.ExitStack()
 
     def replace(self, owner: Any, method: str, category: str) -> None:
@@ -86,17 +123,27 @@ class Log:
         original = engine.call
 
         def timed(compiled: Compiled, *args: Any) -> Any:
-            if id(compiled) not in self._functions:
+            function = self._functions.get(id(compiled))
+            if function is None:
                 times = self._timing.enter_context(engine.time_operations(compiled))
-                self._functions[id(compiled)] = compiled, times
-            return original(compiled, *args)
+                function = _Timed(compiled, len(self._functions), times)
+                self._functions[id(compiled)] = function
+            outputs = original(compiled, *args)
+            if self._n_nodes < _MOST_NODES:
+                self._n_nodes += len(function.times.nodes)
+                # The event of this call is added next.
+                self.node_times.append(NodeTimes(len(self.events), function.index, function.of_call()))
+            return outputs
 
         engine.call = timed
         self._replaced.append((engine, "call"))
 
-    def operations(self) -> list[tuple[str, list[OperationTime]]]:
-        """Return the name of each function and the times of its operations, once this has stopped."""
-        return [(_name_of(compiled), times) for compiled, times in self._functions.values()]
+    def functions(self) -> list[Timed]:
+        """Return the functions whose operations were timed, once this has stopped."""
+        return [
+            Timed(_name_of(one.compiled), list(one.times), one.times.nodes)
+            for one in self._functions.values()
+        ]
 
     def add(self, category: str, name: str, start: float) -> None:
         """Add an event that ends now."""
@@ -120,6 +167,23 @@ class Log:
             if method in vars(owner):
                 delattr(owner, method)
         self._timing.close()
+
+
+def note(category: str, name: str, seconds: float) -> None:
+    """Add an event that ends now, if this process is measured; it may be the script or a rank.
+
+    Parameters
+    ----------
+    category : str
+        One of the categories of a `Profile`.
+    name : str
+        What was done.
+    seconds : float
+        How long it has taken.
+    """
+    log = current_world().here.log if world_exists() else None
+    if log is not None:
+        log.add(category, name, log.clock() - seconds)
 
 
 def _name_of(compiled: Compiled) -> str:
@@ -154,6 +218,24 @@ class Begin(Command):
         return readings
 
 
+class Timed(NamedTuple):
+    """A function whose operations were timed.
+
+    Attributes
+    ----------
+    name : str
+        Its name.
+    times : list of OperationTime
+        The sums of its calls.
+    nodes : list of str
+        The operation of each node, in the order in which they are computed.
+    """
+
+    name: str
+    times: list[OperationTime]
+    nodes: Sequence[str]
+
+
 class OfRank(NamedTuple):
     """The measurements on a rank.
 
@@ -161,14 +243,17 @@ class OfRank(NamedTuple):
     ----------
     events : list of tuple
         The fields of each `Event`.
-    operations : list of (str, list of OperationTime)
-        For each compiled function its name, and the sums of its calls.
+    functions : list of Timed
+        The functions whose operations were timed.
+    node_times : list of tuple
+        The fields of the `NodeTimes` of each call of these functions.
     machine, host : int, str
         The number and the name of its machine.
     """
 
     events: list[tuple[Any, ...]]
-    operations: list[tuple[str, list[OperationTime]]]
+    functions: list[Timed]
+    node_times: list[tuple[Any, ...]]
     machine: int
     host: str
 
@@ -181,7 +266,9 @@ class End(Command):
         events = [tuple(event) for event in log.events]
         readings = here.transport.compare_clocks()
         host = socket.gethostname()
-        return OfRank(events, log.operations(), here.transport.machine, host), readings
+        node_times = [tuple(one) for one in log.node_times]
+        machine = here.transport.machine
+        return OfRank(events, log.functions(), node_times, machine, host), readings
 
 
 def stop(here: Here) -> Log:

@@ -15,12 +15,13 @@ from synkhronos._typing import AnyArray, PathLike
 from synkhronos.arithmetic.clocks import Reading, to_own
 from synkhronos.functions.replicate import replicate
 from synkhronos.profiles import operations as tables
-from synkhronos.profiles.drawing import make_figure
+from synkhronos.profiles.categories import CATEGORIES
+from synkhronos.profiles.drawing import draw_timeline, make_figure
 from synkhronos.profiles.log import COMMAND, Begin, End, Event, OfRank, stop
 from synkhronos.profiles.operations import Operation
+from synkhronos.profiles.timeline import Timeline, make_timeline
+from synkhronos.profiles.trace import Nodes, make_trace
 from synkhronos.world.world import current_world
-
-CATEGORIES = ("compute", "copy", "reduce", "wait", "other")
 
 
 class Profile:
@@ -30,8 +31,9 @@ class Profile:
     ----------
     categories : tuple of str
         ``"compute"``: inside compiled functions, without the waiting in their collectives; ``"copy"``:
-        copying rows, and copying arrays to shared memory; ``"reduce"``: the arithmetic of collectives;
-        ``"wait"``: waiting for other ranks; ``"other"``: the rest of each command.
+        copying rows, and copying arrays to shared memory; ``"load"``: waiting for the batches of a
+        `Loader`; ``"reduce"``: the arithmetic of collectives; ``"wait"``: waiting for other ranks;
+        ``"other"``: the rest of each command.
     events : list of list of Event
         The events of each rank, in order.
     seconds : numpy.ndarray
@@ -58,6 +60,7 @@ class Profile:
         self.hosts: list[str] = []
         self.clock_error = 0.0
         self._names_hosts = False
+        self._nodes: list[Nodes] = []
 
     def _align(self, found: Sequence[OfRank], begin: list[Reading], end: list[Reading]) -> None:
         """Take the measurements of the ranks, given the readings of each machine's clock, if any."""
@@ -72,7 +75,9 @@ class Profile:
                     event._replace(start=to_own(*pair, event.start)) for event in by_rank[rank]
                 ]
         self._take(by_rank)
-        self.operations = tables.of_ranks([one.operations for one in found], len(self.seconds))
+        timed = [[(each.name, each.times) for each in one.functions] for one in found]
+        self.operations = tables.of_ranks(timed, len(self.seconds))
+        self._nodes = [Nodes(one.functions, one.node_times) for one in found]
 
     def _take(self, events: list[list[Event]]) -> None:
         self.events = events
@@ -125,11 +130,27 @@ class Profile:
             cells = [f"{one:.3f} ({share:.0%})" for one, share in zip(each, shares)]
             rows.append([f"rank {rank}", *cells, f"{each.sum():.3f}"])
         title = f"Milliseconds per step, of {len(self.seconds)} steps, and the share of each rank's time"
-        found = [_html.table(title, rows, ("", *CATEGORIES, "all"))]
+        found = [self._picture(), _html.table(title, rows, ("", *CATEGORIES, "all"))]
         for function, own in tables.by_function(self.operations, 10).items():
             each_cells = map(tables.cells, own)
             found.append(_html.table(tables.title(function, own), each_cells, tables.HEADER))
-        return "\n".join(found)
+        return "\n".join(filter(None, found))
+
+    def _picture(self) -> str:
+        """Return the timeline as an element of HTML; "" without matplotlib, or if there is none."""
+        timeline = self._timeline(None)
+        if timeline is None:
+            return ""
+        try:
+            figure = draw_timeline(timeline, CATEGORIES, self._labels())
+        except ImportError:
+            return ""
+        return _html.picture(figure, timeline.title)
+
+    def _timeline(self, steps: slice | None) -> Timeline | None:
+        each = self._milliseconds()
+        waiting = each[:, CATEGORIES.index("wait")] / np.maximum(each.sum(axis=1), 1e-9)
+        return make_timeline(self.events, waiting.tolist(), steps)
 
     def _milliseconds(self) -> AnyArray:
         """Return the time per step of each rank and category."""
@@ -138,6 +159,9 @@ class Profile:
 
     def save(self, path: PathLike) -> None:
         """Write the events as a Chrome trace, for https://ui.perfetto.dev or chrome://tracing.
+
+        Arrows point from the rank that was waited for to the wait. If operations were timed, they are
+        inside the calls of their functions, one after the other.
 
         Parameters
         ----------
@@ -149,29 +173,14 @@ class Profile:
         OSError
             If the file cannot be written.
         """
-        begin = min((event.start for by_rank in self.events for event in by_rank), default=0)
-        trace = []
-        for rank, by_rank in enumerate(self.events):
-            args = {"name": self._label(rank)}
-            trace.append({"name": "process_name", "ph": "M", "pid": rank, "args": args})
-            for event in by_rank:
-                trace.append(
-                    {
-                        "name": event.name,
-                        "cat": event.category,
-                        "ph": "X",
-                        "pid": rank,
-                        "tid": 0,
-                        "ts": 1e6 * (event.start - begin),
-                        "dur": 1e6 * event.seconds,
-                        "args": {"step": event.step},
-                    }
-                )
+        trace = make_trace(self.events, self._labels(), self._nodes)
         with open(path, "w", encoding="utf-8") as file:
-            json.dump({"traceEvents": trace, "displayTimeUnit": "ms"}, file)
+            json.dump(trace, file)
 
-    def plot(self, path: PathLike, most: int = 8) -> None:
-        """Draw how each rank spends a step, and the operations that take most of it, if they were timed.
+    def plot(self, path: PathLike, most: int = 8, steps: slice | None = None) -> None:
+        """Draw a timeline of each rank, how it spends a step, and the operations that take most of it.
+
+        The operations are drawn if they were timed.
 
         Parameters
         ----------
@@ -179,22 +188,32 @@ class Profile:
             The image to write, such as ``"profile.png"`` or ``"profile.svg"``.
         most : int, default: 8
             The number of operations to draw of each function.
+        steps : slice, optional
+            The steps of the timeline, such as ``slice(0, 3)``; by default five in the middle. If there
+            are many events in them, only the first part is drawn.
 
         Raises
         ------
         ImportError
             If matplotlib is not installed.
+        TypeError
+            If `steps` is not a slice.
         OSError
             If the file cannot be written.
         """
-        ranks = [self._label(rank) for rank in range(len(self.events))]
+        if not (steps is None or isinstance(steps, slice)):
+            raise TypeError(f"Profile.plot: steps: expected a slice, such as slice(0, 3), got {steps!r}")
+        timeline, labels = self._timeline(steps), self._labels()
         try:
-            figure = make_figure(self.seconds, CATEGORIES, ranks, self.operations, most)
+            figure = make_figure(self.seconds, CATEGORIES, labels, self.operations, most, timeline)
         except ImportError as error:
             raise ImportError(
                 "Profile.plot needs matplotlib: pip install matplotlib; or print the profile"
             ) from error
         figure.savefig(path, dpi=130)
+
+    def _labels(self) -> list[str]:
+        return [self._label(rank) for rank in range(len(self.events))]
 
     def _label(self, rank: int) -> str:
         return f"rank {rank} on {self.hosts[rank]}" if self._names_hosts else f"rank {rank}"
@@ -244,7 +263,7 @@ def profile(path: PathLike | None = None, operations: bool = False) -> Iterator[
     ...     for _ in range(3):
     ...         _ = f(np.arange(4.0))
     >>> measured.seconds.shape  # steps, ranks, categories
-    (3, 2, 5)
+    (3, 2, 6)
     >>> print(measured)  # doctest: +ELLIPSIS
     3 steps; milliseconds per step, and the share of each rank's time
     rank ...

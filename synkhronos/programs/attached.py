@@ -85,6 +85,10 @@ class Listener:
         self._box: Mailbox | None = None
         self._is_closed = False
 
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else f"{self._came} came, {self._died} died"
+        return f"<synkhronos.Listener {self._name}, {state}>"
+
     def serve(
         self,
         answer: Callable[[Any, int, Any], Any],

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 import numpy as np
 
+from synkhronos import _html
 from synkhronos._checks import check_number
 from synkhronos._typing import AnyArray, SharedVariable, SharedVariables, Values
 from synkhronos.engines.base import Engine
@@ -26,7 +27,7 @@ if TYPE_CHECKING:  # for several machines only
     from synkhronos.machines.relay.remote_stripes import RemoteStripes
 
 
-class Center:
+class Center(_html.Shown):
     """A rank's access to the center of some shared variables. `Rank.center` returns it.
 
     The first rank that asks for a center gives it the values of its variables. The variables of every
@@ -91,6 +92,13 @@ class Center:
             self._remember(arrays)
         else:
             self._pull()
+
+    def _shown(self) -> _html.Facts:
+        rows: list[tuple[object, ...]] = [
+            (shared.name or shared, f"{dtype} {shape}")
+            for shared, dtype, shape in zip(self._shareds, self._dtypes, self._shapes)
+        ]
+        return f"synkhronos.Center {self.name} of {len(rows)} variables", rows
 
     # The variables
 

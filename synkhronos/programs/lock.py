@@ -55,6 +55,10 @@ class ProgramLock:
         )  # fmt: skip
         self._is_held = False
 
+    def __repr__(self) -> str:
+        state = "held by this rank" if self._is_held else "not held by this rank"
+        return f"<synkhronos.ProgramLock {self._name}, {state}>"
+
     def acquire(self, timeout: float | None = None) -> bool:
         """Wait until no rank has the lock, and take it.
 

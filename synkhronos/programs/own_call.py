@@ -18,6 +18,7 @@ from synkhronos.functions.function import Function
 from synkhronos.functions.outputs import in_form
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.signature import Input
+from synkhronos.host.status import ROWS
 from synkhronos.stores.handle import Composite
 from synkhronos.world.here import Here
 
@@ -32,6 +33,8 @@ class OwnCall(CallFunction):
         if not n_rows and self.num_slices > 1:
             raise ValueError("num_slices: there are no rows to slice")
         here.rows[self.number] = n_rows
+        if self.has_rows(replica):
+            here.progress[ROWS] += n_rows
         values = self._compute(here, replica, arguments, n_rows)
         return [here.engine.to_host(value) for value in values]
 

@@ -152,7 +152,7 @@ class Program(Command):
                 run.end()
         return result, rank._reports.own, ended
 
-    def describe(self, here: Here) -> str:
+    def title(self, here: Here) -> str:
         return "program"
 
 

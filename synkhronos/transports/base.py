@@ -13,6 +13,7 @@ import numpy as np
 
 from synkhronos.arithmetic.clocks import Reading
 from synkhronos.comms.base import Communicator, Group
+from synkhronos.host.status import StatusPage
 from synkhronos.stores.base import Store
 from synkhronos.stores.required_rows import Needs
 
@@ -88,6 +89,10 @@ class Transport(ABC):
         Whether another rank may have noticed the last `post` or `reply`, even if it raised.
     clock : callable
         Returns the time on this rank's machine in seconds.
+    status : StatusPage or None
+        The status of the ranks of this machine, which other processes can read.
+    progress : memoryview or None
+        The line of this rank in it, which commands write to.
     """
 
     rank: int
@@ -108,6 +113,8 @@ class Transport(ABC):
     in_program: bool = False
     _on_death: OnDeath | None = None
     ahead: Any = None
+    status: StatusPage | None = None
+    progress: memoryview | None = None
     clock: Callable[[], float] = staticmethod(time.perf_counter)
 
     def end_copy(self) -> None:

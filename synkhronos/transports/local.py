@@ -31,6 +31,7 @@ from synkhronos._errors import (
 from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.host.descriptors import descriptors, give_up
 from synkhronos.host.machine import affinity, cores, leave_core_of
+from synkhronos.host.status import PROCESS, StatusPage
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.transports import limits
@@ -72,6 +73,8 @@ class LocalTransport(Transport):
     """
 
     store: SharedMemoryStore
+    status: StatusPage
+    progress: memoryview
     inherits = True
     can_replace = True
     _checked = 0.0  # when `check` last looked at the processes
@@ -94,6 +97,7 @@ class LocalTransport(Transport):
         self.timeout = timeout
         try:
             self.store = SharedMemoryStore(SharedMemory(size)) if store is None else store
+            self.status = StatusPage(size, master_rank, self.labels, _MAILBOX_BYTES)
         except OSError as error:
             raise limits.too_many_files(error) from error
         self._children = Children()
@@ -114,20 +118,22 @@ class LocalTransport(Transport):
         self._find_partners()
 
     def _make_boxes(self) -> None:
-        memory = self.store.memory
-        self._mailbox = Mailbox(memory, _MAILBOX_BYTES)
+        memory, status = self.store.memory, self.status
+        self._mailbox = Mailbox(memory, _MAILBOX_BYTES, (status.mapping, status.box))
         self._replies = [Mailbox(memory, _SLOT_BYTES) for _ in range(self.size)]
         # Two boxes per rank, used alternately: a rank that writes for this exchange has passed the
         # barrier of the last exchange, so every rank has read the boxes of the exchange before that.
         self._slots = [[Mailbox(memory, _SLOT_BYTES) for _ in range(self.size)] for _ in range(2)]
         self._turn = 0
         self._passed = 0  # barriers inside this command
-        self._milestones = Milestones(self.store, self.size)
+        self._milestones = Milestones(status)
         self._commands = 0
         self._has_cores = self.store.empty((1,), "int64").data  # whether there is a core for each rank
         self._has_cores[0] = self._may_poll
 
     def _find_partners(self) -> None:
+        self.progress = self.status.line(self.rank)
+        self.progress[PROCESS] = os.getpid()
         self._partners = [
             (self._barriers[(self.rank + (1 << k)) % self.size][k], semaphore)
             for k, semaphore in enumerate(self._barriers[self.rank])
@@ -140,7 +146,9 @@ class LocalTransport(Transport):
         return range(1, self.store.ranks + 1)
 
     def successor(self, size: int, master_rank: int) -> LocalTransport:
-        return LocalTransport(size, master_rank, self.timeout, self._may_poll_by_choice, self.store)
+        made = LocalTransport(size, master_rank, self.timeout, self._may_poll_by_choice, self.store)
+        self.release()
+        return made
 
     # Starting and ending
 
@@ -245,6 +253,7 @@ class LocalTransport(Transport):
         # Nothing reads them afterwards.
         self._mailbox = self._replies = self._slots = None  # type: ignore[assignment]
         self._milestones = self._has_cores = None  # type: ignore[assignment]
+        self.progress = self.status = None  # type: ignore[assignment]
         self._starts = self._finishes = None  # type: ignore[assignment]
         self._barriers = self._partners = None  # type: ignore[assignment]
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import mmap
+
     import numpy as np
 
     from synkhronos.stores.memory import SharedMemory
+
+_HEADER = 16  # bytes
 
 
 class Mailbox:
@@ -19,14 +23,24 @@ class Mailbox:
         Where to allocate it.
     nbytes : int
         The number of bytes for which there is always room.
+    place : (mmap, int), optional
+        Other memory that the processes share, and the offset there, which are used instead. Separate
+        blocks are in `memory` nevertheless.
     """
 
-    def __init__(self, memory: SharedMemory, nbytes: int) -> None:
-        self._memory, self._mapping = memory, memory.mapping
-        # Offset and length of the bytes, then the room for them.
-        block = memory.allocate(16 + nbytes)
-        self._header = block[:16].data.cast("q")
-        self._start = memory.offset(block) + 16
+    def __init__(
+        self, memory: SharedMemory, nbytes: int, place: tuple[mmap.mmap, int] | None = None
+    ) -> None:
+        self._memory = memory
+        if place is None:
+            block = memory.allocate(_HEADER + nbytes)
+            place = memory.mapping, memory.offset(block)
+            header = block[:_HEADER].data
+        else:
+            header = memoryview(place[0])[place[1] : place[1] + _HEADER]
+        # The offset of a separate block, or 0, and the length of the bytes; then the room for them.
+        self._header = header.cast("q")
+        self._room, self._start = place[0], place[1] + _HEADER
         self._nbytes = nbytes
         self._short: bytes | None = None  # the contents, if they are in the room
         self._long: np.ndarray | None = None  # the separate block
@@ -36,13 +50,15 @@ class Mailbox:
         if payload is self._short:
             return
         self._short = self._long = None
-        start, nbytes = self._start, len(payload)
+        nbytes = len(payload)
         if nbytes > self._nbytes:
             self._long = block = self._memory.allocate(nbytes)
             start = self._memory.offset(block)
-        self._mapping[start : start + nbytes] = payload
-        self._header[0], self._header[1] = start, nbytes
-        if self._long is None:
+            self._memory.mapping[start : start + nbytes] = payload
+            self._header[0], self._header[1] = start, nbytes
+        else:
+            self._room[self._start : self._start + nbytes] = payload
+            self._header[0], self._header[1] = 0, nbytes
             self._short = payload
 
     def clear(self) -> None:
@@ -53,4 +69,6 @@ class Mailbox:
         """Return the contents."""
         header = self._header
         start = header[0]
-        return self._mapping[start : start + header[1]]
+        if start:
+            return self._memory.mapping[start : start + header[1]]
+        return self._room[self._start : self._start + header[1]]

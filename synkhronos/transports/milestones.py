@@ -6,14 +6,16 @@ before the next command, and a short command takes no time for memory that anoth
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Sequence
+from typing import Sequence
 
-if TYPE_CHECKING:
-    from synkhronos.stores.base import Store
+from synkhronos.host.status import FINISHED as _FINISHED
+from synkhronos.host.status import LINE as _LINE
+from synkhronos.host.status import NONE as _NONE
+from synkhronos.host.status import PASSED as _PASSED
+from synkhronos.host.status import REACHED as _REACHED
+from synkhronos.host.status import REACHED_IN as _REACHED_IN
+from synkhronos.host.status import StatusPage
 
-_LINE = 8  # numbers of 8 bytes in a cache line
-_PASSED, _FINISHED, _REACHED, _REACHED_IN = range(4)  # in the line of a rank
-_NONE = -1  # no command
 _ALL = 1 << 62  # more barriers than there are in any command
 
 
@@ -22,19 +24,16 @@ class Milestones:
 
     Parameters
     ----------
-    store : Store
-        Where to allocate their memory.
-    size : int
-        The number of ranks.
+    page : StatusPage
+        Their memory, which other processes can read.
     """
 
-    def __init__(self, store: Store, size: int) -> None:
-        self._size = size
-        self._lines = store.empty((size * _LINE,), "int64").data
-        self._command = store.empty((1,), "int64").data  # the number of the last command
-        self._aborted = store.empty((1,), "int64").data  # first barrier affected, from 1; 0 for none
-        self._command[0] = self._aborted[0] = 0
-        for rank in range(size):
+    def __init__(self, page: StatusPage) -> None:
+        self._lines = page.lines
+        self._size = len(page.lines) // _LINE
+        self._command = page.command  # the number of the last command
+        self._aborted = page.aborted  # first barrier affected, from 1; 0 for none
+        for rank in range(self._size):
             self.forget(rank)
 
     def begin(self) -> None:

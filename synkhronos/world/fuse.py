@@ -8,6 +8,7 @@ import weakref
 from typing import Any, Callable, Sequence
 
 from synkhronos._errors import FuseError
+from synkhronos._text import shortened
 from synkhronos._typing import Finish
 from synkhronos.stores.required_rows import Need
 from synkhronos.world.here import Command, Here
@@ -55,6 +56,9 @@ class FusedCommand(Command):
     def needs(self, ranks: range, size: int) -> list[Need]:
         return [need for command in self.commands for need in command.needs(ranks, size)]
 
+    def title(self, here: Here) -> str:
+        return " + ".join(command.title(here) for command in self.commands)
+
     def describe(self, here: Here) -> str:
         return " + ".join(command.describe(here) for command in self.commands)
 
@@ -82,6 +86,12 @@ class Pending:
                 "the result after the block"
             )
         return self._results[0]
+
+    def __repr__(self) -> str:
+        if self._results is not None:
+            return f"<pending result: {shortened(self._results[0])}>"
+        state = "its block ended with an error" if self._failed else "after the block, call result()"
+        return f"<pending result: {state}>"
 
     def _refuse(self, *_: object) -> Any:
         raise FuseError(

@@ -12,7 +12,7 @@ import math
 import pickle
 import struct
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Iterable, MutableMapping, Sequence
+from typing import Any, Callable, Iterable, MutableMapping, MutableSequence, Sequence
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from synkhronos.comms.formats import make_wire
 from synkhronos.comms.wires import Wire
 from synkhronos.engines.base import Engine
 from synkhronos.host.handler_errors import suppress
+from synkhronos.host.status import LINE
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.required_rows import Need
 from synkhronos.transports.base import Transport
@@ -88,9 +89,13 @@ class Command(ABC):
     def rehearse(self, here: Here, change: Any = None) -> None:  # noqa: B027
         """Do the steps of `run` before it computes: nothing changes, and nothing is waited for."""
 
+    def title(self, here: Here) -> str:
+        """Return a few words about what it does, whatever it does it to."""
+        return type(self).__name__
+
     def describe(self, here: Here) -> str:
         """Return a few words about the command, for the log."""
-        return type(self).__name__
+        return self.title(here)
 
 
 #: The bytes that are sent of a plan without a change. A pickled command is longer.
@@ -145,6 +150,8 @@ class Plans:
         if prepared is None:
             if command is not None:
                 self._commands[number] = command
+            if here.is_master:
+                here.show_name(number, self._commands[number].title(here))
             prepared = self._prepared[number] = self._commands[number].prepare(here)
         return prepared(change)
 
@@ -191,6 +198,9 @@ class Here:
         The plans that this rank has been sent.
     restarts : int
         How often this rank was replaced in the program that is running.
+    progress : sequence of int
+        What this rank has done so far, which other processes can read: ``progress[ROWS]`` are the rows
+        that functions have computed on.
     """
 
     def __init__(self, transport: Transport, engine: Engine) -> None:
@@ -211,6 +221,7 @@ class Here:
         self.restarts = 0
         self.plans = Plans()
         self.wires: dict[tuple[int, Any], Any] = {}
+        self.keep_progress()
         self._buffers: dict[tuple, np.ndarray] = {}
         self._adopted: list[SharedVariable] = []  # by the program that is running
         self._succeeded: bytes | None = None  # the last payload, if its command has succeeded
@@ -242,11 +253,23 @@ class Here:
         """Return the shapes of the arrays that a shared variable of some shape holds."""
         return self.engine.pieces_of(self.shareds[number]) or (tuple(shape),)
 
+    def keep_progress(self, is_over: bool = False) -> None:
+        """Write the progress where other processes can read it, or, when that is over, nowhere."""
+        self._status = None if is_over else self.transport.status
+        place = None if is_over else self.transport.progress
+        self.progress: MutableSequence[int] | memoryview = [0] * LINE if place is None else place
+
+    def show_name(self, number: int, name: str) -> None:
+        """Write the name of a function or plan where other processes can read it."""
+        if self._status is not None:
+            self._status.name(number, name)
+
     def keep_replicas(self) -> None:
         """Keep replicas alive until the master sends a command to drop them.
 
         Prepared functions that a forked worker has inherited are the master's.
         """
+        self.keep_progress()
         self.plans.forget_prepared()
         self.functions, self.shareds = dict(self.functions), dict(self.shareds)
 

@@ -72,7 +72,9 @@ class Registry:
     def attach(self, here: Here) -> None:
         """Let the state of the master use the dictionaries of this registry."""
         here.functions, here.shareds = self._replicas, self._shareds
-        self._plans = here.plans
+        self._plans, self._show_name = here.plans, here.show_name
+        for number, function in self.functions.items():
+            self._name(number, function)
 
     def new_number(self) -> int:
         """Return the next number."""
@@ -96,7 +98,12 @@ class Registry:
         self.functions[number] = function
         self.n_functions += 1
         self._replicas[number] = function.replica
+        self._name(number, function)
         self._notice_drop(function, number)
+
+    def _name(self, number: int, function: Any) -> None:
+        """Write the name of a function where other processes can read it."""
+        self._show_name(number, f"function {os.path.basename(function.name or '')}")
 
     def add_plan(self, plan: Any) -> int:
         """Return a number for a plan, which the ranks get when it is run for the first time."""

@@ -5,10 +5,11 @@ There is one world at a time. It is the only mutable global of the package.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from threading import get_ident
-from typing import Any, Callable, Sequence, TypeVar
+from typing import Any, Callable, Iterator, Sequence, TypeVar
 
 from synkhronos._errors import (
     BUSY,
@@ -72,6 +73,8 @@ class World:
         Whether this rank is inside a program of `spmd`.
     defer_interrupt : DeferredSignal
         Defers Ctrl-C.
+    step_hooks : Hooks or None
+        The functions that are told of steps, once there was one.
     remarks : list of callable
         Each issues a warning; `remark` adds one. They are called when the world is closed.
     """
@@ -87,6 +90,7 @@ class World:
         self.closed = self.in_program = False
         self.options = options
         self.remarks: list[Callable[[], None]] = []
+        self.step_hooks: Any = None
         self.defer_interrupt = DeferredSignal(signal.SIGINT)
         self._threads = threads
         self.turn = Turn(options.waits, self.check_usable)
@@ -170,6 +174,7 @@ class World:
             self.registry.collect()  # new workers need not inherit dropped objects
             self._forget(list(self.registry.dropped))
             self.here.copy_out_of_store()
+            former.keep_progress(is_over=True)
             self._connect(former.transport.successor(size, master_rank), former.engine)
             self.here.store.trim_others()
             for part in self._parts.values():
@@ -224,6 +229,29 @@ class World:
     def observe_block(self, observe: Callable[[list[Command]], None]) -> None:
         """Have `observe` called with the recorded commands before they are run."""
         self._recorder.observe(observe)
+
+    def report_steps(self, hooks: Any) -> None:
+        """Let calls be reported to these functions, while there are any."""
+        self.step_hooks = hooks
+
+    @contextlib.contextmanager
+    def observed(self, see: Callable[[Command, list], object]) -> Iterator[None]:
+        """Have each command that is run in the block seen, with its results."""
+        former, run = vars(self).get("run"), self.run
+
+        def observed(command: Command) -> list:
+            results = run(command)
+            see(command, results)
+            return results
+
+        self.run = observed  # type: ignore[method-assign]  # for this object only
+        try:
+            yield
+        finally:
+            if former is None:
+                del self.run
+            else:
+                self.run = former  # type: ignore[method-assign]  # as above
 
     def submit(self, command: Command, finish: Finish, used: Any = None) -> Any:
         """Run a command and return ``finish(results by rank)``; inside ``fuse()``, record it.
@@ -335,6 +363,7 @@ class World:
                 part.close()
         self.here.copy_out_of_store()
         self.here.comm = None  # type: ignore[assignment]  # it keeps arrays alive
+        self.here.keep_progress(is_over=True)
         self.here.store.trim()
         self.here.store.trim_others()
         self.here.store.close()

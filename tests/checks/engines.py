@@ -351,12 +351,15 @@ def check_operations_are_timed_and_results_are_the_same(lab):
             with lab.engine.time_operations(compiled):
                 pass
         return
+    readings = []
     with lab.engine.time_operations(compiled) as times:
         for _ in range(2):
             first, second = lab.engine.call(compiled, [a])
             np.testing.assert_allclose(first, (a * a).sum(axis=0))
             np.testing.assert_allclose(second, a.sum())
-        assert not times
+            readings.append(sum(times.read()))
+        assert not times and len(times.read()) == len(times.nodes)
+    assert readings == sorted(readings) and readings[-1] == pytest.approx(sum(t.seconds for t in times))
     np.testing.assert_allclose(value_of(lab, w), numbers(lab, 3) + 2 * a.sum(axis=0))
     names = [one.name.lower() for one in times]
     assert [name for name in names if name.startswith("sum") or "reduce" in name]

@@ -16,6 +16,7 @@ from oracle import examples
 
 from synkhronos._errors import SynkhronosError, WorldBrokenError
 from synkhronos.host.machine import cores
+from synkhronos.host.status import StatusPage
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.transports import local
 from synkhronos.transports.local import LocalTransport
@@ -297,7 +298,7 @@ def test_a_reply_counts_if_the_worker_dies_before_the_master_knows_of_it(monkeyp
 
 
 def test_milestones_of_an_earlier_command_do_not_count():
-    milestones = Milestones(LocalTransport(3, 0).store, 3)
+    milestones = Milestones(StatusPage(3))
     late = functools.partial(milestones.describe_late, 0, "abc")
     milestones.begin()
     assert late() == "rank b (running, computing), rank c (running, computing)"

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import synkhronos as synk
 import theano
 import theano.tensor as T
 from synkhronos.engines.timing import OperationTime
-from synkhronos.extensions import train, updates
+from synkhronos.extensions import loading, train, updates
 from synkhronos.profiles.drawing import make_figure
 from synkhronos.profiles.log import Event
 from synkhronos.profiles.operations import Operation, of_ranks
@@ -59,7 +60,7 @@ def test_what_the_master_copies_before_a_command_is_not_a_part_of_the_command():
     copy, compute = Event(0, "copy", "place", 0.0, 2.0), Event(0, "compute", "f", 2.5, 1.0)
     measured = synk.Profile()
     measured._take([[copy, compute, Event(0, "command", "run", 2.0, 3.0)]])
-    np.testing.assert_array_equal(measured.seconds, [[[1.0, 2.0, 0.0, 0.0, 2.0]]])
+    np.testing.assert_array_equal(measured.seconds, [[[1.0, 2.0, 0.0, 0.0, 0.0, 2.0]]])
 
 
 def test_the_table_names_categories_and_ranks(step):
@@ -180,6 +181,45 @@ def test_steps_are_the_same_while_operations_are_timed(world_of):
     plain, timed = results(contextlib.nullcontext), results(lambda: synk.profile(operations=True))
     assert plain[0] == timed[0]
     np.testing.assert_array_equal(plain[1], timed[1])
+
+
+def slowly(rows, draws):
+    time.sleep(0.05)
+    return rows
+
+
+def test_the_wait_for_a_batch_of_a_loader_is_measured(world_of):
+    world_of(2)
+    x = T.dvector("x")
+    f = synk.function([x], (x.sum(), "sum"))
+    synk.distribute()
+    with loading.Loader(np.ones(8), slowly, batch_size=4, processes=1) as loader:
+        with synk.profile() as measured:
+            for (rows,) in loader.epoch(0):
+                f(rows)
+    load = measured.seconds[:, :, measured.categories.index("load")]
+    assert load.shape == (2, 2) and load[0, 0] > 0 and not load[:, 1].any()
+
+
+def test_the_trace_has_the_operations_of_each_call(world_of, tmp_path):
+    step = large_step(world_of, "theano")
+    with synk.profile(tmp_path / "trace.json", operations=True) as profile:
+        for _ in range(2):
+            step()
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    spans = [one for one in trace if one["ph"] == "X"]
+    nodes = [one for one in spans if one["cat"] == "operation" and "gemv" in one["name"].lower()]
+    assert {(one["pid"], one["args"]["step"]) for one in nodes} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    calls = [one for one in spans if one["name"] == "gradient"]
+    for one in nodes:
+        assert [call for call in calls if call["pid"] == one["pid"] and inside(one, call)]
+    every = sum(one["dur"] for one in spans if one["cat"] == "operation")
+    assert 0 < every <= 1e6 * sum(2 * 2 * one.seconds for one in profile.operations) * 1.001
+
+
+def inside(inner, outer):
+    # The clock of the operations and that of the calls differ by some microseconds.
+    return outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + 20
 
 
 def test_functions_of_one_name_and_slices_are_summed_per_step(world_of):

@@ -40,7 +40,7 @@ class Cells(HTMLParser):
     def handle_data(self, data):
         if "caption" in self.open:
             self.title += data
-        elif self.open[-1] in ("td", "th"):
+        elif self.open[-1:] in (["td"], ["th"]):
             self.rows[-1][-1] += data
 
 
@@ -187,7 +187,7 @@ def test_a_profile_is_shown_as_its_table(open_world):
     for rank, row in enumerate(ranks):
         each = 1e3 * measured.seconds[0, rank]
         assert row[-1] == f"{each.sum():.3f}"
-        assert row[header.index("wait")].startswith(f"{each[3]:.3f} (")
+        assert row[header.index("wait")].startswith(f"{each[4]:.3f} (")
         assert sum(int(one.partition("(")[2].rstrip("%)")) for one in row[1:-1]) in range(97, 104)
 
 

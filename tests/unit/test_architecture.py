@@ -40,11 +40,12 @@ COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
 #: messages, names of types, what is made for steps of several calls, when and where progress is shown,
 #: and processes that are no ranks.
 FOR_EXTENSIONS = {
-    "synkhronos._checks", "synkhronos._errors", "synkhronos._text", "synkhronos._typing",
+    "synkhronos._checks", "synkhronos._errors", "synkhronos._html", "synkhronos._text",
+    "synkhronos._typing",
     "synkhronos.arithmetic.comparison", "synkhronos.engines.names", "synkhronos.engines.swap_argument",
     "synkhronos.engines.analysis.gradient_seeds", "synkhronos.engines.analysis.rows",
     "synkhronos.engines.analysis.windows", "synkhronos.functions.steps", "synkhronos.host.compiler",
-    "synkhronos.host.progress", "synkhronos.services.background_processes",
+    "synkhronos.host.progress", "synkhronos.profiles.log", "synkhronos.services.background_processes",
 }  # fmt: skip
 #: Attributes of Keras's models, which classes of this package have, too.
 OF_KERAS = {"optimizer", "targets", "weights"}

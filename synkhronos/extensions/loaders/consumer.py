@@ -10,6 +10,7 @@ import numpy as np
 from synkhronos._errors import SynkhronosError
 from synkhronos.extensions.loaders.plan import Plan
 from synkhronos.extensions.loaders.ring import Ring
+from synkhronos.profiles.log import note
 
 CHECK_INTERVAL = 0.1  # seconds between two checks that the processes are alive
 
@@ -61,7 +62,9 @@ class Consumer:
             try:
                 self._wait_for(number, began)
             finally:
-                self.waited += time.monotonic() - began
+                waited = time.monotonic() - began
+                self.waited += waited
+                note("load", f"batch {number}", waited)
         slot = number % self._ring.layout.slots
         return slot, self._closed_gaps(slot, number)
 

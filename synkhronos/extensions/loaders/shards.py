@@ -37,6 +37,9 @@ class Shards:
         """Return the number of minibatches of each rank, in all epochs."""
         return self._plan.n_batches * (self._plan.epochs or 0)
 
+    def __repr__(self) -> str:
+        return f"<Shards: {len(self)} minibatches for each of {self._plan.ranks} ranks>"
+
     def minibatches(self, rank: synk.Rank) -> Iterator[tuple[np.ndarray, ...]]:
         """Yield the arrays of a rank's minibatches, one after the other.
 

@@ -76,6 +76,9 @@ class Source(ABC):
     def release(self) -> None:  # noqa: B027
         """Close the files that `read` has opened; it may be called again."""
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self)} rows>"
+
 
 class Arrays(Source):
     """Arrays in memory or in ``.npy`` files, which are mapped and not read as a whole.

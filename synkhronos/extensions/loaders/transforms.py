@@ -12,6 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from synkhronos._checks import check_choice, check_extent, check_in_range, check_int
+from synkhronos._text import as_call
 from synkhronos.extensions.loaders.draws import KINDS, Draws
 
 Transform = Callable[[np.ndarray, Draws], np.ndarray]
@@ -34,6 +35,9 @@ class RandomCrop:
         self._size = _pair(size)
         self._padding = check_extent(padding, "RandomCrop: padding")
         self._per = check_choice(per, "RandomCrop: per", KINDS)
+
+    def __repr__(self) -> str:
+        return as_call(self, {"size": self._size, "padding": self._padding, "per": self._per})
 
     def __call__(self, images: np.ndarray, draws: Draws) -> np.ndarray:
         if self._padding:
@@ -59,6 +63,9 @@ class CenterCrop:
     def __init__(self, size: int | tuple[int, int]) -> None:
         self._size = _pair(size)
 
+    def __repr__(self) -> str:
+        return as_call(self, {"size": self._size})
+
     def __call__(self, images: np.ndarray, draws: Draws) -> np.ndarray:
         top, left = ((room - 1) // 2 for room in _room(images, self._size))
         height, width = self._size
@@ -79,6 +86,9 @@ class Mirror:
     def __init__(self, per: str = "image", probability: float = 0.5) -> None:
         self._per = check_choice(per, "Mirror: per", KINDS)
         self._probability = check_in_range(probability, "Mirror: probability", 0, 1)
+
+    def __repr__(self) -> str:
+        return as_call(self, {"per": self._per, "probability": self._probability})
 
     def __call__(self, images: np.ndarray, draws: Draws) -> np.ndarray:
         chosen = draws.uniform(self._per) < self._probability

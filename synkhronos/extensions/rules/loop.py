@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import time
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy
@@ -17,6 +18,7 @@ from synkhronos.extensions.rules.progress_bar import Progress
 from synkhronos.extensions.rules.rule import Params, Rule
 from synkhronos.extensions.rules.training_state import Saved
 from synkhronos.extensions.rules.validation import Validation
+from synkhronos.functions.steps import report_step
 
 
 class Plan(NamedTuple):
@@ -168,6 +170,7 @@ class _Loop:
 
     def _take(self, rows: AnyArray, epoch: int, progress: Progress) -> None:
         rank, plan, rule, history = self._rank, self._plan, self._rule, self._history
+        began = time.perf_counter()
         loss = _loss_of(rule.take_step(rank, plan.step, plan.data, rows))
         self._steps += 1
         check_finite("rules.train", loss, self._steps, rank.rank)
@@ -178,6 +181,7 @@ class _Loop:
         progress.step(epoch, loss, history.n_samples)
         if plan.report is not None:
             plan.report(rank, rule, self._steps, loss)
+        report_step("step", time.perf_counter() - began, len(rows), loss)
 
     def _validate(self, epoch: int) -> None:
         validation = self._plan.validation

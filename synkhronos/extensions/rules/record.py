@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any, Sequence
 
+from synkhronos._html import picture, table
 from synkhronos._typing import PathLike
 
 if TYPE_CHECKING:
@@ -48,6 +50,23 @@ class Record:
     def __repr__(self) -> str:
         steps = ", ".join(str(len(losses)) for losses in self.losses)
         return f"<Record of {steps} steps by rank, {len(self.validations)} validations>"
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for rank, (losses, seconds, samples) in enumerate(zip(self.losses, self.seconds, self.samples)):
+            last = (f"{losses[-1]:.4g}", f"{seconds[-1]:.3g}", samples[-1]) if losses else ("",) * 3
+            rows.append((f"rank {rank}", len(losses), *last))
+        found = [table("Steps", rows, ("", "steps", "last loss", "seconds", "rows"))]
+        names = ("epoch", *self._numbers())
+        if self.validations:
+            points = [
+                [f"{one[name]:.4g}" if name in one else "" for name in names] for one in self.validations
+            ]
+            found.append(table("Validations", points, names))
+        with contextlib.suppress(ImportError):  # without matplotlib there is no picture
+            if any(self.losses):
+                found.insert(0, picture(self._figure(None), "The loss by time and by rows"))
+        return "\n".join(found)
 
     @property
     def elapsed(self) -> float:
@@ -129,12 +148,17 @@ class Record:
             If matplotlib is not installed.
         """
         try:
-            from matplotlib.figure import Figure
+            figure = self._figure(numbers)
         except ImportError as error:
             raise ImportError(
                 "Record.plot needs matplotlib: pip install matplotlib; or save() the record, and draw "
                 "it elsewhere"
             ) from error
+        figure.savefig(path, dpi=120)
+
+    def _figure(self, numbers: Sequence[str] | None) -> Any:
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(9, 3.5), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
         for axis, across in zip(axes, ("seconds", "samples")):
@@ -146,7 +170,7 @@ class Record:
             axis.set_xlabel("seconds" if across == "seconds" else "rows used by the rank")
         axes[0].set_ylabel("loss")
         axes[0].legend()
-        figure.savefig(path, dpi=120)
+        return figure
 
     def _numbers(self) -> list[str]:
         known = {"epoch", "rank", "step", "seconds", "samples"}

@@ -7,6 +7,8 @@ from typing import Any, Mapping, Sequence
 import numpy
 
 import synkhronos as synk
+from synkhronos._html import table
+from synkhronos._text import as_call
 from synkhronos._typing import AnyArray
 from synkhronos.engines.names import SharedVariable
 from synkhronos.extensions.rules.training_step import TrainingStep
@@ -207,10 +209,10 @@ class Rule:
         }
 
     def __repr__(self) -> str:
-        given = ", ".join(
-            f"{name}={value!r}" for name, value in self.hyper_parameters.items() if value is not None
-        )
-        return f"{type(self).__name__}({given})"
+        return as_call(self, self.hyper_parameters)
+
+    def _repr_html_(self) -> str:
+        return table(f"Training rule {type(self).__name__}", self.hyper_parameters.items())
 
     def _average(self, rank: synk.Rank, params: Params, wire: Any = None) -> None:
         """Set the parameters of all ranks to their average, weighted by rows since the last one."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 import synkhronos as synk
+from synkhronos._html import Facts, Shown
+from synkhronos._text import listed
 from synkhronos.engines.names import In, SharedVariable, Variable
 from synkhronos.extensions._flat_gradient import FlatGradient
 from synkhronos.extensions._parameters import checked_parameters
@@ -12,7 +14,7 @@ from synkhronos.extensions.steps.update_rules import apply_rule
 from synkhronos.functions.steps import reduces, verify_step
 
 
-class TrainingStep:
+class TrainingStep(Shown):
     """A step in two parts, created by `make_step`. It can be used with every rule.
 
     Attributes
@@ -52,6 +54,15 @@ class TrainingStep:
         loss = rank.call(self.compute, *data, batch=batch)
         rank.call(self.update)
         return loss
+
+    def _shown(self) -> Facts:
+        rows: list[tuple[object, ...]] = [
+            ("parameters", listed([one.name or one for one in self.params])),
+            ("inputs", listed([one.name for one in self.compute.inputs])),
+            ("first part", self.compute.name),
+            ("second part", self.update.name),
+        ]
+        return f"TrainingStep of {len(self.params)} parameters", rows
 
     def verify(self, data: Sequence[Any], n_rows: int) -> None:
         """Compare the average of the ranks' gradients with the gradient of one rank.

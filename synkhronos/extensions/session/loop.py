@@ -23,6 +23,7 @@ from synkhronos.extensions.session.model_state import ModelState
 from synkhronos.extensions.session.rank_recorder import RankRecorder
 from synkhronos.extensions.session.recorder import Recorder
 from synkhronos.extensions.session.velocities import SummedVelocities
+from synkhronos.functions.steps import report_step
 
 FORMAT = ["synkhronos session", 1]
 _PATIENCE = 3  # batches after which the parameters must have changed
@@ -312,6 +313,7 @@ class _Loop:
 
     def _take_batch(self, warmup: int) -> None:
         rank, model, recorder = self._rank, self._model, self._recorder
+        started, n_samples = time.perf_counter(), recorder.n_samples
         rate = self._rate.before_step(self._steps, warmup)
         self._steps += 1
         computed = 0.0
@@ -335,6 +337,7 @@ class _Loop:
         recorder.finish_batch(rate, computed, self._samples)
         self._progress.step(self._epoch + 1, loss, recorder.n_samples)
         recorder.print_train_info(self._steps)
+        report_step("step", time.perf_counter() - started, recorder.n_samples - n_samples, loss)
 
     def _exchange(self) -> None:
         """Let the rule exchange; the wait for slower ranks is measured if they meet."""

@@ -7,6 +7,8 @@ from typing import Any, Mapping, Protocol, Sequence
 
 import numpy
 
+from synkhronos.profiles.log import note
+
 TIMES = ("load", "compute", "exchange", "wait")
 COLUMNS = ("loss", "seconds", "samples", "learning_rate", *TIMES)
 
@@ -80,7 +82,10 @@ class RankRecorder:
             raise RuntimeError(
                 f"recorder.end: expected a call of start() before end({mode!r}), got none"
             )
-        self._times[_MODES[mode]] += time.perf_counter() - self._started
+        seconds = time.perf_counter() - self._started
+        self._times[_MODES[mode]] += seconds
+        if mode == "load":
+            note(mode, "batch", seconds)
         self._started = None
 
     def train_error(self, count: int, cost: Any, error: Any = None, **others: Any) -> None:

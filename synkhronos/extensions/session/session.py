@@ -9,6 +9,7 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy
 
 import synkhronos as synk
+from synkhronos._html import Facts, Shown
 from synkhronos._typing import PathLike
 from synkhronos.extensions import rules
 from synkhronos.extensions.rules.rule import Rule, check_count, check_number
@@ -30,7 +31,7 @@ _RULES: dict[str, Callable[[], Rule]] = {
 }
 
 
-class Session:
+class Session(Shown):
     """Trains a model on all ranks. The model has the attributes and methods of Theano-MPI's models.
 
     Every rank builds a model of its own and trains it on its own batches; the rule says what the ranks
@@ -165,8 +166,17 @@ class Session:
         )  # fmt: skip
         self._on_death = _checked_on_death(on_death, self._plan)
 
-    def __repr__(self) -> str:
-        return f"<Session of {self._plan.model} with {self._plan.rule!r}>"
+    def _shown(self) -> Facts:
+        plan, devices = self._plan, self._devices
+        rows: list[tuple[object, ...]] = [
+            ("model", plan.model),
+            ("rule", plan.rule),
+            ("devices", "those of fork()" if devices is None else devices),
+            ("options", ", ".join(f"{name}={value!r}" for name, value in plan.config.items()) or "none"),
+            ("checkpoint", plan.checkpoint or "none"),
+            ("recorder", self.recorder),
+        ]
+        return f"Session of {plan.model} with {plan.rule!r}", rows
 
     def run(self) -> Recorder:
         """Train up to the model's last epoch, and return the recorder.

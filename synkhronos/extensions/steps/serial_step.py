@@ -44,6 +44,12 @@ class SerialStep:
             "make_train_function_theano(); check the former, which is compared with the serial step"
         )
 
+    name: str | None = None
+
+    def described(self) -> list[tuple[object, ...]]:
+        """Return the rows of a table."""
+        return [("functions", "of the compiler alone, for one process")]
+
     def __call__(self, values: Sequence[Any], batch: Any, num_slices: int) -> list[Any]:
         """Take a step; return the list of outputs. The result does not depend on `num_slices`."""
         rows: slice | numpy.ndarray

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import synkhronos as synk
+from synkhronos._text import listed
 from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.fixed_draws import with_fixed_draws
 from synkhronos.extensions.steps.plan import Plan, make_plan
 from synkhronos.extensions.steps.traversal import inputs_first, operands_with
-from synkhronos.functions.steps import RepeatedStep, compare_step, reduces
+from synkhronos.functions.steps import RepeatedStep, compare_step, is_reported, reduces, reported
 
 
 class _Phase(NamedTuple):
@@ -87,12 +88,15 @@ class Step:
     ----------
     functions : list of Function
         The functions that a call runs, in their order.
+    name : str or None
+        The name that was given.
     """
 
     def __init__(self, definition: Definition) -> None:
         plan = make_plan(definition)
         self._definition: Definition | None = definition
         self._with_fixed_draws: Step | None = None
+        self.name: str | None = definition.options.get("name")
         inputs, wire = definition.inputs, definition.wire
         self._inputs, self._places, self._streams = inputs, plan.places, plan.streams
         self._reduced = _reductions(plan, wire)
@@ -159,6 +163,23 @@ class Step:
         )
         first, last = results[self._place], results[-1]
         return [(last if is_last else first)[index] for is_last, index in self._places]
+
+    def described(self) -> list[tuple[object, ...]]:
+        """Return the rows of a table: the functions, what is reduced between them, what is updated."""
+        rows: list[tuple[object, ...]] = [(self._rows.function.name, "on the rows of each rank")]
+        for op, shareds, wire in self._reduced:
+            text = f"of {len(shareds)} variable{'s' * (len(shareds) != 1)}"
+            rows.append((f"all_reduce, {op}", text if wire is None else f"{text}, sent as {wire}"))
+        rows += [(phase.function.name, "on each rank") for phase in self._later]
+        return [*rows, ("updates", listed([one.name or one for one in self._targets]))]
+
+    def is_reported(self) -> bool:
+        """Whether steps are reported to functions of ``synk.on_step`` now."""
+        return is_reported(self._rows.function)
+
+    def reported(self, take: Callable[[], Any]) -> Any:
+        """Return ``take()``, which takes a step, and report it."""
+        return reported(self._rows.function, self.name or "step", take)
 
     def _make_calls(self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any) -> None:
         positional, named = self._inputs.select(self._rows.indices, values)

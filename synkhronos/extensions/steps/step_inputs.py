@@ -62,6 +62,10 @@ class StepInputs:
         for group in groups:
             self._starts.append(self._starts[-1] + len(group.inputs))
 
+    def described(self) -> str:
+        """Return the names of the inputs, in a few words."""
+        return f"({listed([name or 'unnamed' for name in self.names])})"
+
     def match(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """Return the data of each input, or `MISSING`.
 
