@@ -23,7 +23,6 @@ from synkhronos import SynkhronosError
 _logger = logging.getLogger("synkhronos")
 
 _INTERRUPTED_WITHIN = 5.0  # seconds until the main thread must have handled its interruption
-_REPEAT = 0.5  # seconds until the interruption is sent again
 _LOOK = 0.01
 #: Classes whose instances are like others of the same arguments and attributes; or they are subclasses.
 _PLAIN = (ValueError, TypeError, IndexError, RuntimeError, MemoryError, AssertionError)
@@ -67,24 +66,14 @@ def raise_in_main_thread(error: Exception) -> None:
     """Interrupt the main thread, and raise an exception like this one there."""
     main = threading.main_thread().ident or 0
     if callable(signal.getsignal(signal.SIGINT)):
-        _interrupt(main)
+        before = _place_of(main)
+        signal.pthread_kill(main, signal.SIGINT)
+        end = time.monotonic() + _INTERRUPTED_WITHIN
+        while _place_of(main) == before and time.monotonic() < end:
+            time.sleep(_LOOK)
         time.sleep(2 * _LOOK)  # so that it waits again
     kind = ctypes.py_object(_class_for(error))
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), kind)
-
-
-def _interrupt(thread: int) -> None:
-    """Send a thread SIGINT, and wait until it has handled that.
-
-    A signal that comes just before a system call is noted, but the call does not end. So the signal is
-    sent again until the thread goes on; it is handled once.
-    """
-    before, end = _place_of(thread), time.monotonic() + _INTERRUPTED_WITHIN
-    while _place_of(thread) == before and time.monotonic() < end:
-        signal.pthread_kill(thread, signal.SIGINT)
-        again = time.monotonic() + _REPEAT
-        while _place_of(thread) == before and time.monotonic() < again:
-            time.sleep(_LOOK)
 
 
 def _place_of(thread: int) -> tuple[int, int]:
