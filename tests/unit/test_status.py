@@ -99,7 +99,6 @@ def call(number):
         (b"no pickle at all", ""),
         (PLAN_NUMBER.pack(1234), ""),
     ],
-    ids=str,
 )
 def test_the_last_command_is_named(page, reader, sent, words):
     page.name(7, "function f")
