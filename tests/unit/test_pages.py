@@ -67,14 +67,10 @@ OF_A_PROCESS = re.compile(
     r"|fewer rows than processes|(rows are split|averaged) (over|among) the processes",
     re.IGNORECASE,
 )
-#: Pages that are written for readers who do not know the word yet
-FIRST = {"tutorial", "notebooks", "performance", "recipes"}
 
 
 def test_what_has_rows_and_replicas_is_called_a_rank():
-    files = [
-        page for page in DOCS.rglob("*.rst") if page.stem not in FIRST and "_build" not in page.parts
-    ]
+    files = [page for page in DOCS.rglob("*.rst") if "_build" not in page.parts]
     files += (ROOT / "synkhronos").rglob("*.py")
     found = [
         f"{path.name}: {one[0]}"
