@@ -68,6 +68,7 @@ def test_collectives_of_attached_processes_are_exact_and_in_step():
             outcome(one)
 
 
+@pytest.mark.slow
 @own_process(timeout=LIMIT)
 def test_no_change_of_a_center_is_lost_and_locks_exclude():
     code = """

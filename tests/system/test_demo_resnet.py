@@ -295,6 +295,7 @@ def figures(line):
     return [float(number) for number in re.findall(r"(?<![\w.])\d+\.\d+", line)]
 
 
+@pytest.mark.slow
 def test_the_main_script_trains_compares_and_reports(run_demo):
     arguments = [*TINY, "--processes", "2", "--slices", "1", "--compare"]
     done = run_demo(DEMO / "train_resnet.py", *arguments, timeout=300)
