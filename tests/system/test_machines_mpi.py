@@ -103,17 +103,15 @@ def test_naive_links(check, size):
 # process on another machine, reports that are seen at once, boxes that are full at once, and sums of
 # small arrays by each rank. A sum over machines has another order. There, the processes that die are
 # leaders, which ends the job.
+# Those in `LONG` are slow tests.
 SHORT = {
     "test_function_oracle": "",
-    "test_data": "",
     "test_ops_calls": "without_rows or each_slice or rank_that_fails or call_together or name",
-    "test_spmd": "not in_shared_memory and not latest_can_be_read and not profile and not dead_rank and "
-    "not wait_inside and not fresh_ranks and not not_restarted and not cannot_be_replaced and not "
-    "dies_again",
 }
 LONG = {
     "test_collectives_oracle": "",
     "test_controller": "not never_woken and not fresh_rank",
+    "test_data": "",
     "test_drawing": "not dead_one and not before_it",
     "test_ops": "numpy_for_every or are_gathered or random_graphs or shapes_that_differ",
     "test_ops_gradients": "losses_of_all_ranks and 2 or training_step",
@@ -121,6 +119,9 @@ LONG = {
     "test_in_sync": "not without_replicas and not at_any_time and not before_the_start",
     "test_rules_train": "",
     "test_rules": "not full_box",
+    "test_spmd": "not in_shared_memory and not latest_can_be_read and not profile and not dead_rank and "
+    "not wait_inside and not fresh_ranks and not not_restarted and not cannot_be_replaced and not "
+    "dies_again",
 }
 if NAME == "pytensor":
     del LONG["test_collectives_oracle"]  # all of it is slow there
