@@ -72,7 +72,8 @@ class Registry:
     def attach(self, here: Here) -> None:
         """Let the state of the master use the dictionaries of this registry."""
         here.functions, here.shareds = self._replicas, self._shareds
-        self._plans, self._show_name = here.plans, here.show_name
+        self._plans = here.plans
+        self._show_name = weakref.WeakMethod(here.show_name)  # plans keep the registry, not its rank
         for number, function in self.functions.items():
             self._name(number, function)
 
@@ -103,7 +104,9 @@ class Registry:
 
     def _name(self, number: int, function: Any) -> None:
         """Write the name of a function where other processes can read it."""
-        self._show_name(number, f"function {os.path.basename(function.name or '')}")
+        show = self._show_name()
+        if show is not None:
+            show(number, f"function {os.path.basename(function.name or '')}")
 
     def add_plan(self, plan: Any) -> int:
         """Return a number for a plan, which the ranks get when it is run for the first time."""

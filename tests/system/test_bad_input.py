@@ -195,6 +195,7 @@ PUBLIC_CALLS = {
     "free_shmems": lambda e: synk.free_shmems(e.x),
     "function": lambda e: synk.function([e.x], e.x.sum()),
     "fuse": lambda e: synk.fuse().__enter__(),
+    "on_step": lambda e: synk.on_step(print),
     "profile": lambda e: synk.profile().__enter__(),
     "gather": lambda e: synk.gather(e.w),
     "get_lengths": lambda e: synk.get_lengths(e.w),

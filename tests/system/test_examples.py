@@ -12,7 +12,7 @@ WITH_EXAMPLES = [
     "Function.__call__", "Function.check", "Function.copy", "In", "Listener", "PowerSGD",
     "ProgramLock", "Rank.compiling", "Rank.save", "Rank.split", "TopK", "all_gather", "all_reduce",
     "broadcast", "data", "distribute", "fork", "function", "fuse", "gather", "get_lengths",
-    "get_shapes", "get_value", "in_sync", "make_slices", "profile", "reduce", "reseed",
+    "get_shapes", "get_value", "in_sync", "make_slices", "on_step", "profile", "reduce", "reseed",
     "restart", "save", "scatter", "set_shmems", "set_value", "spmd", "synkhronos",
 ]  # fmt: skip
 

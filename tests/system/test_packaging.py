@@ -22,7 +22,7 @@ import synkhronos as synk
 REQUIREMENTS = ROOT / "requirements"
 EXTRAS = {
     "bench", "demos", "docs", "jax", "keras", "loading", "mpi", "pymc", "pytensor", "tensorboard",
-    "test", "theano",
+    "test", "theano", "top",
 }  # fmt: skip
 #: What setuptools adds to a source archive
 ADDED = {"PKG-INFO", "setup.cfg"}

@@ -134,9 +134,11 @@ def test_a_world_creates_no_files_outside_the_cache_and_no_sockets_or_named_ipc_
         assert path.startswith((cache, "/dev/null")), line
     doors = ("bind(", "connect(", "mknod", "shmget(", "msgget(", "semget(")
     assert not [line for line in during if any(f" {door}" in line for door in doors)]
-    # The file whose bytes are locks has no name, and is closed if a rank starts another program.
+    # Two files have no name: that whose bytes are locks, and the status. Other programs do not get them.
     unnamed = [line.partition("memfd_create(")[2] for line in during if "memfd_create(" in line]
-    assert [line.partition(")")[0] for line in unnamed] == ['"synkhronos-locks", MFD_CLOEXEC']
+    assert sorted(line.partition(")")[0] for line in unnamed) == [
+        '"synkhronos-locks", MFD_CLOEXEC', '"synkhronos-status", MFD_CLOEXEC|MFD_ALLOW_SEALING',
+    ]  # fmt: skip
 
 
 # Files planted by another user
