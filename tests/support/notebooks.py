@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 NUMBER = re.compile(r" *\d+(\.\d+)?")  # with the spaces that align it
+PICTURE = re.compile(r"base64,[\w+/=]+")
 
 
 def read(path):
@@ -65,9 +66,11 @@ def stored(notebook):
 
 
 def without_times(cell, outputs):
-    """Return the outputs of a cell; the numbers are left out if its tags say that they are times."""
+    """Return the outputs of a cell; numbers and pictures are left out if its tags say they are times."""
     text = json.dumps(outputs, sort_keys=True)
-    return NUMBER.sub("0", text) if "times" in cell["metadata"].get("tags", ()) else text
+    if "times" not in cell["metadata"].get("tags", ()):
+        return text
+    return NUMBER.sub("0", PICTURE.sub("", text))
 
 
 def write(path):

@@ -299,7 +299,7 @@ def test_nobody_waits_for_a_rank_that_fails(world, position, failing):
     f = synk.function([x], last.mean())
     rows = ROWS.copy()
     rows[np.array_split(np.arange(len(ROWS)), RANKS)[failing][0]] = np.nan
-    error = error_of(lambda: f(rows))
+    error = error_of(lambda: f(rows), 20)
     if failing == 1:
         assert type(error) is LookupError, repr(error)
     else:
