@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+from abc import ABC, abstractmethod
 from typing import Any, Iterable, List, Sequence, Tuple
 
 _STYLE = "text-align: left; vertical-align: top"
@@ -13,11 +14,12 @@ Facts = Tuple[str, List[Tuple[object, ...]]]
 _ALIGNED = _STYLE + "; white-space: pre; font-family: monospace"  # of several lines, such as an array
 
 
-class Shown:
-    """An object that is shown as a line, and in a notebook as a table, by its method `_shown`."""
+class Shown(ABC):
+    """An object that is shown as a line, and in a notebook as a table."""
 
+    @abstractmethod
     def _shown(self) -> Facts:
-        raise NotImplementedError
+        """Return the title and the rows of the table."""
 
     def __repr__(self) -> str:
         return f"<{self._shown()[0]}>"

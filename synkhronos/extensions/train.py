@@ -73,9 +73,7 @@ class TrainFunction(Shown):
             The loss before the step, in the dtype of the loss, or a list of the loss and the `outputs`.
         """
         values, batch, num_slices = self._matched(data, data_by_name, batch, num_slices)
-        if isinstance(self._step, Step) and self._step.is_reported():
-            return self._step.reported(lambda: self._take(values, batch, num_slices))
-        return self._take(values, batch, num_slices)
+        return self._step.reported(lambda: self._take(values, batch, num_slices))
 
     def _take(self, values: list[Any], batch: Any, num_slices: int) -> Any:
         outputs = self._step(values, batch, num_slices)
@@ -186,9 +184,7 @@ class ParallelFunction(Shown):
             In the form of `outputs`.
         """
         values = self._inputs.match(args, inputs_by_name)
-        if self._step.is_reported():
-            return self._step.reported(lambda: self._take(values, batch, num_slices, batch_s))
-        return self._take(values, batch, num_slices, batch_s)
+        return self._step.reported(lambda: self._take(values, batch, num_slices, batch_s))
 
     def _take(self, values: list[Any], batch: Any, num_slices: int, batch_s: Any) -> Any:
         outputs = self._step(values, batch, num_slices, batch_s)

@@ -125,7 +125,7 @@ class CallFunction(Command):
 
     def _finish(self, here: Here, replica: Replica, n_rows: int, compute: _Compute) -> tuple[Any, ...]:
         here.rows[self.number] = n_rows
-        if self.rows is not None or self.has_rows(replica):
+        if self.has_rows(replica):
             here.progress[ROWS] += n_rows
         if not n_rows and not replica.has_collectives:
             return (0,)

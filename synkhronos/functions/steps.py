@@ -37,15 +37,8 @@ def turn_of(function: Function, waits: bool = False) -> Turn | WaitedFor:
     return function.turn.waited_for if waits else function.turn
 
 
-def is_reported(function: Function) -> bool:
-    """Whether a step with this function is to be reported to the functions of `on_step`."""
-    world = function._world
-    hooks = None if world is None else world.step_hooks
-    return hooks is not None and hooks.are_due(world)
-
-
-def reported(function: Function, name: str, call: Callable[[], Any]) -> Any:
-    """Return ``call()``, a step that `is_reported`.
+def reported(function: Function, name: str, take: Callable[[], Any]) -> Any:
+    """Return ``take()``, which takes a step, and report the step if there are functions of `on_step`.
 
     Parameters
     ----------
@@ -53,11 +46,14 @@ def reported(function: Function, name: str, call: Callable[[], Any]) -> Any:
         The function of the step that is called on rows.
     name : str
         The name of the step.
-    call : callable
+    take : callable
         Takes the step, and returns its outputs in the script's form.
     """
-    world: Any = function._world  # it is there
-    return world.step_hooks.run(world, name, function.replica.number, call)
+    world = function._world
+    hooks = None if world is None else world.step_hooks
+    if hooks is None or not hooks.are_due(world):
+        return take()
+    return hooks.run(world, name, function.replica.number, take)
 
 
 def report_step(name: str, seconds: float, rows: int, outputs: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Sequence
+from typing import Any, Callable, NoReturn, Sequence
 
 import numpy
 
@@ -17,6 +17,7 @@ class SerialStep:
     def __init__(self, definition: Definition) -> None:
         inputs, options = definition.inputs, definition.options
         self._inputs = inputs
+        self.name: str | None = options.get("name")
         self._scattered = [one in definition.rows for one in inputs.variables]
         pairs = [(one.target, one.new) for one in definition.updates]
         gradients = [(one.target, one.new) for one in definition.grad_updates]
@@ -44,7 +45,9 @@ class SerialStep:
             "make_train_function_theano(); check the former, which is compared with the serial step"
         )
 
-    name: str | None = None
+    def reported(self, take: Callable[[], Any]) -> Any:
+        """Return ``take()``: ``synk.on_step`` is about the steps of ranks."""
+        return take()
 
     def described(self) -> list[tuple[object, ...]]:
         """Return the rows of a table."""

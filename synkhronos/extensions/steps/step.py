@@ -12,7 +12,7 @@ from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.fixed_draws import with_fixed_draws
 from synkhronos.extensions.steps.plan import Plan, make_plan
 from synkhronos.extensions.steps.traversal import inputs_first, operands_with
-from synkhronos.functions.steps import RepeatedStep, compare_step, is_reported, reduces, reported
+from synkhronos.functions.steps import RepeatedStep, compare_step, reduces, reported
 
 
 class _Phase(NamedTuple):
@@ -173,12 +173,8 @@ class Step:
         rows += [(phase.function.name, "on each rank") for phase in self._later]
         return [*rows, ("updates", listed([one.name or one for one in self._targets]))]
 
-    def is_reported(self) -> bool:
-        """Whether steps are reported to functions of ``synk.on_step`` now."""
-        return is_reported(self._rows.function)
-
     def reported(self, take: Callable[[], Any]) -> Any:
-        """Return ``take()``, which takes a step, and report it."""
+        """Return ``take()``, which takes a step, and report it to functions of ``synk.on_step``."""
         return reported(self._rows.function, self.name or "step", take)
 
     def _make_calls(self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any) -> None:
