@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+import threading
 import warnings
 from typing import Any
 
@@ -37,7 +38,8 @@ def work(here: Here, threads: ThreadLimits, profile: bool = False) -> None:
 
 def _run_commands(here: Here, threads: ThreadLimits) -> None:
     threads.limit(here.transport.ranks_here)
-    gc.freeze()  # garbage collection then neither scans nor copies the master's objects
+    if threading.current_thread() is threading.main_thread():  # this process is the rank's own
+        gc.freeze()  # garbage collection then neither scans nor copies the master's objects
     while True:
         payload = here.transport.receive(here.rehearse)
         if payload == b"":

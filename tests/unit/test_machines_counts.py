@@ -210,7 +210,6 @@ def test_what_a_format_keeps_ends_with_the_variable_and_with_the_load_of_a_file_
     synk.all_reduce([w, v], wire=synk.TopK(0.5))
     assert kept() == ["int8", synk.TopK(0.5), synk.TopK(0.5)]
     del v, functions[1]
-    gc.unfreeze()  # as the workers are threads, they have frozen what this one had made
     gc.collect()
     functions[0]()
     assert kept() == ["int8", synk.TopK(0.5)]
