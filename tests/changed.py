@@ -51,7 +51,12 @@ OTHERS = {
     "engines/analysis/*": ["test_engines.py", *GRAPHS, *CALLS],
     "engines/pytensor/*": ["test_pytensor.py", "test_modes.py", "test_jax.py"],
     "engines/theano/gpu*": ["test_emulated_cuda.py", "test_gpu_*.py", "test_pocl.py"],
-    "engines/theano/*": ["test_theano_values.py", "test_late_operations.py", "test_kernels.py"],
+    "engines/theano/*": [
+        "test_precompiled_headers.py",
+        "test_theano_values.py",
+        "test_late_operations.py",
+        "test_kernels.py",
+    ],
     "engines/theano/repairs/*": ["test_theano_values.py", "test_older_python.py", "test_theano_scan.py"],
     "engines/theano/kernels/*": ["test_kernels*.py", "test_theano_values.py"],
     "comms/nccl.py": ["test_emulated_cuda.py", "test_gpu_communicators.py", "test_gpu_processes.py"],

@@ -35,7 +35,6 @@ from compilers import NAME, OF_BOTH, OF_PYTENSOR, SLOW, default_mode
 from prelude import run_file
 from quick import quick
 
-compiler.precompile_headers()
 wait_briefly_for_the_compile_lock()
 
 

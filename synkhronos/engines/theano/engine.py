@@ -19,6 +19,7 @@ from synkhronos._errors import SynkhronosError
 from synkhronos.arithmetic.streams import jump_mrg
 from synkhronos.engines.graph_engine import GraphEngine
 from synkhronos.engines.pickles import GraphPickler
+from synkhronos.engines.theano import precompiled_headers as precompiled_headers
 from synkhronos.engines.theano.direct_call import DirectCall
 from synkhronos.engines.theano.kernels import registration
 from synkhronos.engines.theano.module_cache import ModuleLog, add_modules, make_cacheable
