@@ -178,7 +178,7 @@ class Contestant:
             return 0
         with contextlib.suppress(OSError):
             self._connection.send(None)
-        self._process.join(20)
+        self._process.join(120)  # at the end, Theano looks through its cache
         if self._process.is_alive():
             self._process.kill()
         self._process.join()

@@ -16,7 +16,7 @@ import hashlib
 import os
 import re
 from pathlib import Path
-from typing import Any, Iterable, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 from theano import config
 from theano.gof import cmodule
@@ -38,8 +38,6 @@ _FURTHER = "#include <vector>\n#include <algorithm>\n"
 # Making the file takes as long as it saves with about three modules.
 _FEW = 2
 
-_compile_with_theano = cmodule.GCC_compiler.compile_str
-
 
 class _Flags(NamedTuple):
     """What must be the same for all modules that use a file of headers."""
@@ -52,61 +50,73 @@ class _Flags(NamedTuple):
         """Return the command that compiles headers, without the names of files."""
         hidden = ["-fvisibility=hidden"] if self.hides_symbols else []
         folders = [f"-I{folder}" for folder in [*self.folders, *cmodule.std_include_dirs()]]
-        return [config.cxx, "-g", *self.preargs, *os.environ.get("XG", "").split(), *hidden, *folders]
+        return [config.cxx, "-g", *self.preargs, *hidden, *folders]
 
 
-# The headers for each set of flags: a path, or None if they cannot be made
-_found: dict[_Flags, str | None] = {}
-_n_modules: collections.Counter[_Flags] = collections.Counter()
+class Compiler:
+    """Compiles like another function, in less time.
+
+    Parameters
+    ----------
+    compile_str : callable
+        Theano's function of this name.
+    """
+
+    def __init__(self, compile_str: Callable[..., Any]) -> None:
+        self.of_theano = compile_str
+        # The headers for each set of flags: a path, or None if they cannot be made
+        self._found: dict[_Flags, str | None] = {}
+        self._n_modules: collections.Counter[_Flags] = collections.Counter()
+
+    def compile_str(
+        self,
+        module_name: str,
+        src_code: str,
+        location: str | None = None,
+        include_dirs: Sequence[str] | None = None,
+        lib_dirs: Sequence[str] | None = None,
+        libs: Sequence[str] | None = None,
+        preargs: Sequence[str] | None = None,
+        py_module: bool = True,
+        hide_symbols: bool = True,
+    ) -> Any:
+        """Do the same as Theano's function of these parameters."""
+        preargs = list(preargs or ())
+        if not any(flag.startswith("-g") for flag in preargs):
+            preargs.append("-g0")
+        if src_code.startswith(_BEGINNING) and os.path.basename(config.cxx).startswith("g++"):
+            without = ("-l", "-L", "-Wl", *(["-O"] if config.cmodule.remove_gxx_opt else []))
+            relevant = tuple(flag for flag in preargs if not flag.startswith(without))
+            header = self._headers(
+                _Flags(relevant, tuple(filter(None, include_dirs or ())), hide_symbols)
+            )
+            if header is not None:
+                preargs += ["-include", header]
+        more = include_dirs, lib_dirs, libs, preargs, py_module, hide_symbols
+        return self.of_theano(module_name, src_code, location, *more)
+
+    def _headers(self, flags: _Flags) -> str | None:
+        """Return the path of headers that are precompiled with flags; None without such a file."""
+        if flags not in self._found:
+            command = flags.command()
+            text = _preamble() + _BEGINNING + _FURTHER
+            digest = hashlib.sha256("\n".join([*command, text]).encode()).hexdigest()[:16]
+            header = Path(config.compiledir, f"synkhronos_headers_{digest}", "headers.h")
+            is_made = _is_current(header)
+            if not is_made:
+                self._n_modules[flags] += 1
+                if self._n_modules[flags] <= _FEW:
+                    return None
+                is_made = _make(header, text, command)
+            self._found[flags] = str(header) if is_made else None
+        return self._found[flags]
 
 
-def _compile(
-    module_name: str,
-    src_code: str,
-    location: str | None = None,
-    include_dirs: Sequence[str] | None = None,
-    lib_dirs: Sequence[str] | None = None,
-    libs: Sequence[str] | None = None,
-    preargs: Sequence[str] | None = None,
-    py_module: bool = True,
-    hide_symbols: bool = True,
-) -> Any:
-    """Do the same as Theano's function of these parameters, in less time."""
-    preargs = list(preargs or ())
-    if not any(flag.startswith("-g") for flag in preargs):
-        preargs.append("-g0")
-    if src_code.startswith(_BEGINNING) and os.path.basename(config.cxx).startswith("g++"):
-        without = ("-l", "-L", "-Wl", "-O") if config.cmodule.remove_gxx_opt else ("-l", "-L", "-Wl")
-        relevant = tuple(flag for flag in preargs if not flag.startswith(without))
-        header = _headers(_Flags(relevant, tuple(filter(None, include_dirs or ())), hide_symbols))
-        if header is not None:
-            preargs += ["-include", header]
-    return _compile_with_theano(
-        module_name, src_code, location, include_dirs, lib_dirs, libs, preargs, py_module, hide_symbols
-    )
+cmodule.GCC_compiler.compile_str = Compiler(cmodule.GCC_compiler.compile_str).compile_str
 
 
-cmodule.GCC_compiler.compile_str = staticmethod(_compile)
-
-
-def _headers(flags: _Flags) -> str | None:
-    """Return the path of headers that are precompiled with flags; None without such a file."""
-    if flags not in _found:
-        command = flags.command()
-        text = _preamble() + _BEGINNING + _FURTHER
-        digest = hashlib.sha256("\n".join([*command, text]).encode()).hexdigest()[:16]
-        header = Path(config.compiledir, f"synkhronos_headers_{digest}", "headers.h")
-        if not _is_current(header):
-            _n_modules[flags] += 1
-            if _n_modules[flags] <= _FEW:
-                return None
-            header = _make(header, text, command)
-        _found[flags] = None if header is None else str(header)
-    return _found[flags]
-
-
-def _make(header: Path, text: str, command: Iterable[str]) -> Path | None:
-    """Precompile the headers. Other processes find complete files only."""
+def _make(header: Path, text: str, command: Iterable[str]) -> bool:
+    """Precompile the headers, if possible; return whether it was. Others find complete files only."""
     own = os.getpid()
     files = {suffix: header.with_name(f"headers.{own}{suffix}") for suffix in (".h", ".d", ".gch")}
     try:
@@ -115,17 +125,17 @@ def _make(header: Path, text: str, command: Iterable[str]) -> Path | None:
         options = ["-x", "c++-header", files[".h"], "-MD", "-MF", files[".d"], "-o", files[".gch"]]
         _, _, status = output_subprocess_Popen([*command, *map(str, options)])
         if status:
-            return None
+            return False
         files[".gch"].replace(header.with_name("headers.h.gch"))
         files[".d"].replace(header.with_name("headers.d"))
         files[".h"].replace(header)
     except OSError as error:  # as on a full disk
         pass_on(error)
-        return None
+        return False
     finally:
         for file in files.values():
             file.unlink(missing_ok=True)
-    return header
+    return True
 
 
 def _is_current(header: Path) -> bool:
