@@ -36,6 +36,8 @@ def print_steps(main, names):
         )
     options = parser.parse_args()
     is_serial = Path(sys.argv[0]).stem.endswith("_theano")
+    if not is_serial:
+        script.say_too_small()
     work = "compiling and training with plain Theano"
     with script.showing(work) if is_serial else contextlib.nullcontext():
         history = main(options.steps, options.batch_size)

@@ -596,7 +596,7 @@ def test_a_dead_rank_breaks_the_world(world_of):
         began = time.monotonic()
         with pytest.raises(synk.WorldBrokenError, match="rank 1 .*SIGKILL"):
             synk.spmd(program, how)
-        assert time.monotonic() < began + 2
+        assert time.monotonic() < began + 5
         synk.restart()
         assert synk.spmd(lambda rank: rank.rank) == [0, 1, 2]
 
