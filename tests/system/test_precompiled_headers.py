@@ -22,7 +22,6 @@ def headers_in(folder):
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     """A function that compiles in a new process; returns the folder and what the functions return."""
-
     tmp_path = tmp_path_factory.mktemp("compiled")
 
     def compile_in(name, how="as usual"):
