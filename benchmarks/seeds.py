@@ -14,6 +14,7 @@ Every process has one thread, as every process there has one GPU, and Theano's o
 """
 
 import argparse
+import multiprocessing
 import os
 import time
 
@@ -53,19 +54,22 @@ def add_options(parser):
 def trained(make, *arguments, sizes=(1, RANKS)):
     """Compile a model, and fork the processes that train it: alone, and in worlds of `sizes` ranks.
 
-    A turn is of a world, by its size; of ``"plain"``, which is one process; or of ``"apart"``, which are
-    processes that know nothing of each other.
+    A turn is of a world, by its size; of ``"plain"``, which is one process; of ``"apart"``, which are
+    processes that know nothing of each other; or of ``"waiting"``, which are these with a barrier after
+    each step, and without an exchange.
     """
     seed_models.keep(getattr(seed_models, make)(*arguments))
-    made = {f"alone {number}": Contestant(alone, method="fork") for number in range(RANKS)}
+    barrier = multiprocessing.get_context("fork").Barrier(RANKS)
+    made = {f"alone {number}": Contestant(alone, barrier, method="fork") for number in range(RANKS)}
     made.update({str(size): Contestant(ranks, size, method="fork") for size in sizes})
     with common.contestants(**made) as players:
 
         def turn(who, steps, rule):
-            names = {"plain": ["alone 0"], "apart": [f"alone {number}" for number in range(RANKS)]}
+            apart = [f"alone {number}" for number in range(RANKS)]
+            names = {"plain": ["alone 0"], "apart": apart, "waiting": apart}
             asked = [players[name] for name in names.get(who, [who])]
             for player in asked:
-                player.begin(steps, rule)
+                player.begin(steps, "waiting" if who == "waiting" else rule)
             results = [player.result() for player in asked]
             # Each takes its time for a step: what counts is the steps per second of all.
             rate = sum(1 / result["step"] for result in results)
@@ -74,7 +78,7 @@ def trained(make, *arguments, sizes=(1, RANKS)):
         yield turn
 
 
-def alone():
+def alone(barrier):
     """Plain Theano: iterations in a loop, without a world and without a recorder."""
 
     def turn(steps, rule):
@@ -83,6 +87,8 @@ def alone():
         begin = time.perf_counter()
         for number in range(steps):
             model.train_iter(number)
+            if rule == "waiting":
+                barrier.wait()
         return {"step": (time.perf_counter() - begin) / steps}
 
     yield turn
@@ -210,11 +216,12 @@ def _turns(players, whos, rounds, arguments, title):
 def _measure_network(name, rounds, steps, lines, pairs):
     there = NETWORKS[name]
     with common.contestants(one=Contestant(trained, "network", name, environment=ALIKE)) as players:
-        found = _turns(players, ("plain", "apart", "1", "2"), rounds, (steps, "BSP"), name)
+        found = _turns(players, ("plain", "apart", "waiting", "1", "2"), rounds, (steps, "BSP"), name)
     one_gpu, train, exchange = there.seconds or (None,) * 3
     one_process, one_rank = (found[who]["step"] * IMAGES / there.batch for who in ("plain", "1"))
     in_all = IMAGES / there.batch / RANKS  # steps of both ranks, for all images
     apart, two = (found[who]["step"] * in_all for who in ("apart", "2"))
+    barrier = found["waiting"]["step"] * in_all
     waiting = found["2"]["wait"] * in_all
     exchanged = found["2"]["exchange"] * in_all + waiting
     published = one_gpu and one_gpu / (train + exchange)
@@ -227,6 +234,7 @@ def _measure_network(name, rounds, steps, lines, pairs):
         Line(f"{name}: 2 ranks, of this waiting", "s", list(waiting)),
         common.line(f"{name}: two processes apart", "s", apart),
         _compared(f"{name}: apart / 2 ranks", apart, two, BSP_GOAL),
+        Line(f"{name}: apart / apart with a barrier", "×", list(apart / barrier)),
         speed_up,
     ]
     pairs[name] = speed_up.median, published
@@ -312,7 +320,8 @@ def _notes():
     return [
         f"Theano-MPI: seconds for {IMAGES} images, as in its table, of networks that are scaled to fit "
         f"cores: a step of a rank has {networks}. The published figures are of GPUs of Tesla K80s",
-        "to train: everything but the exchange; the exchange includes the wait for the other rank",
+        "to train: everything but the exchange; the exchange includes the wait for the other rank; with "
+        "a barrier: the processes apart wait for each other after each step, and exchange nothing",
         f"Platoon: the LSTM for reviews with 128 cells, {LSTM_BATCH} reviews of {seed_models.LENGTH} "
         f"words in a minibatch, by Adam; EASGD with alpha {ALPHA:g}, every {PERIOD} minibatches. The "
         f"speed-up is that of a number of minibatches in all. If there are fewer cores than ranks, it "

@@ -2,6 +2,7 @@
 
 import faulthandler
 import functools
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -64,6 +65,12 @@ def pytest_collection_modifyitems(config, items):
         chosen = quick(items)
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = [item for item in items if item in chosen]
+
+
+def pytest_collection_finish(session):
+    """Leave what was imported out of garbage collections: a dropped function causes one."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter):
