@@ -270,7 +270,7 @@ make_second() {
     name=$1
     shift
     if "$python" -m venv "$second" >>"$second/environment.log" 2>&1 &&
-        "$second/bin/python" -m pip --disable-pip-version-check install \
+        "$second/bin/python" -m pip --disable-pip-version-check install --no-compile \
             --requirement requirements/library.txt --requirement "requirements/$name.txt" \
             --constraint requirements/tests.txt pytest pytest-xdist hypothesis packaging "$@" \
             >>"$second/environment.log" 2>&1; then
@@ -292,8 +292,8 @@ install_jax() {
         return 0
     fi
     say "installing JAX, in .venv-pytensor"
-    "$second/bin/python" -m pip --disable-pip-version-check install --requirement requirements/jax.txt \
-        --constraint requirements/pytensor.txt >>"$second/environment.log" 2>&1 ||
+    "$second/bin/python" -m pip --disable-pip-version-check install --no-compile \
+        --requirement requirements/jax.txt --constraint requirements/pytensor.txt >>"$second/environment.log" 2>&1 ||
         say "left out, as that failed (the whole log is in $second/environment.log): JAX"
 }
 
@@ -339,10 +339,12 @@ if [ $kind = complete ] && is_made demos; then
 else
     is_made $kind || make_environment
 fi
+# Beside the others, as pip uses one core
+[ "$with_pymc" = no ] || has_second pymc || make_second pymc &
 [ "$with_opencl" = no ] || install_opencl
 [ "$with_mpi" = no ] || install_mpi
 [ "$with_pytensor" = no ] || has_second pytensor ||
     make_second pytensor --constraint requirements/demos.txt scikit-learn tqdm
 [ "$with_mpi" = no ] || ! has_second pytensor || install_mpi4py "$root/.venv-pytensor"
 [ "$with_pytensor" = no ] || install_jax
-[ "$with_pymc" = no ] || has_second pymc || make_second pymc
+wait
