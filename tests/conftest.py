@@ -67,6 +67,12 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item in chosen]
 
 
+def pytest_collection_finish(session):
+    """Leave what was imported out of garbage collections: a dropped function causes one."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_terminal_summary(terminalreporter):
     """Say what tests of several machines lacked, if there were any."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
@@ -169,13 +175,7 @@ def no_processes(request):
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_left():
-    """No process of a world is there after a module's tests.
-
-    What is there before them, such as imported modules, is left out of garbage collections: in a world
-    whose ranks are threads, every dropped function causes one.
-    """
-    gc.collect()
-    gc.freeze()
+    """No process of a world is there after a module's tests."""
     yield
     assert not [child for child in multiprocessing.active_children() if "synk" in child.name]
 
