@@ -271,25 +271,25 @@ class Runner:
         self._original = copy_project(folder / "original")
         self.sources = {name: (self._original / "synkhronos" / name).read_text() for name in TESTS}
 
-    def time_tests(self, module):
-        """Run the tests of an unchanged module, to know how long each file takes."""
-        for words in TESTS[module]:
-            if words not in self._seconds:
-                began = time.monotonic()
-                with open(self.folder / "output", "w+") as output:
-                    if not self._run_file(self._original, words, None, output):
-                        output.seek(0)
-                        sys.exit(f"{output.read()}\n{words} fails without any change")
-                self._seconds[words] = time.monotonic() - began
+    def time_tests(self, words):
+        """Run tests of the unchanged modules, to know how long they take beside others."""
+        began = time.monotonic()
+        with tempfile.TemporaryFile("w+", dir=self.folder) as output:
+            if not self._run_file(self._original, words, None, output):
+                if self.interrupted.is_set():
+                    raise Interrupted
+                output.seek(0)
+                raise SystemExit(f"{output.read()}\n{words} fails without any change")
+        self._seconds[words] = time.monotonic() - began
 
-    def try_mutants(self, number, mutants, processes):
+    def try_mutants(self, number, mutants):
         """Test mutants, and return those that survive. Runs in a separate thread."""
         survivors = []
         folder = copy_project(self.folder / f"copy-{number}")
         for count, mutant in enumerate(mutants, 1):
             path, source = folder / "synkhronos" / mutant.module, self.sources[mutant.module]
             path.write_text(mutant.apply(source))
-            passed, seconds = self._run_tests(folder, mutant.module, processes)
+            passed, seconds = self._run_tests(folder, mutant.module)
             path.write_text(source)
             outcome = "SURVIVED" if passed else "caught"
             print(f"{number}: {count}/{len(mutants)} {outcome} after {seconds:.0f} s: "
@@ -298,11 +298,11 @@ class Runner:
                 survivors.append(mutant)
         return survivors
 
-    def _run_tests(self, folder, module, processes):
+    def _run_tests(self, folder, module):
         """Return whether all tests of a module have passed, and their duration in seconds."""
         began = time.monotonic()
         for words in TESTS[module]:
-            passed = self._run_file(folder, words, 20 + 3 * self._seconds[words] * processes)
+            passed = self._run_file(folder, words, 20 + 3 * self._seconds[words])
             if self.interrupted.is_set():
                 raise Interrupted
             if not passed:
@@ -389,15 +389,16 @@ def report(options, runner):
     every = [one for name, source in sources.items() for one in mutants_of(name, source)]
     chosen = random.Random(options.seed).sample(every, min(options.number, len(every)))
     print(f"{len(chosen)} of {len(every)} mutants of {len(sources)} modules", flush=True)
-    for name in sorted({mutant.module for mutant in chosen}):
-        runner.time_tests(name)
+    needed = sorted({words for mutant in chosen for words in TESTS[mutant.module]})
     parts = [chosen[k :: options.processes] for k in range(options.processes)]
     with concurrent.futures.ThreadPoolExecutor(options.processes) as pool:
-        tries = [pool.submit(runner.try_mutants, *part, options.processes) for part in enumerate(parts)]
         try:
+            list(pool.map(runner.time_tests, needed))
+            tries = [pool.submit(runner.try_mutants, *part) for part in enumerate(parts)]
             survivors = [mutant for one in tries for mutant in one.result()]
         except BaseException:
             runner.interrupted.set()
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
     caught = len(chosen) - len(survivors)
     print(f"{caught} of {len(chosen)} caught ({caught / len(chosen):.0%}); survivors:")
