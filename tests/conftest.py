@@ -67,12 +67,6 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item in chosen]
 
 
-def pytest_collection_finish(session):
-    """Leave what was imported out of garbage collections: a dropped function causes one."""
-    gc.collect()
-    gc.freeze()
-
-
 def pytest_terminal_summary(terminalreporter):
     """Say what tests of several machines lacked, if there were any."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
@@ -175,7 +169,14 @@ def no_processes(request):
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_left():
-    """No process of a world is there after a module's tests."""
+    """No process of a world is there after a module's tests.
+
+    What is there before them is left out of garbage collections: imported modules, and Theano's list of
+    all modules that it has compiled. In a world whose ranks are threads, every dropped function causes
+    a collection on each rank.
+    """
+    gc.collect()
+    gc.freeze()
     yield
     assert not [child for child in multiprocessing.active_children() if "synk" in child.name]
 

@@ -105,10 +105,10 @@ def test_naive_links(check, size):
 # leaders, which ends the job.
 # Those in `LONG` are slow tests.
 SHORT = {
-    "test_function_oracle": "",
     "test_ops_calls": "without_rows or each_slice or rank_that_fails or call_together or name",
 }
 LONG = {
+    "test_function_oracle": "",
     "test_collectives_oracle": "",
     "test_controller": "not never_woken and not fresh_rank",
     "test_data": "",

@@ -37,7 +37,7 @@ def test_the_page_has_each_idiom():
 
 
 @pytest.mark.usefixtures("in_python", "in_threads")
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", idioms.IDIOMS)
 def test_the_outcome_is_the_one_on_the_page(world_of, name, size):
     world_of(size, master_rank=size - 1)

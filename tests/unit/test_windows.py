@@ -101,7 +101,7 @@ def share(n_rows, size):
     return -(-n_rows // size)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_the_rows_that_an_index_selects_are_divided_however_the_script_selects_them(world_of, size):
     world_of(size)
     lab = Lab()
@@ -192,7 +192,7 @@ def test_a_sparse_matrix_is_divided_by_its_rows(world_of):
 # Beside another input
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_rank_has_the_same_rows_of_an_input_and_of_what_an_index_selects(world_of, size):
     world_of(size)
     lab = Lab()
