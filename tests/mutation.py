@@ -39,6 +39,7 @@ PROCESSES = ["test_failures.py", "test_lifecycle.py", "test_restart.py"]
 # Several machines in one process, whose ranks are threads.
 MACHINES = ["test_machines_counts.py", "test_machines.py"]
 COURIERS = ["test_relay.py", "test_buckets.py"]
+WORLDS = ["test_worlds.py", *PROCESSES]
 WORKERS = ["test_transports.py -k Local", "test_transports.py"]
 #: The tests that should catch a mutant of each module, fast ones first.
 TESTS = {
@@ -132,8 +133,34 @@ TESTS = {
     "machines/relay/questions.py": ["test_relay.py"],
     "machines/relay/relay.py": ["test_relay.py"],
     "machines/relay/remote_stripes.py": ["test_relay.py"],
+    "variables/arguments.py": ["test_bad_input.py", "test_collectives_oracle.py", "test_functions.py"],
+    "variables/begun.py": COURIERS,
+    "variables/collectives.py": ["test_collectives_oracle.py", *CALLS, "test_bad_input.py", *MACHINES],
+    "variables/in_sync.py": ["test_in_sync.py"],
+    "variables/reductions.py": ["test_collectives_oracle.py", "test_bad_input.py", *MACHINES],
+    "variables/replicas.py": [
+        "test_collectives_oracle.py", *CALLS, "test_checkpoint.py", "test_bad_input.py",
+    ],
+    "world/devices.py": ["test_doctor_gpus.py", "test_jax.py", *WORLDS],
+    "world/entry.py": ["test_turn.py", *WORLDS],
+    "world/fuse.py": ["test_worlds.py", "test_failures.py", "test_train.py", "test_call.py"],
+    "world/generators.py": ["test_generators.py", *WORLDS],
+    "world/here.py": [*WORLDS, "test_drop.py", "test_call.py", "test_replicate.py"],
+    "world/job.py": [*MACHINES, "test_machines_mpi.py", "test_machines_deaths.py"],
+    "world/launch.py": [*WORLDS, "test_launch.py", "test_limits.py"],
+    "world/logged.py": ["test_log.py"],
+    "world/options.py": ["test_launch.py", *WORLDS],
+    "world/placement.py": [*MACHINES, "test_launch.py"],
+    "world/plans.py": ["test_worlds.py", "test_call.py", "test_train.py", "test_restart.py"],
+    "world/registry.py": ["test_worlds.py", "test_drop.py", "test_replicate.py", *PROCESSES],
+    "world/replacement.py": ["test_processes.py", "test_hosts.py", "test_controller.py"],
+    "world/replies.py": [*WORLDS, "test_spmd.py"],
+    "world/restart.py": ["test_restart.py"],
+    "world/threads.py": ["test_environment.py", "test_launch.py", *WORLDS],
+    "world/turn.py": ["test_turn.py", "test_interrupts.py"],
+    "world/worker.py": [*WORLDS, "test_interrupts.py", "test_hosts.py"],
 }  # fmt: skip
-FOLDERS = ("comms", "transports", "machines", "functions")
+FOLDERS = ("comms", "transports", "machines", "functions", "variables", "world")
 #: Modules of these folders whose mutants are not tested, and why.
 EXCLUDED = {
     "comms/nccl.py": "only the tests in tests/gpu run it, on GPUs of NVIDIA",
