@@ -159,6 +159,7 @@ TESTS = {
     "world/threads.py": ["test_environment.py", "test_launch.py", *WORLDS],
     "world/turn.py": ["test_turn.py", "test_interrupts.py"],
     "world/worker.py": [*WORLDS, "test_interrupts.py", "test_hosts.py"],
+    "world/world.py": [*WORLDS, "test_interrupts.py", "test_call.py"],
 }  # fmt: skip
 FOLDERS = ("comms", "transports", "machines", "functions", "variables", "world")
 #: Modules of these folders whose mutants are not tested, and why.

@@ -700,7 +700,7 @@ def test_functions_are_short():
 # Tests of the tests
 
 
-def test_every_module_of_three_folders_has_tests_for_its_mutants():
+def test_every_module_of_these_folders_has_tests_for_its_mutants():
     there = {
         str(path.relative_to(ROOT))
         for folder in mutation.FOLDERS
