@@ -146,7 +146,9 @@ TESTS = {
     "world/fuse.py": ["test_worlds.py", "test_failures.py", "test_train.py", "test_call.py"],
     "world/generators.py": ["test_generators.py", *WORLDS],
     "world/here.py": [*WORLDS, "test_drop.py", "test_call.py", "test_replicate.py"],
-    "world/job.py": [*MACHINES, "test_machines_mpi.py -m slow -k three_machines", "test_machines_deaths.py"],
+    "world/job.py": [
+        *MACHINES, "test_machines_mpi.py -m slow -k three_machines", "test_machines_deaths.py",
+    ],
     "world/launch.py": [*WORLDS, "test_launch.py", "test_limits.py"],
     "world/logged.py": ["test_log.py"],
     "world/options.py": ["test_launch.py", *WORLDS],
