@@ -85,12 +85,16 @@ TESTS = {
     "functions/arguments.py": ["test_bad_input.py", *CALLS, "test_idioms.py"],
     "functions/on_step.py": ["test_on_step.py"],
     "functions/build.py": ["test_bad_input.py", "test_idioms.py", *CALLS],
-    "functions/call.py": [*CALLS, "test_outputs.py", "test_idioms.py", "test_rehearsal.py"],
+    "functions/call.py": [
+        *CALLS, "test_outputs.py", "test_idioms.py", "test_rehearsal.py", "test_windows.py",
+    ],
     "functions/columns.py": [*CALLS, "test_idioms.py", "test_ops_calls.py"],
     "functions/comparing/first_calls.py": ["test_verification.py"],
     "functions/comparing/reasons.py": ["test_check.py", "test_verification.py"],
     "functions/comparing/replicas.py": ["test_watch.py", "test_audit.py", "test_in_sync.py"],
-    "functions/comparing/serial_comparison.py": ["test_check.py", "test_verification.py"],
+    "functions/comparing/serial_comparison.py": [
+        "test_check.py", "test_verification.py", "test_none.py",
+    ],
     "functions/comparing/trial_runs.py": ["test_check.py", "test_verification.py"],
     "functions/comparing/watch.py": ["test_watch.py", "test_audit.py"],
     "functions/compiling.py": ["test_progress.py", "test_log.py"],
@@ -98,7 +102,7 @@ TESTS = {
     "functions/fixed.py": ["test_fixed_rows.py"],
     "functions/function.py": [
         *CALLS, "test_bad_input.py", "test_data.py", "test_idioms.py", "test_train.py",
-        "test_replicate.py", "test_streams.py", "test_restart.py", "test_copyable.py",
+        "test_replicate.py", "test_streams.py", "test_restart.py", "test_copyable.py", "test_on_step.py",
     ],
     "functions/call_plan.py": ["test_worlds.py", "test_call.py", "test_restart.py"],
     "functions/outputs.py": ["test_outputs.py", *CALLS, "test_uneven.py"],

@@ -18,6 +18,7 @@ from synkhronos.transports.naive import NaiveTransport
 from synkhronos.world.fuse import FusedCommand
 from synkhronos.world.here import Command, sent_form
 from synkhronos.world.plans import ChangedPlan, Plan
+from synkhronos.world.registry import Drop
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world, world_exists
 
@@ -264,6 +265,18 @@ def test_a_plan_of_a_block_is_changed_in_one_place(lab, sent):
         results = world.run(plan if change is None else ChangedPlan(plan, change))
         assert results == [[(name, number) for name in names]] * world.size
     assert sent[1:] == [(plan.number, (1, "c")), (plan.number, (0, "d"))]
+
+
+def test_a_plan_that_is_sent_after_a_drop_is_sent_once(lab, sent):
+    world, shared = current_world(), lab.shared(np.zeros(2), "w")
+    f = synk.function([], shared.sum())
+    synk.distribute()
+    plan = Plan(world.registry, Counted("a"))
+    del f, shared, sent[:]
+    gc.collect()
+    for number in (1, 2):
+        assert world.run(plan) == [("a", number)] * world.size
+    assert isinstance(sent[0], Drop) and sent[1:] == [(plan.number,)]
 
 
 class Kept(Command):

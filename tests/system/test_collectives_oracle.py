@@ -343,7 +343,7 @@ def test_values_of_unequal_trailing_extents_are_a_list_and_cannot_be_joined(mode
     got = synk.gather(matrix)
     assert [one.shape for one in got] == [(2, rank + 1) for rank in range(model.size)]
     for _ in range(20):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="equal except for axis 0"):
             synk.gather(matrix, nd_up=0)
         with pytest.raises(ValueError):
             synk.all_gather(matrix)

@@ -39,6 +39,11 @@ def test_the_block_of_fork_ends_with_its_processes():
     assert not synk.is_forked()
 
 
+def test_by_default_there_is_a_process_for_each_core(monkeypatch):
+    monkeypatch.setattr("synkhronos.world.devices.cores", lambda: 3)
+    assert synk.fork(use_gpu=False) == 3 and call() == 6
+
+
 def test_many_more_processes_than_cores_are_questioned(caplog):
     synk.fork(3, use_gpu=False)
     assert not caplog.messages

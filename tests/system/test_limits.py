@@ -245,6 +245,12 @@ def test_a_limit_of_the_user_on_processes_does_not_concern_root(
     assert limits._most_by_processes() == most  # less than pid_max
 
 
+@pytest.mark.parametrize("is_open, most", [(10, 11), (11, 10), (30, 1), (31, 1)])
+def test_each_process_but_the_first_needs_two_files(monkeypatch, is_open, most):
+    monkeypatch.setattr(limits, "_files", lambda: (is_open, 30))
+    assert limits._most_by_files() == most
+
+
 @own_process
 def test_too_few_files_is_an_error_that_says_the_limit_and_leaves_a_usable_world():
     world = open_world(6, start=False)
