@@ -59,7 +59,9 @@ TESTS = {
     "comms/staged.py": MACHINES,
     "comms/wires.py": MACHINES,
     "transports/base.py": ["test_transports.py"],
-    "transports/children.py": ["test_children.py", "test_background_processes.py", *WORKERS, *PROCESSES],
+    "transports/children.py": [
+        "test_children.py", "test_background_processes.py", *WORKERS, *PROCESSES, "test_hosts.py",
+    ],
     "transports/fork_locks.py": ["test_fork_locks.py"],
     "transports/limits.py": ["test_limits.py", "test_failures.py"],
     "transports/local.py": [*WORKERS, *PROCESSES],
@@ -153,7 +155,7 @@ TESTS = {
     "world/job.py": [
         *MACHINES, "test_machines_mpi.py -m slow -k three_machines", "test_machines_deaths.py",
     ],
-    "world/launch.py": [*WORLDS, "test_launch.py", "test_limits.py"],
+    "world/launch.py": [*WORLDS, "test_launch.py", "test_limits.py", "test_bad_input.py"],
     "world/logged.py": ["test_log.py"],
     "world/options.py": ["test_launch.py", *WORLDS],
     "world/placement.py": [*MACHINES, "test_launch.py"],
