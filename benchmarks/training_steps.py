@@ -82,7 +82,7 @@ def serial(network, data, batch, number=0, counters=None):
     """
     from synkhronos.extensions import train
 
-    _use_kernels()
+    use_kernels()
     common.use_device(number)
     step = train.make_train_function_theano(*network())
     arrays = data()
@@ -111,7 +111,7 @@ def by_hand(network, data, batch, number, counters, gradients, is_driven=False):
     from synkhronos.arithmetic.partition import share
     from synkhronos.engines.names import package
 
-    _use_kernels()
+    use_kernels()
     common.use_device(number)
     loss, params, x, y, rule, *hyper = network()
     grad_updates, param_updates, flat = rule(loss, params, *hyper)
@@ -239,7 +239,7 @@ def replicated(network, data, batch):
     synk.close()
 
 
-def _use_kernels():
+def use_kernels():
     """Compile with the operations that an environment variable names, as `synk.fork` does."""
     from synkhronos.engines.cpu import CpuEngine
 
