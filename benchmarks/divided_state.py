@@ -101,6 +101,29 @@ def divided_adam(loss, params, ranks, clears=True):
     return DividedAdam(vector, first, length, fill, update, subtract)
 
 
+def divided_step(inputs, loss, adam, more_updates, ranks):
+    """Return a function that takes a step with a divided state on all ranks, and returns the loss."""
+    import synkhronos as synk
+
+    gradient = synk.function(inputs, loss, updates=[*adam.fill, *more_updates])
+    update = synk.function([], updates=adam.update)
+    subtract = synk.function([], updates=adam.subtract)
+    synk.distribute()
+    for rank in range(ranks):
+        synk.set_value(rank, adam.first, rank * adam.length)
+
+    def step(*data, batch=None):
+        with synk.fuse():
+            loss = gradient(*data, batch=batch)
+            synk.all_reduce(adam.vector, weights=gradient)
+            update()
+            synk.all_reduce(adam.vector, "sum")
+            subtract()
+        return loss.result()
+
+    return step
+
+
 def ordinary(ranks, pixels):
     """The library's own step: every rank updates everything."""
     import synkhronos as synk
@@ -128,24 +151,7 @@ def divided(ranks, pixels):
     adam = divided_adam(model.loss, model.params, ranks)
     spent = _time_parts(ranks, DIVIDED)
     common.fork(ranks)
-    gradient = synk.function(
-        [model.x, model.y], model.loss, updates=[*adam.fill, *model.average_updates]
-    )
-    update = synk.function([], updates=adam.update)
-    subtract = synk.function([], updates=adam.subtract)
-    synk.distribute()
-    for rank in range(ranks):
-        synk.set_value(rank, adam.first, rank * adam.length)
-
-    def step(*data, batch):
-        with synk.fuse():
-            loss = gradient(*data, batch=batch)
-            synk.all_reduce(adam.vector, weights=gradient)
-            update()
-            synk.all_reduce(adam.vector, "sum")
-            subtract()
-        return loss.result()
-
+    step = divided_step([model.x, model.y], model.loss, adam, model.average_updates, ranks)
     yield _turn(step, model, _images(ranks, pixels), ranks, DIVIDED, spent)
     synk.close()
 
