@@ -82,7 +82,7 @@ def serial(network, data, batch, number=0, counters=None):
     """
     from synkhronos.extensions import train
 
-    _use_kernels()
+    use_kernels()
     common.use_device(number)
     step = train.make_train_function_theano(*network())
     arrays = data()
@@ -111,7 +111,7 @@ def by_hand(network, data, batch, number, counters, gradients, is_driven=False):
     from synkhronos.arithmetic.partition import share
     from synkhronos.engines.names import package
 
-    _use_kernels()
+    use_kernels()
     common.use_device(number)
     loss, params, x, y, rule, *hyper = network()
     grad_updates, param_updates, flat = rule(loss, params, *hyper)
@@ -216,7 +216,7 @@ def replicated(network, data, batch):
     import synkhronos as synk
     from synkhronos.extensions import train
 
-    spent = _time_parts()
+    spent = time_parts()
     common.fork(RANKS)
     step = train.make_train_function(*network())
     synk.distribute()
@@ -239,7 +239,7 @@ def replicated(network, data, batch):
     synk.close()
 
 
-def _use_kernels():
+def use_kernels():
     """Compile with the operations that an environment variable names, as `synk.fork` does."""
     from synkhronos.engines.cpu import CpuEngine
 
@@ -262,32 +262,58 @@ def seconds_of_step(step, data, batch, steps):
     return (time.perf_counter() - begin) / steps
 
 
-def _time_parts():
-    """Let every rank to be forked add up the seconds that it spends in each part, in shared memory."""
+def time_parts(ranks=RANKS, commands=PARTS[:-2]):
+    """Let every rank to be forked add up the seconds that it spends in each part, in shared memory.
+
+    The parts are the commands of a step in their order, waiting in all of them, and the processor time
+    of the first. Return an array of them by rank.
+    """
     from synkhronos.transports.local import LocalTransport
     from synkhronos.world.fuse import FusedCommand
+    from synkhronos.world.here import Here
 
-    nbytes = RANKS * len(PARTS) * 8
-    spent = np.frombuffer(mmap.mmap(-1, nbytes), "float64").reshape(RANKS, len(PARTS))
+    width = len(commands) + 2
+    spent = np.frombuffer(mmap.mmap(-1, ranks * width * 8), "float64").reshape(ranks, width)
+
+    def timed(rank, place, call, *arguments):
+        start, cpu_start = time.perf_counter(), time.process_time()
+        result = call(*arguments)
+        spent[rank, place] += time.perf_counter() - start
+        if place == 0:
+            spent[rank, -1] += time.process_time() - cpu_start
+        return result
 
     def run(fused, here):
-        results = []
-        for part, command in enumerate(fused.commands):
-            start, cpu_start = time.perf_counter(), time.process_time()
-            results.append(command.run(here))
-            spent[here.rank, part] += time.perf_counter() - start
-            if PARTS[part] == "gradient":
-                spent[here.rank, -1] += time.process_time() - cpu_start
-        return results
+        return [timed(here.rank, at, one.run, here) for at, one in enumerate(fused.commands)]
+
+    def prepare(fused, here):
+        prepared = [command.prepare(here) for command in fused.commands]
+
+        def run_changed(change):
+            place, part = (-1, None) if change is None else change
+            return [
+                timed(here.rank, at, one, part if at == place else None)
+                for at, one in enumerate(prepared)
+            ]
+
+        return run_changed
+
+    run_sent = Here.run_sent
+
+    def timed_run_sent(here, sent):
+        if type(sent) is not list:
+            return run_sent(here, sent)
+        return [timed(here.rank, at, run_sent, here, one) for at, one in enumerate(sent)]
 
     barrier = LocalTransport.barrier
 
     def timed_barrier(transport):
         start = time.perf_counter()
         barrier(transport)
-        spent[transport.rank, PARTS.index("waiting")] += time.perf_counter() - start
+        spent[transport.rank, -2] += time.perf_counter() - start
 
-    FusedCommand.run, LocalTransport.barrier = run, timed_barrier
+    FusedCommand.run, FusedCommand.prepare, Here.run_sent = run, prepare, timed_run_sent
+    LocalTransport.barrier = timed_barrier
     return spent
 
 

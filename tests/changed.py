@@ -160,6 +160,7 @@ OF_FILES = {
     "docs/*/*": ["test_docs.py", "test_docs_build.py"],
     "docs/reference/*": ["test_architecture.py"],
     "benchmarks/*": ["test_soak.py", "test_setup.py"],
+    "benchmarks/divided_state.py": ["test_divided_state.py"],
     "requirements/*": ["test_packaging.py", "test_installation.py", "test_environment.py"],
     "tools/*": ["test_setup.py", "test_packaging.py"],
     "tests/newcomers/*": ["test_newcomers.py", "test_pymc.py"],
