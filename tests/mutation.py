@@ -147,7 +147,7 @@ TESTS = {
     "variables/replicas.py": [
         "test_collectives_oracle.py", *CALLS, "test_checkpoint.py", "test_bad_input.py",
     ],
-    "world/devices.py": ["test_doctor_gpus.py", *WORLDS],
+    "world/devices.py": ["test_doctor_gpus.py", "test_launch.py", *WORLDS],
     "world/entry.py": ["test_turn.py", *WORLDS],
     "world/fuse.py": ["test_worlds.py", "test_failures.py", "test_train.py", "test_call.py"],
     "world/generators.py": ["test_generators.py", *WORLDS],

@@ -7,6 +7,7 @@ from checks.communicators import CHECKS
 from checks.ranks import Ranks
 
 from synkhronos.comms.alone import AloneCommunicator
+from synkhronos.comms.base import ArraySpec
 from synkhronos.comms.naive import NaiveCommunicator
 from synkhronos.comms.repeating import RepeatingCommunicator
 from synkhronos.transports.local import LocalTransport
@@ -139,3 +140,8 @@ def test_a_new_communicator_takes_an_empty_list(ranks):
     assert [[list(one) for one in got] for got in ranks.values(reduce_nothing)] == [
         [[], [], [], []]
     ] * ranks.size
+
+
+def test_the_bytes_of_an_array_are_those_of_numpy():
+    for array in (np.zeros((3, 4)), np.zeros(()), np.zeros((0, 5), "int8")):
+        assert ArraySpec(array.shape, array.dtype).nbytes == array.nbytes

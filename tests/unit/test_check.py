@@ -207,6 +207,14 @@ def test_values_and_counts_of_rows_are_put_back_on_every_rank_also_after_an_erro
     assert_same(synk.get_value(1, flat), (2 * before[1][0] + 1) / 3)
 
 
+def test_a_comparison_is_no_call_whose_rows_could_be_weights(world):
+    w, values = weights(), tt.dvector("values")
+    f = synk.function([values], values.mean(), updates=[(w, w)])
+    f.check(np.ones(3))
+    with pytest.raises(ValueError):
+        synk.all_reduce(w, weights=f)
+
+
 def test_an_error_of_a_worker_alone_puts_everything_back(world):
     rows, w = theano.shared(np.zeros((1, 2)), "rows"), weights()
     bounded = theano.tensor.opt.Assert("too large")(rows, tt.lt(rows.shape[0], 4))

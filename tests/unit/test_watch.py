@@ -157,13 +157,17 @@ def test_variables_that_were_not_combined_are_in_one_warning(world, noticed):
     assert "train> uses first, second, whose replicas differ" in text
 
 
-@pytest.mark.parametrize("collective", ["broadcast", "gather", "reduce", "get_value"])
+@pytest.mark.parametrize("collective", ["broadcast", "gather", "reduce", "new", "get_value"])
 def test_other_collectives_show_too_that_the_script_knows(world, noticed, collective):
     w = weights()
     step = naive_step(w)
     step(ROWS, TARGETS)
     step(ROWS, TARGETS)
-    synk.get_value(1, w) if collective == "get_value" else getattr(synk, collective)(w)
+    calls = {
+        "get_value": lambda: synk.get_value(1, w),
+        "new": lambda: synk.reduce(w, in_place=False),
+    }
+    calls.get(collective, lambda: getattr(synk, collective)(w))()
     for _ in range(PATIENCE):
         step(ROWS, TARGETS)
     synk.close()
