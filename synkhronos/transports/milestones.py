@@ -47,12 +47,12 @@ class Milestones:
         """The number of the last command."""
         return self._command[0]
 
-    def take(self, rank: int) -> None:
-        """Record that a rank has begun the command, where ranks tell each other to."""
+    def begin_on(self, rank: int) -> None:
+        """Record that a rank has begun the command, and has started the ranks below it in a tree."""
         self._lines[rank * _LINE + _BEGUN] = self._command[0]
 
     def has_begun(self, rank: int) -> bool:
-        """Whether a rank has begun the command, where ranks tell each other to."""
+        """Whether a rank of a tree has recorded that."""
         return self._lines[rank * _LINE + _BEGUN] == self._command[0]
 
     def forget(self, rank: int) -> None:

@@ -147,9 +147,9 @@ class TreeTransport(LocalTransport):
         number = self._milestones.number
         if number != self._taken:
             self._taken = number
-            self._milestones.take(self.rank)
             for post in self._post_below:
                 post()
+            self._milestones.begin_on(self.rank)
 
     def reply(self, payload: bytes) -> None:
         self.end_copy()
