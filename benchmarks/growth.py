@@ -12,6 +12,7 @@ from common import COLOURS, Contestant, Line
 
 import numpy as np
 from scipy.optimize import nnls
+from synkhronos.arithmetic.trees import children
 from synkhronos.transports.tree import MOST_WITHOUT, RADIX
 
 FITTED = range(1, 9)
@@ -44,7 +45,7 @@ def has_tree(size):
 
 def posts_of_master(size):
     """Return how many posts the master makes in a call."""
-    return min(RADIX, size - 1) if has_tree(size) else size - 1
+    return len(children(0, size, RADIX)) if has_tree(size) else size - 1
 
 
 def count_call(size):
@@ -70,8 +71,11 @@ def bytes_moved(size, nbytes):
 
 def model_call(size, constants):
     """Return the master's time in a call."""
-    kind = "tree" if has_tree(size) else "call"
-    return constants[kind] + constants[f"{kind}, a worker"] * (size - 1)
+    return (
+        constants["call"]
+        + constants["call, a post"] * posts_of_master(size)
+        + constants["call, a worker"] * (size - 1)
+    )
 
 
 def model_barrier(size, constants):
@@ -95,16 +99,17 @@ def fit(measured):
     others = np.array(sizes) - 1
     each = np.ones(len(sizes))
     at = {what: np.array([measured[what][str(size)] for size in sizes]) for what in measured}
-    trees = np.array([measured["call"][str(size)] for size in FITTED_TREES])
     constants = {}
 
     def least(names, terms, values, scale):
         found, _ = nnls(np.transpose(terms) / scale[:, None], values / scale)
         constants.update(zip(names, map(float, found)))
 
-    least(("call", "call, a worker"), (each, others), at["call"], at["call"])
-    terms = np.ones(len(trees)), np.array(FITTED_TREES) - 1
-    least(("tree", "tree, a worker"), terms, trees, trees)
+    of_calls = [*sizes, *FITTED_TREES]
+    calls = np.array([measured["call"][str(size)] for size in of_calls])
+    posts = np.array([posts_of_master(size) for size in of_calls])
+    terms = np.ones(len(calls)), posts, np.array(of_calls) - 1
+    least(("call", "call, a post", "call, a worker"), terms, calls, calls)
     of_rounds = np.array([rounds(size) for size in sizes])
     least(("barrier", "barrier, a round"), (each, of_rounds), at["barrier"], at["barrier"])
     two_barriers = np.array([2 * model_barrier(size, constants) for size in sizes])
@@ -385,14 +390,14 @@ def _notes(constants, counted, wrong, measured):
         "counted, "
         + ("as the model says: " if not wrong else f"BUT {'; '.join(wrong)}; the model: ")
         + f"a call takes 2 (n - 1) posts, n messages written and 2 (n - 1) read; on more than "
-        f"{MOST_WITHOUT} ranks, n posts, of which {RADIX} by the master; an all-reduce "
+        f"{MOST_WITHOUT} ranks n posts, of the master P(64) = {posts_of_master(64)}; an all-reduce "
         "2 n L(n) posts, n messages written and n² read, and each rank reads and writes as many bytes "
         "of the arrays as there are, whatever n",
         f"on 8 ranks a call writes {call['bytes written']:.0f} bytes and reads {call['bytes read']:.0f} "
         f"beside the data, an all-reduce of one array {reduce['bytes written']:.0f} and "
         f"{reduce['bytes read']:.0f}",
-        f"call, the master: {c['call']:.1f} + {c['call, a worker']:.2f} (n - 1) µs; on more than "
-        f"{MOST_WITHOUT} ranks {c['tree']:.1f} + {c['tree, a worker']:.2f} (n - 1) µs: on {most} ranks "
+        f"call, the master: {c['call']:.1f} + {c['call, a post']:.2f} P(n) + "
+        f"{c['call, a worker']:.2f} (n - 1) µs, P(n) posts of the master: on {most} ranks "
         f"{times_model:.2f} times as long as on 8 by the model, {times_measured:.2f} times as measured",
         f"barrier, a rank: {c['barrier']:.1f} + {c['barrier, a round']:.2f} L(n) µs",
         f"all-reduce of B bytes, a rank: two barriers + {c['all-reduce']:.1f} + "

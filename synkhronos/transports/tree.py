@@ -1,8 +1,8 @@
 """Many ranks on one machine: the start of a command spreads along a tree, and one post ends it.
 
-Starting: the master posts the start semaphores of the first `RADIX` workers only. A worker that wakes
-posts those of the workers below it in the tree, before it takes the command. So the time until all have
-started grows with the logarithm of their number, and the master's part of it not at all.
+Starting: the master posts the start semaphores of the workers next to it in the tree. A worker that
+wakes posts those of the workers below it, before it takes the command. So the time until all have
+started, and the master's part of it, grow with the logarithm of their number.
 
 Finishing: a worker that has replied increases a counter. Who finds all in it posts the one semaphore
 that the master waits for. Nobody waits for another worker. The master then reads all replies at once.
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from synkhronos.stores.required_rows import Needs
     from synkhronos.stores.shared import SharedMemoryStore
 
+# A rank starts seven others in each level. With a larger radix the last of these start later; with a
+# smaller one there are more levels, each of which takes 50 microseconds if the workers sleep.
 RADIX = 8
-MOST_WITHOUT = RADIX + 1  # ranks: with so many, the master posts to all workers in any case
+MOST_WITHOUT = RADIX + 1  # ranks: with so many, the master starts all workers in any case
 
 
 def make_local(
@@ -54,7 +56,7 @@ class TreeTransport(LocalTransport):
     *args, **kwargs
         The parameters of `LocalTransport`.
     radix : int
-        How many workers the master starts, and each worker.
+        Of the tree; see `synkhronos.arithmetic.trees`.
     """
 
     def __init__(self, *args: Any, radix: int = RADIX, **kwargs: Any) -> None:

@@ -28,7 +28,7 @@ from synkhronos.transports.waiting import LONGEST, Patience
 
 TRANSPORTS = [NaiveTransport, LocalTransport]
 WORLDS = [(1, 0), (2, 0), (2, 1), (3, 1), (5, 4)]
-TREES = [(12, 5, RADIX), (7, 2, 2)]  # the last has two levels of workers that start others
+TREES = [(12, 5, RADIX), (8, 2, 2)]  # the last has two levels of workers that start others
 
 
 @pytest.fixture(
