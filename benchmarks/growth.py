@@ -205,6 +205,7 @@ def _count(size):
     import mmap
 
     from synkhronos.transports import local, tree
+    from synkhronos.transports.replies import ROOM
     from synkhronos.world.world import current_world, world_exists
 
     # One row per rank, which only that rank writes to: no count is lost.
@@ -248,16 +249,18 @@ def _count(size):
 
             self.increase = counted
 
-    class Replies(tree.Replies):
+    class Replies(tree.Replies):  # longer ones are counted by their mailboxes
         def put(self, rank, payload):
-            add("messages written")
-            add("bytes written", len(payload))
+            if len(payload) <= ROOM:
+                add("messages written")
+                add("bytes written", len(payload))
             super().put(rank, payload)
 
         def get(self):
             replies = super().get()
-            add("messages read", size - 1)
-            add("bytes read", sum(map(len, replies)))
+            short = [len(payload) for payload in replies if len(payload) <= ROOM]
+            add("messages read", len(short) - 1)  # the master's own is empty
+            add("bytes read", sum(short))
             return replies
 
     local.Semaphore = tree.Semaphore = Semaphore

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 _WORDS = 16  # of 8 bytes for each rank: two cache lines. The first is the number of bytes of the reply
 _START = 8
-_ROOM = 8 * _WORDS - _START
+#: The bytes of the longest reply that is here
+ROOM = 8 * _WORDS - _START
 _ELSEWHERE = -1
 
 
@@ -37,7 +38,7 @@ class Replies:
     def put(self, rank: int, payload: bytes) -> None:
         """Replace the reply of a rank."""
         nbytes = len(payload)
-        if nbytes > _ROOM:
+        if nbytes > ROOM:
             self._boxes[rank].put(payload)
             self._lengths[_WORDS * rank] = _ELSEWHERE
         else:
