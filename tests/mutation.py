@@ -67,7 +67,7 @@ TESTS = {
     "transports/naive.py": ["test_transports.py", "test_stores.py"],
     "transports/replies.py": ["test_tree.py"],
     "transports/semaphore.py": ["test_semaphore.py", "test_transports.py"],
-    "transports/tree.py": ["test_tree.py", "test_transports.py -k Tree"],
+    "transports/tree.py": ["test_tree.py", "test_transports.py -k Tree", "test_many_ranks.py"],
     "transports/waiting.py": ["test_waiting.py", "test_transports.py"],
     "machines/overlap.py": [*COURIERS, "test_machines_mpi.py -k bit_for_bit"],
     "machines/courier.py": [*COURIERS, "test_machines_mpi.py -k gradients_travel"],
