@@ -1,7 +1,8 @@
 """growth: the cost of calls and all-reduces with growing numbers of ranks, and a model of it.
 
 With more ranks than cores, times are processor times. Semaphore posts, messages and bytes are counted.
-The constants of the model are fitted to 2 to 8 ranks; it is tested on 16 and 32 ranks.
+The constants of the model are fitted to 2 to 8 ranks, and for calls with a tree to 12 to 24; it is
+tested on 32 and 64 ranks.
 """
 
 import math
@@ -11,12 +12,17 @@ from common import COLOURS, Contestant, Line
 
 import numpy as np
 from scipy.optimize import nnls
+from synkhronos.arithmetic.trees import children
+from synkhronos.transports.tree import MOST_WITHOUT, RADIX
 
 FITTED = range(1, 9)
-TRIED = (16, 32)
-FORETOLD = (64, 1024)
+FITTED_TREES = (12, 16, 24)  # for calls; the other quantities are only tried there
+TRIED = (32, 64)
+SIZES = (*FITTED, *FITTED_TREES, *TRIED)
+MOST_LARGE = 32  # ranks that have a large array
+FORETOLD = 1024
 SMALL, LARGE = 64, 1 << 23  # elements of the arrays: at least one per rank; larger than the caches
-KINDS = ("posts", "messages written", "bytes written", "messages read", "bytes read")
+KINDS = ("posts", "increases", "messages written", "bytes written", "messages read", "bytes read")
 CALLS, BARRIERS, REDUCES = 100, 100, {SMALL: 100, LARGE: 3}
 
 
@@ -32,11 +38,22 @@ def rounds(size):
     return (int(size) - 1).bit_length()
 
 
+def has_tree(size):
+    """Return whether the ranks start each other along a tree."""
+    return size > MOST_WITHOUT
+
+
+def posts_of_master(size):
+    """Return how many posts the master makes in a call."""
+    return len(children(0, size, RADIX)) if has_tree(size) else size - 1
+
+
 def count_call(size):
-    """Return the posts and messages of a call, over all ranks."""
+    """Return the posts, increases of the counter and messages of a call, over all ranks."""
     others = size - 1
     return {
-        "posts": 2 * others,
+        "posts": size if has_tree(size) else 2 * others,
+        "increases": others * has_tree(size),
         "messages written": (1 + others) * bool(others),
         "messages read": 2 * others,
     }
@@ -54,7 +71,11 @@ def bytes_moved(size, nbytes):
 
 def model_call(size, constants):
     """Return the master's time in a call."""
-    return constants["call"] + constants["call, a worker"] * (size - 1)
+    return (
+        constants["call"]
+        + constants["call, a post"] * posts_of_master(size)
+        + constants["call, a worker"] * (size - 1)
+    )
 
 
 def model_barrier(size, constants):
@@ -84,7 +105,11 @@ def fit(measured):
         found, _ = nnls(np.transpose(terms) / scale[:, None], values / scale)
         constants.update(zip(names, map(float, found)))
 
-    least(("call", "call, a worker"), (each, others), at["call"], at["call"])
+    of_calls = [*sizes, *FITTED_TREES]
+    calls = np.array([measured["call"][str(size)] for size in of_calls])
+    posts = np.array([posts_of_master(size) for size in of_calls])
+    terms = np.ones(len(calls)), posts, np.array(of_calls) - 1
+    least(("call", "call, a post", "call, a worker"), terms, calls, calls)
     of_rounds = np.array([rounds(size) for size in sizes])
     least(("barrier", "barrier, a round"), (each, of_rounds), at["barrier"], at["barrier"])
     two_barriers = np.array([2 * model_barrier(size, constants) for size in sizes])
@@ -111,11 +136,12 @@ def ranks(size, counting):
     common.fork(size)
     world = synk.world.world.current_world()
     world.transport._may_poll = world.transport._has_cores[0] = False
-    arrays = {length: theano.shared(np.ones(length, "float32")) for length in (SMALL, LARGE)}
+    lengths = (SMALL, LARGE) if size <= MOST_LARGE else (SMALL,)
+    arrays = {length: theano.shared(np.ones(length, "float32")) for length in lengths}
     x = tt.dvector("x")
     function = synk.function([x], (x.sum() + sum(one[0] for one in arrays.values()), "sum"))
     synk.distribute()
-    rows = synk.data(np.ones(size))
+    rows = synk.data(np.arange(size) + 0.5)  # so that no two ranks have the same output
 
     def calls():
         import time
@@ -178,7 +204,8 @@ def _count(size):
     """Count the posts and messages of the ranks made from now on: an array, ranks by `KINDS`."""
     import mmap
 
-    from synkhronos.transports import local
+    from synkhronos.transports import local, tree
+    from synkhronos.transports.replies import ROOM
     from synkhronos.world.world import current_world, world_exists
 
     # One row per rank, which only that rank writes to: no count is lost.
@@ -211,7 +238,33 @@ def _count(size):
             add("bytes read", len(payload))
             return payload
 
-    local.Semaphore, local.Mailbox = Semaphore, Mailbox
+    class Counter(tree.Counter):
+        def __init__(self, *args):
+            super().__init__(*args)
+            increase = self.increase
+
+            def counted():
+                add("increases")
+                increase()
+
+            self.increase = counted
+
+    class Replies(tree.Replies):  # longer ones are counted by their mailboxes
+        def put(self, rank, payload):
+            if len(payload) <= ROOM:
+                add("messages written")
+                add("bytes written", len(payload))
+            super().put(rank, payload)
+
+        def get(self):
+            replies = super().get()
+            short = [len(payload) for payload in replies if len(payload) <= ROOM]
+            add("messages read", len(short) - 1)  # the master's own is empty
+            add("bytes read", sum(short))
+            return replies
+
+    local.Semaphore = tree.Semaphore = Semaphore
+    local.Mailbox, tree.Counter, tree.Replies = Mailbox, Counter, Replies
     return counts
 
 
@@ -223,7 +276,7 @@ def measure(options):
     results = _take_turns_by_size(False, turns)
     counted = _take_turns_by_size(True, 1)
     samples = {
-        what: {str(size): [1e6 * one[0] for one in of_size[what]] for size, of_size in results.items()}
+        what: {str(size): [1e6 * one[0] for one in results[size][what]] for size in sizes_of(what)}
         for what in TITLES
     }
     measured = {
@@ -235,14 +288,18 @@ def measure(options):
     counted, wrong = _check_counts(counted)
     notes = _notes(constants, counted, wrong, measured)
     extra = {"measured": measured, "constants": constants, "counted": counted}
-    return common.Result("calls and all-reduces on 1 to 32 ranks, and a model", lines, notes, extra)
+    return common.Result("calls and all-reduces on 1 to 64 ranks, and a model", lines, notes, extra)
+
+
+def sizes_of(what):
+    """Return the sizes on which something is measured."""
+    return [size for size in SIZES if what != "large" or size <= MOST_LARGE]
 
 
 def _take_turns_by_size(counting, turns):
     """Return the values of each turn, by size and by quantity."""
     made = {
-        str(size): Contestant(ranks, size, counting, environment=common.ONE_THREAD)
-        for size in (*FITTED, *TRIED)
+        str(size): Contestant(ranks, size, counting, environment=common.ONE_THREAD) for size in SIZES
     }
     with common.contestants(**made) as players:
         times = common.take_turns(
@@ -250,11 +307,14 @@ def _take_turns_by_size(counting, turns):
                 (int(size), what): lambda player=player, what=what: player(what)
                 for size, player in players.items()
                 for what in TITLES
+                if int(size) in sizes_of(what)
             },
             turns,
             "counting" if counting else "growth",
         )
-    return {size: {what: times[size, what] for what in TITLES} for size in (*FITTED, *TRIED)}
+    return {
+        size: {what: times[size, what] for what in TITLES if size in sizes_of(what)} for size in SIZES
+    }
 
 
 TITLES = {
@@ -274,18 +334,21 @@ def foretell(what, size, constants):
     return model_all_reduce(size, 4 * {"small": SMALL, "large": LARGE}[what], constants)
 
 
+def is_fitted(what, size):
+    """Return whether the model is fitted to a measured thing on this number of ranks."""
+    return size in FITTED or (what == "call" and size in FITTED_TREES)
+
+
 def _lines(samples, measured, constants):
     lines = []
     for what, title in TITLES.items():
-        for size in (2, 4, 8, *TRIED):
+        for size in [size for size in (2, 4, *SIZES[7:]) if size in sizes_of(what)]:
             model = foretell(what, size, constants)
             line = Line(f"{title}: n = {size}", "µs", samples[what][str(size)])
             line.ratios, line.of = [one / model for one in line.samples], "model"
             lines.append(line)
-        for size in FORETOLD:
-            lines.append(
-                Line(f"{title}: n = {size}, the model", "µs", [foretell(what, size, constants)])
-            )
+        foretold = foretell(what, FORETOLD, constants)
+        lines.append(Line(f"{title}: n = {FORETOLD}, the model", "µs", [foretold]))
     return lines
 
 
@@ -301,8 +364,8 @@ def _check_counts(results):
                 if not math.isclose(found[kind], number, abs_tol=0.5):
                     wrong.append(f"{what} on {size} ranks: {found[kind]:g} {kind}, not {number}")
     counted["bytes"] = {}
-    for size, of_size in results.items():
-        found = of_size["large"][-1][3]
+    for size in sizes_of("large"):
+        found = results[size]["large"][-1][3]
         counted["bytes"][str(size)] = found
         expected = bytes_moved(size, 4 * LARGE) / size
         if size > 1 and not math.isclose(found, expected, rel_tol=0.01):
@@ -315,29 +378,37 @@ def _notes(constants, counted, wrong, measured):
         name: max(
             abs(foretell(what, size, constants) / measured[what][str(size)] - 1)
             for what in TITLES
-            for size in sizes
+            for size in sizes_of(what)
+            if size > 1 and is_fitted(what, size) == (name == "fitted")
         )
-        for name, sizes in (("fitted", [size for size in FITTED if size > 1]), ("tried", TRIED))
+        for name in ("fitted", "tried")
     }
     c = constants
+    most = TRIED[-1]
+    times_model = model_call(most, constants) / model_call(8, constants)
+    times_measured = measured["call"][str(most)] / measured["call"]["8"]
     call, reduce = counted["call"]["8"], counted["small"]["8"]
     return [
         "processor time, spin off, more ranks than cores; L(n) = ceil(log2 n) rounds of a barrier",
         "counted, "
         + ("as the model says: " if not wrong else f"BUT {'; '.join(wrong)}; the model: ")
-        + "a call takes 2 (n - 1) posts, n messages written and 2 (n - 1) read; an all-reduce "
+        + f"a call takes 2 (n - 1) posts, n messages written and 2 (n - 1) read; on more than "
+        f"{MOST_WITHOUT} ranks n posts, of the master P(64) = {posts_of_master(64)}; an all-reduce "
         "2 n L(n) posts, n messages written and n² read, and each rank reads and writes as many bytes "
         "of the arrays as there are, whatever n",
         f"on 8 ranks a call writes {call['bytes written']:.0f} bytes and reads {call['bytes read']:.0f} "
         f"beside the data, an all-reduce of one array {reduce['bytes written']:.0f} and "
         f"{reduce['bytes read']:.0f}",
-        f"call, the master: {c['call']:.1f} + {c['call, a worker']:.2f} (n - 1) µs",
+        f"call, the master: {c['call']:.1f} + {c['call, a post']:.2f} P(n) + "
+        f"{c['call, a worker']:.2f} (n - 1) µs, P(n) posts of the master: on {most} ranks "
+        f"{times_model:.2f} times as long as on 8 by the model, {times_measured:.2f} times as measured",
         f"barrier, a rank: {c['barrier']:.1f} + {c['barrier, a round']:.2f} L(n) µs",
         f"all-reduce of B bytes, a rank: two barriers + {c['all-reduce']:.1f} + "
         f"{c['all-reduce, a rank']:.2f} (n - 1) + {1e6 * c['all-reduce, a byte']:.0f} (n - 1) / n "
         f"B / 10⁶ µs",
-        f"the model is at most {off['fitted']:.0%} off where it was fitted, on 2 to 8 ranks, and "
-        f"{off['tried']:.0%} on {' and '.join(map(str, TRIED))}; further out it is a guess",
+        f"the model is at most {off['fitted']:.0%} off where it was fitted, on 2 to 8 ranks and, for "
+        f"calls, {', '.join(map(str, FITTED_TREES))}, and {off['tried']:.0%} elsewhere, up to {most} "
+        f"ranks; further out it is a guess",
     ]
 
 
@@ -346,9 +417,11 @@ def draw(figure, record):
     measured, counted = record["extra"]["measured"], record["extra"]["counted"]
     constants = record["extra"]["constants"]
     sizes = [int(size) for size in counted["call"]]
-    far = np.unique(np.geomspace(2, FORETOLD[-1], 60).astype(int))
+    far = np.unique(
+        np.append(np.geomspace(2, FORETOLD, 60).astype(int), [MOST_WITHOUT, MOST_WITHOUT + 1])
+    )
     for what, model, label, colour in (
-        ("call", count_call, "a call: 2 (n - 1)", COLOURS["good"]),
+        ("call", count_call, "a call: 2 (n - 1), or n with a tree", COLOURS["good"]),
         ("small", count_all_reduce, "an all-reduce: 2 n ⌈log₂ n⌉", COLOURS["synk"]),
     ):
         posts = [counted[what][str(size)]["posts"] for size in sizes]
@@ -364,7 +437,7 @@ def draw(figure, record):
     for what, colour in styles.items():
         points = [(int(size), value) for size, value in measured[what].items() if int(size) > 1]
         for size, value in points:
-            face = colour if size in FITTED else "white"
+            face = colour if is_fitted(what, size) else "white"
             right.plot(size, value, "o", color=colour, markerfacecolor=face, markersize=5)
         model = [foretell(what, size, constants) for size in far]
         right.plot(far, model, color=colour, label=TITLES[what])

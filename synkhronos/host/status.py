@@ -22,7 +22,7 @@ from synkhronos.host.handler_errors import pass_on, suppress
 
 LABEL = "synkhronos-status"
 #: Words of the line of a rank
-PASSED, FINISHED, REACHED, REACHED_IN, ROWS, PROCESS, NUMBER = range(7)
+PASSED, FINISHED, REACHED, REACHED_IN, ROWS, PROCESS, NUMBER, BEGUN = range(8)
 LINE = 8  # words of 8 bytes, in a cache line
 NONE = -1  # no command
 
@@ -123,7 +123,7 @@ class Line(NamedTuple):
     rows: int
     process: int
     number: int
-    spare: int
+    begun: int
 
     def barriers(self, command: int) -> int:
         """Return how many barriers it has reached in a command."""

@@ -1,7 +1,8 @@
 """Ranks on one machine: forked processes, shared memory, POSIX semaphores.
 
 Sending commands: the master writes the bytes of a command into the mailbox and posts each worker's
-*start* semaphore. A worker writes its reply into its own box and posts its *finish* semaphore.
+*start* semaphore. A worker writes its reply into its own box and posts its *finish* semaphore. Many
+ranks post along a tree instead, see ``tree``.
 
 Inside a command, ranks synchronize at a dissemination barrier: in round k, rank r posts rank
 ``r + 2**k`` and waits for rank ``r - 2**k``. This takes ``ceil(log2(size))`` rounds [1]_.
@@ -52,7 +53,7 @@ _MAILBOX_BYTES = 1 << 20
 _SLOT_BYTES = 1 << 16
 # A sleep much longer than requested means that this process was stopped; that time does not count.
 _LONGEST_SLEEP = 2 * CHECK_INTERVAL
-_COUNT_CORES = 256  # commands between two counts of the cores
+COUNT_CORES = 256  # commands between two counts of the cores
 
 
 class LocalTransport(Transport):
@@ -70,6 +71,8 @@ class LocalTransport(Transport):
         The store of a former transport, whose workers must end before `start`; by default a new store.
     labels : sequence of int, optional
         The number of each rank in messages to users; by default the rank itself.
+    make : callable, optional
+        Makes successors, from the same parameters; by default this class.
     """
 
     store: SharedMemoryStore
@@ -88,6 +91,7 @@ class LocalTransport(Transport):
         may_poll: bool | None = None,
         store: SharedMemoryStore | None = None,
         labels: Sequence[int] | None = None,
+        make: Callable[..., LocalTransport] | None = None,
     ) -> None:
         if size > 1:
             limits.check_may_have_children()
@@ -103,7 +107,7 @@ class LocalTransport(Transport):
         self._children = Children()
         self._workers = [rank for rank in range(size) if rank != master_rank]
         self._master_pid = self._own_pid = os.getpid()
-        self._may_poll_by_choice = may_poll
+        self._may_poll_by_choice, self._make = may_poll, make or LocalTransport
         self._may_poll = size <= cores() if may_poll is None else may_poll
         self._inside = Patience()  # waits inside a command
         self._between = Patience(self._inside, self._leave_core)
@@ -146,7 +150,7 @@ class LocalTransport(Transport):
         return range(1, self.store.ranks + 1)
 
     def successor(self, size: int, master_rank: int) -> LocalTransport:
-        made = LocalTransport(size, master_rank, self.timeout, self._may_poll_by_choice, self.store)
+        made = self._make(size, master_rank, self.timeout, self._may_poll_by_choice, self.store)
         self.release()
         return made
 
@@ -192,7 +196,7 @@ class LocalTransport(Transport):
         give_up(inherited, self._pass_fds)
         self.rank = rank
         self._own_pid, self.is_copy = os.getpid(), False
-        self._between = Patience(self._inside, functools.partial(leave_core_of, self._master_pid))
+        self._between = Patience(self._inside, self._core_leaver())
         self.store.memory.use_span(self.distance)  # the master has the first
         self._find_partners()
         self._check_master()
@@ -200,6 +204,10 @@ class LocalTransport(Transport):
             prepare()
         self._finishes[rank].post()
         self._serve(self)
+
+    def _core_leaver(self) -> Callable[[], bool]:
+        """Return what a worker calls to leave the core of the rank that has started it."""
+        return functools.partial(leave_core_of, self._master_pid)
 
     def replace(self, rank: int, prepare: Callable[[bool], None]) -> None:
         self._children.run(self._fork_replacement, rank, prepare)
@@ -216,8 +224,13 @@ class LocalTransport(Transport):
             return  # it has died as well; the next check finds that
         if not has_replied:
             self._starts[rank].post()  # the mailbox has the command until all have replied
-        elif self._workers.index(rank) >= self._read:
-            self._finishes[rank].post()  # the dead worker may not have had time to post
+        else:
+            self._finish_again(rank)
+
+    def _finish_again(self, rank: int) -> None:
+        """Post for a dead worker that may not have had the time to post that it has replied."""
+        if self._workers.index(rank) >= self._read:
+            self._finishes[rank].post()
 
     def _has_started(self, rank: int) -> bool:
         """Wait until a new worker is ready; return False if it has died."""
@@ -234,9 +247,12 @@ class LocalTransport(Transport):
     def answer_for(self, rank: int, payload: bytes) -> None:
         self._children.discard(rank)
         if not self._milestones.has_finished(rank):
-            self._replies[rank].put(payload)
+            self._put_reply(rank, payload)
             self._milestones.finish(rank, 0)
-            self._finishes[rank].post()
+        self._finish_again(rank)
+
+    def _put_reply(self, rank: int, payload: bytes) -> None:
+        self._replies[rank].put(payload)
 
     def attend(self, name: str, serve: Callable[[], None]) -> Attendant:
         def become() -> None:
@@ -289,8 +305,8 @@ class LocalTransport(Transport):
     def collect(self) -> list[bytes | None]:
         if self.is_copy:
             self.end_copy()
-        if self._may_poll and self._commands % _COUNT_CORES == 0:
-            self._has_cores[0] = affinity([0, *self._children.pids()]) >= self.size
+        if self._may_poll and self._commands % COUNT_CORES == 0:
+            self._count_cores()
         self._commands += 1
         self._milestones.finish(self.rank, self._passed)
         replies: list[bytes | None] = [None] * self.size
@@ -302,11 +318,18 @@ class LocalTransport(Transport):
             replies[rank] = self._replies[rank].get()
         self._mailbox.clear()
         if self._milestones.aborted or self.in_program:
-            self._milestones.abort(0)
-            self._end_program()
-            for semaphore in itertools.chain.from_iterable(self._barriers):
-                semaphore.drain()
+            self._reset()
         return replies
+
+    def _reset(self) -> None:
+        """Undo what a failed command or a program may have left."""
+        self._milestones.abort(0)
+        self._end_program()
+        for semaphore in itertools.chain.from_iterable(self._barriers):
+            semaphore.drain()
+
+    def _count_cores(self) -> None:
+        self._has_cores[0] = affinity([0, *self._children.pids()]) >= self.size
 
     def receive(self, when_idle: Callable[[], None] = do_nothing) -> bytes:
         self.end_copy()
@@ -462,7 +485,11 @@ class LocalTransport(Transport):
         stopped = self._children.find_stopped()
         if stopped:
             return ", ".join(f"rank {self.labels[rank]} (stopped, as by SIGSTOP)" for rank in stopped)
-        return self._milestones.describe_late(self.rank, self.labels)
+        return self._milestones.describe_late(self._not_late(), self.labels)
+
+    def _not_late(self) -> set[int]:
+        """Return the ranks that need not be named if a wait is too long."""
+        return {self.rank}
 
     def _check_master(self) -> None:
         if os.getppid() != self._master_pid:

@@ -6,8 +6,9 @@ before the next command, and a short command takes no time for memory that anoth
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Collection, Sequence
 
+from synkhronos.host.status import BEGUN as _BEGUN
 from synkhronos.host.status import FINISHED as _FINISHED
 from synkhronos.host.status import LINE as _LINE
 from synkhronos.host.status import NONE as _NONE
@@ -31,6 +32,7 @@ class Milestones:
     def __init__(self, page: StatusPage) -> None:
         self._lines = page.lines
         self._size = len(page.lines) // _LINE
+        self._finished = page.lines[_FINISHED::_LINE]
         self._command = page.command  # the number of the last command
         self._aborted = page.aborted  # first barrier affected, from 1; 0 for none
         for rank in range(self._size):
@@ -39,6 +41,19 @@ class Milestones:
     def begin(self) -> None:
         """Record that a new command begins, in which no rank has reached anything."""
         self._command[0] += 1
+
+    @property
+    def number(self) -> int:
+        """The number of the last command."""
+        return self._command[0]
+
+    def begin_on(self, rank: int) -> None:
+        """Record that a rank has begun the command, and has started the ranks below it in a tree."""
+        self._lines[rank * _LINE + _BEGUN] = self._command[0]
+
+    def has_begun(self, rank: int) -> bool:
+        """Whether a rank of a tree has recorded that."""
+        return self._lines[rank * _LINE + _BEGUN] == self._command[0]
 
     def forget(self, rank: int) -> None:
         """Record that a rank has not reached anything: another process has its place."""
@@ -61,6 +76,10 @@ class Milestones:
         """Whether a rank has finished the command."""
         return self._lines[rank * _LINE + _FINISHED] == self._command[0]
 
+    def all_finished(self) -> bool:
+        """Whether all ranks have finished the command."""
+        return self._finished.tolist().count(self._command[0]) == self._size
+
     @property
     def aborted(self) -> int:
         """The first barrier at which the command is aborted; 0 if it is not."""
@@ -78,9 +97,9 @@ class Milestones:
             if self.has_finished(rank) and self._lines[rank * _LINE + _PASSED] <= passed
         ]
 
-    def describe_late(self, rank: int, labels: Sequence[int]) -> str:
-        """Name the ranks, apart from `rank`, that have reached the fewest barriers."""
-        reached = {other: self._reached(other) for other in range(self._size) if other != rank}
+    def describe_late(self, without: Collection[int], labels: Sequence[int]) -> str:
+        """Name the ranks, except some, that have reached the fewest barriers."""
+        reached = {other: self._reached(other) for other in range(self._size) if other not in without}
         first = min(reached.values())
         doing = "computing" if first == 0 else f"after barrier {first} of the command"
         behind = [other for other in reached if reached[other] == first]

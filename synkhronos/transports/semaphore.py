@@ -90,6 +90,39 @@ class Semaphore:
             pass
 
 
+class Counter:
+    """A number that several processes increase: a semaphore for which none ever waits.
+
+    Parameters
+    ----------
+    memory : SharedMemory
+        Where to allocate it.
+
+    Attributes
+    ----------
+    increase : callable
+        ``increase()`` adds 1 to it.
+    reset : callable
+        ``reset()`` sets it to 0.
+    """
+
+    __slots__ = ("increase", "reset", "_read", "_found")
+
+    def __init__(self, memory: SharedMemory) -> None:
+        place = ctypes.byref(_PLACE.from_buffer(memory.allocate(NBYTES)))  # type: ignore[arg-type]  # as above
+        if _BLOCKING.sem_init(place, 1, 0):
+            raise _error("sem_init")
+        self.increase = partial(_NON_BLOCKING.sem_post, place)
+        self.reset = partial(_NON_BLOCKING.sem_init, place, 1, 0)
+        self._found = ctypes.c_int()
+        self._read = partial(_NON_BLOCKING.sem_getvalue, place, ctypes.byref(self._found))
+
+    def read(self) -> int:
+        """Return the number. Who has increased it last finds all increases in it."""
+        self._read()
+        return self._found.value
+
+
 def _modf(seconds: float) -> tuple[int, int]:
     """Return nanoseconds and whole seconds."""
     whole = int(seconds)

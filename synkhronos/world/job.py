@@ -32,7 +32,7 @@ from synkhronos.machines.job.source_digest import digest_of
 from synkhronos.machines.leaders import BROKEN, CONTROL, Leaders
 from synkhronos.machines.links import LostError
 from synkhronos.machines.transport import NO_COURIER, MachinesTransport
-from synkhronos.transports.local import LocalTransport
+from synkhronos.transports.tree import make_local
 from synkhronos.world.devices import get_n_gpu, make_engine
 from synkhronos.world.options import Options
 from synkhronos.world.placement import Fact, check_versions, place
@@ -150,7 +150,7 @@ class Machines:
         first = own.index(world.master_rank) if self.leaders.rank == 0 else 0
         store: Any = None if former is None else former.store
         local_store = None if store is None else store.local
-        local = LocalTransport(len(own), first, world.timeout, store=local_store, labels=own)
+        local = make_local(len(own), first, world.timeout, store=local_store, labels=own)
         courier = NO_COURIER if self._tasks.here is None else TaskCourier(self._tasks.here)
         names = [
             f"machine {fact.host} (rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))})"

@@ -21,7 +21,7 @@ from synkhronos.host.progress import Progress
 from synkhronos.host.signals import DeferredSignals
 from synkhronos.transports.base import Transport
 from synkhronos.transports.limits import too_many_files
-from synkhronos.transports.local import LocalTransport
+from synkhronos.transports.tree import make_local
 from synkhronos.world.devices import (
     Bind,
     choose_devices,
@@ -236,7 +236,7 @@ def _make_transport(
     options: Options,
 ) -> Transport:
     if machines is None:
-        return LocalTransport(len(by_machine[0]), master_rank, timeout)
+        return make_local(len(by_machine[0]), master_rank, timeout)
     return machines.start(by_machine, master_rank, timeout, options.profile_workers)
 
 

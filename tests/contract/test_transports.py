@@ -23,16 +23,19 @@ from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.mailbox import Mailbox
 from synkhronos.transports.milestones import Milestones
 from synkhronos.transports.naive import NaiveTransport
+from synkhronos.transports.tree import RADIX, TreeTransport
 from synkhronos.transports.waiting import LONGEST, Patience
 
 TRANSPORTS = [NaiveTransport, LocalTransport]
 WORLDS = [(1, 0), (2, 0), (2, 1), (3, 1), (5, 4)]
+TREES = [(12, 5, RADIX), (8, 2, 2)]  # the last has two levels of workers that start others
 
 
 @pytest.fixture(
     scope="module",
-    params=[(make, *world) for make in TRANSPORTS for world in WORLDS],
-    ids=lambda param: f"{param[0].__name__}-{param[1]}-ranks-master-{param[2]}",
+    params=[(make, *world) for make in TRANSPORTS for world in WORLDS]
+    + [(functools.partial(TreeTransport, radix=radix), *world) for *world, radix in TREES],
+    ids=lambda param: f"{getattr(param[0], '__name__', 'Tree')}-{param[1]}-ranks-master-{param[2]}",
 )
 def ranks(request):
     make, size, master_rank = request.param
@@ -299,7 +302,7 @@ def test_a_reply_counts_if_the_worker_dies_before_the_master_knows_of_it(monkeyp
 
 def test_milestones_of_an_earlier_command_do_not_count():
     milestones = Milestones(StatusPage(3))
-    late = functools.partial(milestones.describe_late, 0, "abc")
+    late = functools.partial(milestones.describe_late, {0}, "abc")
     milestones.begin()
     assert late() == "rank b (running, computing), rank c (running, computing)"
     milestones.reach(1, 1)

@@ -40,7 +40,7 @@ ENGINE = "synkhronos.engines.theano.engine:TheanoEngine"
 PLACES = {
     "fork": [
         f"{LOCAL}:Semaphore",
-        "synkhronos.world.launch:LocalTransport",
+        "synkhronos.world.launch:make_local",
         f"{LOCAL}:SharedMemory",
         "synkhronos.world.launch:enter_world",
     ],

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from synkhronos.transports import semaphore as module
-from synkhronos.transports.semaphore import Semaphore
+from synkhronos.transports.semaphore import Counter, Semaphore
 from synkhronos.stores.memory import SharedMemory
 
 
@@ -98,3 +98,35 @@ def test_other_errors_of_the_system_are_raised(semaphore, monkeypatch):
     monkeypatch.setattr(module._BLOCKING, "sem_init", fail)
     with pytest.raises(OSError, match="sem_init"):
         Semaphore(SharedMemory(1))
+
+
+def test_the_last_of_several_processes_finds_all_increases_in_a_counter():
+    counter, children = Counter(SharedMemory(1)), []
+    assert counter.read() == 0
+    for _ in range(2):
+        for _ in range(4):
+            child = os.fork()
+            if not child:
+                for _ in range(1000):
+                    counter.increase()
+                os._exit(0)
+            children.append(child)
+        while children:
+            assert os.waitpid(children.pop(), 0)[1] == 0
+        assert counter.read() == 4000
+        counter.increase()
+        assert counter.read() == 4001
+        counter.reset()
+        assert counter.read() == 0
+
+
+def test_a_counter_that_cannot_be_made_is_an_error(monkeypatch):
+    class Refusing:
+        @staticmethod
+        def sem_init(*args):
+            ctypes.set_errno(errno.EINVAL)
+            return -1
+
+    monkeypatch.setattr(module, "_BLOCKING", Refusing)
+    with pytest.raises(OSError, match="sem_init"):
+        Counter(SharedMemory(1))

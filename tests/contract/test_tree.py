@@ -1,0 +1,409 @@
+"""Tests of ranks that start each other along a tree: deaths at each place, late ranks, and counts."""
+
+import functools
+import itertools
+import os
+import pickle
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from checks.ranks import Outcome, Ranks
+
+from synkhronos._errors import WorldBrokenError
+from synkhronos.stores.memory import SharedMemory
+from synkhronos.transports import local, tree
+from synkhronos.transports.local import LocalTransport
+from synkhronos.transports.mailbox import Mailbox
+from synkhronos.transports.replies import Replies
+from synkhronos.transports.semaphore import Semaphore
+from synkhronos.transports.tree import MOST_WITHOUT, RADIX, TreeTransport, make_local
+
+SIZE, MASTER = 8, 2
+# With a radix of 2, the master starts 6, 4 and 3; 6 starts 0 and 7, 0 starts 1, and 4 starts 5.
+binary = functools.partial(TreeTransport, SIZE, MASTER, radix=2)
+BELOW = {MASTER: [6, 4, 3], 6: [0, 7], 0: [1], 4: [5]}
+COMMAND = 2  # the number of the command in which ranks die or are late
+
+handlers = []  # of the deaths of workers, in the process of the master
+
+
+@pytest.fixture(autouse=True)
+def no_handlers():
+    yield
+    handlers.clear()  # they refer to the transport, and to the status that `top` would find
+
+
+def number(transport):
+    return transport.rank
+
+
+def at_start(transport, rank, after, do):
+    """Let a rank, in one command, do something after it has started some of the workers below it."""
+    posts = transport._post_below
+
+    def reach(at):
+        if transport.rank == rank and transport._milestones.number == COMMAND and at == after:
+            do()
+
+    def set_place():
+        TreeTransport._set_place(transport)
+        below = transport._post_below
+        transport._post_below = [
+            post for at, one in enumerate(below) for post in (functools.partial(reach, at), one)
+        ] + [functools.partial(reach, len(below))]
+
+    transport._set_place = set_place
+    assert posts is transport._post_below  # the master's, which is not late
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# Kinds
+
+
+def test_few_ranks_have_no_tree_and_a_successor_has_what_its_size_needs():
+    assert type(make_local(MOST_WITHOUT)) is LocalTransport
+    many = make_local(MOST_WITHOUT + 1, 3, timeout=30, may_poll=False, labels=range(100, 110))
+    assert type(many) is TreeTransport and many._radix == RADIX
+    assert (many.master_rank, many.timeout, many.labels[1]) == (3, 30, 101)
+    few = many.successor(2, 1)
+    assert type(few) is LocalTransport and few.store is many.store
+    assert type(few.successor(10, 0)) is TreeTransport
+
+
+def test_the_places_of_the_ranks():
+    transport = binary()
+    assert {rank: transport._below(rank) for rank in range(SIZE)} == {
+        rank: BELOW.get(rank, []) for rank in range(SIZE)
+    }
+    above = {rank: transport._above(rank) for rank in range(SIZE) if rank != MASTER}
+    assert above == {rank: one for one, ranks in BELOW.items() for rank in ranks}
+
+
+# Deaths
+
+
+DEATHS = [(6, 0), (6, 1), (6, 2), (0, 0), (3, 0)]
+
+
+@pytest.mark.parametrize("rank, after", DEATHS)
+def test_a_death_before_a_worker_has_started_others_breaks_the_world(rank, after):
+    transport = binary()
+    at_start(transport, rank, after, die)
+    ranks = Ranks(transport)
+    assert ranks.values(number) == [*range(SIZE)]
+    began = time.monotonic()
+    with pytest.raises(WorldBrokenError, match=rf"died: rank {rank} \(killed by SIGKILL\); the others"):
+        ranks.run(number)
+    assert time.monotonic() - began < 5 and not transport._children.workers
+    transport.close(0)
+
+
+def count_runs(transport):
+    """Count the runs of each rank, in a program in which deaths are handled."""
+    transport.begin_program(handlers[-1] if transport.is_master_process() else None)
+    transport.store.commons.array("runs", (SIZE,), "int64")[transport.rank] += 1
+    return transport.rank
+
+
+@pytest.mark.parametrize("rank, after", DEATHS)
+def test_the_successor_of_a_dead_worker_starts_the_others_and_none_runs_twice(rank, after):
+    transport = binary()
+    runs = transport.store.commons.array("runs", (SIZE,), "int64")
+    first = transport.store.commons.array("first", (1,), "int64")
+
+    def die_once():
+        first[0] += 1
+        if first[0] == 1:
+            die()
+
+    def replace(dead):
+        assert [*dead] == [rank]
+        transport.replace(rank, lambda takes_part: None if takes_part else os._exit(1))
+
+    handlers.append(replace)
+    at_start(transport, rank, after, die_once)
+    ranks = Ranks(transport)
+    for turn in range(1, 5):
+        assert ranks.values(count_runs) == [*range(SIZE)]
+        assert runs.tolist() == [turn] * SIZE
+    assert first[0] == 2  # once more by the successor
+    ranks.close()
+
+
+@pytest.mark.parametrize("rank, after", [(6, 0), (0, 1), (5, 0)])
+def test_the_others_are_started_if_the_master_answers_for_a_dead_worker(rank, after):
+    transport = binary()
+    runs = transport.store.commons.array("runs", (SIZE,), "int64")
+    handlers.append(lambda dead: transport.answer_for(*dead, pickle.dumps(Outcome("dead"))))
+    at_start(transport, rank, after, die)
+    ranks = Ranks(transport)
+    assert ranks.values(count_runs) == [*range(SIZE)]
+    expected = [*range(SIZE)]
+    expected[rank] = "dead"
+    assert ranks.values(count_runs) == expected
+    assert runs.tolist() == [1 if one == rank else 2 for one in range(SIZE)]
+    transport.kill()
+
+
+@pytest.mark.parametrize(
+    "when, answers, last",
+    [("finished", False, 1), ("finished", True, 5), ("counted", False, 5), ("counted", True, 1)],
+)
+def test_a_reply_counts_if_the_worker_dies_before_it_has_posted(when, answers, last):
+    transport, died = binary(), []
+
+    def handle(dead):
+        died.extend(dead)
+        if answers:
+            transport.answer_for(1, b"")
+        else:
+            transport.replace(1, lambda takes_part: os._exit(1) if takes_part else None)
+
+    def dying(function):
+        def call():
+            if transport.rank == 1 and transport._milestones.number == COMMAND:
+                die()
+            return function()
+
+        return call
+
+    class Counter:
+        reset = transport._replied.reset
+        increase = transport._replied.increase
+        read = transport._replied.read
+
+    name = "increase" if when == "finished" else "read"
+    setattr(Counter, name, staticmethod(dying(getattr(Counter, name))))
+    transport._replied = Counter
+    handlers.append(handle)
+    ranks = Ranks(transport)
+    assert ranks.values(number) == [*range(SIZE)]
+    assert ranks.values(sleep_in_program, last) == [*range(SIZE)]
+    assert died == [1]
+    if not answers:
+        assert ranks.values(number) == [*range(SIZE)]
+    transport.kill()
+
+
+def sleep_in_program(transport, last):
+    transport.begin_program(handlers[-1] if transport.is_master_process() else None)
+    return sleep_on(transport, last, 0.1 if last == 1 else 0.7)
+
+
+# Late ranks
+
+
+def test_the_ranks_below_one_that_has_not_begun_are_not_named_as_late():
+    transport = binary(timeout=30)
+    at_start(transport, 6, 0, functools.partial(time.sleep, 20))
+    ranks = Ranks(transport)
+    ranks.run(number)
+    transport.timeout = 1
+    with pytest.raises(
+        WorldBrokenError, match=r"timeout=1\) seconds, for rank 6 \(running, comp"
+    ) as one:
+        ranks.run(number)
+    assert str(one.value).count("running") == 1
+    transport.close(0)
+
+
+def test_a_stopped_rank_is_named_and_the_ranks_below_it_are_ended():
+    transport = binary(timeout=30)
+    at_start(transport, 6, 1, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    ranks = Ranks(transport)
+    ranks.run(number)
+    transport.timeout = 0.5
+    with pytest.raises(WorldBrokenError, match=r"seconds, for rank 6 \(stopped, as by SIGSTOP\); every"):
+        ranks.run(number)
+    assert not transport._children.workers
+    transport.close(0)
+
+
+def test_the_ranks_below_a_stopped_one_end_by_themselves_when_the_world_is_closed():
+    transport = binary()
+    ended = transport.store.commons.array("ended", (SIZE,), "int64")
+    pids = transport.store.commons.array("pids", (SIZE,), "int64")
+
+    class Marking(Ranks):
+        def serve(self, transport):
+            pids[transport.rank] = os.getpid()
+            super().serve(transport)
+            ended[transport.rank] = 1
+
+    ranks = Marking(transport)
+    ranks.values(number)
+    os.kill(pids[6], signal.SIGSTOP)
+    transport.post(b"")
+    limit = time.monotonic() + 20
+    while ended.sum() < SIZE - 2 and time.monotonic() < limit:
+        time.sleep(0.01)
+    transport.close(0)
+    assert ended.tolist() == [1, 1, 0, 1, 1, 1, 0, 1]
+
+
+def interrupt_often(transport):
+    """Let a timer's signals interrupt each later wait of a worker."""
+    if not transport.is_master_process():
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+
+
+def test_workers_whose_waits_are_interrupted_take_each_command_once():
+    transport = binary(timeout=30)
+    runs = transport.store.commons.array("runs", (SIZE,), "int64")
+    handlers.append(None)
+    ranks = Ranks(transport)
+    ranks.values(interrupt_often)
+    for turn in range(1, 30):
+        time.sleep(0.002)
+        assert ranks.values(count_runs) == [*range(SIZE)]
+        assert runs.tolist() == [turn] * SIZE
+    ranks.close()
+
+
+def test_the_master_is_told_if_another_thread_has_ended_the_workers():
+    transport = TreeTransport(12, 0, timeout=30)
+    ranks = Ranks(transport)
+    timer = threading.Timer(0.1, transport.kill)
+    timer.start()
+    with pytest.raises(WorldBrokenError, match="ended from another thread"):
+        ranks.run(sleep_on, 11, 3)
+    timer.join()
+    transport.close(0)
+
+
+def sleep_on(transport, rank, seconds):
+    time.sleep(seconds if transport.rank == rank else 0)
+    return transport.rank
+
+
+# Posts that come too often or too early
+
+
+def test_posts_that_come_too_often_change_nothing():
+    transport = binary(timeout=30)
+    runs = transport.store.commons.array("runs", (SIZE,), "int64")
+    handlers.append(None)
+    ranks = Ranks(transport)
+    for turn in range(1, 20):
+        for rank in range(SIZE):
+            if rank != MASTER and turn % 2:
+                transport._starts[rank].post()  # before the command: there is no new one
+        transport._all_replied.post()
+        payload = pickle.dumps((count_runs, ()))
+        transport.post(payload)
+        transport._all_replied.post()  # before all have replied
+        transport._replied.increase()  # so another rank than the last finds that all have replied
+        for rank in range(SIZE):
+            if rank != MASTER:
+                transport._starts[rank].post()  # another time
+        count_runs(transport)
+        replies = transport.collect()
+        values = [None if one is None else pickle.loads(one).value for one in replies]
+        assert values == [None if rank == MASTER else rank for rank in range(SIZE)]
+        assert runs.tolist() == [turn] * SIZE
+    ranks.close()
+
+
+def test_each_rank_leaves_the_core_of_the_rank_that_it_has_waited_for(monkeypatch):
+    left = []
+    monkeypatch.setattr(tree, "leave_core_of", left.append)
+    monkeypatch.setattr(local, "leave_core_of", left.append)
+    transport = binary()
+    transport._children.workers = {rank: Process(1000 + rank) for rank in range(SIZE)}
+    for rank in range(SIZE):
+        transport.status.line(rank)[5] = 100 + rank
+    for rank in (1, 3):
+        transport.rank = rank
+        transport._core_leaver()()
+    transport._last[0] = 6
+    transport._leave_core()
+    assert left == [100, 102, 1006]
+    transport._children.workers = {}
+
+
+class Process:
+    def __init__(self, pid):
+        self.pid = pid
+
+
+# Counts
+
+
+def as_rank(transport, rank):
+    """Let this process act as another rank of a transport."""
+    transport.rank = rank
+    if isinstance(transport, TreeTransport):
+        transport._set_place()
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 9, 10, 16, 32, 64])
+def test_the_posts_and_messages_of_a_call(monkeypatch, size):
+    counts = dict.fromkeys(["posts", "increases", "written", "read"], 0)
+
+    def count(owner, name, what):
+        method = getattr(owner, name)
+
+        def counted(*args):
+            counts[what] += 1
+            return method(*args)
+
+        return counted
+
+    class Counted(Semaphore):
+        __slots__ = ()
+
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.post = count(self, "post", "posts")
+
+    for module in (local, tree):
+        monkeypatch.setattr(module, "Semaphore", Counted)
+    transport = make_local(size)
+    is_tree = size > MOST_WITHOUT
+    if is_tree:
+        counter = transport._replied
+        counter.increase = count(counter, "increase", "increases")
+    for place in (Mailbox, Replies):
+        monkeypatch.setattr(place, "put", count(place, "put", "written"))
+    monkeypatch.setattr(Mailbox, "get", count(Mailbox, "get", "read"))
+
+    transport.post(b"command")
+    of_master = counts["posts"]
+    by_size = {2: 1, 4: 3, 8: 7, 9: 8, 10: 8, 16: 8, 32: 10, 64: 14}
+    assert of_master == by_size[size]
+    for rank in range(1, size):
+        as_rank(transport, rank)
+        transport._taken = 0
+        assert transport.receive() == b"command"
+        transport.reply(b"%d" % rank)
+    as_rank(transport, 0)
+    assert transport.collect() == [None, *(b"%d" % rank for rank in range(1, size))]
+    assert counts == {
+        "posts": size if is_tree else 2 * (size - 1),
+        "increases": (size - 1) * is_tree,
+        "written": size,
+        "read": (size - 1) * (1 if is_tree else 2),  # the master of a tree reads all replies at once
+    }
+
+
+# Replies
+
+
+def test_replies_of_any_length_are_read_together():
+    memory = SharedMemory(1)
+    replies = Replies(memory, [Mailbox(memory, 16) for _ in range(3)])
+    lengths = [0, 1, 119, 120, 121, 5000]
+    for one in itertools.product(lengths, repeat=3):
+        expected = [bytes([65 + rank]) * nbytes for rank, nbytes in enumerate(one)]
+        for rank, payload in enumerate(expected):
+            replies.put(rank, payload)
+        assert replies.get() == expected
+    memory.allocate(64)[:] = 7
+    assert np.all(np.frombuffer(b"".join(replies.get()), "uint8") > 7)
