@@ -18,7 +18,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def launch(hosts, arguments, folder, ended):
-    """Run ``launch`` on the worker that calls this, print its output at the client; return its status."""
+    """Run ``launch`` on this worker, print its output at the client, and return its exit status."""
     python = [sys.executable, "-u", "-m", "synkhronos", "launch", "--hosts", ",".join(hosts)]
     process = subprocess.Popen(
         ["setpriv", "--pdeathsig", "TERM", *python, *arguments],  # the job ends with the worker

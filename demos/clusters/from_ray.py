@@ -23,7 +23,7 @@ def launch(hosts, arguments, folder):
     """Run ``launch`` on this node; yield the lines of its output, and then its exit status."""
     python = [sys.executable, "-u", "-m", "synkhronos", "launch", "--hosts", ",".join(hosts)]
     process = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "TERM", *python, *arguments],  # Ray ends the workers of a script that ends
+        ["setpriv", "--pdeathsig", "TERM", *python, *arguments],  # the job ends with the worker
         cwd=folder,
         env={name: value for name, value in os.environ.items() if name != THREADS},
         stdin=subprocess.DEVNULL,

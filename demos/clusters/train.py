@@ -1,6 +1,6 @@
 """A job with which to try a cluster: it fits a linear model, with the rows split over all ranks.
 
-    python -m synkhronos launch --hosts node-1,node-2 train.py --epochs 10
+python -m synkhronos launch --hosts node-1,node-2 train.py --epochs 10
 """
 
 import argparse
