@@ -30,7 +30,8 @@ def launch(hosts, arguments, folder, ended):
         text=True,
         errors="replace",
     )
-    threading.Thread(target=lambda: ended.wait() and process.terminate(), daemon=True).start()
+    event = distributed.Event(ended, distributed.get_client())  # the thread has no client of its own
+    threading.Thread(target=lambda: event.wait() and process.terminate(), daemon=True).start()
     for line in process.stdout:
         distributed.print(line, end="", flush=True)
     return process.wait()
@@ -50,7 +51,9 @@ def run(client, arguments):
     if not hosts:
         raise SystemExit("the cluster has no workers")
     ended = distributed.Event()
-    future = client.submit(launch, hosts, arguments, os.getcwd(), ended, workers=[hosts[0]], pure=False)
+    future = client.submit(
+        launch, hosts, arguments, os.getcwd(), ended.name, workers=[hosts[0]], pure=False
+    )
     try:
         return future.result()
     finally:

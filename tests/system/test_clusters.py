@@ -256,6 +256,7 @@ def test_dask_starts_the_job_on_the_hosts_of_its_workers(dask):
     assert printed.strip().endswith("-m synkhronos run train.py")
 
 
+@pytest.mark.slow
 def test_errors_of_launch_are_shown_by_dask(dask):
     code, printed, said = run("from_dask.py", dask, "-n", 0, "train.py")
     assert (code, said) == (2, "") and "expected a number from 1 on, got 0" in printed
