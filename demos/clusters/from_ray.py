@@ -32,7 +32,8 @@ def launch(hosts, arguments, folder):
         text=True,
         errors="replace",
     )
-    yield from process.stdout
+    for line in process.stdout:
+        yield line
     yield process.wait()
 
 

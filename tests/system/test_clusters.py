@@ -228,8 +228,16 @@ def dask():
 
 
 def environment():
-    networks = {"OMPI_MCA_btl_tcp_if_include": "lo"}  # others may not reach themselves
-    return {**os.environ, "PYTHONPATH": str(ROOT), "SYNKHRONOS_PROGRESS": "0", **networks}
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "SYNKHRONOS_PROGRESS": "0",
+        "OMPI_MCA_btl_tcp_if_include": "lo",  # others may not reach themselves
+        # Ray writes no token into the home folder, tells nobody, and waits while the machine is busy
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": "300",
+    }
 
 
 def start(script, *arguments):
