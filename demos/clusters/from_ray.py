@@ -33,7 +33,7 @@ def launch(hosts, arguments, folder):
         errors="replace",
     )
     for line in process.stdout:
-        yield line
+        yield line.rstrip("\n")
     yield process.wait()
 
 
@@ -52,7 +52,7 @@ def run(arguments):
         result = ray.get(one)
         if isinstance(result, int):
             return result
-        print(result, end="", flush=True)
+        print(result, flush=True)
 
 
 if __name__ == "__main__":
