@@ -237,6 +237,7 @@ def environment():
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_raylet_start_wait_time_s": "300",
+        "RAY_gcs_server_request_timeout_seconds": "300",
     }
 
 
