@@ -41,7 +41,8 @@ _MACHINE = """hostname "$1"; mount -t tmpfs -o size=50% tmpfs /dev/shm; ip link 
 exec "$2" -SE "$3" serve "$4" "$1" """
 _UPTIME = 100_000  # seconds by which the clock of each machine is ahead of that of the one before it
 _TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "hostname")
-_LINK = "link0"  # a machine's interface
+#: A machine's interface
+LINK = "link0"
 # What mpirun says where its ssh has begun before it is given a process group, which changes nothing.
 _HARMLESS = re.compile(r"^\[.*\] plm:[rs]sh: Warning: setpgid\(.*\n", re.MULTILINE)
 
@@ -93,8 +94,8 @@ def why_no_namespaces():
         return f"not installed: {', '.join(missing)} (apt-get install iproute2 util-linux)"
     try:
         with contextlib.closing(_Switch()) as switch:
-            switch.run("ip", "link", "add", _LINK, "type", "veth", "peer", "name", "other")
-            switch.run("tc", "qdisc", "add", "dev", _LINK, "root", *_LIMIT, "1gbit")
+            switch.run("ip", "link", "add", LINK, "type", "veth", "peer", "name", "other")
+            switch.run("tc", "qdisc", "add", "dev", LINK, "root", *_LIMIT, "1gbit")
     except (OSError, subprocess.SubprocessError, RuntimeError) as error:
         return f"not permitted: {error}"
     return ""
@@ -119,12 +120,29 @@ def have_own_clocks():
     return not why_no_namespaces() and not subprocess.run(shifted, capture_output=True).returncode
 
 
+def job_environment(environment=None, before_path=ROOT):
+    """Return the variables of the tasks of a job, with further ones in a dict."""
+    return {
+        "PYTHONPATH": os.pathsep.join(map(str, [before_path, *PATHS])),
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "SYNKHRONOS_PROGRESS": "0",
+        **{name: os.environ.get(name, "") for name in ("THEANO_FLAGS", "PYTENSOR_FLAGS")},
+        # The kernels of BLAS, which it may not find by itself on a new processor
+        **{name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")},
+        **(environment or {}),
+    }  # fmt: skip
+
+
 def _mca(**options):
     """Return the words of mpirun's options."""
     return [word for name, value in options.items() for word in ("--mca", name, str(value))]
 
 
 _LIMIT = ("tbf", "burst", "512k", "latency", "20ms", "rate")
+
+
+def _address(number):
+    return f"{_NETWORK}.{number + 1}"
 
 
 class _Namespaces:
@@ -160,11 +178,11 @@ class _Switch(_Namespaces):
     def connect(self, machine, number):
         """Plug in the cable of a machine."""
         port = f"port{number}"
-        self.run("ip", "link", "add", port, "type", "veth", "peer", "name", _LINK, "netns",
+        self.run("ip", "link", "add", port, "type", "veth", "peer", "name", LINK, "netns",
                  str(machine.pid))  # fmt: skip
         self.run("ip", "link", "set", port, "master", "switch", "up")
-        machine.run("ip", "addr", "add", f"{_NETWORK}.{number + 1}/24", "dev", _LINK)
-        machine.run("ip", "link", "set", _LINK, "up")
+        machine.run("ip", "addr", "add", f"{_address(number)}/24", "dev", LINK)
+        machine.run("ip", "link", "set", LINK, "up")
 
 
 class Machines:
@@ -225,6 +243,10 @@ class Machines:
 
     # The link of a machine
 
+    def address(self, number):
+        """Return the address of a machine."""
+        return _address(number)
+
     def cut(self, number):
         """Pull the network cable of a machine."""
         self._switch.run("ip", "link", "set", f"port{number}", "down")
@@ -233,15 +255,15 @@ class Machines:
         """Limit what each machine sends, for example to ``"1gbit"``; None for no limit."""
         for machine in self._machines:
             if rate is None:
-                machine.run("tc", "qdisc", "del", "dev", _LINK, "root")
+                machine.run("tc", "qdisc", "del", "dev", LINK, "root")
             else:
-                machine.run("tc", "qdisc", "replace", "dev", _LINK, "root", *_LIMIT, rate)
+                machine.run("tc", "qdisc", "replace", "dev", LINK, "root", *_LIMIT, rate)
 
     def sent_bytes(self, number):
         """Return how many bytes a machine has sent, with all headers."""
         entered = ["nsenter", "-t", str(self._machines[number].pid), "-n", "cat", "/proc/self/net/dev"]
         lines = subprocess.run(entered, check=True, capture_output=True, text=True).stdout
-        line = next(line for line in lines.splitlines() if _LINK in line)
+        line = next(line for line in lines.splitlines() if LINK in line)
         return int(line.split(":")[1].split()[8])
 
     # What is on a machine
@@ -317,18 +339,25 @@ class Machines:
 
     # Jobs
 
+    @property
+    def agent(self):
+        """The command that starts processes on a machine, in place of ssh."""
+        return f"{sys.executable} -SE {KEEPER} {self.folder}"
+
     def command(self, program, environment, tasks=1, mpi=(), btl="tcp,self", launch=None):
         """Return the command that starts a program, the arguments of Python, and its environment."""
         mpi = [*_mca(pml="ob1", **({"btl": btl} if btl else {})), *mpi]
-        agent = f"{sys.executable} -SE {KEEPER} {self.folder}"
         if not self.apart:
             environment = {**environment, "SYNKHRONOS_TASKS_ARE_MACHINES": str(tasks)}
             mpi = [*_mca(btl_tcp_if_include="lo"), *mpi]
         elif self._prefix is None:
-            mpi = [*_mca(plm_rsh_agent=agent, btl_tcp_if_include=_LINK, oob_tcp_if_include=_LINK), *mpi]
+            mpi = [
+                *_mca(plm_rsh_agent=self.agent, btl_tcp_if_include=LINK, oob_tcp_if_include=LINK),
+                *mpi,
+            ]
         else:
-            mpi = ["--prtemca", "plm_ssh_agent", agent, "--prtemca", "prte_if_include", _LINK,
-                   *_mca(btl_tcp_if_include=_LINK), *mpi]  # fmt: skip
+            mpi = ["--prtemca", "plm_ssh_agent", self.agent, "--prtemca", "prte_if_include", LINK,
+                   *_mca(btl_tcp_if_include=LINK), *mpi]  # fmt: skip
         if self._prefix is not None or launch is not None:
             return self._launch(program, environment, mpi, launch or ())
         line = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--oversubscribe", *mpi]
@@ -379,15 +408,7 @@ class Machines:
             Options of ``launch``, which starts the job then. With OpenMPI 5 it does so in any case.
         """
         folder = str(cwd or self.folder)
-        given = {
-            "PYTHONPATH": os.pathsep.join(map(str, [before_path, *PATHS])),
-            "PYTHONFAULTHANDLER": "1",
-            "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "SYNKHRONOS_PROGRESS": "0",
-            **{name: os.environ.get(name, "") for name in ("THEANO_FLAGS", "PYTENSOR_FLAGS")},
-            # The kernels of BLAS, which it may not find by itself on a new processor
-            **{name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")},
-            **(environment or {}),
-        }  # fmt: skip
+        given = job_environment(environment, before_path)
         program = program if plain else ("-m", "synkhronos", "run", *program)
         command, given = self.command(program, given, tasks, [*mpi, "--wdir", folder], btl, launch)
         variables = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **given}

@@ -198,7 +198,7 @@ def pins(kind="theano", python=PYTHON):
         if file.stem in APART - {kind} or (kind == "pymc" and file.stem not in ("library", kind)):
             continue
         here = pins_in(file.name, python)
-        assert not found.keys() & here.keys(), file
+        assert all(found.get(name, version) == version for name, version in here.items()), file
         found.update(here)
     return found
 
