@@ -43,7 +43,7 @@ class SignalsOfUser:
         """Let signals wait until the end of the block. Return those that waited before it."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
         try:
-            yield mask  # type: ignore[misc]  # numbers, or enumerations of them
+            yield mask
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
