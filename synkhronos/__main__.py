@@ -217,6 +217,8 @@ def launch(parser: argparse.ArgumentParser, arguments: List[str]) -> int:
         what = make_job(options.n, *given)
         check_program(program)
         if what.machines == 1 and not what.hosts:
+            if options.restart:
+                raise JobError("--restart: name the machines by --hosts, --hostfile or --config")
             return launch_here(what, program, options.dry_run)
         launcher.check_machines(what)
         python = [sys.executable, *interpreter_options()]

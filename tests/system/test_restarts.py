@@ -162,18 +162,27 @@ def test_processes_of_a_job_are_ended_and_no_others(monkeypatch):
             one.wait()
 
 
-def test_a_wrong_number_of_restarts_is_said(capsys):
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (("--hosts", "a", "--restart", "-1"), "--restart: expected a number from 0 on, got -1"),
+        (("--restart", "1"), "--restart: name the machines by --hosts, --hostfile or --config"),
+    ],
+)
+def test_wrong_options_are_said_before_anything_starts(capsys, options, message):
     with pytest.raises(SystemExit):
-        main(["launch", "--hosts", "a", "--restart", "-1", "-c", "pass"])
-    assert "--restart: expected a number from 0 on, got -1" in capsys.readouterr().err
+        main(["launch", *options, "-c", "pass"])
+    assert message in capsys.readouterr().err
 
 
 def wait_for(function, seconds, job=None):
     """Wait until a function returns something true, and return it; fail if the job ends before."""
     until = time.monotonic() + seconds
     while not (found := function()):
-        if time.monotonic() > until or job is not None and not job.is_running():
-            raise AssertionError(job.job.output if job else f"not within {seconds} s")
+        if time.monotonic() > until:
+            raise AssertionError(f"not within {seconds} s\n{job.job.output if job else ''}")
+        if job is not None and not job.is_running():
+            raise AssertionError(f"the job has ended\n{job.job.output}")
         time.sleep(0.05)
     return found
 
