@@ -1,6 +1,7 @@
 """The commands ``python -m synkhronos run``, ``launch``, ``top``, ``install`` and ``doctor``."""
 
 import argparse
+import functools
 import itertools
 import os
 import shlex
@@ -15,7 +16,7 @@ from synkhronos._version import __version__
 from synkhronos.host import heap, imports, installation, job, nvidia_links, preparation
 from synkhronos.host.doctor import checks
 from synkhronos.host.doctor.check import PROBLEM
-from synkhronos.machines.job import exit_code, launcher, leftovers
+from synkhronos.machines.job import exit_code, launcher, leftovers, restarts
 from synkhronos.machines.job.config import Job, JobError, make_job
 from synkhronos.machines.job.doctor import MPI, check_hosts
 from synkhronos.machines.job.output_prefix import prefix_output
@@ -29,7 +30,7 @@ PROGRAM_USAGE = "SCRIPT | -m MODULE | -c CODE  [ARGS ...]"
 LAUNCH = "run a script on several machines, by OpenMPI's mpirun"
 LAUNCH_USAGE = f"""%(prog)s [-h]
            [-n MACHINES] [--ranks K] [--hosts A,B | --hostfile FILE]
-           [--config FILE] [--mpi OPTIONS] [--dry-run]
+           [--config FILE] [--mpi OPTIONS] [--restart N] [--dry-run]
            {PROGRAM_USAGE}"""
 INSTALL = "install Theano 1.0.5 with pip, on every supported version of Python; also Lasagne and Keras"
 TOP = "show what each rank of a running script does: rows per second, waiting, memory, last command"
@@ -61,6 +62,11 @@ LAUNCH_OPTIONS = {
     "--hostfile": ("FILE", "a file with one machine in each line"),
     "--config": ("FILE", "a TOML file with the keys hosts, ranks, environment, mpi and devices"),
     "--mpi": ("OPTIONS", "more options for mpirun, in one argument"),
+    "--restart": (
+        "N",
+        "start the job again, up to N times, when it has ended because a machine or a task was lost, on "
+        "the machines that can be reached; the script resumes from its last checkpoint",
+    ),
 }
 
 
@@ -110,7 +116,7 @@ def make_launch_parser(
         "launch", help=LAUNCH, description=LAUNCH, usage=LAUNCH_USAGE, allow_abbrev=False
     )
     for name, (value, text) in LAUNCH_OPTIONS.items():
-        kind = int if name in ("-n", "--ranks") else str
+        kind = int if name in ("-n", "--ranks", "--restart") else str
         parser.add_argument(name, type=kind, metavar=value, help=text)
     parser.add_argument("--dry-run", action="store_true", help="print the mpirun line only")
     return parser
@@ -205,11 +211,14 @@ def launch(parser: argparse.ArgumentParser, arguments: List[str]) -> int:
     try:
         if options.hosts is not None and options.hostfile is not None:
             raise JobError("expected --hosts or --hostfile, got both")
-        what = make_job(
-            options.n, options.ranks, options.hosts, options.hostfile, options.config, options.mpi
-        )
+        if options.restart is not None and options.restart < 0:
+            raise JobError(f"--restart: expected a number from 0 on, got {options.restart}")
+        given = options.ranks, options.hosts, options.hostfile, options.config, options.mpi
+        what = make_job(options.n, *given)
         check_program(program)
         if what.machines == 1 and not what.hosts:
+            if options.restart:
+                raise JobError("--restart: name the machines by --hosts, --hostfile or --config")
             return launch_here(what, program, options.dry_run)
         launcher.check_machines(what)
         python = [sys.executable, *interpreter_options()]
@@ -223,8 +232,11 @@ def launch(parser: argparse.ArgumentParser, arguments: List[str]) -> int:
         launcher.check_names(what)
     except JobError as error:
         parser.error(str(error))
+    if options.restart:
+        read = functools.partial(make_job, None if what.hosts else options.n, *given)
+        return restarts.run(what, line, mpirun, options.restart, read, options.n)
     survives = mpirun.survives_deaths
-    return launcher.run(launcher.command(what, line, mpirun.path, survives_deaths=survives))
+    return launcher.run(launcher.command(what, line, mpirun.path, survives_deaths=survives)).code
 
 
 def options_before_program(arguments: Sequence[str]) -> int:

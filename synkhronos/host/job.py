@@ -14,6 +14,8 @@ LAUNCHED = "SYNKHRONOS_LAUNCHED"  # 1 for the tasks that ``launch`` starts
 RANKS = "SYNKHRONOS_RANKS"  # the number of ranks on each machine
 DEVICES = "SYNKHRONOS_DEVICES"  # the devices of the ranks of this machine, with commas in between
 SPARE = "SYNKHRONOS_SPARE_TASKS"  # how many tasks of each machine are not ranks
+JOB = "SYNKHRONOS_JOB"  # the same for all tasks of a job, also after it was restarted
+RESTARTS = "SYNKHRONOS_RESTARTS"  # how often the job was restarted
 APART = "SYNKHRONOS_TASKS_ARE_MACHINES"  # this many consecutive tasks count as a machine, for tests
 
 #: The signal by which ``launch`` passes on Ctrl-C. Without a handler it is ignored.

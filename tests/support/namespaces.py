@@ -251,6 +251,10 @@ class Machines:
         """Pull the network cable of a machine."""
         self._switch.run("ip", "link", "set", f"port{number}", "down")
 
+    def plug_in(self, number):
+        """Plug in the network cable of a machine again."""
+        self._switch.run("ip", "link", "set", f"port{number}", "up")
+
     def limit(self, rate):
         """Limit what each machine sends, for example to ``"1gbit"``; None for no limit."""
         for machine in self._machines:

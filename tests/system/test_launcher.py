@@ -145,7 +145,7 @@ def test_a_job_that_has_lost_a_machine_does_not_end_with_0(tmp_path, said, code,
         f"echo ' with {said} daemon.' >&2; exit {code}\n"
     )
     mpirun.chmod(0o755)
-    code = "from synkhronos.machines.job import launcher; sys.exit(launcher.run(sys.argv[1:]))"
+    code = "from synkhronos.machines.job import launcher; sys.exit(launcher.run(sys.argv[1:]).code)"
     run = [sys.executable, "-c", f"import sys; {code}", str(mpirun)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60)
     assert done.returncode == wanted

@@ -17,21 +17,19 @@ import subprocess
 import sys
 import threading
 import time
-from typing import IO, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import IO, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from synkhronos.host import job
 from synkhronos.host.signals import die_with_parent
-from synkhronos.machines.job import exit_code
+from synkhronos.machines.job import loss_messages
 from synkhronos.machines.job.config import Job, JobError
-
-#: The signal that stands for Ctrl-C between mpirun and the script; mpirun passes on no SIGINT.
-INTERRUPT = signal.Signals[job.INTERRUPT]
+from synkhronos.machines.job.signals_of_user import INTERRUPT, SignalsOfUser
 
 # The variables that all machines need, with the value that they have here
 _PASSED = ("PYTHONPATH", "PYTHONHASHSEED", "THEANO_FLAGS", "THEANORC", "PYTENSOR_FLAGS",
            "OMP_NUM_THREADS")  # fmt: skip
 _PASSED_PREFIXES = ("SYNKHRONOS_", "NCCL_", "OPENBLAS_", "MKL_")
-_OF_A_TASK = (job.TASK, job.LAUNCHED, job.SPARE)
+_OF_A_TASK = (job.TASK, job.LAUNCHED, job.SPARE, job.JOB, job.RESTARTS)
 
 # The variables in which batch systems, or a user, tell mpirun the machines
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "LOADL_STEP_ID",
@@ -41,13 +39,10 @@ _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "LOADL_
 # mpirun ends the job; the couriers find it earlier, and tell more, but exist only when all machines have
 # met. With OpenMPI's own values, this takes minutes.
 _KEEPALIVE = {"time": 1, "intvl": 1, "probes": 4}
-# When OpenMPI 5.0.11's mpirun has lost a machine, it ends the job and returns 0, but it says this.
-_LOST = b"has lost communication with a remote daemon"
-# With ULFM it returns 0 when a signal has ended the script, and goes on while other tasks do.
-_ENDED = re.compile(exit_code.ENDED.format(r"(SIG[A-Z0-9]+)").encode())
 #: mpirun's settings, of OpenMPI 4 and 5, of another way than ssh to start processes
 _AGENTS = ("plm_rsh_agent", "plm_ssh_agent")
-_REMEMBERED = 200  # bytes
+_REMEMBERED = 200  # characters
+_END = 1 << 16  # characters of stderr, in which the messages at the end of a job are
 _GRACE = 5.0  # seconds after the end of the script, in which other tasks can end by themselves
 _POLL_INTERVAL = 0.5  # seconds between two checks of whether the terminal is ours
 _LAST = 1.0  # seconds for the last lines of mpirun
@@ -201,80 +196,114 @@ def passed(environ: Mapping[str, str]) -> List[str]:
     return sorted(name for name in names if name not in _OF_A_TASK)
 
 
-def run(line: Sequence[str], environ: Optional[Dict[str, str]] = None) -> int:
-    """Run an ``mpirun`` line until it ends, and pass signals on to it; return the exit code.
+class Ending(NamedTuple):
+    """The end of an ``mpirun``.
+
+    Attributes
+    ----------
+    code : int
+        The exit code of the job.
+    said : str
+        The end of what mpirun and the tasks have written to stderr.
+    ended_by : int
+        The signal that has ended mpirun; 0 if there was none.
+    """
+
+    code: int
+    said: str
+    ended_by: int
+
+
+def run(
+    line: Sequence[str],
+    environ: Optional[Dict[str, str]] = None,
+    signals: Optional[SignalsOfUser] = None,
+    reads_input: bool = True,
+) -> Ending:
+    """Run an ``mpirun`` line until it ends, and pass signals on to it.
 
     SIGTERM and SIGHUP end the job. If this process dies, so does the job. The exit code is 1 if mpirun
     returns 0, but has lost a machine, and with ULFM the code of the signal that has ended the script.
+
+    Parameters
+    ----------
+    line : list of str
+        The command and its arguments.
+    environ : dict, optional
+        Its environment variables, by default those of this process.
+    signals : SignalsOfUser, optional
+        The signals that this process gets, if there are several jobs one after another.
+    reads_input : bool
+        Whether the script gets the standard input of this process.
     """
-    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
-    signals = {one for one in signals if signal.getsignal(one) != signal.SIG_IGN}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    terminal = _is_terminal()
+    signals = signals or SignalsOfUser()
+    terminal = reads_input and _is_terminal()
+    stdin = None if reads_input else subprocess.DEVNULL
+    with signals.deferred() as mask:
 
-    def prepare() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        die_with_parent(signal.SIGTERM)
+        def prepare() -> None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            die_with_parent(signal.SIGTERM)
 
-    process = subprocess.Popen(
-        line,
-        env=environ,
-        stdin=subprocess.PIPE if terminal else None,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=prepare,
-    )
-    ended_by = _pass_signals(process, signals)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        process = subprocess.Popen(
+            line,
+            env=environ,
+            stdin=subprocess.PIPE if terminal else stdin,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=prepare,
+        )
+        signals.pass_to(process)
     if terminal:
         threading.Thread(target=_pass_terminal, args=(process.stdin,), daemon=True).start()
-    failures: List[int] = []
-    errors = threading.Thread(target=_pass_errors, args=(process, failures), daemon=True)
-    errors.start()
-    code = process.wait()
+    errors = _Errors(process)
+    returned = code = process.wait()
     errors.join(_LAST)  # processes that mpirun has started may live on, and hold the pipe
-    if ended_by:
-        return 128 + ended_by[0]
-    if failures and (code == 0 or failures[0] > 128):
-        return failures[0]
-    return code if code >= 0 else 128 - code
+    if signals.ended_by:
+        code = 128 + signals.ended_by
+    elif errors.code and (code == 0 or errors.code > 128):
+        code = errors.code
+    return Ending(code if code >= 0 else 128 - code, errors.said, max(0, -returned))
 
 
-def _pass_errors(process: "subprocess.Popen[bytes]", failures: List[int]) -> None:
-    """Copy the stderr of mpirun, and list the exit codes of failures that it reports."""
-    known = b""
-    while True:
-        data = os.read(process.stderr.fileno(), 1 << 16)  # type: ignore[union-attr]  # it is a pipe
-        if not data:
-            return
-        known = known[-_REMEMBERED:] + data
-        ended = _ENDED.search(known)
-        if ended and not failures:
-            failures.append(128 + signal.Signals[ended[1].decode()])
-            timer = threading.Timer(_GRACE, process.terminate)
+class _Errors:
+    """Copies the stderr of mpirun in a thread.
+
+    Attributes
+    ----------
+    said : str
+        The end of it.
+    code : int
+        The exit code of a failure that mpirun reports there; 0 if there is none.
+    """
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process, self.said, self.code = process, "", 0
+        thread = threading.Thread(target=self._pass_on, daemon=True)
+        thread.start()
+        self.join = thread.join
+
+    def _pass_on(self) -> None:
+        while True:
+            data = os.read(self._process.stderr.fileno(), 1 << 16)  # type: ignore[union-attr]  # a pipe
+            if not data:
+                return
+            text = data.decode(errors="replace")
+            self._look_at(self.said[-_REMEMBERED:] + text)
+            self.said = (self.said + text)[-_END:]
+            with contextlib.suppress(OSError):  # the pipe has no reader
+                while data:
+                    data = data[os.write(2, data) :]
+
+    def _look_at(self, said: str) -> None:
+        ended = loss_messages.SCRIPT.search(said)
+        if ended and not self.code:  # with ULFM, mpirun goes on while other tasks do, and returns 0
+            self.code = 128 + signal.Signals[ended[1]]
+            timer = threading.Timer(_GRACE, self._process.terminate)
             timer.daemon = True
             timer.start()
-        elif _LOST in known:
-            failures.append(1)
-        with contextlib.suppress(OSError):  # the pipe has no reader
-            while data:
-                data = data[os.write(2, data) :]
-
-
-def _pass_signals(process: "subprocess.Popen[bytes]", signals: Iterable[int]) -> List[int]:
-    """Let the handlers of signals pass them on; return a list for the signals that end the job."""
-    ended_by: List[int] = []
-
-    def handle(number: int, frame: object) -> None:
-        if number in (signal.SIGTERM, signal.SIGHUP):
-            ended_by.append(number)
-            process.terminate()
-        else:
-            process.send_signal(INTERRUPT if number == signal.SIGINT else number)
-
-    for one in signals:
-        signal.signal(one, handle)
-    return ended_by
+        elif loss_messages.DAEMON in said:  # OpenMPI 5.0.11's mpirun ends the job, and returns 0
+            self.code = self.code or 1
 
 
 def _is_terminal() -> bool:

@@ -1,0 +1,82 @@
+"""Whether a job has ended because a machine or a task was lost, according to what mpirun has written.
+
+This is on stderr, where the messages of mpirun are among those of the tasks. There is no other source:
+mpirun returns the same codes when the script ends by itself.
+"""
+
+import re
+import signal
+from typing import Optional
+
+from synkhronos.machines.job.exit_code import ENDED
+
+#: Signals by which users, and batch systems, end a script
+OF_USERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+#: What OpenMPI 4's and 5's mpirun says when it has lost the daemon of a machine
+DAEMON = "has lost communication with a remote daemon"
+# The same if it waits for the start of a daemon, or if the daemon is killed on a machine that answers.
+_DAEMONS = re.compile(
+    f"(?:ORTE|PRTE) (?:{DAEMON}|daemon has unexpectedly failed after launch"
+    "|was unable to reliably start one or more daemons)"
+)
+_REMOTE = re.compile(r"Remote daemon: \S+ on node (\S+)")
+# From a courier, behind the name of its machine if that is not the first one
+_MACHINE = re.compile(
+    r"^[\0 ]*(?:\[[^]\n]*\] )?(machine \S+ \(ranks? [\d, ]+\) was lost: .*)$", re.MULTILINE
+)
+_TASK = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
+#: What the parent of the script says with ULFM, with the name of the signal
+SCRIPT = re.compile(ENDED.format(r"(SIG[A-Z0-9]+)"))
+# The last line of a traceback. A rank that has exited by itself is no loss.
+_ERROR = re.compile(r"^synkhronos\.[\w.]*(?:WorldBroken|Lost)Error: (.*)$", re.MULTILINE)
+# How a job with ULFM ends if it cannot go on.
+_ABORTED = re.compile("MPI_ABORT was invoked|Abort is in progress")
+_LOST = re.compile(r"\(killed by SIG\w+\)|\bleft the job\b")
+_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)
+
+
+def cause_of_loss(said: str, survives_deaths: bool = False) -> Optional[str]:
+    """Return what was lost, in one line; None if the script has ended the job, or a user.
+
+    An uncaught `WorldBrokenError` counts if it says that a signal has ended a rank, or that a machine
+    has left the job.
+
+    Parameters
+    ----------
+    said : str
+        What mpirun and the tasks have written to stderr, or the end of it.
+    survives_deaths : bool
+        Whether the job could go on, with ULFM, without tasks that had died.
+    """
+    task, script = _TASK.search(said), SCRIPT.search(said)
+    if task and task[1] == "0" and int(task[3]) in OF_USERS:
+        return None
+    if script and signal.Signals[script[1]] in OF_USERS:
+        return None
+    machine = _MACHINE.search(said)
+    if machine and (not survives_deaths or _ABORTED.search(said)):
+        return machine[1]
+    if _DAEMONS.search(said):
+        remote = _REMOTE.search(said)
+        return f"mpirun has lost the machine {remote[1]}" if remote else "mpirun has lost a machine"
+    if task:
+        return f"task {task[1]}, on {task[2]}, was ended by {_name(int(task[3]))}"
+    if script:
+        return f"the script was ended by {script[1]}"
+    return _uncaught(said)
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _uncaught(said: str) -> Optional[str]:
+    """Return the message of the exception that has ended the script, if it is about a loss."""
+    errors = list(_ERROR.finditer(said))
+    if not errors or _TRACEBACK.search(said, errors[-1].end()) or not _LOST.search(errors[-1][1]):
+        return None
+    return errors[-1][1].partition(";")[0]
