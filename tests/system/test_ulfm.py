@@ -100,7 +100,7 @@ def test_a_dead_leader_is_named_until_the_others_acknowledge_it():
     first.links.name(["machine a", "machine b", "machine c"])
     network.lost.add(1)
     first.notify(FLAG, 1)  # nobody waits for the dead
-    for call in (first.read_notices, lambda: first.send(1, 0, "text")):
+    for call in (first.read_notices, lambda: first.send_order(1, 0, "text")):
         with pytest.raises(LostError, match="^machine b left the job"):
             call()
     third.links.acknowledge()
