@@ -1,8 +1,8 @@
-"""A message for the machines of a subtree, or from them: some bytes for all, and some for each.
+"""A message for the machines of a subtree: some bytes for all of them, and some for each.
 
-It can be taken apart and put together without unpickling anything: a leader sends each child the parts
-for the child's subtree, and joins the replies of its children's subtrees to its own. Bytes that change
-when a call is repeated are not in it, but follow it; it knows how many of them belong to each machine.
+It can be taken apart without unpickling anything: a leader sends each child the parts for the child's
+subtree. Bytes that change when a call is repeated are not in it, but follow it; it knows how many of
+them belong to each machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Bundle:
     common : bytes
         For all machines.
     parts : list of bytes
-        For or from each machine, by their numbers.
+        For each machine, by their numbers.
     following : list of int, optional
         How many of the bytes that follow the message belong to each machine, by default none.
     """

@@ -289,8 +289,10 @@ class CommandReceiver:
         for child, machines in _children(self._leaders) if len(bundle.parts) > 1 else ():
             places = slice(machines.start - own, machines.stop - own)
             onward.append((child, bundle.part_of(places).pack(), bundle.place_of(places)))
+        payload, dropped = pickle.loads(bundle.common)
+        needed, kinds = pickle.loads(bundle.parts[0])
         kept = message if len(message) <= KEPT else b""
-        return _Opened(kept, *pickle.loads(bundle.common), *pickle.loads(bundle.parts[0]), onward)
+        return _Opened(kept, payload, dropped, needed, kinds, onward)
 
     def _pass_on(self, letter: Letter) -> None:
         sent = []

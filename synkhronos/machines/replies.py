@@ -13,7 +13,7 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from synkhronos.arithmetic import trees
-from synkhronos.machines.bundles import KEPT, Bundle
+from synkhronos.machines.bundles import KEPT
 from synkhronos.machines.inbox import Letter
 from synkhronos.machines.leaders import OF_REPLIES, REPLY, SMALL, Leaders
 from synkhronos.machines.links import as_bytes
@@ -30,14 +30,26 @@ class OfMachine(NamedTuple):
     ----------
     replies : list of bytes
         The reply of each rank.
-    exports : list of MachineHandle
-        The arrays that they have put into the store of their machine.
+    arrays : bytes
+        The pickled `Exports`; empty if there are none.
+    """
+
+    replies: Sequence[bytes | None]
+    arrays: bytes
+
+
+class Exports(NamedTuple):
+    """The arrays that the ranks of a machine have put into its store.
+
+    Attributes
+    ----------
+    handles : list of MachineHandle
+        The handle of each array.
     contents : list of bytes or None
         The contents of each array, or None if the array is large.
     """
 
-    replies: Sequence[bytes | None]
-    exports: Sequence[MachineHandle]
+    handles: Sequence[MachineHandle]
     contents: Sequence[bytes | None]
 
 
@@ -77,21 +89,24 @@ class Replies:
     # Of another machine than the master's
 
     def pack(
-        self, replies: Sequence[bytes | None], exports: Sequence[MachineHandle]
-    ) -> tuple[bytes, list[np.ndarray]]:
+        self, replies: Sequence[bytes | None], handles: Sequence[MachineHandle]
+    ) -> tuple[OfMachine, list[np.ndarray]]:
         """Return the replies of this machine as they are sent, and the arrays to send directly."""
-        arrays = [self._store.get(handle) for handle in exports]
+        if not handles:
+            return OfMachine(replies, b""), []
+        arrays = [self._store.get(handle) for handle in handles]
         contents = [array.tobytes() if array.nbytes <= SMALL else None for array in arrays]
-        packed = pickle.dumps(tuple(OfMachine(replies, exports, contents)), pickle.HIGHEST_PROTOCOL)
-        return packed, [array for array in arrays if array.nbytes > SMALL]
+        exports = pickle.dumps(tuple(Exports(handles, contents)), pickle.HIGHEST_PROTOCOL)
+        return OfMachine(replies, exports), [array for array in arrays if array.nbytes > SMALL]
 
-    def send(self, own: bytes, below: Sequence[bytes], arrays: Sequence[np.ndarray]) -> None:
+    def send(self, own: OfMachine, below: Sequence[bytes], arrays: Sequence[np.ndarray]) -> None:
         """Send the replies of this machine and of those below it to the parent."""
-        parts = [own]
+        every = [tuple(own)]
         for message in below:
-            parts += Bundle.unpack(message).parts
+            every += pickle.loads(message)
         leaders = self._leaders
-        letter = Letter(leaders.number, leaders.first_number, Bundle(b"", parts).pack())
+        body = pickle.dumps(every, pickle.HIGHEST_PROTOCOL)
+        letter = Letter(leaders.number, leaders.first_number, body)
         leaders.send(trees.parent(leaders.rank), REPLY, letter)
         for array in arrays:
             leaders.send_array(_MASTER, array, OF_REPLIES)
@@ -108,21 +123,21 @@ class Replies:
         """
         messages = self.gather(idle)
         found = [one for each in zip(sorted(self._children), messages) for one in self._unpack(*each)]
-        if any([one.exports for one in found]):
-            self._receive_arrays(found)
-        return [one.replies for one in found]
+        if any([arrays for _, arrays in found]):
+            self._receive_arrays([arrays for _, arrays in found])
+        return [replies for replies, _ in found]
 
     def _unpack(self, child: int, message: bytes) -> list[OfMachine]:
         last, found = self._last.get(child, (b"", []))
         if message != last:  # the same call is often repeated, with the same replies
-            found = [OfMachine(*pickle.loads(part)) for part in Bundle.unpack(message).parts]
+            found = pickle.loads(message)
             self._last[child] = (message, found) if len(message) <= KEPT else (b"", [])
         return found
 
-    def _receive_arrays(self, found: Sequence[OfMachine]) -> None:
+    def _receive_arrays(self, by_machine: Sequence[bytes]) -> None:
         received, announced = [], []
-        for machine, one in enumerate(found, 1):
-            for handle, content in zip(one.exports, one.contents):
+        for machine, arrays in enumerate(by_machine, 1):
+            for handle, content in zip(*pickle.loads(arrays)) if arrays else ():
                 array = self._store.empty(handle.shape, handle.dtype)
                 received.append((Need(handle), array))
                 if content is None:

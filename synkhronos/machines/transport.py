@@ -272,10 +272,10 @@ class MachinesTransport(Transport):
             self._collected = self._collect_here()
         more, replies = self._collected
         replies[self.local.rank] = payload
-        own, arrays = self._replies.pack(replies, exports + more)
+        packed, arrays = self._replies.pack(replies, exports + more)
         below = self._replies.gather(self._ran_program)
         self.posted = True
-        self._replies.send(own, below, arrays)
+        self._replies.send(packed, below, arrays)
 
     def _collect_here(self) -> tuple[list[MachineHandle], list[bytes | None]]:
         """Return the exports and the replies of the other ranks of this machine."""
