@@ -79,6 +79,8 @@ class MachinesTransport(Transport):
     inherits = forks_all = False
     can_replace = True
     store: MachinesStore
+    # The exports and replies of the other ranks of this machine, for this command
+    _collected: tuple[list[MachineHandle], list[bytes | None]] | None = None
     in_program, is_copy, status, progress = map(
         _of_local, ("in_program", "is_copy", "status", "progress")
     )
@@ -111,8 +113,6 @@ class MachinesTransport(Transport):
         self._sender = CommandSender(leaders, self.store, machines)
         self._receiver = CommandReceiver(leaders, self.store)
         self._replies = Replies(leaders, self.store)
-        # From the other ranks of this machine, for this command
-        self._collected: tuple[list[MachineHandle], list[bytes | None]] | None = None
         self._frames = Frames()
         self._while_waiting: Callable[[], None] = do_nothing
         self._ran_program = False  # in the last command; the machine's transport forgets it
