@@ -99,7 +99,7 @@ class Leaders:
         self.number = self.passed = 0
         self._notices: list[_Notice] = []  # of later commands
         self._aborted = 0  # the first meeting that cannot be passed, from 1; 0 if all can
-        self.ended = EndedLeaders(self.notify)
+        self.ended = EndedLeaders(self._notify_of_end)
         self._flag: np.ndarray | None = None
         self._highest = 0  # of the notices `FLAG` of this command
         self._broken: tuple[int, str] | None = None  # the number of the command, and the cause
@@ -328,6 +328,11 @@ class Leaders:
             if machine != self.rank:
                 with contextlib.suppress(LostError):
                     self.links.send(machine, _NOTICE, notice)
+
+    def _notify_of_end(self, kind: int, passed: int, to: Sequence[int] | None = None) -> None:
+        # After a failure, others leave by its own notice, which may arrive later, and tells the cause.
+        if kind == ASK or not self._aborted:
+            self.notify(kind, passed, to)
 
     def abort(self) -> None:
         """Let the other leaders leave all meetings of this command that this one has not passed."""

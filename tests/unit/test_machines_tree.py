@@ -238,6 +238,25 @@ def test_a_failed_collection_goes_on_where_it_was(monkeypatch):
     assert received == [1, 1, 2, 2]  # the first message was for a former command
 
 
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_a_leader_that_left_because_of_a_failure_is_not_said_to_be_missing(sent, ends_first):
+    """The notice of the failure may reach the leader that waits after those of other leaders."""
+    failing, left, waiting = (Leaders(links) for links in NaiveNetwork(3).links())
+    for one in (failing, left, waiting):
+        one.begin(1)
+    failing.abort()
+    left.read_notices()
+    for step in (lambda: left.ended.end(0), lambda: waiting.ended.ask(0))[:: 1 if ends_first else -1]:
+        step()
+        left.read_notices()
+    waiting.links.receive(0, 0)  # as if it had not arrived
+    waiting.read_notices()
+    assert waiting.ended.find(0) is None and not waiting.is_aborted
+    failing.abort()
+    waiting.read_notices()
+    assert waiting.is_aborted
+
+
 def leave_or_stay(transport, staying):
     """Return, but on one rank go on for as long as the world exists."""
     while transport.rank == staying:
