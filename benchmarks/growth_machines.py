@@ -48,8 +48,13 @@ def model_all_reduce(machines, nbytes, constants, a_byte):
 
 
 def model_call(machines, constants):
-    """Return the time of a call with one rank on each machine: the master tells one after the other."""
-    return constants["call"] + constants["message"] * (machines - 2)
+    """Return the time of a call with one rank on each machine.
+
+    The command travels along a binomial tree, in which the master tells up to two others itself.
+    """
+    if machines <= 3:
+        return constants["call"] + constants["message"] * (machines - 2)
+    return constants["call"] + (constants["message"] + constants["round"]) * (rounds(machines) - 1)
 
 
 def efficiency(machines, name, constants):
@@ -150,7 +155,8 @@ def _notes(constants):
         f"2 · {c['message']:.1f} (M - 1) µs + 2 g B (M - 1) / M, L(M) = ceil(log2 M); "
         f"g is {1e3 * c['a byte']:.2f} ns without a limit, and the network's time divided by "
         f"{constants['share of the limit']:.2f} with one",
-        f"a call: {c['call']:.0f} + {c['message']:.1f} (M - 2) µs",
+        f"a call: {c['call']:.0f} + {c['message']:.1f} (M - 2) µs up to 3 machines, then "
+        f"{c['call']:.0f} + {c['message'] + c['round']:.1f} (L(M) - 1) µs",
         "three and four leaders share the two cores of this machine, so without a limit they are slower "
         "than on machines of their own",
         f"the model at 25 Gbit/s: {GPUS} GPUs a machine, {IMAGES} images on each, whose gradients are "

@@ -127,6 +127,7 @@ def be_peers(address):
     from mpi4py import MPI
 
     from synkhronos.comms.linked import LinkedCommunicator
+    from synkhronos.machines.inbox import Letter
     from synkhronos.machines.leaders import REPLY, Leaders
     from synkhronos.machines.mpi import MpiLinks, initialize
 
@@ -147,13 +148,14 @@ def be_peers(address):
                 comm.Recv(data, turn)
 
     def messages():
+        letter = Letter(leaders.number, leaders.first_number, b"a reply")
         if comm.rank < 2:
             for turn in range(2):
                 for _ in range(MESSAGES):
                     if comm.rank == turn:
-                        leaders.send(1 - turn, REPLY, "a reply")
+                        leaders.send(1 - turn, REPLY, letter)
                     else:
-                        leaders.receive(turn, REPLY, np.empty)
+                        leaders.receive(turn, REPLY)
 
     calls = {
         "message": lambda size: messages(),

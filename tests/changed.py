@@ -107,7 +107,7 @@ OTHERS = {
     "host/watching.py": ["test_status.py", "test_top.py"],
     "host/top.py": ["test_status.py"],
     "host/repairs.py": ["test_theano_values.py", "test_older_python.py"],
-    "machines/*": ["test_machines_lost.py", "test_machines_differ.py"],
+    "machines/*": ["test_machines_lost.py", "test_machines_differ.py", "test_eight_machines.py"],
     "ops/*": ["test_ops.py", "test_ops_calls.py", "test_ops_gradients.py", "test_ops_shapes.py"],
     "profiles/*": ["test_timeline.py", "test_profile.py", "test_drawing.py", "test_clocks.py"],
     "programs/*": [

@@ -37,7 +37,7 @@ from processes import ROOT, find_test
 CALLS = ["test_call.py", "test_functions.py", "test_function_oracle.py"]
 PROCESSES = ["test_failures.py", "test_lifecycle.py", "test_restart.py"]
 # Several machines in one process, whose ranks are threads.
-MACHINES = ["test_machines_counts.py", "test_machines.py"]
+MACHINES = ["test_machines_tree.py", "test_machines_counts.py", "test_machines.py"]
 COURIERS = ["test_relay.py", "test_buckets.py"]
 WORLDS = ["test_worlds.py", *PROCESSES]
 WORKERS = ["test_transports.py -k Local", "test_transports.py"]
@@ -74,7 +74,9 @@ TESTS = {
     "transports/waiting.py": ["test_waiting.py", "test_transports.py"],
     "machines/overlap.py": [*COURIERS, "test_machines_mpi.py -m slow -k bit_for_bit"],
     "machines/courier.py": [*COURIERS, "test_machines_mpi.py -m slow -k gradients_travel"],
+    "machines/bundles.py": MACHINES,
     "machines/commands.py": MACHINES,
+    "machines/inbox.py": MACHINES,
     "machines/leaders.py": ["test_absent.py", "test_clocks.py", *MACHINES, "test_relay.py"],
     "machines/links.py": [*MACHINES, "test_machines_mpi.py -k naive_links"],
     "machines/meetings.py": [*MACHINES, "test_relay.py"],
@@ -125,6 +127,7 @@ TESTS = {
     "functions/stages.py": ["test_ops_calls.py"],
     "functions/steps.py": ["test_train.py", "test_rules.py", "test_check.py"],
     "functions/window.py": ["test_windows.py", "test_idioms.py"],
+    "machines/replies.py": MACHINES,
     "machines/store.py": MACHINES,
     "machines/job/config.py": ["test_job_config.py", "test_launch_machines.py"],
     "machines/job/doctor.py": ["test_doctor_mpi.py"],

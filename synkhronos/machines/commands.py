@@ -1,10 +1,15 @@
 """How a command, with the arrays that it needs, gets from the master to the ranks of other machines.
 
-The master sends a message to the leader of each other machine, and the rows of arrays that the ranks
-there need. The leader puts these into the store of its machine, and sends the other ranks of its machine
-a *frame*: the command, and where the rows are. The same call is often repeated. Then each rank reuses
-the objects that it sent or received the last time: nothing is pickled again, and the arrays are received
-into the same memory, of which the command may still have views.
+Commands travel along a tree of the leaders. The master sends a message to each of its children, and a
+leader passes on to its children what is for the machines below them, before its own ranks run the
+command. Small arrays are part of the message. Larger ones would only take longer by way of other
+machines: the master sends them to the machines that need them. The end of the world is sent directly,
+too, so that it depends on no other machine.
+
+A leader puts the arrays into the store of its machine, and sends the other ranks of its machine a
+*frame*: the command, and where the rows are. The same call is often repeated. Then each rank reuses the
+objects that it sent or received the last time: nothing is pickled again, messages for children are not
+made again, and the arrays are received into the same memory, of which the command may still have views.
 
 Other machines keep some arrays between commands. A constant array is sent once to each machine that
 needs it. A machine that has a file with the same name and contents, according to the digests, maps it;
@@ -19,38 +24,46 @@ from typing import Any, Hashable, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from synkhronos._errors import WorldBrokenError
-from synkhronos.machines.leaders import CONTROL, REPLY, Leaders
+from synkhronos.arithmetic import trees
+from synkhronos.machines.bundles import KEPT, Bundle
+from synkhronos.machines.inbox import Letter
+from synkhronos.machines.leaders import CONTROL, OF_COMMAND, REPLY, SMALL, Leaders
+from synkhronos.machines.links import as_bytes
 from synkhronos.machines.store import MachinesStore, ReceivedRows, lasts, name_of
 from synkhronos.stores.files import FileHandle, digest, find_same_file
 from synkhronos.stores.required_rows import Need, Needs, combine
 
-COMMAND, FILE = "command", "file"  # messages between commands
+FILE = "file"  # an order of the master: a question
 
 #: The keys of constant arrays that are no longer needed
 _Keys = Sequence[Tuple[int, int]]
 #: The command, the rows of arrays that came along, and the keys of dropped arrays
 _Content = Tuple[bytes, Sequence[ReceivedRows], _Keys]
+#: Of an array: the shape, the dtype, and whether it is part of the message
+_Kind = Tuple[Tuple[int, ...], str, bool]
 
 
-class Message(NamedTuple):
-    """A message of the master to a leader.
+def _kind_of(array: np.ndarray) -> _Kind:
+    return array.shape, array.dtype.str, array.nbytes <= SMALL
+
+
+class _Packed(NamedTuple):
+    """A command as it was sent.
 
     Attributes
     ----------
-    kind : str
-        `COMMAND`
-    payload : bytes
-        The command.
-    needed : list of Need
-        The rows of arrays that are sent along.
-    dropped : list
-        The keys of constant arrays that are no longer needed.
+    payload, needed, kinds, dropped
+        The contents, by which a repeated command is recognized.
+    messages : list of (int, slice, bytes)
+        The leaders to which they are sent, the places of the machines for which they are among the other
+        machines, and the messages.
     """
 
-    kind: str
-    payload: bytes
-    needed: Sequence[Need]
-    dropped: Sequence[tuple[int, int]]
+    payload: bytes | None
+    needed: Sequence[Sequence[Need]]
+    kinds: Sequence[Sequence[_Kind]]
+    dropped: _Keys
+    messages: Sequence[tuple[int, slice, bytes]]
 
 
 class CommandSender:
@@ -70,35 +83,38 @@ class CommandSender:
         self._leaders, self._store, self._machines = leaders, store, machines
         self._others = range(1, len(machines))
         self._size = sum(map(len, machines))
-        # For each machine:
-        self._kept: list[dict[Hashable, bool]] = [
-            {} for _ in machines
-        ]  # by name, whether it keeps the array
-        self._found: list[tuple[Needs | None, list[Need]]] = [(None, [])] * len(
-            machines
-        )  # what it needed for the last command
-        self._sent = [Message(COMMAND, b"", [], [])] * len(machines)
+        # By machine, and name: whether it keeps the array
+        self._kept: list[dict[Hashable, bool]] = [{} for _ in machines]
+        self._nothing: list[list[Need]] = [[] for _ in self._others]
+        self._needs: Needs | None = None  # of the last command that had any
+        self._found = self._sent = self._nothing  # its needs by machine, and without what machines keep
+        self._may_be_kept = False
+        self._packed = _Packed(None, [], [], [], [])
         self._digests: dict[FileHandle, bytes] = {}
 
     def find_needed(self, needs: Needs | None) -> list[list[Need]]:
         """Return the rows that each other machine needs for a command and does not have.
 
-        A repeated command gets the same lists, unless a machine keeps some of the arrays.
+        A repeated command gets the same list, unless machines have got arrays that they keep.
         """
-        return [self._find_needed(machine, needs) for machine in self._others]
-
-    def _find_needed(self, machine: int, needs: Needs | None) -> list[Need]:
         if needs is None:
-            return []
-        last, found = self._found[machine]
-        if needs != last:
-            found = combine(needs(self._machines[machine], self._size))
-            self._found[machine] = needs, found
-        if not any([lasts(need.handle) for need in found]):
-            return found
-        return [one for one in [self._missing(machine, need) for need in found] if one is not None]
+            return self._nothing
+        if needs != self._needs:
+            found = [combine(needs(self._machines[machine], self._size)) for machine in self._others]
+            self._may_be_kept = any([lasts(need.handle) for one in found for need in one])
+            self._needs, self._found = needs, found
+        if not self._may_be_kept:
+            return self._found
+        missing = [self._missing(*pair) for pair in zip(self._others, self._found)]
+        if not _are_same(missing, self._sent):
+            self._sent = missing
+        return self._sent
 
-    def _missing(self, machine: int, need: Need) -> Need | None:
+    def _missing(self, machine: int, needed: Sequence[Need]) -> list[Need]:
+        found = [self._as_sent(machine, need) for need in needed]
+        return [need for need in found if need is not None]
+
+    def _as_sent(self, machine: int, need: Need) -> Need | None:
         """Return a need in the form in which it is sent, or None if the machine has the array."""
         handle, kept = need.handle, self._kept[machine]
         if not lasts(handle):
@@ -113,39 +129,115 @@ class CommandSender:
     def _ask_for_file(self, machine: int, handle: FileHandle) -> bool:
         if handle not in self._digests:
             self._digests[handle] = digest(self._store.get(handle))
-        self._leaders.send(machine, CONTROL, (FILE, handle, self._digests[handle]))
+        self._leaders.send_order(machine, CONTROL, FILE, handle, self._digests[handle])
         answer = None
-        while answer is None or answer[0] != FILE:  # otherwise it replies to a command of a former world
-            _, answer, _ = self._leaders.receive(machine, REPLY, np.empty)
-        return answer[1]
+        while answer is None or not answer.is_order:  # a reply to a command of a former world
+            answer = self._leaders.receive(machine, REPLY)
+        return answer.content()[1]
 
     def cut(self, needed: list[list[Need]]) -> list[list[np.ndarray]]:
         """Return the rows of arrays to send to each other machine."""
-        return [[self._store.cut(need) for need in one] for one in needed]
+        return [[self._store.cut(need) for need in one] for one in needed] if any(needed) else []
 
     def send(
         self, payload: bytes, needed: list[list[Need]], arrays: list[list[np.ndarray]], dropped: _Keys
     ) -> None:
         """Send a command to the other leaders."""
+        leaders = self._leaders
+        small = [
+            b"".join([array.tobytes() for array in rows if array.nbytes <= SMALL]) for rows in arrays
+        ]
+        for target, places, message in self._pack(payload, needed, arrays, dropped):
+            letter = Letter(leaders.number, leaders.first_number, message, b"".join(small[places]))
+            leaders.send(target, CONTROL, letter)
         for machine, needs, rows in zip(self._others, needed, arrays):
-            message = self.message(machine, payload, needs, dropped)
-            self._leaders.send(machine, CONTROL, message, rows)
+            for array in rows:
+                if array.nbytes > SMALL:
+                    leaders.send_array(machine, array, OF_COMMAND)
             self._kept[machine].update((name_of(need.handle), True) for need in needs if need.lasts)
 
-    def message(self, machine: int, payload: bytes, needed: list[Need], dropped: _Keys) -> Message:
-        """Return the message to a leader: the same object as the last time if it is equal."""
-        last = self._sent[machine]
-        if payload is not last.payload or needed is not last.needed or dropped != last.dropped:
-            self._sent[machine] = Message(COMMAND, payload, needed, dropped)
-        return self._sent[machine]
+    def _pack(
+        self, payload: bytes, needed: list[list[Need]], arrays: list[list[np.ndarray]], dropped: _Keys
+    ) -> Sequence[tuple[int, slice, bytes]]:
+        """Return the messages: the same objects as the last time if the contents are equal."""
+        last, kinds = self._packed, [list(map(_kind_of, rows)) for rows in arrays]
+        if (
+            payload is last.payload
+            and needed is last.needed
+            and kinds == last.kinds
+            and dropped == last.dropped
+        ):
+            return last.messages
+        every = zip(needed, kinds or [[]] * len(needed))
+        bundle = Bundle(
+            pickle.dumps((payload, dropped), pickle.HIGHEST_PROTOCOL),
+            [pickle.dumps(own, pickle.HIGHEST_PROTOCOL) for own in every],
+            [sum(array.nbytes for array in rows if array.nbytes <= SMALL) for rows in arrays],
+        )
+        messages = [
+            (target, places, bundle.part_of(places).pack()) for target, places in self._targets(payload)
+        ]
+        if len(bundle.common) <= KEPT:
+            self._packed = _Packed(payload, needed, kinds, dropped, messages)
+        return messages
+
+    def _targets(self, payload: bytes) -> list[tuple[int, slice]]:
+        """Return to which leaders a command is sent, and the places of those for which it is."""
+        if not payload:  # the end
+            return [(machine, slice(machine - 1, machine)) for machine in self._others]
+        below = _children(self._leaders)
+        return [(child, slice(found.start - 1, found.stop - 1)) for child, found in below]
 
     def take_dropped(self) -> list[tuple[int, int]]:
         """Return the keys of constant arrays that machines no longer need to keep."""
         keys, self._store.dropped[:] = list(self._store.dropped), []
-        for kept in self._kept:
+        for kept in self._kept if keys else ():
             for key in keys:
                 kept.pop(key, None)
         return keys
+
+
+def _children(leaders: Leaders) -> list[tuple[int, range]]:
+    """Return the children of a leader in the tree, and the machines to which each of them passes on."""
+    found = trees.children(leaders.rank, leaders.size)
+    return [(child, trees.subtree(child, leaders.size)) for child in found]
+
+
+def _are_same(some: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]]) -> bool:
+    """Whether lists contain the same objects."""
+    return all(
+        [
+            len(one) == len(other) and all([left is right for left, right in zip(one, other)])
+            for one, other in zip(some, others)
+        ]
+    )
+
+
+class _Opened(NamedTuple):
+    """A command as it was received, which is the same object if it is received again.
+
+    Attributes
+    ----------
+    message : bytes
+        The message; empty if it is too long to be kept.
+    payload : bytes
+        The command.
+    dropped : list
+        The keys of constant arrays that are no longer needed.
+    needed : list of Need
+        The rows of arrays that are sent along to this machine.
+    kinds : list
+        The kinds of these arrays.
+    onward : list of (int, bytes, slice)
+        What is sent to each child: a message, and which of the bytes that follow.
+    """
+
+    message: bytes
+    payload: bytes
+    dropped: _Keys
+    needed: Sequence[Need]
+    kinds: Sequence[_Kind]
+    onward: Sequence[tuple[int, bytes, slice]]
 
 
 class CommandReceiver:
@@ -161,43 +253,78 @@ class CommandReceiver:
 
     def __init__(self, leaders: Leaders, store: MachinesStore) -> None:
         self._leaders, self._store = leaders, store
-        self._last: tuple[Any, list[np.ndarray]] = None, []  # a message, and the arrays that came along
-        self._received: tuple[Any, list[np.ndarray]] = self._last
+        self._command = self._last = _Opened(
+            b"", b"", [], [], [], []
+        )  # received, and put into the store
+        self._following = b""
+        self._arrays: list[np.ndarray] = []  # of the last command
         self._files: list[ReceivedRows] = []  # in files of this machine
         self._rows: Sequence[ReceivedRows] = ()
 
     def receive(self) -> int:
-        """Wait for a command; return its number."""
+        """Wait for a command, and pass it on; return its number."""
         self._files = []
-        while True:
-            number, message, arrays = self._leaders.receive(
-                0, CONTROL, self._store.empty, True, self._last
-            )
-            if message[0] == COMMAND:
-                self._received = message, arrays
-                return number
-            if message[0] != FILE:
+        while (letter := self._leaders.receive_command()).is_order:
+            content = letter.content()
+            if content[0] != FILE:
                 # The master has broken this world, and the notice has not been read yet.
-                self._leaders.postpone(number, message)
+                self._leaders.postpone(letter)
                 raise WorldBrokenError("the master has ended the ranks")
-            self._find_file(*message[1:])
+            self._find_file(*content[1:])
+        if letter.body != self._command.message:  # the same call is often repeated
+            self._command = self._unpack(letter.body)
+        self._following = letter.following
+        self._pass_on(letter)
+        return letter.number
 
     def _find_file(self, handle: FileHandle, expected: bytes) -> None:
         """Answer whether this machine has a file of the master."""
         own = find_same_file(handle, expected)
-        self._leaders.send(0, REPLY, (FILE, own is not None))
+        self._leaders.send_order(0, REPLY, FILE, own is not None)
         if own is not None:
             self._files.append(ReceivedRows(Need(handle, lasts=True), own))
 
+    def _unpack(self, message: bytes) -> _Opened:
+        bundle, onward, own = Bundle.unpack(message), [], self._leaders.rank
+        for child, machines in _children(self._leaders) if len(bundle.parts) > 1 else ():
+            places = slice(machines.start - own, machines.stop - own)
+            onward.append((child, bundle.part_of(places).pack(), bundle.place_of(places)))
+        payload, dropped = pickle.loads(bundle.common)
+        needed, kinds = pickle.loads(bundle.parts[0])
+        kept = message if len(message) <= KEPT else b""
+        return _Opened(kept, payload, dropped, needed, kinds, onward)
+
+    def _pass_on(self, letter: Letter) -> None:
+        sent = []
+        for child, message, place in self._command.onward:
+            passed_on = letter._replace(body=message, following=letter.following[place])
+            sent.append(self._leaders.send(child, CONTROL, passed_on))
+        self._leaders.wait_until_sent(sent)  # the ranks may compute for a long time now
+        if not self._command.message:
+            self._command = self._command._replace(onward=[])
+
     def open(self) -> _Content:
         """Put the arrays of the command into the store; return the arguments for `Frames.pack`."""
-        message, arrays = self._received
-        self._store.drop(message.dropped)
-        if message is not self._last[0] or self._files:
-            self._last = self._received
-            self._rows = self._files + self._store.receive(message.needed, arrays)
-        self._store.keep_for_command(self._rows)
-        return message.payload, self._rows, message.dropped
+        command, store = self._command, self._store
+        store.drop(command.dropped)
+        if command is not self._last:
+            self._arrays = [store.empty(shape, dtype) for shape, dtype, _ in command.kinds]
+        self._receive_arrays()
+        if command is not self._last or self._files:
+            self._last = command
+            self._rows = self._files + store.receive(command.needed, self._arrays)
+        store.keep_for_command(self._rows)
+        return command.payload, self._rows, command.dropped
+
+    def _receive_arrays(self) -> None:
+        start, announced = 0, []
+        for array, (*_, is_small) in zip(self._arrays, self._command.kinds):
+            if is_small:
+                as_bytes(array)[...] = np.frombuffer(self._following, np.uint8, array.nbytes, start)
+                start += array.nbytes
+            else:
+                announced.append((0, array))
+        self._leaders.receive_arrays(announced, OF_COMMAND)
 
 
 class Frames:

@@ -6,6 +6,8 @@ something ends: a rank has failed (`ABORT`); a machine has lost a rank (`BROKEN`
 world (`END`); a request to stop was made (`FLAG`); or a leader does not come to a meeting (`ENDED`).
 Notices carry the number of the command to which they belong, so old ones are ignored.
 
+Between commands, leaders send *letters*: commands and replies along a tree, and orders of the master.
+
 A leader reads notices while it waits. MPI has to be polled: a leader polls continuously for a short
 time, and then sleeps between polls.
 """
@@ -24,7 +26,8 @@ import numpy as np
 
 from synkhronos._errors import CollectiveAbortedError, MissingRankError, WorldBrokenError
 from synkhronos.arithmetic.clocks import Ping, Reading, read_clock
-from synkhronos.machines.links import Links, LostError, Receipt, as_bytes
+from synkhronos.machines.inbox import NO_WORLD, Inbox, Letter
+from synkhronos.machines.links import Links, LostError, Receipt
 from synkhronos.transports.base import do_nothing
 from synkhronos.transports.waiting import Patience
 
@@ -34,7 +37,9 @@ ABORT, BROKEN, END, FLAG, ASK, ENDED = range(6)  # notices
 _NOTICE, CONTROL, REPLY = range(3)
 _ARRAYS = 2  # streams of arrays
 _MEETING = _ARRAYS
-_STREAMS = _ARRAYS + 1
+#: The streams of large arrays that belong to a command and to the replies
+OF_COMMAND, OF_REPLIES = _ARRAYS + 1, _ARRAYS + 2
+_STREAMS = OF_REPLIES + 1
 _FIRST, _NUMBERS = 16, 1 << 20
 END_OF_TAGS = _FIRST + _STREAMS * _NUMBERS
 
@@ -50,9 +55,9 @@ _STILL_ARRIVING = 100  # commands after an aborted one in which its messages are
 
 _POLLS = range(4)  # polls between two readings of the clock; each takes about 2 microseconds
 
-_SMALL = 4096  # bytes of an array that is sent in the message that announces it
-_KEPT = 1 << 16  # bytes of a pickle that is kept in case it is sent again
-_HEAD = struct.Struct("=qQ")  # of a message: the number of its command, and the length of the pickle
+SMALL = 4096  # bytes of an array that is sent in the letter that announces it
+_HEAD = struct.Struct("=qqQ")  # of a letter: the numbers of command and world, and the body's length
+_NEVER = 1 << 62  # the number of no command
 
 #: The number of pings for a reading of a clock. Some of them are short, also on machines that are busy.
 PINGS = 30
@@ -83,7 +88,7 @@ class Leaders:
     passed : int
         The meetings of this command that this leader has passed.
     first_number : int
-        The number of the first command of this world.
+        The number of the first command of this world; larger than any between worlds.
     ended : EndedLeaders
         The leaders that have ended the command.
     """
@@ -94,14 +99,11 @@ class Leaders:
         self.number = self.passed = 0
         self._notices: list[_Notice] = []  # of later commands
         self._aborted = 0  # the first meeting that cannot be passed, from 1; 0 if all can
-        self.ended = EndedLeaders(self.notify)
+        self.ended = EndedLeaders(self._notify_of_end)
         self._flag: np.ndarray | None = None
         self._highest = 0  # of the notices `FLAG` of this command
         self._broken: tuple[int, str] | None = None  # the number of the command, and the cause
-        self._postponed: tuple[int, Any] | None = None
-        # By leader and tag: the last object with its arrays' types, pickled and not, if it is not large.
-        self._sent: dict[tuple[int, int], tuple[Any, Any, bytes]] = {}
-        self._received: dict[tuple[int, int], tuple[bytes, Any]] = {}
+        self._inbox = Inbox(lambda: self.receive(None, CONTROL, True))
         self._aborted_commands: list[int] = []  # their numbers, while messages may still arrive
         self._receiving: dict[Receipt, None] = {}  # a set in the order of insertion
         self._inside = Patience()
@@ -142,7 +144,7 @@ class Leaders:
     def end_world(self) -> None:
         """End the world; notices that belong to it are ignored from now on."""
         self.begin_world()
-        self.first_number += 1
+        self.first_number = _NEVER
 
     # Commands
 
@@ -150,12 +152,7 @@ class Leaders:
         """Start a command."""
         if self._aborted:
             self._aborted_commands.append(self.number)
-        for aborted in self._aborted_commands:
-            for stream in range(_STREAMS):
-                self.links.discard(_tag(aborted, stream))
-        self._aborted_commands = [
-            one for one in self._aborted_commands if number - one < _STILL_ARRIVING
-        ]
+        self._discard(number)
         self.number, self.passed, self._aborted = number, 0, 0
         self._flag, self._highest = None, 0
         self.ended.begin()
@@ -163,74 +160,73 @@ class Leaders:
         for notice in early:
             self._take(notice)
 
-    def send(self, to: int, tag: int, content: Any, arrays: Sequence[np.ndarray] = ()) -> None:
-        """Send an object, and C-contiguous arrays that must not change in this command.
+    def begin_first(self, number: int) -> None:
+        """Start the command before the first one of a world.
 
-        If it is the same object as the last time, and not large, it is not pickled again.
+        The world before may have ended in the midst of a command, which may not have come here.
         """
-        kinds = [(array.shape, array.dtype.str, array.nbytes <= _SMALL) for array in arrays]
-        last, last_kinds, pickled = self._sent.get((to, tag), (None, None, b""))
-        if content is not last or kinds != last_kinds:
-            pickled = pickle.dumps((content, kinds), pickle.HIGHEST_PROTOCOL)
-            if len(pickled) <= _KEPT:
-                self._sent[to, tag] = content, kinds, pickled
-        small = [array.tobytes() for array in arrays if array.nbytes <= _SMALL]
-        head = _HEAD.pack(self.number, len(pickled))
-        self.links.send(to, tag, b"".join([head, pickled, *small]))
-        for array in arrays:
-            if array.nbytes > _SMALL:
-                self.links.send(to, tag, array)
+        self._aborted_commands += {self.number, number - 1} - {0}
+        self.begin(number)
 
-    def receive(
-        self,
-        source: int,
-        tag: int,
-        allocate: Callable[[tuple[int, ...], str], np.ndarray],
-        idle: bool = False,
-        former: tuple[Any, list[np.ndarray]] = (None, []),
-    ) -> tuple[int, Any, list[np.ndarray]]:
-        """Wait for a message of `send`; return the number of its command, the object and the arrays.
+    def _discard(self, number: int) -> None:
+        """Discard the messages of aborted commands that have arrived, before a command."""
+        for aborted in self._aborted_commands:
+            with contextlib.suppress(LostError):  # `read_notices` raises it
+                for stream in range(_STREAMS):
+                    self.links.discard(_tag(aborted, stream))
+        self._aborted_commands = [
+            one for one in self._aborted_commands if number - one < _STILL_ARRIVING
+        ]
 
-        It is the same object as the last time if it was sent again; it must not be changed.
+    # Between commands
 
-        Parameters
-        ----------
-        allocate : callable
-            ``allocate(shape, dtype)`` returns memory for an array.
-        idle : bool
-            Whether there is no time limit.
-        former : (object, list of numpy.ndarray)
-            The object and the arrays that a former call returned. If the same object was sent again, its
-            arrays are received into the same memory.
+    def send_order(self, to: int, tag: int, *content: Any) -> None:
+        """Send a tuple of objects that is no command and no reply."""
+        order = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
+        self.send(to, tag, Letter(self.number, NO_WORLD, order))
+
+    def send(self, to: int, tag: int, letter: Letter) -> int:
+        """Send a letter; return a number for `wait_until_sent`."""
+        head = _HEAD.pack(letter.number, letter.world, len(letter.body))
+        return self.links.send(to, tag, b"".join([head, letter.body, letter.following]))
+
+    def wait_until_sent(self, numbers: Sequence[int]) -> None:
+        """Wait until messages have been sent. MPI sends a long one only while it is called."""
+        for number in numbers:
+            self.wait(functools.partial(self.links.is_sent, number))
+
+    def receive(self, source: int | None, tag: int, idle: bool = False) -> Letter:
+        """Wait for a letter, from any leader if `source` is None.
+
+        `idle` is whether there is no time limit.
         """
-        if tag == CONTROL and self._postponed is not None:
-            postponed, self._postponed = self._postponed, None
-            return (*postponed, [])
         message = self.wait(lambda: self.links.receive(source, tag), idle)[1]
-        number, length = _HEAD.unpack_from(message)
-        start = _HEAD.size + length
-        pickled = message[_HEAD.size : start]
-        found: Any
-        last, found = self._received.get((source, tag), (None, None))
-        if pickled != last:  # the same call is often repeated
-            found = pickle.loads(pickled)
-            if length <= _KEPT:
-                self._received[source, tag] = pickled, found
-        content, kinds = found
-        arrays = former[1]
-        if content is not former[0]:
-            arrays = [allocate(shape, dtype) for shape, dtype, _ in kinds]
-        for array, (*_, is_small) in zip(arrays, kinds):
-            if is_small:
-                as_bytes(array)[...] = np.frombuffer(message, np.uint8, array.nbytes, start)
-                start += array.nbytes
-            else:
-                self.wait(self.links.receive_into(source, tag, array).is_complete)
-        return number, content, arrays
+        number, world, length = _HEAD.unpack_from(message)
+        view, end = memoryview(message), _HEAD.size + length
+        return Letter(number, world, bytes(view[_HEAD.size : end]), bytes(view[end:]))
 
-    def postpone(self, number: int, content: Any) -> None:
-        """Let the next `receive` with the tag `CONTROL` return this message."""
-        self._postponed = number, content
+    def receive_order(self) -> Letter:
+        """Wait for an order, between worlds."""
+        return self._inbox.next_order(self.number)
+
+    def receive_command(self) -> Letter:
+        """Wait for the next command of this world, or an order."""
+        return self._inbox.next_command(self.first_number, self.number)
+
+    def postpone(self, order: Letter) -> None:
+        """Let the next call of `receive_order` return this order."""
+        self._inbox.postpone(order)
+
+    def receive_arrays(self, announced: Sequence[tuple[int, np.ndarray]], stream: int) -> None:
+        """Receive the arrays of a command or of replies, each from a leader, and wait for them."""
+        receipts = [self.receive_array(source, array, stream) for source, array in announced]
+        try:
+            for receipt in receipts:
+                self.wait(receipt.is_complete)
+                del self._receiving[receipt]
+        except BaseException:
+            self._cancel()
+            raise
 
     # Inside a command
 
@@ -304,10 +300,13 @@ class Leaders:
         try:
             return self.wait(ready_or_aborted, inside=True)
         except BaseException:
-            for receipt in reversed(self._receiving):
-                receipt.cancel()
-            self._receiving.clear()
+            self._cancel()
             raise
+
+    def _cancel(self) -> None:
+        for receipt in reversed(self._receiving):
+            receipt.cancel()
+        self._receiving.clear()
 
     def _check_missing(self) -> None:
         machine = self.ended.find(self.passed)
@@ -329,6 +328,11 @@ class Leaders:
             if machine != self.rank:
                 with contextlib.suppress(LostError):
                     self.links.send(machine, _NOTICE, notice)
+
+    def _notify_of_end(self, kind: int, passed: int, to: Sequence[int] | None = None) -> None:
+        # After a failure, others leave by its own notice, which may arrive later, and tells the cause.
+        if kind == ASK or not self._aborted:
+            self.notify(kind, passed, to)
 
     def abort(self) -> None:
         """Let the other leaders leave all meetings of this command that this one has not passed."""
@@ -357,11 +361,11 @@ class Leaders:
 
     def _take(self, notice: _Notice) -> None:
         number, kind, machine, value = notice
-        if number > self.number:
-            self._notices.append(notice)
-        elif kind in (BROKEN, END):
+        if kind in (BROKEN, END):  # also of a command that does not come here any more
             if self._broken is None or number > self._broken[0]:
                 self._broken = number, value
+        elif number > self.number:
+            self._notices.append(notice)
         elif number < self.number:
             pass
         elif kind == ABORT:

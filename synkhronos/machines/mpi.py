@@ -74,6 +74,8 @@ class MpiLinks(Links):
         self._pieces: dict[
             tuple[int, int], list[bytearray]
         ] = {}  # by source and tag: the pieces of the message being received
+        # By source, which may be any, and tag: a message for which there was no memory
+        self._matched: dict[tuple[int | None, int], tuple[Any, MPI.Status]] = {}
         self._pid = os.getpid()
 
     def lost(self) -> Collection[int]:
@@ -119,13 +121,17 @@ class MpiLinks(Links):
         return None
 
     def _receive_piece(self, source: int | None, tag: int) -> tuple[int, bytearray] | None:
-        status = MPI.Status()
-        source = MPI.ANY_SOURCE if source is None else source
+        message, status = self._matched.pop((source, tag), (None, MPI.Status()))
         try:
-            message = self._comm.Improbe(source, tag, status)
+            if message is None:
+                message = self._comm.Improbe(MPI.ANY_SOURCE if source is None else source, tag, status)
             if message is None:
                 return None
-            data = bytearray(status.Get_count(MPI.BYTE))
+            try:
+                data = bytearray(status.Get_count(MPI.BYTE))
+            except MemoryError:
+                self._matched[source, tag] = message, status  # for the next call
+                raise
             message.Recv([data, MPI.BYTE], status)
         except MPI.Exception as error:
             raise self._or_lost(error) from None

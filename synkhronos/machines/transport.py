@@ -1,9 +1,9 @@
 """The ranks of several machines: the transports of the machines, joined by their leaders.
 
 One rank of each machine is its leader: the rank that has forked the others. A command goes from the
-master to the leaders, and from each leader to the ranks of its machine. A meeting consists of a meeting
-inside each machine, a meeting between the leaders, and another inside each machine, in which the leader
-passes on the items that it received. A reply goes the other way.
+master to the leaders, along a tree, and from each leader to the ranks of its machine. A reply goes the
+other way. A meeting consists of a meeting inside each machine, a meeting between the leaders, and
+another inside each machine, in which the leader passes on the items that it received.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from synkhronos.host.machine import cores
 from synkhronos.machines.commands import CommandReceiver, CommandSender, Frames
 from synkhronos.machines.communicator import MachinesCommunicator
 from synkhronos.machines.courier import NoCourier
-from synkhronos.machines.leaders import END, REPLY
+from synkhronos.machines.leaders import END
 from synkhronos.machines.meetings import Meetings, set_items
 from synkhronos.machines.overlap import OverlappedReduction
 from synkhronos.machines.relay.relay import Relay
+from synkhronos.machines.replies import Replies
 from synkhronos.machines.store import MachinesStore
-from synkhronos.stores.required_rows import Need
 from synkhronos.transports.base import OnDeath, Transport, do_nothing
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class MachinesTransport(Transport):
     inherits = forks_all = False
     can_replace = True
     store: MachinesStore
+    # The exports and replies of the other ranks of this machine, for this command
+    _collected: tuple[list[MachineHandle], list[bytes | None]] | None = None
     in_program, is_copy, status, progress = map(
         _of_local, ("in_program", "is_copy", "status", "progress")
     )
@@ -107,10 +109,10 @@ class MachinesTransport(Transport):
         store.use(self.rank, courier.commons)
         self.store, self._job = store, job
         self._is_alone = local.size == 1  # on this machine
-        self._others = [machine for machine in range(len(machines)) if machine != self.machine]
         self._has_aborted = False  # this rank, in this command
         self._sender = CommandSender(leaders, self.store, machines)
         self._receiver = CommandReceiver(leaders, self.store)
+        self._replies = Replies(leaders, self.store)
         self._frames = Frames()
         self._while_waiting: Callable[[], None] = do_nothing
         self._ran_program = False  # in the last command; the machine's transport forgets it
@@ -256,7 +258,7 @@ class MachinesTransport(Transport):
         self.store.begin()
         self._begin_ahead()
         self._has_aborted = self.in_program = False
-        self._on_death = None
+        self._on_death = self._collected = None
 
     def reply(self, payload: bytes) -> None:
         self.end_copy()
@@ -266,12 +268,14 @@ class MachinesTransport(Transport):
             self.local.reply(pickle.dumps(own, pickle.HIGHEST_PROTOCOL))
             self._has_aborted, self.posted = False, True
             return
-        more, replies = self._collect_here()
+        if self._collected is None:  # else there was no room for the last reply
+            self._collected = self._collect_here()
+        more, replies = self._collected
         replies[self.local.rank] = payload
-        exports += more
-        arrays = [self.store.get(handle) for handle in exports]
+        packed, arrays = self._replies.pack(replies, exports + more)
+        below = self._replies.gather(self._ran_program)
         self.posted = True
-        self.leaders.send(0, REPLY, (replies, exports), arrays)
+        self._replies.send(packed, below, arrays)
 
     def _collect_here(self) -> tuple[list[MachineHandle], list[bytes | None]]:
         """Return the exports and the replies of the other ranks of this machine."""
@@ -294,14 +298,8 @@ class MachinesTransport(Transport):
         may_last = self.in_program
         replies: list[bytes | None] = [None] * self.size
         set_items(replies, self._machines[self.machine], self._collect_here()[1])
-        for machine in self._others:
-            number = -1
-            while number < self.leaders.number:  # others belong to a world that broke
-                number, (given, exports), arrays = self.leaders.receive(
-                    machine, REPLY, self.store.empty, may_last
-                )
-            self.store.receive([Need(handle) for handle in exports], arrays)
-            set_items(replies, self._machines[machine], given)
+        for ranks, given in zip(self._machines[1:], self._replies.collect(may_last)):
+            set_items(replies, ranks, given)
         if may_last:
             self._end_relay()
             self.leaders.read_notices()  # requests to stop; others are read while it waits

@@ -41,7 +41,7 @@ from synkhronos.world.world import World, enter_world
 
 _CLOSING = 2.0  # seconds for a worker to end by itself
 _LEAVING = 2.5  # seconds for the other machines to end at the end of the script
-# Messages between commands, in addition to the transport's own messages
+# Orders between commands, in addition to the transport's own messages
 _START, _TOGETHER, _EXIT = "start", "together", "exit"
 
 
@@ -138,9 +138,9 @@ class Machines:
         return self._transport(self._world)
 
     def _tell(self, what: str, *details: Any) -> None:
-        self.leaders.begin(self.leaders.number + 1)
+        self.leaders.begin_first(self.leaders.number + 1)
         for machine in range(1, self.leaders.size):
-            self.leaders.send(machine, CONTROL, (what, *details))
+            self.leaders.send_order(machine, CONTROL, what, *details)
 
     def _transport(
         self, world: _WorldOfJob, former: MachinesTransport | None = None
@@ -201,20 +201,21 @@ class Machines:
     def _serve_worlds(self) -> None:
         while True:
             try:
-                number, message, _ = self.leaders.receive(0, CONTROL, np.empty, True)
+                order = self.leaders.receive_order()
             except LostError:
                 if 0 in self.leaders.links.lost():
                     raise
                 self.leaders.links.acknowledge()
                 continue
-            if message[0] == _EXIT:
+            what, *details = order.content()
+            if what == _EXIT:
                 self._send_courier_home()
                 break
-            if message[0] == _TOGETHER:
+            if what == _TOGETHER:
                 self._meet_again()
-            if message[0] == _START:  # other commands belong to a world that has ended here
-                self.leaders.begin(number)
-                self._lead(message[1])
+            if what == _START:  # other orders belong to a world that has ended here
+                self.leaders.begin_first(order.number)
+                self._lead(*details)
 
     def _send_courier_home(self) -> None:
         if self._tasks.here is not None:
@@ -234,7 +235,7 @@ class Machines:
         self.leaders.links.acknowledge()
         for machine in range(1, self.leaders.size):
             if machine not in lost:
-                self.leaders.send(machine, CONTROL, (_TOGETHER,))
+                self.leaders.send_order(machine, CONTROL, _TOGETHER)
         self._meet_again()
 
     def _meet_again(self) -> None:

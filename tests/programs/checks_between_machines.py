@@ -22,7 +22,7 @@ from synkhronos.machines.leaders import Leaders
 from synkhronos.machines.mpi import Tasks, abort
 from synkhronos.machines.transport import MachinesTransport
 
-SIZES = [2, 2, 1]
+SIZES = [2, 2, 1, 1, 2, 1, 1, 1]  # of the first machines, as many as there are
 
 
 def communicator_of(transport):

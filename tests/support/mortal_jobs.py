@@ -98,11 +98,11 @@ def couriers(job, machine):
     ]
 
 
-def begin(machines, script, *arguments, file, **options):
-    """Start a job; return it when the script has written a file."""
+def begin(machines, script, *arguments, file, limit=120, **options):
+    """Start a job; return it when the script has written a file, for which it has `limit` seconds."""
     job = machines.start(script, *arguments, **options)
     try:
-        wait_until(file.exists, 120)
+        wait_until(file.exists, limit)
     except AssertionError:
         job.wait(1)  # fails with what it has printed
     return job

@@ -70,6 +70,14 @@ def test_conformance(check, checked):
 
 
 @pytest.mark.slow
+def test_transports_and_stores_of_four_machines(tmp_path):
+    with Machines(4) as machines:
+        failed = run_checks(machines, tmp_path, "transports", "stores")
+    assert {name.partition(":")[0] for name in failed} == {"links", "transports", "stores"}
+    assert not any(failed.values()), failed
+
+
+@pytest.mark.slow
 def test_links_and_communicators_of_three_machines(tmp_path):
     with Machines(3) as machines:
         failed = run_checks(machines, tmp_path, "links", "communicators", "wires")

@@ -94,13 +94,53 @@ def test_a_receipt_can_be_cancelled_whose_sender_dies_meanwhile(monkeypatch):
         receipt.cancel()
 
 
+@needs_ulfm
+@SLOW
+def test_the_script_goes_on_without_a_leader_that_passed_on_commands(tmp_path):
+    with Machines(4, prefix=OPENMPI_5) as machines:
+        assert run(machines, tmp_path, "rank", 4, "use", 6) == "restarted with 6 of 8"
+
+
+@needs_ulfm
+def test_a_message_for_which_there_is_no_memory_can_be_received_later(monkeypatch):
+    from synkhronos.machines import mpi
+
+    class Message:
+        def Recv(self, room, status):
+            room[0][:] = b"text"
+
+    class Status:
+        def Get_count(self, kind):
+            return 4
+
+        def Get_source(self):
+            return 1
+
+    def refuse(length):
+        raise MemoryError
+
+    arrived = [Message()]
+    comm = SimpleNamespace(rank=0, size=2, Improbe=lambda *_: arrived.pop() if arrived else None)
+    known = SimpleNamespace(Exception=KeyError, Status=Status, BYTE=None, ANY_SOURCE=-1)
+    monkeypatch.setattr(mpi, "MPI", known)
+    links = mpi.MpiLinks(comm)
+    for source in (1, None):
+        with monkeypatch.context() as patched, pytest.raises(MemoryError):
+            patched.setattr(mpi, "bytearray", refuse, raising=False)
+            links.receive(source, 5)
+        assert not arrived
+        assert links._receive_piece(source, 5) == (1, b"text")
+        assert links._receive_piece(source, 5) is None
+        arrived.append(Message())
+
+
 def test_a_dead_leader_is_named_until_the_others_acknowledge_it():
     network = NaiveNetwork(3)
     first, _, third = (Leaders(links) for links in network.links())
     first.links.name(["machine a", "machine b", "machine c"])
     network.lost.add(1)
     first.notify(FLAG, 1)  # nobody waits for the dead
-    for call in (first.read_notices, lambda: first.send(1, 0, "text")):
+    for call in (first.read_notices, lambda: first.send_order(1, 0, "text")):
         with pytest.raises(LostError, match="^machine b left the job"):
             call()
     third.links.acknowledge()
