@@ -2,7 +2,8 @@
 
 ``partition`` determines the rows of each rank, ``minibatches`` the rows of a rank in each step, and
 ``rank_ranges`` the ranks of each machine. ``buckets`` divides a vector into parts that are reduced one
-after another. ``operations`` defines the reductions, of which ``averages`` computes the averages.
+after another. ``operations`` defines the reductions, of which ``averages`` computes the averages, and
+``pairwise`` the order in which machines combine arrays.
 ``conversion`` converts the user's values to arrays, ``comparison`` compares arrays, ``streams`` advances
 random generators, and ``clocks`` converts times of another machine's clock. ``codes``, ``largest`` and
 ``low_rank`` are the arithmetic of wire formats, which take fewer bytes. These are pure functions and

@@ -235,7 +235,7 @@ class _Partial(NamedTuple):
 
     places: int
     operand: MaybeOperand
-    memory: Optional[np.ndarray]
+    memory: np.ndarray | None
 
 
 def _parts(array: np.ndarray) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Communicators: collectives on arrays, called by all ranks inside one command.
 
 ``base`` is the interface; ``naive`` is its specification. ``shm`` works in shared memory, ``nccl`` on
-GPUs, ``linked`` by messages, and ``alone`` for a single rank. ``repeating``
+GPUs, ``linked`` by messages, and ``alone`` for a single rank. ``direct``, ``doubling`` and ``halving`` are
+algorithms of ``linked``, between which ``algorithms`` chooses. ``repeating``
 prepares collectives for callers that repeat them. ``staged`` copies the arrays of a device
 to shared memory and back.
 

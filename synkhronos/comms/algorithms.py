@@ -31,7 +31,8 @@ SMALL = 1 << 16
 #: The largest arrays that are reduced by doubling, in bytes together: they are copied
 MIDDLE = 1 << 20
 _UNLIMITED = sys.maxsize
-_FROM = 3  # ranks from which on there is a choice
+#: The number of ranks from which on there is a choice
+CHOICE_FROM = 3
 _SIZES = [1 << power for power in range(2, 34)]  # bytes for which the model is evaluated
 
 # Measuring
@@ -115,7 +116,7 @@ def seconds(name: str, size: int, nbytes: float, costs: Costs) -> float:
 
 def choose(size: int, costs: Costs = USUAL) -> Limits:
     """Return the limits with which all-reduces between `size` ranks take the least time."""
-    if size < _FROM:
+    if size < CHOICE_FROM:
         return OF_PAIR
     limits = [0] * 3
     for nbytes in _SIZES:
@@ -192,9 +193,7 @@ def _time(group: Linked, others: int, nbytes: int) -> float:
             group.receive_array((group.rank - one - 1) % group.size, received[one])
             for one in range(others)
         ]
-        sent = [
-            group.send_array((group.rank + one + 1) % group.size, own) for one in range(others)
-        ]
+        sent = [group.send_array((group.rank + one + 1) % group.size, own) for one in range(others)]
         group.complete(receipts, sent)
         times.append(time.perf_counter() - began)
     return statistics.median(times[_WARMING:])
@@ -220,7 +219,7 @@ def decide(group: Linked, text: str) -> Limits:
     ValueError
         On all ranks, if it is no such text on rank 0.
     """
-    if group.size < _FROM:
+    if group.size < CHOICE_FROM:
         return OF_PAIR
     text = group.exchange(text.encode())[0].decode()
     return parse(text) if text else choose(group.size, measure(group))

@@ -1,9 +1,9 @@
 """The all-reduce by recursive doubling, for small arrays.
 
 In round k, each rank exchanges its partial result with the rank whose place differs by ``2**k``, and
-combines the two. After ``log2(size)`` rounds all ranks have combined the arrays of all, in the same order
-of operands, so with the same bits. If the number of ranks is not a power of two, the first rank of some
-pairs sends its array to the second before, and gets the result after [1]_. All arrays travel in one
+combines the two. After ``log2(size)`` rounds all ranks have combined the arrays of all, in the same
+order of operands, so with the same bits. If the number of ranks is not a power of two, the first rank of
+some pairs sends its array to the second before, and gets the result after [1]_. All arrays travel in one
 message.
 
 .. [1] Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005.

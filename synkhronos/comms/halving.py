@@ -178,7 +178,10 @@ class HalvingReduction:
 
         def start(number: int) -> None:
             receipts.append(
-                [self.group.receive_array(partner, one, _STREAM) for one in incoming[number : number + 1]]
+                [
+                    self.group.receive_array(partner, one, _STREAM)
+                    for one in incoming[number : number + 1]
+                ]
             )
             sent.append(
                 [self.group.send_array(partner, one, _STREAM) for one in sending[number : number + 1]]

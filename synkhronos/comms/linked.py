@@ -2,11 +2,11 @@
 
 A reduction begins with a meeting: every rank sends to all others a digest of the shapes and dtypes, with
 which the ranks check that they are equal, and its weight. The smallest arrays are part of the meeting:
-every rank gets and reduces all of them. Larger arrays are reduced by `doubling`, `halving` or `direct`, as
-`algorithms` says. Reductions to a single rank are direct in place of `halving`.
+every rank gets and reduces all of them. Larger arrays are reduced by `doubling`, `halving` or `direct`,
+as `algorithms` says. Reductions to a single rank are direct in place of `halving`.
 
-All algorithms have the order of operands of `pairwise`. Each element is reduced by one rank, or by all in
-the same order, so results are bit-identical on every rank, and do not depend on the algorithm.
+All algorithms have the order of operands of `pairwise`. Each element is reduced by one rank, or by all
+in the same order, so results are bit-identical on every rank, and do not depend on the algorithm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from synkhronos.arithmetic.operations import Operation, find_operation
 from synkhronos.arithmetic.pairwise import PairwiseReduction
-from synkhronos.comms.algorithms import MIDDLE, SMALL, Limits, choose
+from synkhronos.comms.algorithms import CHOICE_FROM, MIDDLE, SMALL, Limits, choose
 from synkhronos.comms.base import ArraySpec, Broadcast, PreparingCommunicator, Reduction
 from synkhronos.comms.direct import DirectReduction
 from synkhronos.comms.doubling import DoublingReduction
@@ -65,14 +65,14 @@ class LinkedCommunicator(PreparingCommunicator):
         The ranks.
     limits : Limits, optional
         The largest arrays for each algorithm of an all-reduce, the same on all ranks; by default, those
-        for a usual network.
+        for a usual network. Two ranks have no choice.
     """
 
     group: Linked
 
     def __init__(self, group: Linked, limits: Limits | None = None) -> None:
         super().__init__(group)
-        self.limits = choose(group.size) if limits is None else limits
+        self.limits = choose(group.size) if limits is None or group.size < CHOICE_FROM else limits
         self._memory = np.empty(0, np.uint8)
 
     def prepare_broadcast(self, root: int) -> Broadcast:

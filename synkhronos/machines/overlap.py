@@ -213,9 +213,7 @@ class ReduceBuckets:
         For a `LinkedCommunicator`; the same in all work of a world.
     """
 
-    def __init__(
-        self, buckets: Buckets, size: int, first: int, limits: Limits | None = None
-    ) -> None:
+    def __init__(self, buckets: Buckets, size: int, first: int, limits: Limits | None = None) -> None:
         self._buckets, self._size, self._first, self._limits = buckets, size, first, limits
 
     def run(self, context: WorkContext) -> None:
@@ -261,9 +259,7 @@ def _vector(commons: Commons, buckets: Buckets, rank: int) -> np.ndarray:
     return commons.array(f"ahead {buckets.dtype} {buckets.size} {rank}", buckets.size, buckets.dtype)
 
 
-def _communicator_of(
-    context: WorkContext, limits: Limits | None
-) -> tuple[Leaders, BucketCommunicator]:
+def _communicator_of(context: WorkContext, limits: Limits | None) -> tuple[Leaders, BucketCommunicator]:
     """Return the objects with which a courier reduces buckets; all `Work` of a world shares them."""
     if _KEPT not in context.kept:
         leaders = Leaders(context.links)
