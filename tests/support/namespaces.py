@@ -124,7 +124,7 @@ def _mca(**options):
     return [word for name, value in options.items() for word in ("--mca", name, str(value))]
 
 
-_LIMIT = ("tbf", "burst", "512k", "latency", "20ms", "rate")
+_LIMIT = ("tbf", "latency", "20ms", "burst", "512k", "rate")
 
 
 class _Namespaces:
@@ -229,13 +229,18 @@ class Machines:
         """Pull the network cable of a machine."""
         self._switch.run("ip", "link", "set", f"port{number}", "down")
 
-    def limit(self, rate):
-        """Limit what each machine sends, for example to ``"1gbit"``; None for no limit."""
+    def limit(self, rate, burst="512k"):
+        """Limit what each machine sends, for example to ``"1gbit"``; None for no limit.
+
+        `burst` is how many bytes a machine can send at once before the limit applies.
+        """
         for machine in self._machines:
             if rate is None:
                 machine.run("tc", "qdisc", "del", "dev", _LINK, "root")
             else:
-                machine.run("tc", "qdisc", "replace", "dev", _LINK, "root", *_LIMIT, rate)
+                machine.run(
+                    "tc", "qdisc", "replace", "dev", _LINK, "root", *_LIMIT[:-2], burst, "rate", rate
+                )
 
     def sent_bytes(self, number):
         """Return how many bytes a machine has sent, with all headers."""
