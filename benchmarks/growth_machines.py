@@ -231,9 +231,9 @@ def _notes(constants, chosen):
         f"µs + 2 g B (M - 1) / M directly; g is the network's time divided by "
         f"{constants['share of the limit']:.3f}, and {1e3 * c['a byte']:.2f} ns without a limit",
         f"a call: {c['call']:.0f} + {c['round']:.1f} (L(M) - 1) µs",
-        f"the links have {RATE}, by tbf with a burst of {BURST}; all leaders share the two cores of this "
-        f"machine, so small arrays, whose time is that of the processor, take longer than on machines of "
-        f"their own",
+        f"the links have {RATE}, by tbf with a burst of {BURST}; all leaders share the two cores of "
+        f"this machine, so small arrays, whose time is that of the processor, take longer than on "
+        f"machines of their own",
         f"the model at 25 Gbit/s: {GPUS} GPUs a machine, {IMAGES} images on each, whose gradients are "
         f"reduced on the machine in no time; a forward pass takes a third of the time of a gradient; "
         f"the time of a byte is the network's",
@@ -241,7 +241,8 @@ def _notes(constants, chosen):
     for count, ((round, message, byte), limits) in chosen.items():
         notes.append(
             f"{count} leaders at {RATE} have measured a round of {1e6 * round:.0f} µs, "
-            f"{1e6 * message:.0f} µs for a further message and {1e9 * byte:.2f} ns for a byte, and chosen {limits}"
+            f"{1e6 * message:.0f} µs for a further message and {1e9 * byte:.2f} ns for a byte, and "
+            f"chosen {limits}"
         )
     slow = constants["a byte"]
     for name in HOROVOD:
