@@ -2,7 +2,8 @@
 
 The machines are network namespaces, joined by links of 100 Mbit/s, so that the links and not the cores
 of this machine are the limit. The constants are fitted to two machines, and the model of each algorithm
-is tried on four and eight. Then it says how well training would scale with 4 GPUs a machine and 25
+is tried on four and eight; and on up to 128 leaders that are threads joined by a network in simulated
+time. Then it says how well training would scale with 4 GPUs a machine and 25
 Gbit/s, for networks whose step time is published (TensorFlow's benchmarks for a P100, 64 images), beside
 Horovod's published results (docs/benchmarks). As in Horovod, gradients travel while others are computed;
 the lines "not overlapped" are without that.
@@ -18,6 +19,7 @@ TRIED = (4, 8)
 RATE, BITS, BURST = "100mbit", 1e8, "32k"
 KB, MB = 1 << 10, 1_000_000
 SIZES = {"4 B": 4, "4 kB": 4 * KB, "64 kB": 64 * KB, "1 MB": MB, "25 MB": 25 * MB}
+SIMULATED = {8: [64 * KB, 8 * MB], 32: [64 * KB], 128: [4 * KB, 64 * KB, 4 << 20]}  # bytes by leaders
 UNLIMITED = ("5 MB", "102 MB")  # sizes of the row `machines`
 FORETOLD = (2, 8, 32, 128, 1024)
 NETWORK, GPUS, IMAGES = 25e9, 4, 64  # bits per second; GPUs a machine; images of a step on each
@@ -189,6 +191,26 @@ def _limited(job, count):
     return turns
 
 
+def _simulated(constants):
+    """Return lines with the time of the algorithms by which arrays would be reduced, and of others."""
+    import simulated
+
+    costs, lines = costs_of(constants, 8 / NETWORK / constants["share of the limit"]), []
+    for count, lengths in SIMULATED.items():
+        for nbytes in lengths:
+            for name in ("meeting", "doubling", "halving", "direct"):
+                if count > 8 and name != "halving" and (name == "direct" or nbytes > 64 * KB):
+                    continue  # thousands of messages, or much memory
+                if name == "meeting" and nbytes > 4 * KB * 128 // count:
+                    continue
+                spent = simulated.seconds(name, count, nbytes, costs)
+                model = model_all_reduce(count, nbytes, constants, costs.byte, name)
+                line = Line(f"{nbytes} B, simulated: {count} leaders, {name}", "ms", [1e3 * spent])
+                line.ratios, line.of = [spent / model], "model"
+                lines.append(line)
+    return lines
+
+
 def _lines(times, constants):
     lines, a_byte = [], constants["a limited byte"]
     for size, nbytes in SIZES.items():
@@ -204,6 +226,7 @@ def _lines(times, constants):
                 best = min(fastest, key=np.median)
                 lines.append(common.line(f"{size}, {RATE}: {count} leaders, as chosen", "ms",
                                          times[count, size, "chosen"], best, "the fastest"))  # fmt: skip
+    lines += _simulated(constants)
     for what in ("round trip", "message", "call"):
         lines.append(common.line(what + ", 2 machines", "µs", times[2, what]))
     for size in UNLIMITED:
@@ -230,6 +253,7 @@ def _notes(constants, chosen):
         f"+ 2 g B (M - 1) / M by halving, and 2 · ({c['round']:.1f} + {c['message']:.1f} (M - 2)) "
         f"µs + 2 g B (M - 1) / M directly; g is the network's time divided by "
         f"{constants['share of the limit']:.3f}, and {1e3 * c['a byte']:.2f} ns without a limit",
+        "simulated: the leaders' own code, on threads whose messages take the model's times on the way",
         f"a call: {c['call']:.0f} + {c['round']:.1f} (L(M) - 1) µs",
         f"the links have {RATE}, by tbf with a burst of {BURST}; all leaders share the two cores of "
         f"this machine, so small arrays, whose time is that of the processor, take longer than on "

@@ -179,12 +179,12 @@ def be_peers(address):
             break
         what, size = asked
         leaders.begin(leaders.number + 1)
-        call = functools.partial(calls[what], size)
         if what == "measure":
             found = [tuple(algorithms.measure(leaders)), str(algorithms.decide(leaders, ""))]
             if connection is not None:
                 connection.send(found)
             continue
+        call = functools.partial(calls[what], size)
         times = (10, 2) if what == "message" else TIMES.get(size, (300, 10))
         times = size[2] if what == "reduce" else times
         seconds = common.seconds_of(call, *times) / (MESSAGES if what == "message" else 1)

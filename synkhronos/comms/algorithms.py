@@ -33,6 +33,9 @@ MIDDLE = 1 << 20
 _UNLIMITED = sys.maxsize
 #: The number of ranks from which on there is a choice
 CHOICE_FROM = 3
+# While a partner in halving has no core, the link is idle; in the direct algorithm, others use it. But
+# with many ranks, that has many messages under way at once.
+_FEW, _PREFERRED = 16, 0.95
 _SIZES = [1 << power for power in range(2, 34)]  # bytes for which the model is evaluated
 
 # Measuring
@@ -121,6 +124,8 @@ def choose(size: int, costs: Costs = USUAL) -> Limits:
     limits = [0] * 3
     for nbytes in _SIZES:
         times = [seconds(name, size, nbytes, costs) for name in NAMES]
+        if size <= _FEW:
+            times[-1] *= _PREFERRED
         best = times.index(min(times))
         for place in range(best, 3):
             limits[place] = nbytes
