@@ -21,7 +21,7 @@ import numpy as np
 from synkhronos.arithmetic.pairwise import core_of
 
 if TYPE_CHECKING:
-    from synkhronos.comms.linked import Linked
+    from synkhronos.comms.base import Linked
 
 MEETING, DOUBLING, HALVING, DIRECT = NAMES = ("meeting", "doubling", "halving", "direct")
 
@@ -87,7 +87,8 @@ class Limits(NamedTuple):
     halving: int
 
     def __str__(self) -> str:
-        found, last = [], 0
+        found: list[str] = []
+        last = 0
         for name, limit in zip(NAMES, self):
             if limit == _UNLIMITED:
                 return ",".join([*found, name])

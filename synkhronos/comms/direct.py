@@ -20,7 +20,7 @@ from synkhronos.arithmetic.pairwise import PairwiseReduction
 from synkhronos.arithmetic.partition import share
 
 if TYPE_CHECKING:
-    from synkhronos.comms.linked import LinkedCommunicator
+    from synkhronos.comms.base import LinkedRanks
 
 CHUNK = 240 << 10  # bytes
 WINDOW = 3  # chunks that a rank sends to another rank before it has received the first from it
@@ -33,7 +33,7 @@ class DirectReduction:
 
     Parameters
     ----------
-    comm : LinkedCommunicator
+    comm : LinkedRanks
         The communicator of these ranks.
     arithmetic : PairwiseReduction
         The operation, and the ranks whose arrays are reduced.
@@ -45,7 +45,7 @@ class DirectReduction:
 
     def __init__(
         self,
-        comm: LinkedCommunicator,
+        comm: LinkedRanks,
         arithmetic: PairwiseReduction,
         array: np.ndarray,
         targets: Sequence[int],

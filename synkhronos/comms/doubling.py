@@ -18,7 +18,7 @@ import numpy as np
 from synkhronos.arithmetic.pairwise import Operand, PairwiseReduction
 
 if TYPE_CHECKING:
-    from synkhronos.comms.linked import LinkedCommunicator
+    from synkhronos.comms.base import LinkedRanks
 
 _ALIGNMENT = 16  # bytes
 _STREAM = 0
@@ -29,7 +29,7 @@ class DoublingReduction:
 
     Parameters
     ----------
-    comm : LinkedCommunicator
+    comm : LinkedRanks
         The communicator of these ranks.
     arithmetic : PairwiseReduction
         The operation, and the ranks whose arrays are reduced.
@@ -38,7 +38,7 @@ class DoublingReduction:
     """
 
     def __init__(
-        self, comm: LinkedCommunicator, arithmetic: PairwiseReduction, arrays: Sequence[np.ndarray]
+        self, comm: LinkedRanks, arithmetic: PairwiseReduction, arrays: Sequence[np.ndarray]
     ) -> None:
         self.comm, self.group, self.rank = comm, comm.group, comm.rank
         self.arithmetic, self.arrays = arithmetic, arrays

@@ -23,7 +23,7 @@ from synkhronos.arithmetic.pairwise import Operand, PairwiseReduction
 from synkhronos.comms.direct import CHUNK, WINDOW, chunks
 
 if TYPE_CHECKING:
-    from synkhronos.comms.linked import LinkedCommunicator
+    from synkhronos.comms.base import LinkedRanks
 
 _STREAM = 0
 
@@ -33,7 +33,7 @@ class HalvingReduction:
 
     Parameters
     ----------
-    comm : LinkedCommunicator
+    comm : LinkedRanks
         The communicator of these ranks.
     arithmetic : PairwiseReduction
         The operation, and the ranks whose arrays are reduced.
@@ -41,9 +41,7 @@ class HalvingReduction:
         The flat array of this rank.
     """
 
-    def __init__(
-        self, comm: LinkedCommunicator, arithmetic: PairwiseReduction, array: np.ndarray
-    ) -> None:
+    def __init__(self, comm: LinkedRanks, arithmetic: PairwiseReduction, array: np.ndarray) -> None:
         self.comm, self.group, self.rank = comm, comm.group, comm.rank
         self.arithmetic, self.array, self.core = arithmetic, array, arithmetic.core
         self.place = self.core.place(self.rank)

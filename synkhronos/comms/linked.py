@@ -14,14 +14,14 @@ from __future__ import annotations
 import hashlib
 import pickle
 import struct
-from typing import TYPE_CHECKING, Any, Callable, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 import numpy as np
 
 from synkhronos.arithmetic.operations import Operation, find_operation
 from synkhronos.arithmetic.pairwise import PairwiseReduction
 from synkhronos.comms.algorithms import CHOICE_FROM, MIDDLE, SMALL, Limits, choose
-from synkhronos.comms.base import ArraySpec, Broadcast, PreparingCommunicator, Reduction
+from synkhronos.comms.base import ArraySpec, Broadcast, Linked, PreparingCommunicator, Reduction
 from synkhronos.comms.direct import DirectReduction
 from synkhronos.comms.doubling import DoublingReduction
 from synkhronos.comms.halving import HalvingReduction
@@ -32,28 +32,6 @@ if TYPE_CHECKING:
 _ALIGNMENT = 16  # bytes
 _HEAD = struct.Struct("=8sd")  # of an item: digest of the types, weight
 _START = 32  # of the small arrays in an item
-
-
-class Linked(Protocol):
-    """Ranks that can also send arrays to each other: the part of `Leaders` that is used here."""
-
-    rank: int
-    size: int
-
-    def barrier(self) -> None:
-        """Wait until every rank has called this method."""
-
-    def exchange(self, item: bytes) -> list[bytes]:
-        """Return the bytes `item` of every rank, by rank."""
-
-    def send_array(self, to: int, array: np.ndarray, stream: int = 0) -> int:
-        """Start to send a C-contiguous array; return a number for `complete`."""
-
-    def receive_array(self, source: int, array: np.ndarray, stream: int = 0) -> Any:
-        """Start to receive the next array of a stream; return a receipt for `complete`."""
-
-    def complete(self, receipts: Sequence[Any], sent: Sequence[int] = ()) -> None:
-        """Wait until arrays have been received and sent. All ranks call it equally often."""
 
 
 class LinkedCommunicator(PreparingCommunicator):

@@ -15,8 +15,9 @@ import numpy as np
 from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.algorithms import Limits
+from synkhronos.comms.base import Linked
 from synkhronos.comms.formats import make_wire
-from synkhronos.comms.linked import Linked, LinkedCommunicator
+from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.comms.wires import Wire, WireReduction
 
 
