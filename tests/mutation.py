@@ -52,7 +52,6 @@ TESTS = {
     "comms/direct.py": ["test_all_reduce.py", *MACHINES],
     "comms/doubling.py": ["test_all_reduce.py"],
     "comms/halving.py": ["test_all_reduce.py"],
-    "arithmetic/pairwise.py": ["test_all_reduce.py"],
     "comms/linked.py": ["test_all_reduce.py", *MACHINES],
     "comms/low_rank.py": MACHINES,
     "machines/communicator.py": MACHINES,

@@ -121,10 +121,8 @@ class MachinesTransport(Transport):
         self._meetings = Meetings(local, leaders, self.store, machines)
         if self.has_commons:
             is_free = lambda: not self.in_program  # noqa: E731
-            group = self._meetings.group
-            self.ahead = OverlappedReduction(
-                group, self.check, is_free, courier, local.master_rank, limits
-            )
+            group, first = self._meetings.group, local.master_rank
+            self.ahead = OverlappedReduction(group, self.check, is_free, courier, first, limits)
         if self.is_leader:
             leaders.begin_world(
                 labels=[", ".join(map(str, ranks)) for ranks in machines],
