@@ -1,9 +1,12 @@
-"""growth_machines: all-reduces between 2 to 4 leaders, and a model of training on up to 1024 machines.
+"""growth_machines: all-reduces between 2 to 8 leaders, and a model of training on up to 1024 machines.
 
-The constants are fitted to two machines, which are network namespaces, and the model is tried on three
-and four. Then it says how well training would scale with 4 GPUs a machine and 25 Gbit/s, for networks
-whose step time is published (TensorFlow's benchmarks for a P100, 64 images), beside Horovod's published
-results (docs/benchmarks). In the model the ranks compute, then reduce; Horovod overlaps.
+The machines are network namespaces, joined by links of 100 Mbit/s, so that the links and not the cores
+of this machine are the limit. The constants are fitted to two machines, and the model of each algorithm
+is tried on four and eight; and on up to 128 leaders that are threads joined by a network in simulated
+time. Then it says how well training would scale with 4 GPUs a machine and 25
+Gbit/s, for networks whose step time is published (TensorFlow's benchmarks for a P100, 64 images), beside
+Horovod's published results (docs/benchmarks). As in Horovod, gradients travel while others are computed;
+the lines "not overlapped" are without that.
 """
 
 import common
@@ -12,11 +15,16 @@ from common import COLOURS, Line
 
 import numpy as np
 
-TRIED = (3, 4)
-SIZES = {"5 MB": 5_000_000, "102 MB": 102_000_000}
-LIMITS = {"": None, ", 1 Gbit/s": 1e9}
+TRIED = (4, 8)
+RATE, BITS, BURST = "100mbit", 1e8, "32k"
+KB, MB = 1 << 10, 1_000_000
+SIZES = {"4 B": 4, "4 kB": 4 * KB, "64 kB": 64 * KB, "1 MB": MB, "25 MB": 25 * MB}
+SIMULATED = {8: [64 * KB, 8 * MB], 32: [64 * KB], 128: [4 * KB, 64 * KB, 4 << 20]}  # bytes by leaders
+UNLIMITED = ("5 MB", "102 MB")  # sizes of the row `machines`
 FORETOLD = (2, 8, 32, 128, 1024)
 NETWORK, GPUS, IMAGES = 25e9, 4, 64  # bits per second; GPUs a machine; images of a step on each
+FORWARD = 1 / 3  # of the time of a gradient
+BUCKET = 4 << 20  # bytes
 
 # Bytes of the parameters in float32, and images a second on one P100:
 # www.tensorflow.org/performance/benchmarks
@@ -37,14 +45,22 @@ def rounds(machines):
     return (machines - 1).bit_length()
 
 
-def model_all_reduce(machines, nbytes, constants, a_byte):
-    """Return the time of an all-reduce between leaders; `a_byte` is the time to send one."""
-    return (
-        constants["all-reduce"]
-        + constants["round"] * rounds(machines)
-        + 2 * constants["message"] * (machines - 1)
-        + 2 * a_byte * nbytes * (machines - 1) / machines
-    )
+def costs_of(constants, a_byte):
+    """Return the constants of an all-reduce; `a_byte` is the time to send one."""
+    from synkhronos.comms.algorithms import Costs
+
+    return Costs(constants["round"], constants["message"], a_byte)
+
+
+def model_all_reduce(machines, nbytes, constants, a_byte, name=None):
+    """Return the time of an all-reduce between leaders, by an algorithm, or by the fastest."""
+    from synkhronos.comms import algorithms
+
+    costs = costs_of(constants, a_byte)
+    names = algorithms.NAMES if name is None else [name]
+    if machines == 2:
+        names = ["meeting" if nbytes <= algorithms.SMALL else "direct"]
+    return min(algorithms.seconds(one, machines, nbytes, costs) for one in names)
 
 
 def model_call(machines, constants):
@@ -54,39 +70,77 @@ def model_call(machines, constants):
     """
     if machines <= 3:
         return constants["call"] + constants["message"] * (machines - 2)
-    return constants["call"] + (constants["message"] + constants["round"]) * (rounds(machines) - 1)
+    return constants["call"] + constants["round"] * (rounds(machines) - 1)
 
 
-def efficiency(machines, name, constants):
+def buckets(name):
+    """Return the bytes of each bucket, and the share of the backward pass after which it is full.
+
+    For VGG-16 from its layers, whose times are as their operations; for the others evenly.
+    """
+    nbytes, _ = NETWORKS[name]
+    if name != "VGG-16":
+        number = round(nbytes / BUCKET)
+        return [(nbytes / number, (one + 1) / number) for one in range(number)]
+    sides = [224] * 2 + [112] * 2 + [56] * 3 + [28] * 3 + [14] * 3
+    maps = [3, 64, 64, 128, 128, *[256] * 3, *[512] * 6]
+    layers = [(9 * one * other, side**2) for one, other, side in zip(maps, maps[1:], sides)]
+    layers += [(one * other, 1) for one, other in ((25088, 4096), (4096, 4096), (4096, 1000))]
+    work = sum(size * times for size, times in layers)
+    found, filled, done = [], 0, 0
+    for number, (size, times) in reversed(list(enumerate(layers))):
+        filled, done = filled + 4 * size, done + size * times / work
+        if filled >= BUCKET or number == 0:
+            found.append((filled, done))
+            filled = 0
+    return found
+
+
+def efficiency(machines, name, constants, overlapped=True, a_byte=None):
     """Return the speed of training with `GPUS` GPUs a machine, relative to as many alone."""
     nbytes, speed = NETWORKS[name]
-    a_byte = max(constants["a byte"], 8 / NETWORK / constants["share of the limit"])
+    a_byte = 8 / NETWORK / constants["share of the limit"] if a_byte is None else a_byte
     computing = IMAGES / speed
     if machines == 1:
         return 1.0
-    other = model_call(machines, constants) + model_all_reduce(machines, nbytes, constants, a_byte)
-    return computing / (computing + other)
+    if overlapped:
+        end = 0.0
+        for size, share in buckets(name):
+            ready = computing * (FORWARD + (1 - FORWARD) * share)
+            end = max(end, ready) + model_all_reduce(machines, size, constants, a_byte)
+    else:
+        end = computing + model_all_reduce(machines, nbytes, constants, a_byte)
+    return computing / (end + model_call(machines, constants))
 
 
 def fit(median):
     """Return the constants from the medians on two machines, by (machines, what)."""
     constants = {what: median[2, what] for what in ("call", "message")}
-    constants["round"] = median[2, "round trip"]
-    fixed = constants["round"] + 2 * constants["message"]
-    per_byte = {}
-    for limit in LIMITS:
-        small, large = (median[2, size + limit] for size in SIZES)
-        nbytes = list(SIZES.values())
-        per_byte[limit] = (large - small) / (nbytes[1] - nbytes[0])
-        if not limit:
-            constants["all-reduce"] = max(0.0, small - fixed - per_byte[limit] * nbytes[0])
-    constants["a byte"] = per_byte[""]
-    constants["a byte, 1 Gbit/s"] = per_byte[", 1 Gbit/s"]
-    constants["share of the limit"] = min(1.0, 8 / 1e9 / per_byte[", 1 Gbit/s"])
+    # A message is handled, and is on its way.
+    constants["round"] = median[2, "round trip"] + constants["message"]
+    small, large = (median[2, size] for size in UNLIMITED)
+    lengths = [row.BYTES[size] for size in UNLIMITED]
+    constants["a byte"] = (large - small) / (lengths[1] - lengths[0])
+    limited = median[2, "25 MB", "direct"] - median[2, "1 MB", "direct"]
+    constants["a limited byte"] = limited / (SIZES["25 MB"] - SIZES["1 MB"])
+    constants["share of the limit"] = min(1.0, 8 / BITS / constants["a limited byte"])
     return constants
 
 
 # The row
+
+
+def algorithms_of(count, size):
+    """Return the algorithms that are timed."""
+    if count == 2:
+        return ["meeting" if SIZES[size] <= 64 * KB else "direct"]
+    names = ["meeting"] * (SIZES[size] <= 64 * KB) + ["doubling"] * (SIZES[size] <= MB)
+    return [*names, "halving", "direct"]
+
+
+def times_of(nbytes):
+    """Return how often an all-reduce is repeated in a turn, and in which groups it is timed."""
+    return (1, 1) if nbytes > 10 * MB else (4, 2) if nbytes > 100 * KB else (40, 10)
 
 
 def measure(options):
@@ -95,73 +149,139 @@ def measure(options):
     why_not = why_no_mpi() or why_no_namespaces()
     if why_not:
         raise SystemExit(f"growth_machines: this row needs machines made of namespaces: {why_not}")
-    turns, times = 3 if options.quick else 7, {}
+    turns, times, chosen = 3 if options.quick else 7, {}, {}
     for count in (2, *TRIED):
         with Machines(count) as made:
             kinds = ("leaders", "call") if count == 2 else ("leaders",)
             jobs = {kind: row.MpiJob(made, kind) for kind in kinds}
             try:
-                for limit, bits in LIMITS.items():
-                    if bits:
-                        made.limit(row.LIMITED)
-                    found = common.take_turns(_turns(jobs, limit), turns, f"{count} machines{limit}")
-                    times.update({(count, what): one for what, one in found.items()})
+                if count == 2:
+                    times.update(_take_turns(_unlimited(jobs), turns, count, "no limit"))
+                made.limit(RATE, BURST)
+                if count > 2:
+                    chosen[count] = jobs["leaders"]("measure", None)
+                times.update(_take_turns(_limited(jobs["leaders"], count), turns, count, RATE))
             finally:
                 for job in jobs.values():
                     job.close()
     median = {key: float(np.median(one)) for key, one in times.items()}
     constants = fit(median)
     extra = {"constants": constants}
-    return common.Result("machines, and a model", _lines(times, constants), _notes(constants), extra)
+    lines = _lines(times, constants)
+    return common.Result("machines, and a model", lines, _notes(constants, chosen), extra)
 
 
-def _turns(jobs, limit):
-    turns = {size + limit: lambda size=size: jobs["leaders"]("ours", size) for size in SIZES}
-    if not limit and "call" in jobs:
-        turns["round trip"] = lambda: jobs["leaders"]("round trip", None)
-        turns["message"] = lambda: jobs["leaders"]("message", None)
-        turns["call"] = lambda: jobs["call"]("call")
+def _take_turns(turns, number, count, title):
+    found = common.take_turns(turns, number, f"{count} machines, {title}")
+    return {(count, *key): one for key, one in found.items()}
+
+
+def _unlimited(jobs):
+    turns = {(size,): lambda size=size: jobs["leaders"]("ours", size) for size in UNLIMITED}
+    turns["round trip",] = lambda: jobs["leaders"]("round trip", None)
+    turns["message",] = lambda: jobs["leaders"]("message", None)
+    turns["call",] = lambda: jobs["call"]("call")
     return turns
 
 
-def _lines(times, constants):
-    lines = []
-    for limit in LIMITS:
-        a_byte = constants["a byte" + limit]
-        for size, nbytes in SIZES.items():
-            for count in (2, *TRIED):
-                line = Line(f"{size}{limit}: {count} leaders", "ms",
-                            [1e3 * one for one in times[count, size + limit]])  # fmt: skip
-                model = 1e3 * model_all_reduce(count, nbytes, constants, a_byte)
-                line.ratios, line.of = [one / model for one in line.samples], "model"
+def _limited(job, count):
+    turns = {}
+    for size, nbytes in SIZES.items():
+        for name in algorithms_of(count, size):
+            asked = name, nbytes, times_of(nbytes)
+            turns[size, name] = lambda asked=asked: job("reduce", asked)
+        if count > 2:
+            asked = "", nbytes, times_of(nbytes)
+            turns[size, "chosen"] = lambda asked=asked: job("reduce", asked)
+    return turns
+
+
+def _simulated(constants):
+    """Return lines with the time of the algorithms by which arrays would be reduced, and of others."""
+    import simulated
+
+    costs, lines = costs_of(constants, 8 / NETWORK / constants["share of the limit"]), []
+    for count, lengths in SIMULATED.items():
+        for nbytes in lengths:
+            for name in ("meeting", "doubling", "halving", "direct"):
+                if count > 8 and name != "halving" and (name == "direct" or nbytes > 64 * KB):
+                    continue  # thousands of messages, or much memory
+                if name == "meeting" and nbytes > 4 * KB * 128 // count:
+                    continue
+                spent = simulated.seconds(name, count, nbytes, costs)
+                model = model_all_reduce(count, nbytes, constants, costs.byte, name)
+                line = Line(f"{nbytes} B, simulated: {count} leaders, {name}", "ms", [1e3 * spent])
+                line.ratios, line.of = [spent / model], "model"
                 lines.append(line)
-    for what in ("round trip", "message", "call"):
-        lines.append(common.line(what + ", 2 machines", "µs", times[2, what]))
-    for name in NETWORKS:
-        for count in FORETOLD:
-            said = HOROVOD.get(name, {}).get(count)
-            line = Line(f"{name}, {count} machines, the model", "%",
-                        [100 * efficiency(count, name, constants)])  # fmt: skip
-            if said:
-                line.ratios, line.of = [efficiency(count, name, constants) / said], "Horovod"
-            lines.append(line)
     return lines
 
 
-def _notes(constants):
+def _lines(times, constants):
+    lines, a_byte = [], constants["a limited byte"]
+    for size, nbytes in SIZES.items():
+        for count in (2, *TRIED):
+            fastest = [times[count, size, name] for name in algorithms_of(count, size)]
+            for name in algorithms_of(count, size):
+                line = Line(f"{size}, {RATE}: {count} leaders, {name}", "ms",
+                            [1e3 * one for one in times[count, size, name]])  # fmt: skip
+                model = 1e3 * model_all_reduce(count, nbytes, constants, a_byte, name)
+                line.ratios, line.of = [one / model for one in line.samples], "model"
+                lines.append(line)
+            if count > 2:
+                best = min(fastest, key=np.median)
+                lines.append(common.line(f"{size}, {RATE}: {count} leaders, as chosen", "ms",
+                                         times[count, size, "chosen"], best, "the fastest"))  # fmt: skip
+    lines += _simulated(constants)
+    for what in ("round trip", "message", "call"):
+        lines.append(common.line(what + ", 2 machines", "µs", times[2, what]))
+    for size in UNLIMITED:
+        lines.append(common.line(f"{size}, no limit: 2 leaders", "ms", times[2, size]))
+    for name in NETWORKS:
+        for count in FORETOLD:
+            said = HOROVOD.get(name, {}).get(count)
+            for overlapped, words in ((True, ""), (False, ", not overlapped")):
+                share = efficiency(count, name, constants, overlapped)
+                line = Line(f"{name}, {count} machines, the model{words}", "%", [100 * share])
+                if said:
+                    line.ratios, line.of = [share / said], "Horovod"
+                    line.goal, line.reached = ("≥ 1", share >= said) if overlapped else ("", None)
+                lines.append(line)
+    return lines
+
+
+def _notes(constants, chosen):
     c = {name: 1e6 * value for name, value in constants.items()}
-    return [
-        f"all-reduce of B bytes on M machines: {c['all-reduce']:.0f} + {c['round']:.1f} L(M) + "
-        f"2 · {c['message']:.1f} (M - 1) µs + 2 g B (M - 1) / M, L(M) = ceil(log2 M); "
-        f"g is {1e3 * c['a byte']:.2f} ns without a limit, and the network's time divided by "
-        f"{constants['share of the limit']:.2f} with one",
+    notes = [
+        f"an all-reduce of B bytes on M machines, L(M) = ceil(log2 M), M a power of two: a meeting of "
+        f"{c['round']:.1f} L(M) µs, with (M - 1) g B for arrays that are part of it; then, for "
+        f"others, {c['round']:.1f} L(M) µs + L(M) g B by doubling, 2 · {c['round']:.1f} L(M) µs "
+        f"+ 2 g B (M - 1) / M by halving, and 2 · ({c['round']:.1f} + {c['message']:.1f} (M - 2)) "
+        f"µs + 2 g B (M - 1) / M directly; g is the network's time divided by "
+        f"{constants['share of the limit']:.3f}, and {1e3 * c['a byte']:.2f} ns without a limit",
+        "simulated: the leaders' own code, on threads whose messages take the model's times on the way",
         f"a call: {c['call']:.0f} + {c['message']:.1f} (M - 2) µs up to 3 machines, then "
-        f"{c['call']:.0f} + {c['message'] + c['round']:.1f} (L(M) - 1) µs",
-        "three and four leaders share the two cores of this machine, so without a limit they are slower "
-        "than on machines of their own",
+        f"{c['call']:.0f} + {c['round']:.1f} (L(M) - 1) µs",
+        f"the links have {RATE}, by tbf with a burst of {BURST}; all leaders share the two cores of "
+        f"this machine, so small arrays, whose time is that of the processor, take longer than on "
+        f"machines of their own",
         f"the model at 25 Gbit/s: {GPUS} GPUs a machine, {IMAGES} images on each, whose gradients are "
-        f"reduced on the machine in no time; nothing is overlapped",
+        f"reduced on the machine in no time; a forward pass takes a third of the time of a gradient; "
+        f"the time of a byte is the network's",
     ]
+    for count, ((round, message, byte), limits) in chosen.items():
+        notes.append(
+            f"{count} leaders at {RATE} have measured a round of {1e6 * round:.0f} µs, "
+            f"{1e6 * message:.0f} µs for a further message and {1e9 * byte:.2f} ns for a byte, and "
+            f"chosen {limits}"
+        )
+    slow = constants["a byte"]
+    for name in HOROVOD:
+        share = efficiency(128, name, constants, a_byte=max(slow, 8 / NETWORK))
+        notes.append(
+            f"{name} on 128 machines whose leaders need as long for a byte as here without a limit, "
+            f"with two leaders on two cores: {100 * share:.0f}%"
+        )
+    return notes
 
 
 def draw(figure, result):
@@ -170,8 +290,10 @@ def draw(figure, result):
     counts = [1 << power for power in range(11)]
     colours = dict(zip(NETWORKS, (COLOURS["synk"], COLOURS["goal"], COLOURS["other"])))
     for name, colour in colours.items():
-        axes.plot(counts, [100 * efficiency(one, name, constants) for one in counts], color=colour,
-                  label=f"{name}, the model")  # fmt: skip
+        for overlapped, style in ((True, "-"), (False, ":")):
+            shares = [100 * efficiency(one, name, constants, overlapped) for one in counts]
+            label = f"{name}, the model" if overlapped else None
+            axes.plot(counts, shares, style, color=colour, label=label)
         said = HOROVOD.get(name)
         if said:
             axes.plot(list(said), [100 * one for one in said.values()], "o", color=colour,
@@ -179,7 +301,7 @@ def draw(figure, result):
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(one) for one in counts])
     axes.set(ylim=(0, 105), ylabel="speed, % of as many alone")
-    axes.set_xlabel("machines with 4 GPUs each, 25 Gbit/s")
+    axes.set_xlabel("machines with 4 GPUs each, 25 Gbit/s; dotted: not overlapped")
     axes.legend(fontsize="small")
 
 

@@ -75,7 +75,8 @@ PUBLISHED = [
 # Rows that use devices, with two ranks. The other rows measure the host.
 ON_DEVICES = ["all_reduce", "call", "observing", "sliced_evaluation", "step_large", "step_small"]
 NOT_ROWS = {
-    "commands", "common", "run", "seed_models", "torch_networks", "torch_steps", "training_steps",
+    "commands", "common", "run", "seed_models", "simulated", "torch_networks", "torch_steps",
+    "training_steps",
 }  # fmt: skip
 # What rows need that has an environment of its own; the other rows need Theano.
 NEEDS = {"pymc_rows": "pymc", "step_pytensor": "pytensor"}

@@ -44,6 +44,7 @@ OTHERS = {
     "arithmetic/largest.py": ["test_wire.py", "test_wire_arithmetic.py"],
     "arithmetic/clocks.py": ["test_profile.py"],
     "arithmetic/trees.py": ["test_trees.py", *mutation.MACHINES],
+    "arithmetic/pairwise.py": ["test_all_reduce.py", "test_machines.py"],
     "arrays/*": ["test_data.py", "test_drop.py", "test_bad_input.py", "test_fixed_rows.py"],
     "checkpoints/*": ["test_checkpoint.py", "test_feedback.py", "test_rank_files.py"],
     "compat/platoon/*": ["test_platoon.py"],

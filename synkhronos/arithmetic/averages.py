@@ -38,9 +38,10 @@ class _Raise:
         np.seterrobj(self._former)
 
 
-_raising_overflow: Any = functools.partial(np.errstate, over="raise")
+#: A context in which an overflow raises a ``FloatingPointError``
+raising_overflow: Any = functools.partial(np.errstate, over="raise")
 if hasattr(np, "geterrobj"):
-    _raising_overflow = _Raise
+    raising_overflow = _Raise
 
 
 def pieces(start: int, stop: int, itemsize: int, nbytes: int = PIECE_BYTES) -> list[slice]:
@@ -94,7 +95,7 @@ def average(arrays: Sequence[np.ndarray], weights: Sequence[float] | None = None
     out = np.empty(arrays[0].shape, arrays[0].dtype)
     if weights is None or are_equal(weights):
         try:
-            with _raising_overflow():
+            with raising_overflow():
                 _equally(out, arrays, out)
             return out
         except FloatingPointError:
@@ -121,10 +122,10 @@ def average_each(
     if weights is not None and not are_equal(weights):
         compute = functools.partial(_weighted, normalized(weights))
     total = np.empty(0)  # memory that is used again for the next average of the same shape
-    with _raising_overflow():
+    with raising_overflow():
         for out, arrays, copies in parts:
-            if total.shape != out.shape or total.dtype != _wide(out.dtype):
-                total = np.empty(out.shape, _wide(out.dtype))
+            if total.shape != out.shape or total.dtype != wide_dtype(out.dtype):
+                total = np.empty(out.shape, wide_dtype(out.dtype))
             try:
                 compute(out, arrays, total)
             except FloatingPointError:
@@ -134,7 +135,7 @@ def average_each(
                 copy[...] = out
 
 
-def _wide(dtype: np.dtype) -> np.dtype:
+def wide_dtype(dtype: np.dtype) -> np.dtype:
     """Return the dtype in which numbers are added up: half precision in single."""
     return np.dtype(np.float32) if dtype == np.float16 else dtype
 
@@ -203,7 +204,7 @@ def _restore(result: np.ndarray, arrays: Sequence[np.ndarray], weights: Sequence
 def _scaled_average(arrays: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
     """Return the average of arrays of finite numbers of any size."""
     dtype, largest = arrays[0].dtype, max(weights)
-    wide, shares = _wide(dtype).type, [weight / largest for weight in weights]
+    wide, shares = wide_dtype(dtype).type, [weight / largest for weight in weights]
     scale = power_of_two_below(0.5 / len(arrays))
     total = sum([
         np.multiply(array, wide(scale), dtype=wide) * wide(share)
@@ -231,7 +232,7 @@ class GrowingSum:
     def add(self, array: np.ndarray, factor: float) -> None:
         """Add the product of an array of the same shape and dtype, and a number."""
         flat = array.reshape(-1)
-        with _raising_overflow():
+        with raising_overflow():
             for piece in pieces(0, flat.size, flat.itemsize, AVERAGED_BYTES):
                 self._add(piece, flat[piece], factor)
 

@@ -36,6 +36,45 @@ class Group(Protocol):
         """Return the bytes `item` of every rank, by rank."""
 
 
+class Linked(Protocol):
+    """Ranks that can also send arrays to each other: the part of `Leaders` that communicators use."""
+
+    rank: int
+    size: int
+
+    def barrier(self) -> None:
+        """Wait until every rank has called this method."""
+
+    def exchange(self, item: bytes) -> list[bytes]:
+        """Return the bytes `item` of every rank, by rank."""
+
+    def send_array(self, to: int, array: np.ndarray, stream: int = 0) -> int:
+        """Start to send a C-contiguous array; return a number for `complete`."""
+
+    def receive_array(self, source: int, array: np.ndarray, stream: int = 0) -> Any:
+        """Start to receive the next array of a stream; return a receipt for `complete`."""
+
+    def complete(self, receipts: Sequence[Any], sent: Sequence[int] = ()) -> None:
+        """Wait until arrays have been received and sent. All ranks call it equally often."""
+
+
+class LinkedRanks(Protocol):
+    """A communicator of `Linked` ranks: the part of it that algorithms use."""
+
+    group: Linked
+    size: int
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    def memory(self, size: int, dtype: np.dtype) -> np.ndarray:
+        """Return memory for `size` items, which is reused."""
+
+    def reduce_part(self, reduce: Callable[..., object], *arguments: Any) -> None:
+        """Do a part of the arithmetic."""
+
+
 #: Broadcasts arrays
 Broadcast = Callable[[Sequence[Array]], Sequence[Array]]
 

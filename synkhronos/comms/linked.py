@@ -1,65 +1,37 @@
 """The communicator of ranks that share no memory: collectives by messages.
 
-Small arrays are part of the meeting: every rank sends them to all others, and reduces all of them. A
-meeting begins with a digest of the shapes and dtypes, with which the ranks check that they are equal.
-Larger arrays take a reduce-scatter and an all-gather: each rank receives its part of the elements from
-every other rank, reduces it, and sends the result to all. It sends and receives ``2 (size - 1) / size``
-times the bytes of the array, which is the minimum [1]_. The parts are sent in chunks; a chunk is reduced
-while the next chunks are being sent. A rank sends a few chunks ahead of those received, so memory
-and messages under way do not grow with the array. Each element is reduced by one rank, or by all in the
-same order, so results are bit-identical on every rank.
+A reduction begins with a meeting: every rank sends to all others a digest of the shapes and dtypes, with
+which the ranks check that they are equal, and its weight. The smallest arrays are part of the meeting:
+every rank gets and reduces all of them. Larger arrays are reduced by `doubling`, `halving` or `direct`,
+as `algorithms` says. Reductions to a single rank are direct in place of `halving`.
 
-.. [1] Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
+All algorithms have the order of operands of `pairwise`. Each element is reduced by one rank, or by all
+in the same order, so results are bit-identical on every rank, and do not depend on the algorithm.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import pickle
 import struct
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 import numpy as np
 
 from synkhronos.arithmetic.operations import Operation, find_operation
-from synkhronos.arithmetic.partition import share
-from synkhronos.comms.base import ArraySpec, Broadcast, PreparingCommunicator, Reduction
+from synkhronos.arithmetic.pairwise import PairwiseReduction
+from synkhronos.comms.algorithms import CHOICE_FROM, MIDDLE, SMALL, Limits, choose
+from synkhronos.comms.base import ArraySpec, Broadcast, Linked, PreparingCommunicator, Reduction
+from synkhronos.comms.direct import DirectReduction
+from synkhronos.comms.doubling import DoublingReduction
+from synkhronos.comms.halving import HalvingReduction
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array
 
-#: Bytes of all small arrays together
-SMALL = 1 << 16
-
-_CHUNK = 240 << 10  # bytes
-_WINDOW = 3  # chunks that a rank sends to each other rank before it has received the first from it
 _ALIGNMENT = 16  # bytes
 _HEAD = struct.Struct("=8sd")  # of an item: digest of the types, weight
 _START = 32  # of the small arrays in an item
-_PARTS, _RESULTS = range(2)  # streams of arrays
-
-
-class Linked(Protocol):
-    """Ranks that can also send arrays to each other: the part of `Leaders` that is used here."""
-
-    rank: int
-    size: int
-
-    def barrier(self) -> None:
-        """Wait until every rank has called this method."""
-
-    def exchange(self, item: bytes) -> list[bytes]:
-        """Return the bytes `item` of every rank, by rank."""
-
-    def send_array(self, to: int, array: np.ndarray, stream: int = 0) -> int:
-        """Start to send a C-contiguous array; return a number for `complete`."""
-
-    def receive_array(self, source: int, array: np.ndarray, stream: int = 0) -> Any:
-        """Start to receive the next array of a stream; return a receipt for `complete`."""
-
-    def complete(self, receipts: Sequence[Any], sent: Sequence[int] = ()) -> None:
-        """Wait until arrays have been received and sent. All ranks call it equally often."""
 
 
 class LinkedCommunicator(PreparingCommunicator):
@@ -69,12 +41,16 @@ class LinkedCommunicator(PreparingCommunicator):
     ----------
     group : Linked
         The ranks.
+    limits : Limits, optional
+        The largest arrays for each algorithm of an all-reduce, the same on all ranks; by default, those
+        for a usual network. Two ranks have no choice.
     """
 
     group: Linked
 
-    def __init__(self, group: Linked) -> None:
+    def __init__(self, group: Linked, limits: Limits | None = None) -> None:
         super().__init__(group)
+        self.limits = choose(group.size) if limits is None or group.size < CHOICE_FROM else limits
         self._memory = np.empty(0, np.uint8)
 
     def prepare_broadcast(self, root: int) -> Broadcast:
@@ -125,7 +101,8 @@ class LinkedCommunicator(PreparingCommunicator):
 
     def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
         operation, targets = find_operation(op), range(self.size) if root is None else [root]
-        batch = _Batch([])
+        limits = self.limits if root is None else self.limits._replace(halving=0)
+        batch = _Batch([], limits)
 
         def reduce(
             arrays: Sequence[Array], weight: float = 1, wires: Sequence[Any] = ()
@@ -133,7 +110,7 @@ class LinkedCommunicator(PreparingCommunicator):
             nonlocal batch
             contents = [_changeable(array, self.rank in targets) for array in arrays]
             if not (_are_same(arrays, contents) and _are_same(contents, batch.arrays)):
-                batch = _Batch(contents)
+                batch = _Batch(contents, limits)
             self._reduce(batch, op, operation, targets, weight)
             return contents if self.rank in targets else arrays
 
@@ -150,14 +127,18 @@ class LinkedCommunicator(PreparingCommunicator):
             self.check_reducible(op, types, [1] * self.size)
         weights = [weight for _, weight in heads]
         self.check_reducible(op, [batch.types], weights)
-        active = [rank for rank in range(self.size) if weights[rank] or not operation.weighted]
-        scale = [weights[rank] for rank in active]
+        arithmetic = PairwiseReduction(operation, weights)
         if self.rank in targets and batch.small:
-            items = [met[rank] for rank in active]
-            self.reduce_part(batch.reduce_small, operation, items, scale)
+            self.reduce_part(batch.reduce_small, arithmetic, met)
+        if batch.middle:
+            arrays = [batch.arrays[index].reshape(-1) for index in batch.middle]
+            DoublingReduction(self, arithmetic, arrays).run()
         for index in batch.large:
             array = batch.arrays[index].reshape(-1)
-            _Reduction(self, operation, array, dict(zip(active, scale)), targets).run()
+            if array.nbytes <= batch.limits.halving:
+                HalvingReduction(self, arithmetic, array).run()
+            else:
+                DirectReduction(self, arithmetic, array, targets).run()
 
     def reduce_part(self, reduce: Callable[..., object], *arguments: Any) -> None:
         """Do a part of the arithmetic. It is a method so that it can be timed."""
@@ -183,13 +164,25 @@ class LinkedCommunicator(PreparingCommunicator):
 
 
 class _Batch:
-    """The arrays of a reduction, and the item that this rank sends for them."""
+    """The arrays of a reduction, and the item that this rank sends for them.
 
-    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
-        self.arrays = arrays
+    Attributes
+    ----------
+    small, middle, large : list of int
+        The indices of the arrays that are part of the meeting; that are reduced by doubling; and of the
+        others.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray], limits: Limits) -> None:
+        self.arrays, self.limits = arrays, limits
         self.types = [ArraySpec(array.shape, array.dtype) for array in arrays]
-        self.small = _small(self.types)
-        self.large = [index for index in range(len(arrays)) if index not in self.small]
+        self.small = _small(self.types, limits.meeting)
+        others = [index for index in range(len(arrays)) if index not in self.small]
+        sizes = {index: self.types[index].nbytes for index in others}
+        found = [index for index in others if sizes[index] <= limits.doubling]
+        chosen = _small([self.types[index] for index in found], max(MIDDLE, limits.doubling))
+        self.middle = [found[place] for place in chosen]
+        self.large = [index for index in others if index not in self.middle]
         self.digest = hashlib.blake2b(repr(self.types).encode(), digest_size=8).digest()
         self._places, stop = [], _START
         for index in self.small:
@@ -207,115 +200,32 @@ class _Batch:
             self._item[place] = self.arrays[index].reshape(-1).view(np.uint8)
         return self._item
 
-    def reduce_small(
-        self, operation: Operation, items: Sequence[bytes], weights: Sequence[float]
-    ) -> None:
-        """Reduce the small arrays of some ranks into this rank's."""
-        parts = []
-        for index, place in zip(self.small, self._places):
-            shape, dtype = self.types[index]
-            arrays = [np.frombuffer(item, np.uint8)[place].view(dtype).reshape(shape) for item in items]
-            parts.append((self.arrays[index], arrays, ()))
-        operation.reduce_each(parts, weights)
-
-
-class _Reduction:
-    """The reduction of a flat array, in place, on the ranks in `targets`.
-
-    Parameters
-    ----------
-    comm : LinkedCommunicator
-        The communicator of these ranks.
-    operation : Operation
-        The operation.
-    array : numpy.ndarray
-        The flat array of this rank.
-    weights : dict
-        The weights of the ranks whose arrays are reduced.
-    targets : list of int
-        The ranks that get the result.
-    """
-
-    def __init__(
-        self,
-        comm: LinkedCommunicator,
-        operation: Operation,
-        array: np.ndarray,
-        weights: Mapping[int, float],
-        targets: Sequence[int],
-    ) -> None:
-        self.comm, self.group, self.rank = comm, comm.group, comm.rank
-        self.operation, self.weights, self.targets = operation, weights, targets
-        self.parts = [_chunks(array, *share(array.size, comm.size, rank)) for rank in range(comm.size)]
-        # Each rank begins with the next rank, as otherwise rank 0 would get the chunks of all at once.
-        self.others = [(self.rank + step) % comm.size for step in range(1, comm.size)]
-        self.senders = [rank for rank in self.others if rank in weights]
-        own = self.parts[self.rank]
-        shape = len(self.senders), min(_WINDOW, len(own)), own[0].size if own else 0
-        self.memory = comm.memory(math.prod(shape), array.dtype).reshape(shape)
-        self.receipts: dict[int, list] = {}  # by number of the chunk
-        self.sent: dict[int, list[int]] = {}
-
-    def run(self) -> None:
-        own, count = self.parts[self.rank], max(len(part) for part in self.parts)
-        results, arriving = [], []
-        for number in range(_WINDOW):
-            self._start(number)
-        for number in range(count):
-            self.group.complete(self.receipts.pop(number))
-            if number < len(own):
-                results += self._reduce_chunk(number)
-            # The result of a chunk arrives in its memory, so the chunk has to be sent first.
-            self.group.complete([], self.sent.pop(number))
-            if self.rank in self.targets:
-                arriving += [
-                    self.group.receive_array(rank, self.parts[rank][number], _RESULTS)
-                    for rank in self.others
-                    if number < len(self.parts[rank])
-                ]
-            self._start(number + _WINDOW)
-        self.group.complete(arriving, results)
-
-    def _start(self, number: int) -> None:
-        """Start to receive a chunk of this rank's part, and to send a chunk of each other part."""
-        is_own = number < len(self.parts[self.rank])
-        self.receipts[number] = [
-            self.group.receive_array(rank, self._received(index, number), _PARTS)
-            for index, rank in enumerate(self.senders)
-            if is_own
+    def reduce_small(self, arithmetic: PairwiseReduction, items: Sequence[bytes]) -> None:
+        """Reduce the small arrays of all ranks into this rank's."""
+        parts = [
+            (
+                self.arrays[index].reshape(-1),
+                [np.frombuffer(item, np.uint8)[place].view(self.types[index].dtype) for item in items],
+            )
+            for index, place in zip(self.small, self._places)
         ]
-        self.sent[number] = [
-            self.group.send_array(rank, self.parts[rank][number], _PARTS)
-            for rank in self.others
-            if self.rank in self.weights and number < len(self.parts[rank])
-        ]
-
-    def _received(self, index: int, number: int) -> np.ndarray:
-        """Return the memory for a chunk from a sender. It is used again by later chunks."""
-        return self.memory[index, number % _WINDOW, : self.parts[self.rank][number].size]
-
-    def _reduce_chunk(self, number: int) -> list[int]:
-        own = self.parts[self.rank][number]
-        arrays = [self._received(index, number) for index in range(len(self.senders))]
-        weights = [self.weights[rank] for rank in self.senders]
-        if self.rank in self.weights:
-            arrays, weights = [own, *arrays], [self.weights[self.rank], *weights]
-        self.comm.reduce_part(self.operation.reduce_in_pieces, own, arrays, weights)
-        return [self.group.send_array(rank, own, _RESULTS) for rank in self.targets if rank != self.rank]
+        if arithmetic.size > 2:
+            for out, arrays in parts:
+                arithmetic.reduce(out, arrays)
+            return
+        used = [rank for rank, is_active in enumerate(arithmetic.active) if is_active]
+        weights = [arithmetic.weights[rank] for rank in used]
+        arithmetic.operation.reduce_each(
+            [(out, [arrays[rank] for rank in used], ()) for out, arrays in parts], weights
+        )
 
 
-def _chunks(array: np.ndarray, start: int, stop: int) -> list[np.ndarray]:
-    """Return views of the items from `start` to `stop`, in chunks."""
-    step = max(_CHUNK // array.itemsize, 1)
-    return [array[low : min(low + step, stop)] for low in range(start, stop, step)]
-
-
-def _small(types: Sequence[ArraySpec]) -> list[int]:
-    """Return the indices of the arrays that are part of the meeting: the smallest, up to a limit."""
+def _small(types: Sequence[ArraySpec], limit: int = SMALL) -> list[int]:
+    """Return the indices of the smallest arrays, whose bytes together are within a limit."""
     chosen, total = [], 0
     for nbytes, index in sorted((one.nbytes, index) for index, one in enumerate(types)):
         total += nbytes
-        if total > SMALL:
+        if total > limit:
             break
         chosen.append(index)
     return chosen

@@ -15,7 +15,8 @@ from synkhronos._errors import CollectiveAbortedError, SynkhronosError, WorldBro
 from synkhronos.arithmetic.rank_ranges import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.comms import wire_state as kept
 from synkhronos.comms.formats import make_wire
-from synkhronos.comms.linked import _CHUNK, _WINDOW, LinkedCommunicator
+from synkhronos.comms.direct import CHUNK, WINDOW
+from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.comms.repeating import RepeatingCommunicator
 from synkhronos.comms.wires import WireReduction
@@ -204,18 +205,18 @@ def reduce_large(comm, length=300_000):
 
 
 def test_parts_of_an_array_may_have_different_numbers_of_chunks(leaders):
-    assert leaders.values(reduce_large, 3 * _CHUNK // 8 + 1) == [{6.0}] * 3
+    assert leaders.values(reduce_large, 3 * CHUNK // 8 + 1) == [{6.0}] * 3
 
 
 def reduce_chunks(comm):
-    numbers = np.arange(20 * _CHUNK // 8, dtype=float)
+    numbers = np.arange(20 * CHUNK // 8, dtype=float)
     [reduced] = comm.all_reduce([(comm.rank + 1) * numbers], "sum")
     return np.array_equal(reduced, 6 * numbers), comm._memory.nbytes
 
 
 def test_memory_for_received_chunks_is_used_again_by_later_ones(leaders):
     for is_right, nbytes in leaders.values(reduce_chunks):
-        assert is_right and nbytes == 2 * _WINDOW * _CHUNK  # of two others
+        assert is_right and nbytes == 2 * WINDOW * CHUNK  # of two others
 
 
 def test_a_rank_meets_once_and_sends_a_few_chunks_ahead_of_what_it_has_received():
@@ -240,8 +241,8 @@ def test_a_rank_meets_once_and_sends_a_few_chunks_ahead_of_what_it_has_received(
 
     group = Group()
     with pytest.raises(Stopped):
-        LinkedCommunicator(group).all_reduce([np.ones(20 * _CHUNK // 8)], "sum")
-    assert (group.met, group.sent) == (1, _WINDOW * _CHUNK)
+        LinkedCommunicator(group).all_reduce([np.ones(20 * CHUNK // 8)], "sum")
+    assert (group.met, group.sent) == (1, WINDOW * CHUNK)
 
 
 def test_when_a_collective_ends_its_messages_have_been_sent(monkeypatch):

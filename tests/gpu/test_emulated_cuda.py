@@ -206,3 +206,15 @@ def test_the_clique_of_nccl_spans_machines_but_formats_do_not_use_it(
         done = machines.run(program, "cuda0", "cuda1", cwd=tmp_path, environment=environment)
     assert done.check().output.splitlines()[-1] == last and calls(), done.output
     assert "Traceback" not in done.output
+
+
+@pytest.mark.skipif(bool(why_no_mpi()), reason=why_no_mpi())
+@pytest.mark.slow
+def test_nccl_inside_machines_and_messages_between_them_are_a_communicator(emulator, calls, tmp_path):
+    environment = {**emulator.environment(2), **flags(emulator), "EMULATED_CALLS": calls.path}
+    devices = ["cuda0", "cuda1"] * 2
+    with Machines(2, apart=False) as machines:
+        program = PROGRAMS / "nccl_inside_machines.py"
+        done = machines.run(program, *devices, cwd=tmp_path, environment=environment)
+    assert done.check().output.splitlines()[-1] == "reduced on two levels", done.output
+    assert "Traceback" not in done.output

@@ -138,7 +138,7 @@ def _mca(**options):
     return [word for name, value in options.items() for word in ("--mca", name, str(value))]
 
 
-_LIMIT = ("tbf", "burst", "512k", "latency", "20ms", "rate")
+_LIMIT = ("tbf", "latency", "20ms", "burst", "512k", "rate")
 
 
 def _address(number):
@@ -255,13 +255,18 @@ class Machines:
         """Plug in the network cable of a machine again."""
         self._switch.run("ip", "link", "set", f"port{number}", "up")
 
-    def limit(self, rate):
-        """Limit what each machine sends, for example to ``"1gbit"``; None for no limit."""
+    def limit(self, rate, burst="512k"):
+        """Limit what each machine sends, for example to ``"1gbit"``; None for no limit.
+
+        `burst` is how many bytes a machine can send at once before the limit applies.
+        """
         for machine in self._machines:
             if rate is None:
                 machine.run("tc", "qdisc", "del", "dev", LINK, "root")
             else:
-                machine.run("tc", "qdisc", "replace", "dev", LINK, "root", *_LIMIT, rate)
+                machine.run(
+                    "tc", "qdisc", "replace", "dev", LINK, "root", *_LIMIT[:-2], burst, "rate", rate
+                )
 
     def sent_bytes(self, number):
         """Return how many bytes a machine has sent, with all headers."""

@@ -256,16 +256,16 @@ def differences(traffic, call, expected):
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 3)], ids=str)
 def test_an_all_reduce_of_three_machines_sends_two_thirds_each_way(on_machines, traffic, sizes):
-    w = on_machines(*sizes).shared(np.ones(LENGTH), "w")
+    w = on_machines(*sizes).shared(np.ones(5 * LENGTH), "w")  # too large for doubling
     synk.function([], w.sum())
     synk.distribute()
-    expected = dict.fromkeys(itertools.permutations(range(3), 2), 2 * NBYTES // 3)
+    expected = dict.fromkeys(itertools.permutations(range(3), 2), 2 * 5 * NBYTES // 3)
     assert not differences(traffic, lambda: synk.all_reduce(w, "sum"), expected)
     assert (synk.get_value(2, w) == sum(sizes)).all()
 
 
 def test_each_leader_sends_its_parts_to_the_next_one_first(on_machines, traffic):
-    w = on_machines(1, 1, 1, 1).shared(np.ones(LENGTH), "w")
+    w = on_machines(1, 1, 1, 1).shared(np.ones(5 * LENGTH), "w")
     synk.function([], w.sum())
     synk.distribute()
     traffic.of(lambda: synk.all_reduce(w, "sum"))
