@@ -101,7 +101,9 @@ TESTS = {
     "functions/columns.py": [*CALLS, "test_idioms.py", "test_ops_calls.py"],
     "functions/comparing/first_calls.py": ["test_verification.py"],
     "functions/comparing/reasons.py": ["test_check.py", "test_verification.py"],
-    "functions/comparing/replicas.py": ["test_watch.py", "test_audit.py", "test_in_sync.py"],
+    "functions/comparing/replicas.py": [
+        "test_watch.py", "test_audit.py", "test_in_sync.py", "test_on_step.py",
+    ],
     "functions/comparing/serial_comparison.py": [
         "test_check.py", "test_verification.py", "test_none.py",
     ],
@@ -168,7 +170,9 @@ TESTS = {
     "world/job.py": [
         *MACHINES, "test_machines_mpi.py -m slow -k three_machines", "test_machines_deaths.py",
     ],
-    "world/launch.py": [*WORLDS, "test_launch.py", "test_limits.py", "test_bad_input.py"],
+    "world/launch.py": [
+        *WORLDS, "test_launch.py", "test_limits.py", "test_bad_input.py", "test_other_programs.py",
+    ],
     "world/logged.py": ["test_log.py"],
     "world/options.py": ["test_launch.py", *WORLDS],
     "world/placement.py": [*MACHINES, "test_launch.py"],

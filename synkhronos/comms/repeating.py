@@ -24,10 +24,6 @@ class RepeatingCommunicator(PreparingCommunicator):
         self._comm, self.reduces_in_place = comm, comm.reduces_in_place
         self._prepared: dict[Any, Any] = {}
 
-    @property
-    def has_wires(self) -> bool:  # type: ignore[override]  # nothing sets it
-        return self._comm.has_wires
-
     def takes(self, array: Array) -> bool:
         return self._comm.takes(array)
 

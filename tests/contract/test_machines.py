@@ -14,7 +14,7 @@ from checks.ranks import Ranks
 from synkhronos._errors import CollectiveAbortedError, SynkhronosError, WorldBrokenError
 from synkhronos.arithmetic.rank_ranges import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.comms import wire_state as kept
-from synkhronos.comms.formats import make_wire
+from synkhronos.comms.formats import PowerSGD, TopK, make_wire
 from synkhronos.comms.direct import CHUNK, WINDOW
 from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.comms.staged import StagedCommunicator
@@ -271,6 +271,24 @@ def test_what_a_checkpoint_has_of_other_wires_is_refused():
     for counts in ([3], [3, 0, 0]):
         with pytest.raises(ValueError, match=f"expected counts of 2 wires, got {len(counts)}"):
             kept.lengths(wires, [100, 50], counts)
+
+
+@pytest.mark.parametrize("format", ["int8", TopK(0.25), PowerSGD(1)], ids=repr)
+def test_the_states_of_several_wires_are_restored_each_to_its_own(format):
+    shapes = [(3, 4), (5, 2), (2, 2)]
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    wires, others = ([make_wire(format, [shape]) for shape in shapes] for _ in range(2))
+    for number, (wire, size) in enumerate(zip(wires, sizes)):
+        wire.prepare(size)
+        for vector in wire.state():
+            vector[:] = 100 * number + np.arange(vector.size)
+        wire.count = 2 - number % 2 * 2  # the second one has no state
+    kept.restore(others, sizes, kept.kept_by(wires))
+    assert [one.count for one in others] == [2, 0, 2]
+    for wire, other in zip(wires[::2], others[::2]):
+        for given, restored in zip(wire.state(), other.state()):
+            np.testing.assert_array_equal(restored, given)
+    assert not others[1].state()[0].any()
 
 
 def test_wire_formats_use_their_memory_again():

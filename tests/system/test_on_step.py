@@ -37,6 +37,14 @@ def test_a_call_is_reported_with_its_rows_and_outputs(told):
     assert told[0].outputs is outputs and all(one.seconds > 0 for one in told)
 
 
+def test_calls_in_which_replicas_are_compared_have_rows_too(told):
+    x, w = T.dvector("x"), theano.shared(1.0, "w")
+    f = synk.function([x], ((x * w).sum(), "sum"), updates=[(w, w - 0.1 * x.mean())])
+    for n_rows in (4, 3, 2):
+        f(np.ones(n_rows))
+    assert [one.rows for one in told] == [4, 3, 2]
+
+
 def test_a_training_step_is_one_step(told):
     step, data = training_step(), synk.data(np.ones((10, 3)))
     losses = [step(data, batch=rows) for rows in (10, 10, 5, [3, 2, 1])]
