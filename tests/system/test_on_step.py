@@ -37,7 +37,7 @@ def test_a_call_is_reported_with_its_rows_and_outputs(told):
     assert told[0].outputs is outputs and all(one.seconds > 0 for one in told)
 
 
-def test_calls_in_which_replicas_are_compared_have_rows_too(told):
+def test_calls_with_updates_have_rows_too(told):
     x, w = T.dvector("x"), theano.shared(1.0, "w")
     f = synk.function([x], ((x * w).sum(), "sum"), updates=[(w, w - 0.1 * x.mean())])
     for n_rows in (4, 3, 2):
