@@ -131,7 +131,7 @@ TESTS = {
     "functions/signature.py": ["test_bad_input.py", "test_idioms.py", *CALLS],
     "functions/slices.py": [*CALLS, "test_outputs.py", "test_ops_calls.py"],
     "functions/stages.py": ["test_ops_calls.py"],
-    "functions/steps.py": ["test_train.py", "test_rules.py", "test_check.py"],
+    "functions/steps.py": ["test_train.py", "test_rules.py", "test_check.py", "test_on_step.py"],
     "functions/window.py": ["test_windows.py", "test_idioms.py"],
     "machines/replies.py": MACHINES,
     "machines/store.py": MACHINES,
