@@ -36,6 +36,10 @@ def leave(rank):
     sys.exit(7)
 
 
+def leave_without_a_code(rank):
+    sys.exit()
+
+
 def meet(rank):
     rank.barrier()
 
@@ -59,6 +63,7 @@ def read(rank):
         (fail, 1, "RuntimeError: the child fails"),
         (give_back, 1, "it went on as that rank"),
         (leave, 7, ""),
+        (leave_without_a_code, 0, ""),
         (meet, 1, "this process was forked from rank"),
         (meet_and_catch, 3, ""),
         (read, 9, ""),

@@ -9,6 +9,8 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
+from synkhronos.functions.comparing.serial_comparison import how_output_differs
+from synkhronos.functions.comparing.trial_runs import ByRank
 from synkhronos.world.world import current_world
 
 pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
@@ -247,6 +249,14 @@ def test_values_that_are_not_numbers_are_equal_where_both_are(world):
     f = synk.function([x], [tt.log(x.mean() - 100), (tt.log(x - 5), "gather")])
     with np.errstate(all="ignore"):
         assert set(f.check(ROWS).differences.values()) == {0.0}
+
+
+def test_values_that_cannot_be_combined_are_named_with_their_shapes():
+    found = ByRank([np.ones(2), np.ones(3)], [1, 1], [0, 1])
+    assert how_output_differs(None, np.ones(2), found) == (
+        "cannot be combined, as the ranks' values have the shapes (2,), (3,)"
+    )
+    assert how_output_differs(np.ones(2), np.ones(3), found) == "has the shape (2,), not (3,)"
 
 
 def test_wrong_arguments_are_refused_before_anything_runs(world):

@@ -247,7 +247,7 @@ class SerialComparison:
                 analysis_of(self._world, function).extents[index],
             )
 
-        how = _how_output_differs(value, serial, found)
+        how = how_output_differs(value, serial, found)
         find = lambda results: results.outputs[position][place]  # noqa: E731
         self.complaints.append(Complaint(what, how, why, value, find))
 
@@ -337,7 +337,8 @@ def _combined(function: Any, index: int, found: ByRank) -> AnyArray | None:
     return None if value is None else np.asarray(value, replica.output_dtypes[index])
 
 
-def _how_output_differs(value: AnyArray | None, serial: AnyArray, found: ByRank) -> str:
+def how_output_differs(value: AnyArray | None, serial: AnyArray, found: ByRank) -> str:
+    """Say how an output differs; its combined value is None if the ranks' values have no common shape."""
     if value is None:
         shapes = ", ".join([str(one.shape) for one in found.values])
         return f"cannot be combined, as the ranks' values have the shapes {shapes}"
