@@ -338,7 +338,7 @@ def _combined(function: Any, index: int, found: ByRank) -> AnyArray | None:
 
 
 def how_output_differs(value: AnyArray | None, serial: AnyArray, found: ByRank) -> str:
-    """Say how an output differs; its combined value is None if the ranks' values have no common shape."""
+    """Say how an output differs; its combined value is None if the values have no common shape."""
     if value is None:
         shapes = ", ".join([str(one.shape) for one in found.values])
         return f"cannot be combined, as the ranks' values have the shapes {shapes}"
