@@ -97,6 +97,7 @@ TESTS = {
     "functions/build.py": ["test_bad_input.py", "test_idioms.py", *CALLS],
     "functions/call.py": [
         *CALLS, "test_outputs.py", "test_idioms.py", "test_rehearsal.py", "test_windows.py",
+        "test_fixed_rows.py", "test_verification.py",
     ],
     "functions/columns.py": [*CALLS, "test_idioms.py", "test_ops_calls.py"],
     "functions/comparing/first_calls.py": ["test_verification.py"],
