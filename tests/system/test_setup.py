@@ -48,6 +48,7 @@ PACKAGES = {"PIL": "pillow", "lasagne": "Lasagne", "sklearn": "scikit-learn"}  #
 FOLDERS = ["synkhronos", "demos", "tests", "benchmarks"]
 OUR_OWN = {"synkhronos", "setup", *(path.stem for one in FOLDERS for path in (ROOT / one).rglob("*"))}
 BY_DEBIAN = {"pygpu"}
+OF_CLUSTERS = {"ray"}  # a script that starts a job on a cluster runs where the cluster is installed
 
 
 def imported_in(folder):
@@ -81,7 +82,7 @@ def test_what_is_imported_can_be_installed(folder):
     required, extras = declared()
     used = extras.keys() - {"bench", "loading"}  # these are not needed to use or to test the library
     wanted = [*required, *(one for name in used for one in extras[name])]
-    names = {re.match(r"[\w-]+", one).group().lower() for one in wanted} | BY_DEBIAN
+    names = {re.match(r"[\w-]+", one).group().lower() for one in wanted} | BY_DEBIAN | OF_CLUSTERS
     imported = imported_in(folder) - sys.stdlib_module_names - OUR_OWN
     assert imported and {PACKAGES.get(one, one).lower() for one in imported} <= names
 
