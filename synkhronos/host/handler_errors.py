@@ -15,7 +15,9 @@ import sys
 # The functions of `signal` convert to and from enumerations, which takes 80 microseconds here.
 from _signal import getsignal, valid_signals
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Iterable
+
+_GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def is_below(frame: FrameType | None, caller: FrameType | None) -> bool:
@@ -23,6 +25,22 @@ def is_below(frame: FrameType | None, caller: FrameType | None) -> bool:
     while frame is not None and frame is not caller:
         frame = frame.f_back
     return frame is not None
+
+
+def may_be_running(caller: FrameType | None, tops: Iterable[FrameType]) -> bool:
+    """Whether a frame is on the stack of a thread, given the innermost frames of threads.
+
+    A thread may go on while its stack is followed. The frame of a generator that it has left meanwhile
+    has no caller any more, so the rest of the stack is not known. Then the answer is True.
+    """
+    for top in tops:
+        frame: FrameType | None = top
+        last = top
+        while frame is not None and frame is not caller:
+            last, frame = frame, frame.f_back
+        if frame is not None or last.f_code.co_flags & _GENERATORS:
+            return True
+    return False
 
 
 def pass_on(error: BaseException) -> None:

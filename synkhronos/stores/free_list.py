@@ -7,7 +7,7 @@ import sys
 from types import FrameType
 from typing import Any, Iterable
 
-from synkhronos.host.handler_errors import is_below
+from synkhronos.host.handler_errors import may_be_running
 
 _RANGES, _NEXT = "ranges", "next"
 
@@ -126,7 +126,7 @@ class Changes:
         own, alone = sys._getframe(1), True
         for frame in list(self._running):
             if frame is not own:
-                if any(is_below(top, frame) for top in sys._current_frames().values()):
+                if may_be_running(frame, sys._current_frames().values()):
                     alone = False
                 else:  # its exit was interrupted
                     self._running.pop(frame, None)

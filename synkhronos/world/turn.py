@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any, Callable, TypeVar
 
 from synkhronos._errors import BUSY, SynkhronosError
-from synkhronos.host.handler_errors import is_below, suppress
+from synkhronos.host.handler_errors import is_below, may_be_running, suppress
 
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
@@ -151,7 +151,7 @@ class Turn:
                 return False
             if _is_part(frame, holder):
                 return True
-            if any(is_below(top, holder) for top in self._stacks().values()):
+            if may_be_running(holder, self._stacks().values()):
                 return False
             self._last = last.setdefault(_NEXT, {})  # it is over: given back, or lost
 

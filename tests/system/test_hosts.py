@@ -252,7 +252,7 @@ def by_processes_that_are_ended(numbers):
     "way", [by_pool, by_executor, by_pool_that_is_kept, by_processes_that_are_ended]
 )
 def test_an_operation_may_use_multiprocessing_on_every_rank(way):
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # workers ignore what the script handles
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(1))  # workers ignore what the script handles
     squares = as_op([tt.dvector], [tt.dvector])(lambda numbers: np.array(way(list(numbers))))
     synk.fork(2, use_gpu=False)
     x = tt.dvector("x")

@@ -256,6 +256,31 @@ def test_the_end_of_the_world_ends_all_waits():
     assert said == ["closed"] * 3 and not turn._waiting
 
 
+def test_a_turn_is_not_over_because_a_generator_was_left_while_its_thread_was_looked_at():
+    turn, over = Turn(False, lambda: None), threading.Event()
+
+    def hold():
+        with turn.waited_for:
+            over.wait(20)
+
+    left = (number for number in range(2))
+    next(left)
+    thread = threading.Thread(target=hold)
+    thread.start()
+    while not turn.thread:
+        time.sleep(1e-3)
+    turn._stacks = lambda: {thread.ident: left.gi_frame}
+    try:
+        with pytest.raises(synk.SynkhronosError, match="another call has not returned"), turn:
+            pass
+    finally:
+        over.set()
+        thread.join(20)
+    turn._stacks = sys._current_frames
+    with turn:
+        assert turn.thread
+
+
 def test_the_exception_of_a_handler_ends_a_wait():
     turn, over = Turn(False, lambda: None), threading.Event()
 
