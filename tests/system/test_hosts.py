@@ -4,6 +4,7 @@ import concurrent.futures
 import functools
 import gc
 import multiprocessing
+import os
 import queue
 import shutil
 import signal
