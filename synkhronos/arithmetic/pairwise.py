@@ -70,6 +70,10 @@ class Core(NamedTuple):
             return rank // 2 if rank % 2 else None
         return rank - self.pairs
 
+    def acts_for_pair(self, rank: int) -> bool:
+        """Whether a rank is the second of a pair."""
+        return rank < 2 * self.pairs and rank % 2 == 1
+
     def rank(self, place: int) -> int:
         """Return the rank that acts at a place."""
         return self.ranks(place)[-1]

@@ -55,6 +55,7 @@ class DoublingReduction:
             for each in memory
         )
         self.has_partial = arithmetic.active[self.rank]
+        self.acts_for_pair = arithmetic.core.acts_for_pair(self.rank)
 
     def run(self) -> None:
         arithmetic, core = self.arithmetic, self.arithmetic.core
@@ -84,19 +85,14 @@ class DoublingReduction:
             self._exchange(partner, self.has_partial, False)
             self.has_partial = False
             return
-        does_receive = self._is_second and self.arithmetic.active[partner]
+        does_receive = self.acts_for_pair and self.arithmetic.active[partner]
         self._exchange(partner, False, does_receive)
         self._combine(does_receive, True)
 
     def _unfold(self, place: int | None) -> None:
         """Give the first rank of each pair the result."""
-        self._exchange(self.rank ^ 1, self._is_second, place is None)
+        self._exchange(self.rank ^ 1, self.acts_for_pair, place is None)
         self._combine(place is None, True)
-
-    @property
-    def _is_second(self) -> bool:
-        """Whether this rank is the second of a pair."""
-        return self.rank < 2 * self.arithmetic.core.pairs and self.rank % 2 == 1
 
     def _exchange(self, partner: int, does_send: bool, does_receive: bool) -> None:
         """Send the partial results to another rank, and receive its partial results."""

@@ -45,7 +45,7 @@ class HalvingReduction:
         self.comm, self.group, self.rank = comm, comm.group, comm.rank
         self.arithmetic, self.array, self.core = arithmetic, array, arithmetic.core
         self.place = self.core.place(self.rank)
-        self.is_second = self.rank < 2 * self.core.pairs and self.rank % 2 == 1
+        self.acts_for_pair = self.core.acts_for_pair(self.rank)
         self.wide = arithmetic.dtype(array.dtype)
         self.step = max(CHUNK // self.wide.itemsize, 1)  # elements of a chunk
         length = WINDOW * min(self.step, array.size) * self.wide.itemsize
@@ -75,7 +75,7 @@ class HalvingReduction:
         partner, length = self.rank ^ 1, self.array.size
         if self.place is None:
             self._transfer(partner, length, self.array if self.has_partial else None)
-        elif self.is_second:
+        elif self.acts_for_pair:
             own = _Side(self.rank, True, self.has_partial)
             other = _Side(partner, True, self.arithmetic.active[partner])
             self._transfer(partner, length, None, *self._combination(slice(0, length), own, other))
@@ -117,7 +117,7 @@ class HalvingReduction:
         if self.place is None:
             self._transfer(partner, length, None, self._chunks(self.array))
         else:
-            self._transfer(partner, length, self.array if self.is_second else None)
+            self._transfer(partner, length, self.array if self.acts_for_pair else None)
 
     def _longest(self, turn: int) -> int:
         """Return the length of the longest half in a round."""

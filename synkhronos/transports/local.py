@@ -53,7 +53,7 @@ _MAILBOX_BYTES = 1 << 20
 _SLOT_BYTES = 1 << 16
 # A sleep much longer than requested means that this process was stopped; that time does not count.
 _LONGEST_SLEEP = 2 * CHECK_INTERVAL
-COUNT_CORES = 256  # commands between two counts of the cores
+_COUNT_CORES = 256  # commands between two counts of the cores
 
 
 class LocalTransport(Transport):
@@ -305,10 +305,18 @@ class LocalTransport(Transport):
     def collect(self) -> list[bytes | None]:
         if self.is_copy:
             self.end_copy()
-        if self._may_poll and self._commands % COUNT_CORES == 0:
-            self._count_cores()
+        if self._may_poll and self._commands % _COUNT_CORES == 0:
+            self._has_cores[0] = affinity([0, *self._children.pids()]) >= self.size
         self._commands += 1
         self._milestones.finish(self.rank, self._passed)
+        replies = self._wait_for_replies()
+        self._mailbox.clear()
+        if self._milestones.aborted or self.in_program:
+            self._reset()
+        return replies
+
+    def _wait_for_replies(self) -> list[bytes | None]:
+        """Return the reply of each worker, by rank."""
         replies: list[bytes | None] = [None] * self.size
         waited = 0.0
         for rank in self._workers:
@@ -316,9 +324,6 @@ class LocalTransport(Transport):
             waited = self._wait(self._finishes[rank], self._between, waited)
             self._read += 1
             replies[rank] = self._replies[rank].get()
-        self._mailbox.clear()
-        if self._milestones.aborted or self.in_program:
-            self._reset()
         return replies
 
     def _reset(self) -> None:
@@ -327,9 +332,6 @@ class LocalTransport(Transport):
         self._end_program()
         for semaphore in itertools.chain.from_iterable(self._barriers):
             semaphore.drain()
-
-    def _count_cores(self) -> None:
-        self._has_cores[0] = affinity([0, *self._children.pids()]) >= self.size
 
     def receive(self, when_idle: Callable[[], None] = do_nothing) -> bytes:
         self.end_copy()

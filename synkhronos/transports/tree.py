@@ -21,7 +21,7 @@ from synkhronos.arithmetic.trees import children, parent
 from synkhronos.host.machine import leave_core_of
 from synkhronos.host.status import PROCESS
 from synkhronos.transports.base import do_nothing
-from synkhronos.transports.local import COUNT_CORES, LocalTransport
+from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.replies import Replies
 from synkhronos.transports.semaphore import Counter, Semaphore
 
@@ -115,21 +115,12 @@ class TreeTransport(LocalTransport):
             for rank in self._workers:
                 self._starts[rank].post()
 
-    def collect(self) -> list[bytes | None]:
-        if self.is_copy:
-            self.end_copy()
-        if self._may_poll and self._commands % COUNT_CORES == 0:
-            self._count_cores()
-        self._commands += 1
-        self._milestones.finish(self.rank, self._passed)
+    def _wait_for_replies(self) -> list[bytes | None]:
         waited = 0.0
         while not self._milestones.all_finished():
             waited = self._wait(self._all_replied, self._between, waited)
         replies: list[bytes | None] = [*self._tree_replies.get()]
         replies[self.rank] = None
-        self._mailbox.clear()
-        if self._milestones.aborted or self.in_program:
-            self._reset()
         return replies
 
     def receive(self, when_idle: Callable[[], None] = do_nothing) -> bytes:

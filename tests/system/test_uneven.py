@@ -168,7 +168,7 @@ def test_ranks_that_are_moved_between_cores_while_they_run_compute_correctly(ran
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_ranks_spin_only_while_there_is_a_core_for_each(ranks_of, monkeypatch):
     ranks = ranks_of(2)
-    monkeypatch.setattr(local, "COUNT_CORES", 16)
+    monkeypatch.setattr(local, "_COUNT_CORES", 16)
     yields = []
     yield_core = os.sched_yield
     monkeypatch.setattr(local.os, "sched_yield", lambda: yields.append(yield_core()))
