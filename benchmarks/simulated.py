@@ -6,6 +6,9 @@ switch that carries all of them at once is between the leaders, and arithmetic t
 depend on the program alone, so other work on this machine does not matter.
 """
 
+if __name__ == "__main__":
+    raise SystemExit(f"{__doc__}\nScripts use this file; run growth_machines.py.")
+
 import threading
 
 from synkhronos.comms.linked import LinkedCommunicator

@@ -30,12 +30,6 @@ COMMAND = 2  # the number of the command in which ranks die or are late
 handlers = []  # of the deaths of workers, in the process of the master
 
 
-@pytest.fixture(autouse=True)
-def no_handlers():
-    yield
-    handlers.clear()  # they refer to the transport, and to the status that `top` would find
-
-
 def number(transport):
     return transport.rank
 
