@@ -9,6 +9,9 @@ Horovod's published results (docs/benchmarks). As in Horovod, gradients travel w
 the lines "not overlapped" are without that.
 """
 
+import os
+from pathlib import Path
+
 import common
 import machines as row
 from common import COLOURS, Line
@@ -20,6 +23,7 @@ RATE, BITS, BURST = "100mbit", 1e8, "32k"
 KB, MB = 1 << 10, 1_000_000
 SIZES = {"4 B": 4, "4 kB": 4 * KB, "64 kB": 64 * KB, "1 MB": MB, "25 MB": 25 * MB}
 SIMULATED = {8: [64 * KB, 8 * MB], 32: [64 * KB], 128: [4 * KB, 64 * KB, 4 << 20]}  # bytes by leaders
+CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 UNLIMITED = ("5 MB", "102 MB")  # sizes of the row `machines`
 FORETOLD = (2, 8, 32, 128, 1024)
 NETWORK, GPUS, IMAGES = 25e9, 4, 64  # bits per second; GPUs a machine; images of a step on each
@@ -261,9 +265,10 @@ def _notes(constants, chosen):
         "simulated: the leaders' own code, on threads whose messages take the model's times on the way",
         f"a call: {c['call']:.0f} + {c['message']:.1f} (M - 2) µs up to 3 machines, then "
         f"{c['call']:.0f} + {c['round']:.1f} (L(M) - 1) µs",
-        f"the links have {RATE}, by tbf with a burst of {BURST}; all leaders share the two cores of "
-        f"this machine, so small arrays, whose time is that of the processor, take longer than on "
-        f"machines of their own",
+        f"the links have {RATE}, by tbf with a burst of {BURST}, and TCP the congestion control "
+        f"{CONGESTION.read_text().strip()}; all leaders share the {os.cpu_count()} cores of this "
+        f"machine, so small arrays, whose time is that of the processor, take longer than on machines "
+        f"of their own",
         f"the model at 25 Gbit/s: {GPUS} GPUs a machine, {IMAGES} images on each, whose gradients are "
         f"reduced on the machine in no time; a forward pass takes a third of the time of a gradient; "
         f"the time of a byte is the network's",

@@ -135,6 +135,8 @@ def be_peers(address):
     initialize()
     comm = MPI.COMM_WORLD
     leaders = Leaders(MpiLinks(comm.Dup()))
+    if comm.size > (os.cpu_count() or 1):  # the machines share the cores of this one
+        leaders.begin_world(may_poll=False)
     ours = LinkedCommunicator(leaders)
     connection = Client(address, "AF_UNIX") if comm.rank == 0 else None
     arrays = {size: np.zeros(nbytes // 4, "float32") for size, nbytes in BYTES.items()}

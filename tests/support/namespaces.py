@@ -138,7 +138,8 @@ def _mca(**options):
     return [word for name, value in options.items() for word in ("--mca", name, str(value))]
 
 
-_LIMIT = ("tbf", "latency", "20ms", "burst", "512k", "rate")
+# The queue has room for what TCP hands over: a full one drops packets; a network card makes TCP wait.
+_LIMIT = ("tbf", "limit", "4m", "burst", "512k", "rate")
 
 
 def _address(number):
