@@ -16,7 +16,7 @@ from synkhronos._version import __version__
 from synkhronos.host import heap, imports, installation, job, nvidia_links, preparation
 from synkhronos.host.doctor import checks
 from synkhronos.host.doctor.check import PROBLEM
-from synkhronos.machines.job import exit_code, launcher, leftovers, restarts
+from synkhronos.machines.job import exit_code, launcher, leftovers, restarts, start_guard
 from synkhronos.machines.job.config import Job, JobError, make_job
 from synkhronos.machines.job.doctor import MPI, check_hosts
 from synkhronos.machines.job.output_prefix import prefix_output
@@ -309,6 +309,8 @@ def run(program: Sequence[str]) -> int:
     except OSError as error:  # the script may not need GPUs
         print(f"python -m synkhronos run: {error}", file=sys.stderr)
     os.environ.update(job.variables(os.environ))
+    if task is not None and job.survives_deaths():
+        start_guard.watch_start()
     sys.stdout.flush()
     sys.stderr.flush()  # buffered before Python 3.9
     os.execv(sys.executable, [sys.executable, *interpreter_options(), *program])

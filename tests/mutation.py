@@ -147,6 +147,7 @@ TESTS = {
     "machines/job/restarts.py": ["test_restarts.py"],
     "machines/job/signals_of_user.py": ["test_restarts.py", "test_launch_machines.py"],
     "machines/job/source_digest.py": ["test_launch_machines.py", "test_doctor_mpi.py"],
+    "machines/job/start_guard.py": ["test_ulfm.py -k before_mpi"],
     "machines/job/termination.py": ["test_machines_deaths.py"],
     "machines/connections.py": ["test_connections.py"],
     "machines/relay/messages.py": ["test_relay.py"],

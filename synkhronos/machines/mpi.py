@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Collection, Iterable, Sequence
 from mpi4py import rc
 
 from synkhronos.machines.connections import connections
-from synkhronos.machines.job import termination
+from synkhronos.machines.job import start_guard, termination
 from synkhronos.machines.links import LONGEST, Links, LostError, Receipt, as_bytes
 from synkhronos.machines.neighbours import Neighbour, Neighbours
 
@@ -45,6 +45,7 @@ def initialize() -> None:
     """Initialize MPI if necessary. It waits until every process of the job does so."""
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_SERIALIZED)
+    start_guard.end_watch()
 
 
 def abort() -> None:

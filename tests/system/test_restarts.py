@@ -182,7 +182,8 @@ def wait_for(function, seconds, job=None):
         if time.monotonic() > until:
             raise AssertionError(f"not within {seconds} s\n{job.job.output if job else ''}")
         if job is not None and not job.is_running():
-            raise AssertionError(f"the job has ended\n{job.job.output}")
+            done = job.job.wait(10)
+            raise AssertionError(f"the job has ended with {done.returncode}\n{done.output}")
         time.sleep(0.05)
     return found
 

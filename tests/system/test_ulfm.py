@@ -3,12 +3,19 @@
 ``launch`` starts them, on machines made of namespaces where these are permitted.
 """
 
+import contextlib
+import os
+import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from checks.children import wait_until
+from mortal_jobs import PROMISED
 from namespaces import OPENMPI_5, Machines, why_no_openmpi_5
 from processes import FOLDER
 
+from synkhronos.machines.job.loss_messages import cause_of_loss
 from synkhronos.machines.leaders import FLAG, Leaders
 from synkhronos.machines.links import LostError
 from synkhronos.machines.naive import NaiveNetwork
@@ -49,6 +56,45 @@ def test_the_script_goes_on_after_a_death_without_the_machine_of_a_leader(
 ):
     said = run(machines, tmp_path, "rank", number, moment, left)
     assert said == f"restarted with {left} of 6"
+
+
+LATE = """
+import pathlib, time
+pathlib.Path("began").touch()
+time.sleep(60)  # the other tasks wait in MPI_Init meanwhile
+"""
+
+
+@needs_ulfm
+@pytest.mark.parametrize("task", [pytest.param(1, marks=SLOW), 2])
+def test_the_job_ends_if_a_task_dies_before_mpi_is_initialized(tmp_path, task):
+    """With ULFM, the other tasks would not notice it."""
+    (tmp_path / "late.py").write_text(LATE)
+    with Machines(2, prefix=OPENMPI_5) as machines:
+        job = machines.start(tmp_path / "late.py", cwd=tmp_path, launch=())
+        wait_until((tmp_path / "began").exists, 60)
+        wait_until(lambda: tasks_in_mpi(machines, task // 2), 60)
+        os.kill(tasks_in_mpi(machines, task // 2)[task], signal.SIGKILL)
+        died = job.seconds
+        done = job.wait(60)
+        assert done.returncode and done.seconds - died < PROMISED, done.output
+        cause = cause_of_loss(done.output, True, done.returncode)
+        assert cause.endswith(" has died before all tasks had initialized MPI"), done.output
+        assert not machines.left(PROMISED), done.output
+
+
+def tasks_in_mpi(machines, machine):
+    """Return the process of each task of a machine; {} if one does not use MPI's library yet."""
+    found = {}
+    for pid, task in machines.tasks(machine).items():
+        found[task] = min(pid, found.get(task, pid))  # not those that the task has started
+    with contextlib.suppress(OSError):
+        if len(found) == 2 and all(
+            task == 0 or "/libmpi.so" in Path(f"/proc/{pid}/maps").read_text()
+            for task, pid in found.items()
+        ):
+            return found
+    return {}
 
 
 @needs_ulfm

@@ -65,6 +65,25 @@ def test_a_script_that_a_signal_of_no_user_ends_is_a_loss():
     assert cause_of_loss(said.format("SIGTERM"), True) is None
 
 
+def test_a_task_that_has_died_before_the_start_of_mpi_is_a_loss():
+    said = (
+        "[node-2] python -m synkhronos: a task on node-2 has died before all tasks had initialized MPI\n"
+    )
+    died = "a task on node-2 has died before all tasks had initialized MPI"
+    assert cause_of_loss(said, True) == died
+    assert cause_of_loss(f"{said}PRTE has lost communication with a remote daemon.", True) == died
+
+
+def test_the_exit_code_counts_if_mpirun_does_not_say_which_task_has_ended():
+    said = OUTPUTS["4", "the script exits with 3"]
+    short = said.partition("mpirun detected")[0]
+    assert short != said
+    assert cause_of_loss(short, code=137) == "a task was ended by SIGKILL"
+    assert cause_of_loss(short, code=128 + 15) is None  # by a user
+    assert cause_of_loss(short, code=3) is None and cause_of_loss("", code=137) is None
+    assert cause_of_loss(said, code=137) is None
+
+
 @pytest.mark.parametrize(
     "said",
     [

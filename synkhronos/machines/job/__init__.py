@@ -4,7 +4,8 @@
 signals on to it, and ``loss_messages`` tells from its output whether a machine or a task was lost. Then
 ``restarts`` runs it again, after ``end_processes`` on each machine. In the tasks,
 ``output_prefix`` puts the name of its machine before the output of a rank, ``exit_code`` makes an exit
-code of a signal that ends the script, and ``leftovers`` removes the files of killed jobs.
+code of a signal that ends the script, ``start_guard`` ends a job in which a task dies before MPI can
+notice it, and ``leftovers`` removes the files of killed jobs.
 ``source_digest`` tells whether machines have the same code, and ``termination`` ends a job where a
 machine does not answer. ``doctor`` reports what is missing for a job.
 

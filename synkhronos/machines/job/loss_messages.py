@@ -9,6 +9,7 @@ import signal
 from typing import Optional
 
 from synkhronos.machines.job.exit_code import ENDED
+from synkhronos.machines.job.start_guard import DIED
 
 #: Signals by which users, and batch systems, end a script
 OF_USERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -26,6 +27,10 @@ _MACHINE = re.compile(
     r"^[\0 ]*(?:\[[^]\n]*\] )?(machine \S+ \(ranks? [\d, ]+\) was lost: .*)$", re.MULTILINE
 )
 _TASK = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
+_STARTING = re.compile(DIED.format(r"\S+"))
+# Of OpenMPI 4's mpirun, which then says more, but in a few runs has not
+_ABORTED_JOB = "Per user-direction, the job has been aborted."
+_MORE = ("mpirun noticed", "mpirun detected")
 #: What the parent of the script says with ULFM, with the name of the signal
 SCRIPT = re.compile(ENDED.format(r"(SIG[A-Z0-9]+)"))
 # The last line of a traceback. A rank that has exited by itself is no loss.
@@ -36,7 +41,7 @@ _LOST = re.compile(r"\(killed by SIG\w+\)|\bleft the job\b")
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)
 
 
-def cause_of_loss(said: str, survives_deaths: bool = False) -> Optional[str]:
+def cause_of_loss(said: str, survives_deaths: bool = False, code: int = 0) -> Optional[str]:
     """Return what was lost, in one line; None if the script has ended the job, or a user.
 
     An uncaught `WorldBrokenError` counts if it says that a signal has ended a rank, or that a machine
@@ -48,6 +53,8 @@ def cause_of_loss(said: str, survives_deaths: bool = False) -> Optional[str]:
         What mpirun and the tasks have written to stderr, or the end of it.
     survives_deaths : bool
         Whether the job could go on, with ULFM, without tasks that had died.
+    code : int
+        The exit code of the job. That of a signal counts if mpirun has not said what has ended.
     """
     task, script = _TASK.search(said), SCRIPT.search(said)
     if task and task[1] == "0" and int(task[3]) in OF_USERS:
@@ -57,6 +64,9 @@ def cause_of_loss(said: str, survives_deaths: bool = False) -> Optional[str]:
     machine = _MACHINE.search(said)
     if machine and (not survives_deaths or _ABORTED.search(said)):
         return machine[1]
+    starting = _STARTING.search(said)
+    if starting:
+        return starting[0]
     if _DAEMONS.search(said):
         remote = _REMOTE.search(said)
         return f"mpirun has lost the machine {remote[1]}" if remote else "mpirun has lost a machine"
@@ -64,6 +74,8 @@ def cause_of_loss(said: str, survives_deaths: bool = False) -> Optional[str]:
         return f"task {task[1]}, on {task[2]}, was ended by {_name(int(task[3]))}"
     if script:
         return f"the script was ended by {script[1]}"
+    if _ABORTED_JOB in said and not any(one in said for one in _MORE) and code > 128:
+        return None if code - 128 in OF_USERS else f"a task was ended by {_name(code - 128)}"
     return _uncaught(said)
 
 

@@ -59,7 +59,9 @@ def run(
         survives = mpirun.survives_deaths
         line = launcher.command(started, program, mpirun.path, survives_deaths=survives)
         ending = launcher.run(line, signals=signals, reads_input=not count)
-        cause = loss_messages.cause_of_loss(ending.said, survives) if ending.code else None
+        cause = None
+        if ending.code:
+            cause = loss_messages.cause_of_loss(ending.said, survives, ending.code)
         if cause is None and ending.ended_by:
             cause = f"mpirun was ended by {signal.Signals(ending.ended_by).name}"
         if cause is None or signals.code:
