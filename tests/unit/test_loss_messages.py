@@ -74,6 +74,14 @@ def test_a_task_that_has_died_before_the_start_of_mpi_is_a_loss():
     assert cause_of_loss(f"{said}PRTE has lost communication with a remote daemon.", True) == died
 
 
+def test_a_script_that_is_killed_with_its_parent_is_a_loss_and_one_that_a_user_ends_is_not():
+    said = "MPI_ABORT was invoked on rank {} in communicator MPI_COMM_WORLD\n"
+    assert cause_of_loss(said.format(4), True).startswith("task 4 has ended the job, as the task with")
+    assert cause_of_loss(said.format(0), True) is None  # the script itself
+    by_user = "python -m synkhronos: the script was ended by SIGTERM\n"
+    assert cause_of_loss(by_user + said.format(4), True) is None
+
+
 def test_the_exit_code_counts_if_mpirun_does_not_say_which_task_has_ended():
     said = OUTPUTS["4", "the script exits with 3"]
     short = said.partition("mpirun detected")[0]

@@ -37,6 +37,8 @@ SCRIPT = re.compile(ENDED.format(r"(SIG[A-Z0-9]+)"))
 _ERROR = re.compile(r"^synkhronos\.[\w.]*(?:WorldBroken|Lost)Error: (.*)$", re.MULTILINE)
 # How a job with ULFM ends if it cannot go on.
 _ABORTED = re.compile("MPI_ABORT was invoked|Abort is in progress")
+# By a task without the script: it aborts only if the task with the script, or a machine, was lost.
+_ABORTED_BY = re.compile(r"MPI_ABORT was invoked on rank ([1-9]\d*) in communicator")
 _LOST = re.compile(r"\(killed by SIG\w+\)|\bleft the job\b")
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)
 
@@ -74,6 +76,9 @@ def cause_of_loss(said: str, survives_deaths: bool = False, code: int = 0) -> Op
         return f"task {task[1]}, on {task[2]}, was ended by {_name(int(task[3]))}"
     if script:
         return f"the script was ended by {script[1]}"
+    aborted_by = _ABORTED_BY.search(said) if survives_deaths else None
+    if aborted_by:
+        return f"task {aborted_by[1]} has ended the job, as the task with the script was lost"
     if _ABORTED_JOB in said and not any(one in said for one in _MORE) and code > 128:
         return None if code - 128 in OF_USERS else f"a task was ended by {_name(code - 128)}"
     return _uncaught(said)
