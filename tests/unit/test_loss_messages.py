@@ -98,6 +98,7 @@ def test_the_exit_code_counts_if_mpirun_does_not_say_which_task_has_ended():
         "ORTE was unable to reliably start one or more daemons.",
         "An ORTE daemon has unexpectedly failed after launch and before",
         "PRTE has lost communication with a remote daemon.",
+        "A daemon failed to report back after being spawned. This could",
     ],
 )
 def test_a_lost_daemon_is_a_lost_machine(said):

@@ -20,6 +20,7 @@ DAEMON = "has lost communication with a remote daemon"
 _DAEMONS = re.compile(
     f"(?:ORTE|PRTE) (?:{DAEMON}|daemon has unexpectedly failed after launch"
     "|was unable to reliably start one or more daemons)"
+    "|A daemon failed to report back after being spawned"
 )
 _REMOTE = re.compile(r"Remote daemon: \S+ on node (\S+)")
 # From a courier, behind the name of its machine if that is not the first one
