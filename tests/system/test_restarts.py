@@ -336,7 +336,7 @@ def test_losses_and_joins_at_random_moments(machines, tmp_path, programs):
     for _ in range(LOSSES):
         before = job.restarts()
         if choice.random() < 0.5:
-            job.began(before)
+            job.wait_for(lambda: (tmp_path / f"began-{job.restarts()}").exists())
         time.sleep(choice.uniform(0, 2))  # in the start, or in the training
         for one in off:
             machines.start_machine(machines.hosts[one])

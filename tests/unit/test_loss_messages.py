@@ -72,6 +72,8 @@ def test_a_task_that_has_died_before_the_start_of_mpi_is_a_loss():
     died = "a task on node-2 has died before all tasks had initialized MPI"
     assert cause_of_loss(said, True) == died
     assert cause_of_loss(f"{said}PRTE has lost communication with a remote daemon.", True) == died
+    by_user = "python -m synkhronos: the script was ended by SIGTERM\n"
+    assert cause_of_loss(said + by_user, True) == died and cause_of_loss(by_user + said, True) is None
 
 
 def test_a_script_that_is_killed_with_its_parent_is_a_loss_and_one_that_a_user_ends_is_not():

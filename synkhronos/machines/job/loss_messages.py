@@ -59,7 +59,9 @@ def cause_of_loss(said: str, survives_deaths: bool = False, code: int = 0) -> Op
     code : int
         The exit code of the job. That of a signal counts if mpirun has not said what has ended.
     """
-    task, script = _TASK.search(said), SCRIPT.search(said)
+    task, script, starting = _TASK.search(said), SCRIPT.search(said), _STARTING.search(said)
+    if starting and not (script and script.start() < starting.start()):
+        return starting[0]  # the job was ended after that, and so the script
     if task and task[1] == "0" and int(task[3]) in OF_USERS:
         return None
     if script and signal.Signals[script[1]] in OF_USERS:
@@ -67,9 +69,6 @@ def cause_of_loss(said: str, survives_deaths: bool = False, code: int = 0) -> Op
     machine = _MACHINE.search(said)
     if machine and (not survives_deaths or _ABORTED.search(said)):
         return machine[1]
-    starting = _STARTING.search(said)
-    if starting:
-        return starting[0]
     if _DAEMONS.search(said):
         remote = _REMOTE.search(said)
         return f"mpirun has lost the machine {remote[1]}" if remote else "mpirun has lost a machine"

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
+from typing import Set
 
 from synkhronos.host.handler_errors import suppress
 from synkhronos.machines.job import termination
@@ -22,6 +22,7 @@ DESCRIPTOR = "SYNKHRONOS_START_GUARD"
 DIED = "a task on {} has died before all tasks had initialized MPI"
 
 _INTERVAL = 0.5  # seconds between two looks at the tasks
+_PATIENCE = 10.0  # seconds until every task of the machine has been seen
 _GRACE = 1.0  # seconds in which a job that ends anyway has ended
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -60,33 +61,60 @@ def end_watch() -> None:
 
 def _guard(reading: int, pid: int, count: int) -> None:
     """Wait until the task has started, or until a task of this machine has ended."""
-    import psutil  # takes 6 ms, so not at import
-
     os.setsid()  # so that mpirun does not end this process with the task
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    starter = psutil.Process(pid)
-    # mpirun, or its daemon, has started all tasks of a machine before the first of them comes here.
-    tasks = [one for one in starter.children() if _is_task(one)]
-    while len(tasks) == count and all(one.is_running() for one in (starter, *tasks)):
+    tasks: Set[int] = set()
+    until = time.monotonic() + _PATIENCE
+    while os.path.exists(f"/proc/{pid}"):
+        if len(tasks) < count:
+            tasks |= _tasks_of(pid)
+        is_missing = len(tasks) < count and time.monotonic() > until
+        if is_missing or any(_parent(one) != pid for one in tasks):
+            break
         if select.select([reading], [], [], _INTERVAL)[0]:
             if os.read(reading, 1):
                 return
             break  # the task has ended
-    with suppress(psutil.TimeoutExpired):
-        starter.wait(_GRACE)
-    if starter.is_running():
-        os.write(2, f"python -m synkhronos: {DIED.format(socket.gethostname())}\n".encode())
-        time.sleep(_GRACE)  # for the message, which mpirun passes on
-        termination.end_job(pid, [])
-    for one in tasks:  # the script's ignores SIGTERM
-        with suppress(psutil.NoSuchProcess):
-            one.kill()
+    _end(pid, tasks)
 
 
-def _is_task(process: Any) -> bool:
-    import psutil
+def _end(pid: int, tasks: Set[int]) -> None:
+    """End a job, unless it ends anyway, and its tasks here."""
+    import psutil  # takes 6 ms, so not at import
 
     with suppress(psutil.Error):
-        return "OMPI_COMM_WORLD_RANK" in process.environ()
-    return False
+        psutil.Process(pid).wait(_GRACE)
+    if os.path.exists(f"/proc/{pid}"):
+        os.write(2, f"python -m synkhronos: {DIED.format(socket.gethostname())}\n".encode())
+        time.sleep(_GRACE)  # for the message, which mpirun passes on
+        termination.end_job(pid, tasks)
+        return
+    for one in tasks:  # the script's ignores SIGTERM
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(one).kill()
+
+
+def _tasks_of(pid: int) -> Set[int]:
+    """Return the tasks that mpirun, or its daemon, has started and that can be recognized.
+
+    While a task replaces itself by another program, it cannot be.
+    """
+    import psutil
+
+    found = set()
+    with suppress(psutil.Error):
+        for one in psutil.Process(pid).children():
+            with suppress(psutil.Error):
+                if "OMPI_COMM_WORLD_RANK" in one.environ():
+                    found.add(one.pid)
+    return found
+
+
+def _parent(pid: int) -> int:
+    """Return the parent of a process; 0 if it has ended."""
+    with suppress(OSError):
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            state, parent = file.read().rpartition(")")[2].split()[:2]
+        return 0 if state in "ZX" else int(parent)
+    return 0
