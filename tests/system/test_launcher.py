@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -150,6 +151,34 @@ def test_a_job_that_has_lost_a_machine_does_not_end_with_0(tmp_path, said, code,
     done = subprocess.run(run, capture_output=True, text=True, timeout=60)
     assert done.returncode == wanted
     assert done.stderr == f"PRTE has lost communication with {said} daemon.\n"
+
+
+READ = """
+import sys
+from synkhronos.machines.job import launcher
+ending = launcher.run(["sh", "-c", sys.argv[1]], reads_output=True)
+sys.stderr.write(ending.printed[-6:])
+sys.exit(ending.code)
+"""
+
+
+@pytest.mark.parametrize("end", ["echo last", "sleep 60 & echo last"])
+def test_an_output_that_is_read_arrives_whole_also_if_others_hold_it(end):
+    line = f"head -c 1000000 /dev/zero | tr '\\0' a; {end}; exit 3"
+    run = [sys.executable, "-c", READ, line]
+    process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(1.0)  # mpirun has ended before all is read
+    said, errors = process.communicate(timeout=30)
+    assert (process.returncode, said, errors) == (3, "a" * 1000000 + "last\n", "alast\n")
+
+
+def test_an_mpirun_whose_output_nobody_reads_ends_as_always():
+    run = [sys.executable, "-c", READ, "trap '' PIPE; while echo more; do sleep 0.01; done; exit 4"]
+    process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "more\n"
+    process.stdout.close()
+    assert process.wait(30) == 4
+    process.stderr.close()
 
 
 def test_a_missing_mpi4py_is_named(monkeypatch):

@@ -126,6 +126,14 @@ def test_the_code_is_that_of_the_last_job_after_as_many_restarts_as_were_asked_f
     assert said[-1] == f"the job is not started again, as no host can be reached: {cause}"
 
 
+def test_a_machine_that_is_lost_at_the_start_is_known_by_the_output(launch):
+    job = """test $n = 2 && exit 0
+    echo ------; echo 'A daemon failed to report back after being spawned. This could'
+    echo '  Remote host:   a'; exit 213"""
+    code, said = launch(job, "--hosts", "a,b", "--restart", "1")
+    assert code == 0 and said == ["restart 1 of 1 on a, b: mpirun has lost a at the start"]
+
+
 def test_a_damaged_file_of_hosts_leaves_those_of_before(launch, tmp_path):
     (tmp_path / "hosts").write_text("a\nb\n")
     job = f"test $n = 2 && exit 0; echo '???' > hosts; echo '{LOST}' >&2; exit 205"

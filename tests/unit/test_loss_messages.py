@@ -100,11 +100,21 @@ def test_the_exit_code_counts_if_mpirun_does_not_say_which_task_has_ended():
         "ORTE was unable to reliably start one or more daemons.",
         "An ORTE daemon has unexpectedly failed after launch and before",
         "PRTE has lost communication with a remote daemon.",
-        "A daemon failed to report back after being spawned. This could",
     ],
 )
 def test_a_lost_daemon_is_a_lost_machine(said):
     assert cause_of_loss(said) == "mpirun has lost a machine"
+
+
+def test_a_daemon_that_has_not_started_is_a_lost_machine_by_the_output_of_openmpi_5():
+    printed = (
+        f"{60 * '-'}\nA daemon failed to report back after being spawned. This could\n...\n"
+        "  Local host:    node-1\n  Remote host:   node-2\n  Daemon exit status: 213\n"
+    )
+    assert cause_of_loss("", True, 213, printed) == "mpirun has lost node-2 at the start"
+    by_user = "python -m synkhronos: the script was ended by SIGTERM\n"
+    assert cause_of_loss(by_user, True, 213, printed) is None
+    assert cause_of_loss("", True, 213, "was a daemon\n") is None
 
 
 def test_after_a_loss_that_ulfm_has_survived_an_exception_of_the_script_is_its_own():

@@ -5,7 +5,6 @@ session of its own, so that Ctrl-C reaches only ``launch``: mpirun itself would 
 ``launch`` passes it on as the signal `INTERRUPT`, for which the script has a handler (``host/job``).
 """
 
-import contextlib
 import importlib.util
 import os
 import re
@@ -205,12 +204,15 @@ class Ending(NamedTuple):
         The exit code of the job.
     said : str
         The end of what mpirun and the tasks have written to stderr.
+    printed : str
+        The same of stdout, if it was read.
     ended_by : int
         The signal that has ended mpirun; 0 if there was none.
     """
 
     code: int
     said: str
+    printed: str
     ended_by: int
 
 
@@ -219,6 +221,7 @@ def run(
     environ: Optional[Dict[str, str]] = None,
     signals: Optional[SignalsOfUser] = None,
     reads_input: bool = True,
+    reads_output: bool = False,
 ) -> Ending:
     """Run an ``mpirun`` line until it ends, and pass signals on to it.
 
@@ -235,6 +238,8 @@ def run(
         The signals that this process gets, if there are several jobs one after another.
     reads_input : bool
         Whether the script gets the standard input of this process.
+    reads_output : bool
+        Whether the end of stdout is returned. Otherwise, mpirun writes to that of this process itself.
     """
     signals = signals or SignalsOfUser()
     terminal = reads_input and _is_terminal()
@@ -249,6 +254,7 @@ def run(
             line,
             env=environ,
             stdin=subprocess.PIPE if terminal else stdin,
+            stdout=subprocess.PIPE if reads_output else None,
             stderr=subprocess.PIPE,
             start_new_session=True,
             preexec_fn=prepare,
@@ -256,44 +262,71 @@ def run(
         signals.pass_to(process)
     if terminal:
         threading.Thread(target=_pass_terminal, args=(process.stdin,), daemon=True).start()
-    errors = _Errors(process)
+    output, errors = _Output(process, process.stdout), _Errors(process, process.stderr)
     returned = code = process.wait()
-    errors.join(_LAST)  # processes that mpirun has started may live on, and hold the pipe
+    output.join()
+    errors.join()
     if signals.ended_by:
         code = 128 + signals.ended_by
     elif errors.code and (code == 0 or errors.code > 128):
         code = errors.code
-    return Ending(code if code >= 0 else 128 - code, errors.said, max(0, -returned))
+    return Ending(code if code >= 0 else 128 - code, errors.said, output.said, max(0, -returned))
 
 
-class _Errors:
-    """Copies the stderr of mpirun in a thread.
+class _Output:
+    """Copies the stdout of mpirun, if it is a pipe, in a thread.
 
     Attributes
     ----------
     said : str
         The end of it.
-    code : int
-        The exit code of a failure that mpirun reports there; 0 if there is none.
     """
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process, self.said, self.code = process, "", 0
+    TARGET = 1  # file descriptor
+
+    def __init__(self, process: "subprocess.Popen[bytes]", pipe: Optional[IO[bytes]]) -> None:
+        self._process, self._pipe, self.said = process, pipe, ""
         thread = threading.Thread(target=self._pass_on, daemon=True)
         thread.start()
         self.join = thread.join
 
     def _pass_on(self) -> None:
-        while True:
-            data = os.read(self._process.stderr.fileno(), 1 << 16)  # type: ignore[union-attr]  # a pipe
-            if not data:
-                return
-            text = data.decode(errors="replace")
-            self._look_at(self.said[-_REMEMBERED:] + text)
-            self.said = (self.said + text)[-_END:]
-            with contextlib.suppress(OSError):  # the pipe has no reader
-                while data:
-                    data = data[os.write(2, data) :]
+        if self._pipe is None:
+            return
+        with self._pipe:
+            while data := self._read(self._pipe):
+                text = data.decode(errors="replace")
+                self._look_at(self.said[-_REMEMBERED:] + text)
+                self.said = (self.said + text)[-_END:]
+                try:
+                    while data:
+                        data = data[os.write(self.TARGET, data) :]
+                except OSError:  # nobody reads it
+                    if self.TARGET == 1:
+                        return  # mpirun then finds the same
+
+    def _read(self, pipe: IO[bytes]) -> bytes:
+        """Return what arrives; nothing at the end, which may not come while others hold the pipe."""
+        while not select.select([pipe], [], [], _LAST)[0]:
+            if self._process.poll() is not None:
+                return b""  # processes that mpirun has started live on
+        return os.read(pipe.fileno(), 1 << 16)
+
+    def _look_at(self, said: str) -> None:
+        pass
+
+
+class _Errors(_Output):
+    """Copies the stderr of mpirun.
+
+    Attributes
+    ----------
+    code : int
+        The exit code of a failure that mpirun reports there; 0 if there is none.
+    """
+
+    TARGET = 2
+    code = 0
 
     def _look_at(self, said: str) -> None:
         ended = loss_messages.SCRIPT.search(said)

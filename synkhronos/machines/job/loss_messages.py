@@ -1,7 +1,7 @@
 """Whether a job has ended because a machine or a task was lost, according to what mpirun has written.
 
-This is on stderr, where the messages of mpirun are among those of the tasks. There is no other source:
-mpirun returns the same codes when the script ends by itself.
+This is on stderr, where the messages of mpirun are among those of the tasks; one of OpenMPI 5 is on
+stdout. There is no other source: mpirun returns the same codes when the script ends by itself.
 """
 
 import re
@@ -20,8 +20,10 @@ DAEMON = "has lost communication with a remote daemon"
 _DAEMONS = re.compile(
     f"(?:ORTE|PRTE) (?:{DAEMON}|daemon has unexpectedly failed after launch"
     "|was unable to reliably start one or more daemons)"
-    "|A daemon failed to report back after being spawned"
 )
+# OpenMPI 5 writes this to stdout.
+_UNSTARTED = re.compile(r"^A daemon failed to report back after being spawned", re.MULTILINE)
+_REMOTE_HOST = re.compile(r"Remote host: +(\S+)")
 _REMOTE = re.compile(r"Remote daemon: \S+ on node (\S+)")
 # From a courier, behind the name of its machine if that is not the first one
 _MACHINE = re.compile(
@@ -44,7 +46,9 @@ _LOST = re.compile(r"\(killed by SIG\w+\)|\bleft the job\b")
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)
 
 
-def cause_of_loss(said: str, survives_deaths: bool = False, code: int = 0) -> Optional[str]:
+def cause_of_loss(
+    said: str, survives_deaths: bool = False, code: int = 0, printed: str = ""
+) -> Optional[str]:
     """Return what was lost, in one line; None if the script has ended the job, or a user.
 
     An uncaught `WorldBrokenError` counts if it says that a signal has ended a rank, or that a machine
@@ -58,6 +62,8 @@ def cause_of_loss(said: str, survives_deaths: bool = False, code: int = 0) -> Op
         Whether the job could go on, with ULFM, without tasks that had died.
     code : int
         The exit code of the job. That of a signal counts if mpirun has not said what has ended.
+    printed : str
+        What they have written to stdout.
     """
     task, script, starting = _TASK.search(said), SCRIPT.search(said), _STARTING.search(said)
     if starting and not (script and script.start() < starting.start()):
@@ -72,6 +78,9 @@ def cause_of_loss(said: str, survives_deaths: bool = False, code: int = 0) -> Op
     if _DAEMONS.search(said):
         remote = _REMOTE.search(said)
         return f"mpirun has lost the machine {remote[1]}" if remote else "mpirun has lost a machine"
+    if _UNSTARTED.search(printed):
+        remote = _REMOTE_HOST.search(printed)
+        return f"mpirun has lost {remote[1] if remote else 'a machine'} at the start"
     if task:
         return f"task {task[1]}, on {task[2]}, was ended by {_name(int(task[3]))}"
     if script:

@@ -58,10 +58,10 @@ def run(
         started = what._replace(environment={**what.environment, **own})
         survives = mpirun.survives_deaths
         line = launcher.command(started, program, mpirun.path, survives_deaths=survives)
-        ending = launcher.run(line, signals=signals, reads_input=not count)
+        ending = launcher.run(line, signals=signals, reads_input=not count, reads_output=True)
         cause = None
         if ending.code:
-            cause = loss_messages.cause_of_loss(ending.said, survives, ending.code)
+            cause = loss_messages.cause_of_loss(ending.said, survives, ending.code, ending.printed)
         if cause is None and ending.ended_by:
             cause = f"mpirun was ended by {signal.Signals(ending.ended_by).name}"
         if cause is None or signals.code:
