@@ -41,10 +41,10 @@ _KEEPALIVE = {"time": 1, "intvl": 1, "probes": 4}
 #: mpirun's settings, of OpenMPI 4 and 5, of another way than ssh to start processes
 _AGENTS = ("plm_rsh_agent", "plm_ssh_agent")
 _REMEMBERED = 200  # characters
-_END = 1 << 16  # characters of stderr, in which the messages at the end of a job are
+_END = 1 << 16  # characters of an output, in which the messages at the end of a job are
 _GRACE = 5.0  # seconds after the end of the script, in which other tasks can end by themselves
 _POLL_INTERVAL = 0.5  # seconds between two checks of whether the terminal is ours
-_LAST = 1.0  # seconds for the last lines of mpirun
+_LAST = 1.0  # seconds between two checks of whether mpirun has ended
 
 
 class Mpirun(NamedTuple):
