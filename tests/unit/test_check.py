@@ -1,5 +1,8 @@
 """Function.check: the call and the serial function on the same rows and the same state."""
 
+import contextlib
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import theano
@@ -10,7 +13,7 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 from synkhronos.functions.comparing.serial_comparison import how_output_differs
-from synkhronos.functions.comparing.trial_runs import ByRank
+from synkhronos.functions.comparing.trial_runs import ByRank, without_effects
 from synkhronos.world.world import current_world
 
 pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
@@ -276,3 +279,13 @@ def test_wrong_arguments_are_refused_before_anything_runs(world):
     synk.close()
     with pytest.raises(synk.ClosedError):
         f.check(ROWS)
+
+
+def test_couriers_reduce_nothing_ahead_in_a_trial_and_do_so_again_after_an_error():
+    """What they reduce would be missing in the state of a wire format."""
+    here = SimpleNamespace(rows={}, shareds={}, engine=None, ahead=object())
+    before = here.ahead
+    with contextlib.suppress(KeyError), without_effects(here, []):
+        assert here.ahead is None
+        raise KeyError
+    assert here.ahead is before

@@ -41,12 +41,17 @@ _ULPS = 4  # by how much `Perturbed` changes a number
 
 @contextlib.contextmanager
 def without_effects(here: Here, numbers: Sequence[int]) -> Iterator[None]:
-    """Undo the changes of shared variables, generators and numbers of rows by calls in the block."""
+    """Undo the changes of shared variables, generators and numbers of rows by calls in the block.
+
+    Couriers reduce nothing ahead, which would change the state of wire formats.
+    """
     states, rows = generators.states(), dict(here.rows)
+    ahead, here.ahead = here.ahead, None
     try:
         with on_copies(here, [here.shareds[number] for number in numbers]):
             yield
     finally:
+        here.ahead = ahead
         here.rows.clear()
         here.rows.update(rows)
         generators.restore(states)
