@@ -81,7 +81,8 @@ def kill_soon(rank, number, courier):
         pid = os.getpid()
         if courier:  # the task after the leader's
             task = str(int(os.environ[TASK]) + 1)
-            tasks = psutil.Process().parent().children()
+            # The parent of a task is mpirun's process, but the script is a child of its task.
+            tasks = [one for parent in psutil.Process().parents()[:2] for one in parent.children()]
             [pid] = [one.pid for one in tasks if one.environ().get(TASK) == task]
         threading.Timer(SOON, os.kill, [pid, signal.SIGKILL]).start()
 
