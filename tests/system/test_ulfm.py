@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from checks.children import wait_until
-from mortal_jobs import PROMISED
+from mortal_jobs import PROMISED, needs_machines
 from namespaces import OPENMPI_5, Machines, why_no_openmpi_5
 from processes import FOLDER
 
@@ -66,6 +66,7 @@ time.sleep(60)  # the other tasks wait in MPI_Init meanwhile
 
 
 @needs_ulfm
+@needs_machines
 @pytest.mark.parametrize("task", [pytest.param(1, marks=SLOW), 2])
 def test_the_job_ends_if_a_task_dies_before_mpi_is_initialized(tmp_path, task):
     """With ULFM, the other tasks would not notice it."""
