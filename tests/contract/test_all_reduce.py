@@ -90,13 +90,14 @@ WEIGHTS = {
 
 def bits_by_algorithm(size, length):
     """Reduce arrays by each algorithm; return the results as bytes by case, rank and algorithm."""
+    drawn = {dtype: draw(size, length, dtype) for dtype, _, _ in CASES}
 
     def reduce(leaders):
         found = {}
         for dtype, op, kind in CASES:
             weight = WEIGHTS[kind](size)[leaders.rank]
             for name in NAMES:
-                array = draw(size, length, dtype)[leaders.rank]
+                array = drawn[dtype][leaders.rank].copy()
                 if op == "avg" and not weight:
                     array[...] = np.nan
                 [reduced] = LinkedCommunicator(leaders, parse(name)).all_reduce([array], op, weight)
