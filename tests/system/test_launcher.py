@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -162,13 +163,16 @@ sys.exit(ending.code)
 """
 
 
-@pytest.mark.parametrize("end", ["echo last", "sleep 60 & echo last"])
-def test_an_output_that_is_read_arrives_whole_also_if_others_hold_it(end):
-    line = f"head -c 1000000 /dev/zero | tr '\\0' a; {end}; exit 3"
+@pytest.mark.parametrize("others", ["", "sleep 60 & echo $! > pid;"])
+def test_an_output_that_is_read_arrives_whole_also_if_others_hold_it(tmp_path, others):
+    line = f"{others} head -c 1000000 /dev/zero | tr '\\0' a; echo last; exit 3"
     run = [sys.executable, "-c", READ, line]
-    process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(run, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True)
     time.sleep(1.0)  # mpirun has ended before all is read
     said, errors = process.communicate(timeout=30)
+    if others:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # it lives, so it has held the pipe
     assert (process.returncode, said, errors) == (3, "a" * 1000000 + "last\n", "alast\n")
 
 

@@ -282,7 +282,7 @@ def test_wrong_arguments_are_refused_before_anything_runs(world):
 
 
 def test_couriers_reduce_nothing_ahead_in_a_trial_and_do_so_again_after_an_error():
-    """What they reduce would be missing in the state of a wire format."""
+    """Otherwise a wire format would keep what it has not sent of a result that is dropped."""
     here = SimpleNamespace(rows={}, shareds={}, engine=None, ahead=object())
     before = here.ahead
     with contextlib.suppress(KeyError), without_effects(here, []):

@@ -43,7 +43,7 @@ _ULPS = 4  # by how much `Perturbed` changes a number
 def without_effects(here: Here, numbers: Sequence[int]) -> Iterator[None]:
     """Undo the changes of shared variables, generators and numbers of rows by calls in the block.
 
-    Couriers reduce nothing ahead, which would change the state of wire formats.
+    In the block, no reduction begins before its call: that would change the state of wire formats.
     """
     states, rows = generators.states(), dict(here.rows)
     ahead, here.ahead = here.ahead, None

@@ -283,6 +283,7 @@ class _Output:
     """
 
     TARGET = 1  # file descriptor
+    NEEDS_READER = True  # whether mpirun's pipe is closed if nobody reads the copy
 
     def __init__(self, process: "subprocess.Popen[bytes]", pipe: Optional[IO[bytes]]) -> None:
         self._process, self._pipe, self.said = process, pipe, ""
@@ -302,7 +303,7 @@ class _Output:
                     while data:
                         data = data[os.write(self.TARGET, data) :]
                 except OSError:  # nobody reads it
-                    if self.TARGET == 1:
+                    if self.NEEDS_READER:
                         return  # mpirun then finds the same
 
     def _read(self, pipe: IO[bytes]) -> bytes:
@@ -325,7 +326,7 @@ class _Errors(_Output):
         The exit code of a failure that mpirun reports there; 0 if there is none.
     """
 
-    TARGET = 2
+    TARGET, NEEDS_READER = 2, False  # the messages are needed here
     code = 0
 
     def _look_at(self, said: str) -> None:
