@@ -3,6 +3,4 @@
 ``checkpoint`` has ``save`` and ``load``; ``feedback`` is the state that machines keep for wire formats;
 ``manifest`` describes the arrays of a checkpoint; ``archive`` reads and writes the file;
 ``replacing`` replaces a file in a single step.
-
-May import: ``arithmetic``, ``comms``, ``host``, ``stores``, ``world``, ``functions``.
 """

@@ -9,6 +9,4 @@ back.
 ``formats`` are the formats in which arrays are sent between machines, and ``wires`` all-reduces in them:
 in ``coded`` numbers, the largest numbers (``sparse``), or factors of matrices (``low_rank``).
 ``wire_state`` is the state of wires between reductions, as vectors that can be stored.
-
-May import: ``arithmetic``.
 """

@@ -11,6 +11,4 @@ order. ``bucketed_vector`` is a vector that is reduced in parts, while further p
 
 ``swap_argument`` checks which shared variables a copy of a function replaces. Engines know nothing about
 processes.
-
-May import: ``arithmetic``, ``host``.
 """

@@ -17,6 +17,4 @@ compares replicas, and results with the serial ones.
 
 ``steps`` is for extensions, whose steps are several calls. ``on_step`` tells a function of the script of
 each step.
-
-May import: ``arithmetic``, ``comms``, ``host``, ``stores``, ``engines``, ``world``, ``arrays``.
 """

@@ -14,6 +14,4 @@ reduce in ``buckets`` what the ranks compute. ``neighbours`` are the machines th
 reports when they are lost, by their ``connections``.
 
 The folder ``relay`` is the work of the couriers in programs, and ``job`` starts and ends an MPI job.
-
-May import: ``arithmetic``, ``host``, ``stores``, ``comms``, ``transports``, ``services``.
 """

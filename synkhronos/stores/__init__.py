@@ -6,6 +6,4 @@ allocates by ``free_list``; ``deallocations`` tells it which arrays have been de
 maps the files of ``numpy.memmap``, and ``mapped`` has memory that looks like such a file. ``commons``
 has the arrays and locks that belong to no rank. ``required_rows`` says which rows of arrays other ranks
 need.
-
-May import: ``arithmetic``, ``host``.
 """

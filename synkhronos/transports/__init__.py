@@ -6,6 +6,4 @@ they died; ``milestones`` say how far each rank is in a command. It sends with `
 ``semaphore`` and waits with ``waiting``. With many ranks, these start each other along a ``tree``, and
 their ``replies`` are side by side. ``fork_locks`` holds locks while a worker is forked, and
 ``limits`` explains why a worker could not be started.
-
-May import: ``arithmetic``, ``host``, ``stores``, ``comms``.
 """

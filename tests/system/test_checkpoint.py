@@ -92,7 +92,6 @@ def made(world_of):
 
 
 @pytest.mark.parametrize("n, master_rank", [(1, 0), (2, 1), (3, 0)])
-@pytest.mark.quick
 def test_every_rank_gets_back_what_it_had(made, tmp_path, n, master_rank):
     one = made(n, master_rank=master_rank)
     one.draw()

@@ -42,7 +42,6 @@ class Counter:
         return request, rank, info
 
 
-@pytest.mark.quick
 def test_a_controller_answers_every_question_of_every_rank(world):
     counter = Counter()
 

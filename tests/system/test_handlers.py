@@ -67,7 +67,6 @@ def test_what_a_handler_raises_is_recognized_however_it_takes_its_arguments(hand
         alarm()
 
 
-@pytest.mark.quick
 def test_errors_of_the_work_itself_are_suppressed():
     with suppress(OSError, KeyError):
         os.open("/there/is/no/such/file", os.O_RDONLY)

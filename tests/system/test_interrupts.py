@@ -154,7 +154,6 @@ def test_a_ctrl_c_in_fork_or_its_start_leaves_a_usable_world_or_none(to):
 
 @own_process
 @pytest.mark.parametrize("to", TO)
-@pytest.mark.quick
 def test_a_ctrl_c_in_a_command_lets_it_end_on_every_rank(to):
     """Interrupt a call, a fused step with a collective, and a late function.
 

@@ -50,7 +50,6 @@ def messages(lines, rank):
     return [re.sub(r"[\d.]+ m?s\b", "N", text) for one, _, text in lines if one == rank]
 
 
-@pytest.mark.quick
 def test_debug_shows_the_commands_of_each_rank(programs):
     lines = lines_of(programs.run(few_calls, environment={"SYNKHRONOS_LOG": "debug"}))
     by_worker = {rank: messages(lines, rank) for rank in (0, 2)}
@@ -270,12 +269,11 @@ def test_the_level_of_the_logger_decides_whether_an_ignored_warning_is_shown(pro
 
 
 def test_a_script_that_ignores_warnings_is_told_of_its_mistakes(programs):
-    first, why, *entries, second, entry = programs.run(ignoring_script).stderr.splitlines()
+    first, why, second = programs.run(ignoring_script).stderr.splitlines()
     where = r".*test_log\.py:\d+: SynkhronosWarning: <synkhronos.Function f>"
     assert re.match(where + ": on 2 rank.s. the call differs from one process:", first)
     assert why.startswith("- output 0 ") and "(output, 'sum')" in why
     assert re.match(where + " uses w, whose replicas differ", second)
-    assert all(one.startswith("See troubleshooting.html#") for one in (*entries, entry))
 
 
 def ignoring_script():

@@ -87,7 +87,6 @@ def test_links_and_communicators_of_three_machines(tmp_path):
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("check", links.CHECKS, ids=lambda check: check.__name__[len("check_") :])
-@pytest.mark.quick
 def test_naive_links(check, size):
     errors = []
 

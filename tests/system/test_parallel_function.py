@@ -87,7 +87,6 @@ def momentum(gradients, params, rate, make=list):
 
 
 @pytest.mark.parametrize("make_updates", [list, dict, OrderedDict])
-@pytest.mark.quick
 def test_the_gradients_of_an_output_are_found(make_updates):
     def make_step(network, make):
         gradients = tt.grad(network.loss, network.params)

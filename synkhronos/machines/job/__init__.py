@@ -8,6 +8,4 @@ code of a signal that ends the script, ``start_guard`` ends a job in which a tas
 notice it, and ``leftovers`` removes the files of killed jobs.
 ``source_digest`` tells whether machines have the same code, and ``termination`` ends a job where a
 machine does not answer. ``doctor`` reports what is missing for a job.
-
-May import: what ``machines`` may.
 """
