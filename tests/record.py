@@ -4,8 +4,8 @@
     python tests/record.py choose FOLDER [--seconds 600]         choose from all records in the folder
 
 ``run`` passes arguments to pytest, and records the processor time of each test and the lines of the
-library that it runs. The first tier consists of the tests that cover the most lines per second, until all
-are covered three times or the time is used up. The first test that covers a line counts most.
+library that it runs. The first tier has the tests that cover the most lines per second, until all are
+covered three times or the time is used up. The first test that covers a line counts most.
 """
 
 import argparse

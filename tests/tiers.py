@@ -6,8 +6,8 @@
     python tests/tiers.py ARGUMENTS         pytest with these arguments, where the first file belongs
 
 ``tests/record.py`` measures the tests, and writes the files in ``tests/recorded`` that are read here:
-the tests of the first tier, the seconds that each file takes, and which tests cover each function. A test
-without a record is part of ``--all`` and, when its file is changed, of ``--changed``.
+the tests of the first tier, the seconds that each file takes, and which tests cover each function. A
+test without a record is part of ``--all`` and, when its file is changed, of ``--changed``.
 """
 
 import ast

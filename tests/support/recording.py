@@ -1,9 +1,8 @@
 """Records which lines of the library each test runs, and how long it takes: a plugin of pytest.
 
-`tests/record.py` starts pytest with this plugin, and has every Python process of the tests import it when
-it starts, programs and servers of tests included. Each process appends to its own file in the folder
-``TESTS_RECORD`` lines of JSON: the test, its seconds of processor time, and the lines by module. What a
-process that is killed has run is lost.
+`tests/record.py` starts pytest with this plugin, and has every Python process of the tests import it.
+Each process appends to its own file in the folder ``TESTS_RECORD`` lines of JSON: the test, its seconds
+of processor time, and the lines by module. What a process that is killed has run is lost.
 """
 
 import atexit
