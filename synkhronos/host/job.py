@@ -13,7 +13,6 @@ TASK = "SYNKHRONOS_TASK"  # the process id of a task
 LAUNCHED = "SYNKHRONOS_LAUNCHED"  # 1 for the tasks that ``launch`` starts
 RANKS = "SYNKHRONOS_RANKS"  # the number of ranks on each machine
 DEVICES = "SYNKHRONOS_DEVICES"  # the devices of the ranks of this machine, with commas in between
-ALL_REDUCE = "SYNKHRONOS_ALL_REDUCE"  # the algorithms of all-reduces between machines
 SPARE = "SYNKHRONOS_SPARE_TASKS"  # how many tasks of each machine are not ranks
 JOB = "SYNKHRONOS_JOB"  # the same for all tasks of a job, also after it was restarted
 RESTARTS = "SYNKHRONOS_RESTARTS"  # how often the job was restarted
