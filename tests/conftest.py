@@ -31,7 +31,7 @@ from processes import (  # noqa: F401
 import synkhronos as synk
 from checks.ranks import Ranks
 from synkhronos.transports.local import LocalTransport
-from synkhronos.transports.naive import NaiveTransport
+from specifications.transport import NaiveTransport
 
 # After synkhronos, which has the compiler find a BLAS.
 from compilers import NAME, default_mode

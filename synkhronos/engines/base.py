@@ -1,7 +1,7 @@
 """The interface of engines: compile and call graphs, and access the storage of shared variables.
 
 The rest of the package uses graphs only through these methods. An engine knows nothing about processes.
-`naive` is the specification; ``tests/checks`` checks every engine against it.
+``tests/specifications`` has the specification, against which ``tests/checks`` checks every engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interface of transports. `naive` is the specification; ``tests/checks`` has the checks."""
+"""The interface of transports. ``tests/specifications/transport.py`` specifies it."""
 
 from __future__ import annotations
 

@@ -246,7 +246,6 @@ class Machines:
         self.leaders = Leaders(self._tasks.links)
         own = pickle.dumps((former, self._fact()))
         formers, self.facts = zip(*[pickle.loads(one) for one in self.leaders.exchange(own)])
-        self._choose_algorithms()
         if self._world is not None:
             by_machine = [self._world.by_machine[machine] for machine in formers]
             self._world = self._world._replace(by_machine=by_machine)

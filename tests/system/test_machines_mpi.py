@@ -20,7 +20,7 @@ from namespaces import Machines, have_own_clocks, why_no_mpi
 from prelude import run_file
 from processes import FOLDER, ROOT, find_test
 
-from synkhronos.machines.naive import NaiveNetwork
+from specifications.links import NaiveNetwork
 
 pytestmark = pytest.mark.skipif(bool(why_no_mpi()), reason=why_no_mpi())
 
