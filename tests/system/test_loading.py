@@ -1,6 +1,7 @@
 """Tests that a loader gives the batches of a serial implementation, from every source, to every rank."""
 
 import os
+import random
 
 import h5py
 import numpy as np
@@ -279,6 +280,127 @@ class Squares(loading.Source):
 
 def test_a_source_of_the_script_is_loaded():
     loads(Squares(), lambda row: (np.int64(row**2),), order_of, processes=2)
+
+
+def test_what_a_source_opens_at_its_first_use_is_opened_in_each_process():
+    class Opened(Squares):
+        pid = None
+
+        def read(self, rows):
+            self.pid = self.pid or os.getpid()
+            return np.full(len(rows), self.pid)  # one array needs no list
+
+    with loading.Loader(Opened(), batch_size=BATCH, processes=3, drop_last=True) as loader:
+        for (pids,) in loader.epoch(0):
+            assert sorted({*pids.tolist()}) == sorted(loader.pids)
+
+
+# Random numbers that are not those of `Draws`
+
+GENERATOR = np.random.default_rng(0)
+LEGACY = np.random.RandomState(0)
+
+
+class Holder:
+    """Makes its generator when it is first called, as libraries of augmentations do."""
+
+    made = None
+
+    def __call__(self):
+        self.made = self.made or random.Random()
+        return self.made.random()
+
+
+def seldom():
+    """Draw a second number sometimes."""
+    number = random.random()
+    return number if number < 0.7 else number + LEGACY.rand()
+
+
+DRAWN = {
+    "numpy.random": np.random.rand,
+    "numpy.random, of which one is kept": np.random.randn,
+    "random": random.random,
+    "of the script": GENERATOR.random,
+    "old, of the script": lambda: LEGACY.standard_normal(),
+    "without a seed": lambda: np.random.default_rng().random(),
+    "made later": Holder(),
+    "seldom": seldom,
+}
+
+
+class Drawn(loading.Source):
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __len__(self):
+        return 6
+
+    def read(self, rows):
+        return np.array([[row, self.draw()] for row in rows], float)
+
+    def order(self, generator):
+        return np.random.permutation(6)
+
+
+@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("place", ["source", "transform"])
+def test_any_generator_draws_by_epoch_and_row(name, place):
+    draw = DRAWN[name]
+
+    def change(images, draws):
+        images += np.array([[0, draw()] for _ in images])  # in place, so that once more would show
+        return images
+
+    found = []
+    for processes in (1, 3):
+        source = Drawn(draw if place == "source" else lambda: 0)
+        transform = change if place == "transform" else None
+        with loading.Loader(source, transform, batch_size=4, processes=processes) as loader:
+            for epoch in (0, 1):
+                rows, numbers = np.concatenate([rows for (rows,) in copied(loader.epoch(epoch))]).T
+                assert sorted(rows) == list(range(6)) and len({*numbers}) == 6
+                found.append(numbers[np.argsort(rows)].tolist())
+    assert found[0] == found[2] and found[1] == found[3] and not {*found[0]} & {*found[1]}
+
+
+# What the script changes later
+
+
+class Changed:
+    strength = 1.0
+
+    def __call__(self, images, draws):
+        return images * self.strength * SETTINGS["strength"]
+
+
+SETTINGS = {"strength": 1.0}
+
+
+@pytest.mark.parametrize("what", ["attribute", "class", "global", "array", "nothing"])
+def test_what_the_script_changes_is_seen_in_the_next_epoch(what):
+    change, labels = Changed(), np.ones(4, "int64")
+    rows = np.ones((4, 1))
+
+    def double():
+        if what == "attribute":
+            change.strength *= 2
+        elif what == "class":
+            Changed.strength *= 2
+        elif what == "global":
+            SETTINGS["strength"] *= 2
+        elif what == "array":
+            labels[:] *= 2
+
+    with loading.Loader((rows, labels), change, batch_size=4, processes=2) as loader:
+        pids = loader.pids
+        for factor in (1, 2, 4):
+            images, theirs = copied(loader.epoch(factor))[0]
+            product = float(images[0, 0] * theirs[0])
+            assert product == (1 if what == "nothing" else factor)
+            double()
+        assert (loader.pids == pids) == (what == "nothing")
+    Changed.strength = SETTINGS["strength"] = 1.0
 
 
 # Epochs

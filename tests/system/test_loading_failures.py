@@ -193,6 +193,50 @@ def test_rows_of_different_shapes_are_refused(tmp_path):
         )
 
 
+MASKED = np.ma.masked_equal(np.arange(6.0), 4)
+
+
+@pytest.mark.parametrize(
+    "read, message",
+    [
+        (lambda rows: [rows[rows != 4]], "Rows.read: expected 2 rows, got array 0 with the shape (1,)"),
+        (lambda rows: [rows, rows[rows != 4]], "expected 2 rows, got array 1 with the shape (1,) for"),
+        (lambda rows: [rows] * (1 + (4 in rows)), "expected 1 arrays as for the first row, got 2"),
+        (
+            lambda rows: [rows.astype("u1" if 0 in rows else "u2")],
+            "first row, uint8, got uint16 for row",
+        ),
+        (lambda rows: [rows * 0.5 if 4 in rows else rows], "first row, int64, got float64 for row"),
+        (lambda rows: [MASKED[rows]], "array 0 of row 4 (no. 4) has masked values"),
+        (lambda rows: [[MASKED[row : row + 1] for row in rows]], "array 0 of row 4 (no. 4) has masked"),
+        (lambda rows: {"x": rows}, "expected a list of arrays, got {'x': array([0])}"),
+        (lambda rows: [np.array([{}] * len(rows))], "expected numbers of one dtype, got Python objects"),
+        (
+            lambda rows: [np.zeros((len(rows), 1 + (4 in rows)))],
+            "the shape of the first, (1,), got (2,)",
+        ),
+    ],
+)
+def test_rows_that_are_not_like_the_first_are_refused_with_their_names(read, message):
+    class Rows(loading.Source):
+        def __len__(self):
+            return 6
+
+        def read(self, rows):
+            return read(rows)
+
+        def name(self, row):
+            return f"no. {row}"
+
+    def load():
+        with loading.Loader(Rows(), batch_size=2, shuffle=False) as loader:
+            list(loader.epoch(0))
+
+    with pytest.raises((synk.SynkhronosError, TypeError)) as raised:
+        load()
+    assert message in str(raised.value)
+
+
 def test_a_transform_that_loses_images_is_refused():
     with pytest.raises(ValueError, match="to return 1 images, got an array of"):
         loading.Loader(IMAGES, lambda images, draws: images[1:], batch_size=2)

@@ -30,6 +30,16 @@ def _mix(states: np.ndarray, numbers: np.ndarray | int) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
+def _state_of(seed: int, epoch: int) -> np.ndarray:
+    return _mix(_mix(np.zeros(1, np.uint64), seed % 2**64), epoch)
+
+
+def seeds_of(seed: int, epoch: int, rows: np.ndarray, purpose: int) -> np.ndarray:
+    """Return a seed of 31 bits for each row, with which other generators are seeded for a purpose."""
+    states = _mix(_state_of(seed, epoch), rows)
+    return (_mix(states, 2**64 - 3 - purpose) >> np.uint64(33)).astype(np.int64)
+
+
 class Draws:
     """The random numbers for some rows of a batch. Each call returns new numbers.
 
@@ -40,12 +50,16 @@ class Draws:
         The numbers of the rows in the source.
     first : int
         The number of the first row of the whole batch, which determines the numbers for the batch.
+
+    Attributes
+    ----------
+    epoch : int
+        The number of the epoch, such as for a schedule of an augmentation.
     """
 
     def __init__(self, seed: int, epoch: int, rows: np.ndarray, first: int) -> None:
-        state = np.zeros(1, np.uint64)
-        for number in (seed % 2**64, epoch):
-            state = _mix(state, number)
+        self.epoch = epoch
+        state = _state_of(seed, epoch)
         self._states = _mix(state, rows)
         self._batch = _mix(_mix(state, first), 2**64 - 2)  # no image draws that many
         self._calls = 0
