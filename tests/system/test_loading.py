@@ -158,6 +158,25 @@ def test_the_random_numbers_are_spread_evenly():
     assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 0.01
 
 
+def test_draws_have_the_distributions_of_their_names():
+    draws = loading.Draws(3, 7, np.arange(30_000), 0)
+    assert draws.epoch == 7
+    for numbers in (draws.normal(), draws.normal(shape=(2, 3)), (draws.normal(5, 2) - 5) / 2):
+        assert abs(numbers.mean()) < 0.02 and abs(numbers.std() - 1) < 0.02
+    assert draws.normal(shape=(2, 3)).shape == (30_000, 2, 3)
+    orders = draws.permutation(3)
+    assert (np.sort(orders) == [0, 1, 2]).all()
+    assert abs(np.bincount(orders @ [9, 3, 1])[[5, 7, 11, 15, 19, 21]] / 5000 - 1).max() < 0.05
+    chosen = draws.choice([10, 20, 30], p=[0.5, 0, 0.5])
+    assert {*chosen} == {10, 30} and abs(chosen.mean() - 20) < 0.2
+    assert abs(draws.choice(4).mean() - 1.5) < 0.02
+    seeds = draws.seed()
+    assert len({*seeds}) > 29_900 and 0 <= seeds.min() and seeds.max() < 2**31
+    assert len({*draws.seed("batch")}) == 1 and np.ptp(draws.normal(per="batch")) == 0
+    with pytest.raises(ValueError, match="expected 2 probabilities that add up to 1"):
+        draws.choice(2, p=[0.5, 0.4])
+
+
 # Sources
 
 

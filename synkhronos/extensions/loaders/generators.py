@@ -7,6 +7,7 @@ call is then repeated for each row by itself, with the generators seeded by the 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import pickle
 import random
@@ -57,7 +58,7 @@ class Generators:
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self._roots = list(roots)
-        self._kept: dict[int, Any] = {}  # so that no other object gets its id
+        self._kept: list[Any] = []  # so that no other objects get their ids
         self._found: dict[int, _Generator] = {}
         self._used: dict[str, set[int]] = {}  # by what is done; empty if it has not drawn
         self.find()
@@ -73,12 +74,19 @@ class Generators:
         return len(self._found) > n_before
 
     def _add(self, one: Any) -> None:
-        made = None if one is None or id(one) in self._found else _generator(one)
+        # Of NumPy's, several objects can have one generator of bits.
+        shared = getattr(one, "_bit_generator", getattr(one, "bit_generator", one))
+        made = None if one is None or id(shared) in self._found else _generator(one)
         if made is not None:
-            self._kept[id(one)], self._found[id(one)] = one, made
+            self._kept += [one, shared]
+            self._found[id(shared)] = made
 
     def call(
-        self, name: str, function: Callable[[slice], Any], seeds: np.ndarray, as_whole: bool = False
+        self,
+        name: str,
+        function: Callable[[slice], Any],
+        find_seeds: Callable[[], np.ndarray],
+        as_whole: bool = False,
     ) -> list[Any]:
         """Call a function for all rows, or for each of them if it draws from a generator.
 
@@ -88,8 +96,8 @@ class Generators:
             Of what is done. Once it has drawn, it is called for each row.
         function : callable
             Called with a slice of the places of the rows.
-        seeds : numpy.ndarray of int
-            For each row.
+        find_seeds : callable
+            Returns a seed for each row.
         as_whole : bool
             Whether it is called for all rows in any case; then the first seed is used.
 
@@ -107,6 +115,7 @@ class Generators:
                 self._used[name] = set()  # once more, as it may have drawn from a new generator
             if not self._has_drawn(name, before):
                 return [result]
+        seeds = find_seeds()
         if as_whole:
             return [self._seeded(name, function, slice(None), int(seeds[0]))]
         places = range(len(seeds))
@@ -146,7 +155,8 @@ def _generator(one: Any) -> _Generator | None:
     if isinstance(one, random.Random):
         return _Generator(one.seed, one.getstate, one.getstate)
     if isinstance(one, (np.random.RandomState, np.random.Generator, np.random.BitGenerator)):
-        get: Callable[[], Any] = functools.partial(_state_of, one)
+        _seed(one, 0)  # a RandomState then keeps no normal number, which would be drawn without a trace
+        get = _get_state(getattr(one, "_bit_generator", getattr(one, "bit_generator", one)))
         return _Generator(functools.partial(_seed, one), get, get)
     if type(one).__name__ == "Generator" and type(one).__module__.startswith("torch"):
         return _Generator(one.manual_seed, *[lambda: one.get_state().numpy().tobytes()] * 2)
@@ -155,21 +165,23 @@ def _generator(one: Any) -> _Generator | None:
     return None
 
 
-def _state_of(one: Any) -> bytes:
-    if isinstance(one, np.random.RandomState):
-        return pickle.dumps(one.get_state(legacy=False))
-    return pickle.dumps(getattr(one, "bit_generator", one).state)
+def _get_state(bits: Any) -> Callable[[], Any]:
+    """Return a function that returns the state of a generator of bits."""
+    if type(bits) is not np.random.MT19937:
+        return lambda: pickle.dumps(bits.state)
+    # Its attribute takes 50 microseconds. This is its key of 624 numbers, and its position there.
+    return memoryview((ctypes.c_uint32 * 625).from_address(bits.ctypes.state_address)).tobytes
 
 
 def _seed(one: Any, seed: int) -> None:
     if not isinstance(one, np.random.RandomState):
         bits = getattr(one, "bit_generator", one)
         bits.state = type(bits)(seed).state
-        return
-    state: Any = one.get_state(legacy=False)
-    made: Any = type(one._bit_generator)(seed).state  # type: ignore[attr-defined]
-    # It also keeps a normal number for the next call.
-    one.set_state({**made, "has_gauss": 0, "gauss": 0.0} if "has_gauss" in state else made)
+    elif isinstance(one._bit_generator, np.random.MT19937):  # type: ignore[attr-defined]
+        one.seed(seed)
+    else:
+        made: Any = type(one._bit_generator)(seed).state  # type: ignore[attr-defined]
+        one.set_state({**made, "has_gauss": 0, "gauss": 0.0})
 
 
 def _of_opencv(cv2: Any) -> _Generator:

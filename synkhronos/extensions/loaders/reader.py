@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+import functools
+from typing import Any, Iterable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -93,7 +94,7 @@ class Reader:
         self._now = "ordered the rows", ()
         if self._generators is None:
             return plan.order(self._source, epoch)
-        seeds = seeds_of(self._seed, epoch, np.array([0]), _ORDER)
+        seeds = functools.partial(seeds_of, self._seed, epoch, np.array([0]), _ORDER)
         return self._generators.call(
             "order", lambda places: plan.order(self._source, epoch), seeds, as_whole=True
         )[0]
@@ -132,14 +133,14 @@ class Reader:
         self._now = "read", rows
         if self._generators is None or _is_ours(self._source):
             return read(_ALL)
-        seeds = seeds_of(self._seed, epoch, rows, _READ)
+        seeds = functools.partial(seeds_of, self._seed, epoch, rows, _READ)
         return self._joined(self._generators.call("read", read, seeds), rows)
 
     def _checked(self, found: Any, rows: np.ndarray) -> list[np.ndarray]:
         """Return what `Source.read` has returned for rows, as arrays."""
         if hasattr(found, "shape"):
             found = [found]  # an array, instead of a list of one
-        if isinstance(found, (str, bytes, Mapping)) or not isinstance(found, Iterable):
+        if isinstance(found, (str, bytes, dict)) or not hasattr(found, "__iter__"):
             raise TypeError(
                 f"loading: {type(self._source).__name__}.read: expected a list of arrays, got {found!r}"
             )
@@ -236,7 +237,7 @@ class Reader:
         if self._generators is None or all(map(_is_ours, self._transforms)):
             return change(_ALL)[0]
         chosen = np.array([first]) if self._as_whole else rows
-        seeds = seeds_of(self._seed, epoch, chosen, _TRANSFORM)
+        seeds = functools.partial(seeds_of, self._seed, epoch, chosen, _TRANSFORM)
         return self._joined(self._generators.call("transform", change, seeds, self._as_whole), rows)[0]
 
     def _apply(self, images: np.ndarray, draws: Draws, rows: np.ndarray) -> np.ndarray:
