@@ -242,6 +242,18 @@ def test_batches_of_hickle_are_loaded_with_the_files_shuffled(tmp_path, name, ax
     loads(loading.HickleBatches(files, axis=axis), lambda row: (IMAGES[row],), order)
 
 
+def test_batches_of_hickle_may_have_different_numbers_of_images(tmp_path):
+    stops = [0, 4, 14, 15, ROWS]
+    for number, (start, stop) in enumerate(zip(stops, stops[1:])):
+        with h5py.File(tmp_path / f"{number}.hkl", "w") as file:
+            file["data"] = IMAGES[start:stop]
+    source = loading.HickleBatches(tmp_path, LABELS, axis=0)
+    images, labels = source.read(np.arange(len(source))[::-1])
+    np.testing.assert_array_equal(images, IMAGES[::-1])
+    np.testing.assert_array_equal(labels, LABELS[::-1])
+    assert source.name(13) == f"{tmp_path}/1.hkl, image 9"
+
+
 def write_images(folder, images=IMAGES, kind="png"):
     """Write images into folders by their label; return their rows in the order of the source."""
     for number, (image, label) in enumerate(zip(images, LABELS)):
@@ -285,6 +297,18 @@ def test_gray_images_and_palettes_become_rgb(tmp_path):
     images, _ = loading.ImageFolder(tmp_path).read(np.arange(2))
     assert images.shape == (2, 3, 9, 8)
     np.testing.assert_array_equal(images[0], np.repeat(IMAGES[:1, 0], 3, axis=0))
+
+
+@pytest.mark.parametrize("kind", ["png", "tif", "pgm"])
+def test_gray_images_of_16_bits_are_divided_by_256(tmp_path, kind):
+    (tmp_path / "only").mkdir()
+    pixels = np.array([[0, 255, 256, 1000, 40000, 65535]], "uint16")
+    Image.fromarray(pixels).save(
+        tmp_path / "only" / f"0.{kind}", **{"format": "PPM"} if kind == "pgm" else {}
+    )
+    os.rename(tmp_path / "only" / f"0.{kind}", tmp_path / "only" / f"0.{kind.replace('pgm', 'ppm')}")
+    images, _ = loading.ImageFolder(tmp_path).read(np.arange(1))
+    np.testing.assert_array_equal(images[0], np.repeat(pixels[None] // 256, 3, axis=0))
 
 
 class Squares(loading.Source):
