@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Iterator, Sequence
 
 import numpy as np
 
@@ -21,11 +21,13 @@ from synkhronos._checks import check_choice, check_extent, check_flag, check_int
 from synkhronos._errors import warn
 from synkhronos._html import Facts, Shown
 from synkhronos._text import listed
+from synkhronos.extensions.loaders import producer
 from synkhronos.extensions.loaders import ring as rings
 from synkhronos.extensions.loaders.consumer import CHECK_INTERVAL, Consumer
 from synkhronos.extensions.loaders.draws import Draws
 from synkhronos.extensions.loaders.plan import Plan
-from synkhronos.extensions.loaders.producer import Producer, apply
+from synkhronos.extensions.loaders.reachable import fingerprint
+from synkhronos.extensions.loaders.reader import Expected, Reader
 from synkhronos.extensions.loaders.ring import Ring
 from synkhronos.extensions.loaders.shards import Shards
 from synkhronos.extensions.loaders.sources import (
@@ -166,33 +168,67 @@ class Loader(Shown):
         )
         if not plan.n_batches:
             raise ValueError(f"Loader: drop_last: expected {batch_size} rows, got {plan.length}")
-        fields = rings.fields_of(_first_row(self._source, transforms, plan.seed, skips))
-        self._ring = Ring.new(rings.Layout(fields, plan.batch_size, slots, plan.processes, plan.length))
-        self._start(transforms, skips)
+        self._transforms, self._skips = transforms, skips
         self._consumer: Consumer | None = None  # of the latest epoch
         self._following: tuple[int, int] | None = None  # the epoch, and the batch, that can follow
         self._datas: dict[tuple[int, int], tuple[synk.Data, ...]] = {}
+        self._generation, self._n_reported, self._owner = 0, 0, os.getpid()
         self.waited = 0.0
-
-    def _start(self, transforms: Sequence[Transform], skips: bool) -> None:
+        self._processes = self._start()
         try:
-            serve = self._serving(transforms, skips)
-            self._processes = BackgroundProcesses("loading", self._plan.processes, serve)
+            self._expected = self._first_row()
+            fields = self._expected.fields
+            self._ring = Ring.new(
+                rings.Layout(fields, plan.batch_size, slots, plan.processes, plan.length)
+            )
+        except BaseException:
+            self._processes.end()
+            raise
+        self._connect()
+
+    def _start(self) -> BackgroundProcesses:
+        self._fingerprint = fingerprint([self._source, *self._transforms])
+        # It does not refer to the loader, which may be collected.
+        source, transforms, plan = self._source, self._transforms, self._plan
+        options = plan.seed, self._skips, plan.takes_turns
+
+        def serve(number: int, connection: Any) -> None:
+            producer.serve(number, connection, Reader(source, transforms, *options))
+
+        return BackgroundProcesses("loading", plan.processes, serve)
+
+    def _first_row(self) -> Expected:
+        """Return what a row has. A process finds it, as what it opens is for the process alone."""
+        answer = self._processes.ask(0, producer.FIRST_ROW, self._timeout)
+        if isinstance(answer, Expected):
+            return answer
+        error, text = answer
+        raise error from (None if text == str(error) else synk.SynkhronosError(text))
+
+    def _connect(self) -> None:
+        """Give the processes the memory for the batches."""
+        self._end = weakref.finalize(self, _end, self._processes, self._ring)
+        self.pids = self._processes.pids
+        self._processes.send((self._ring, self._expected))
+
+    def _refresh(self) -> None:
+        """Start the processes again if the script has changed what the source or transforms use."""
+        if fingerprint([self._source, *self._transforms]) == self._fingerprint:
+            return
+        if len(self._source) != self._plan.length:
+            raise ValueError(
+                f"Loader: expected a source of {self._plan.length} rows, as when the loader was "
+                f"created, got {len(self._source)}; create another Loader"
+            )
+        self._processes.end()
+        self._consumer = self._following = None
+        self._end.detach()
+        try:
+            self._processes = self._start()
         except BaseException:
             self._ring.close()
             raise
-        self.pids = self._processes.pids
-        self._generation, self._n_reported, self._owner = 0, 0, os.getpid()
-        self._end = weakref.finalize(self, _end, self._processes, self._ring)
-
-    def _serving(self, transforms: Sequence[Transform], skips: bool) -> Callable[[int, Any], None]:
-        """Return what the processes run. It does not refer to the loader, which may be collected."""
-        ring, source = self._ring, self._source
-
-        def serve(number: int, connection: Any) -> None:
-            Producer(number, ring, source, transforms, skips).serve(connection)
-
-        return serve
+        self._connect()
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
@@ -251,6 +287,7 @@ class Loader(Shown):
         """
         number = check_extent(number, "Loader.epoch: number")
         self._check_usable()
+        self._refresh()
         consumer = self._consumer_of(number)
         stop = consumer.number + len(self)
         self._following = number + 1, stop
@@ -318,6 +355,7 @@ class Loader(Shown):
             first=check_extent(first, "Loader.shards: first"),
         )
         self._check_usable()
+        self._refresh()
         self._begin(plan)
         return Shards(self._ring, plan, self._generation, self.pids, self._timeout)
 
@@ -400,26 +438,6 @@ def _list_of(transform: Any) -> list[Transform]:
         if one is not None and not callable(one):
             raise TypeError(f"Loader: transform: expected a callable or a list of these, got {one!r}")
     return [one for one in given if one is not None]
-
-
-def _first_row(
-    source: Source, transforms: Sequence[Transform], seed: int, skips: bool
-) -> list[np.ndarray]:
-    """Return the first row that can be read, after the transforms: an array with one row of each."""
-    try:
-        for row in range(len(source)):
-            rows = np.array([row])
-            try:
-                arrays = [np.asarray(one) for one in source.read(rows)]
-            except UnreadableError:
-                if not skips:
-                    raise
-                continue
-            arrays[0] = apply(transforms, arrays[0], Draws(seed, 0, rows, row))
-            return arrays
-    finally:
-        source.release()
-    raise UnreadableError("all rows of the source", "none of them can be read")
 
 
 def _is_usable(data: synk.Data) -> bool:

@@ -15,6 +15,7 @@ The extensions use this module. A process of this kind
 from __future__ import annotations
 
 import os
+import time
 from multiprocessing import connection as connections
 from multiprocessing import get_context
 from typing import Any, Callable
@@ -30,6 +31,8 @@ from synkhronos.transports import limits
 from synkhronos.transports.children import Children, find_dead
 from synkhronos.transports.children import has_ended as has_ended
 from synkhronos.transports.semaphore import NBYTES, Semaphore
+
+_CHECK_INTERVAL = 0.1  # seconds between two checks that a process is alive
 
 #: The bytes of a semaphore in shared memory
 SEMAPHORE_BYTES = NBYTES
@@ -51,7 +54,7 @@ class BackgroundProcesses:
         How many there are.
     serve : callable
         Each process calls ``serve(number, connection)``, and ends when that returns. The connection has
-        what `send` sends.
+        what `send` sends, and takes what `receive` returns.
 
     Attributes
     ----------
@@ -85,7 +88,7 @@ class BackgroundProcesses:
         self.pids: list[int] = [process.pid for process in self._processes.values()]
 
     def _fork(self, number: int, inherited: Any) -> None:
-        theirs, ours = get_context("fork").Pipe(duplex=False)
+        theirs, ours = get_context("fork").Pipe()
         self._connections.append(ours)
 
         def become() -> None:
@@ -115,6 +118,29 @@ class BackgroundProcesses:
                 pass_on(error)
                 self.check()
                 raise SynkhronosError(f"{self._name}: a process has closed its pipe: {error}") from error
+
+    def ask(self, number: int, message: Any, timeout: float | None = None) -> Any:
+        """Send an object to a process, and return what it sends back.
+
+        Raises
+        ------
+        SynkhronosError
+            If it has ended.
+        TimeoutError
+            If it has not answered within `timeout` seconds.
+        """
+        connection, began = self._connections[number], time.monotonic()
+        connection.send(message)
+        while not connection.poll(_CHECK_INTERVAL):
+            self.check()
+            if timeout is not None and time.monotonic() - began > timeout:
+                raise TimeoutError
+        try:
+            return connection.recv()
+        except EOFError as error:
+            self._processes[number].join(1)  # which it does now
+            self.check()
+            raise SynkhronosError(f"{self._name}: a process has closed its pipe") from error
 
     def find_dead(self) -> dict[int, str]:
         """Return ``{number: cause}`` for the processes that have ended. Only the script knows."""

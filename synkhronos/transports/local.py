@@ -30,7 +30,7 @@ from synkhronos._errors import (
     WorldBrokenError,
 )
 from synkhronos.comms.shm import SharedMemoryCommunicator
-from synkhronos.host.descriptors import descriptors, give_up
+from synkhronos.host.descriptors import OpenFile, descriptors, give_up
 from synkhronos.host.machine import affinity, cores, leave_core_of
 from synkhronos.host.status import PROCESS, StatusPage
 from synkhronos.stores.memory import SharedMemory
@@ -190,7 +190,7 @@ class LocalTransport(Transport):
     def _become_worker(
         self,
         rank: int,
-        inherited: Mapping[int, tuple[int, int] | None],
+        inherited: Mapping[int, OpenFile | None],
         prepare: Callable[[], None] | None,
     ) -> None:
         give_up(inherited, self._pass_fds)

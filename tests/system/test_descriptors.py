@@ -1,4 +1,4 @@
-"""What workers inherit of the script's files: no pipes, sockets and locked files."""
+"""What workers inherit of the script's files: no pipes, sockets, locks and positions."""
 
 import errno
 import fcntl
@@ -87,6 +87,28 @@ def test_what_a_worker_has_given_up_cannot_be_written_to_and_other_files_can_be_
         assert synk.spmd(use, reading, writing, file.fileno())[1] == (["EBADF", b"dat"], True)
     os.close(writing)
     assert os.read(reading, 1) == b""
+
+
+@own_process
+def test_each_process_reads_the_script_s_files_at_a_position_of_its_own():
+    with open("data", "wb") as file:
+        file.write(b"abcdef")
+    modes = ("rb", "r+b", "a+b", "rb")
+    files = [open("data", mode, buffering=0) for mode in modes]
+    for file in files:
+        file.seek(1)
+    fcntl.flock(files[3], fcntl.LOCK_SH)
+    start()
+    numbers = [file.fileno() for file in files]
+    assert synk.spmd(read_two, numbers) == [[b"bc"] * 4] * 2
+    assert synk.spmd(read_two, numbers) == [[b"de"] * 4] * 2
+    files[3].close()
+    with open("data") as again:
+        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def read_two(rank, numbers):
+    return [os.read(number, 2) for number in numbers]
 
 
 @own_process
