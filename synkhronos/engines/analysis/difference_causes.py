@@ -10,7 +10,7 @@ from typing import Iterator, Mapping, NamedTuple, Sequence
 
 from synkhronos.engines import names
 from synkhronos.engines.analysis.rows import RowGraph, Rows
-from synkhronos.engines.analysis.shapes import normalized_axes
+from synkhronos.engines.analysis.shapes import constant_index, normalized_axes
 from synkhronos.engines.base import BOUND, Causes
 from synkhronos.engines.collectives import Collective
 from synkhronos.engines.names import Apply, Variable, io_toposort, scalar
@@ -115,6 +115,8 @@ class _Search:
         if kind == _NONE:  # an index in the bounds, or the size of a draw, may say that it has rows
             is_by_row = has_axis and isinstance(op, (names.Subtensor, *names.RANDOM))
             return _State(_ROWS if is_by_row else _NONE)
+        if isinstance(op, names.Subtensor) and self._is_one_row(node):
+            return _State()  # of which nothing is known
         is_certain = isinstance(op, _FOLLOWED) and all(one.is_certain for one in states if one.mixes)
         if kind == _ROWS and value is not None and value.axis is None:
             return _State(_MIXED, False, is_certain)
@@ -124,6 +126,13 @@ class _Search:
                 is_of_all = _is_sum(op) and len(axes) == node.inputs[0].ndim
                 return _State(_MIXED, False, is_certain and is_of_all)
         return _State(kind, kind == _ROWS and any(one.mixes for one in states), is_certain)
+
+    def _is_one_row(self, node: Apply) -> bool:
+        """Whether a number is the index along the axis of the rows."""
+        rows, chosen = self._graph.value(node.inputs[0]), constant_index(node)
+        if rows is None or rows.axis is None or rows.axis >= len(chosen):
+            return False
+        return not isinstance(chosen[rows.axis], slice)
 
     def _causes(self, node: Apply, states: list[_State]) -> Iterator[tuple[str, bool]]:
         """Yield the causes that a node adds, and whether each is certain."""
