@@ -107,6 +107,23 @@ class Analysis(NamedTuple):
     loss_ops: list[frozenset[str]]
 
 
+class Causes(NamedTuple):
+    """Why a result of all rows may differ from the results of parts of the rows, if they are combined.
+
+    The causes are names in `synkhronos.engines.analysis.difference_causes`.
+
+    Attributes
+    ----------
+    possible : frozenset of str
+        What to look at if it differs.
+    certain : frozenset of str
+        Those of them for which it differs for most rows, although it may agree for some.
+    """
+
+    possible: frozenset[str] = frozenset()
+    certain: frozenset[str] = frozenset()
+
+
 class Windows(NamedTuple):
     """Givens in which each rank has its part of the rows that an index selects.
 
@@ -421,13 +438,14 @@ class Engine(ABC):
         of rows reports None. It may report too many dependences, but not too few.
         """
 
-    def difference_causes(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[str]:
-        """Return why results of all rows may differ from results that are combined of parts.
+    def difference_causes(
+        self, compiled: Compiled, axes: Sequence[int | str | None]
+    ) -> tuple[list[Causes], dict[SharedVariable, Causes]]:
+        """Return the `Causes` of each output, and of the new value of each updated shared variable.
 
-        The causes are names in `synkhronos.engines.analysis.difference_causes`; `axes` are as of
-        `analyze`. An engine that cannot tell returns none.
+        `axes` are as of `analyze`. An engine that cannot tell returns none.
         """
-        return []
+        return [], {}
 
     def recurrent(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[int]:
         """Return the positions of arguments along whose rows a loop depends on earlier steps.

@@ -29,6 +29,7 @@ from synkhronos.engines.analysis.result_dependence import analyze, arguments_and
 from synkhronos.engines.analysis.windows import cut_windows
 from synkhronos.engines.base import (
     Analysis,
+    Causes,
     Engine,
     Fixed,
     InputType,
@@ -246,11 +247,14 @@ class GraphEngine(Engine):
     def analyze(self, compiled: Compiled, axes: Sequence[int | str | None]) -> Analysis:
         return analyze(*self.source(compiled), axes)
 
-    def difference_causes(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[str]:
+    def difference_causes(
+        self, compiled: Compiled, axes: Sequence[int | str | None]
+    ) -> tuple[list[Causes], dict[SharedVariable, Causes]]:
         specifications, outputs = self.source(compiled)
         arguments, results = arguments_and_results(specifications, outputs)
-        # Gradients have the causes of their losses, and further causes that are harmless.
-        return difference_causes(arguments, axes, outputs) or difference_causes(arguments, axes, results)
+        causes = difference_causes(arguments, axes, results)
+        updated = [one.variable for one in specifications if one.update is not None]
+        return causes[: len(outputs)], dict(zip(updated, causes[len(outputs) :]))
 
     def recurrent(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[int]:
         arguments, results = arguments_and_results(*self.source(compiled))

@@ -31,6 +31,7 @@ from synkhronos.extensions.keras_backend.terms import (
 )
 from synkhronos.extensions.keras_backend.values import setting_of
 from synkhronos.extensions.steps.source_masks import Dependence
+from synkhronos.extensions.steps.traversal import rebuilt
 
 if TYPE_CHECKING:
     from theano.compile.sharedvalue import SharedVariable
@@ -75,7 +76,8 @@ def parallelize(model: Any) -> Any:
     Losses, sample weights, class weights, masks, regularizers and metrics give the serial numbers for
     batches of any length, up to rounding. If the model uses custom losses or metrics, ``add_loss``,
     ``add_metric`` or activity regularizers, these are tested on the first batch: the values of its two
-    halves must give the value of the whole batch, as a mean or as a sum. Otherwise the call raises
+    halves must give the value of the whole batch, as a mean or as a sum, and their graphs must not show
+    that other batches differ, as a quotient of two sums does. Otherwise the call raises
     ``ValueError``, which names the loss or metric.
 
     Dropout and other noise are drawn from random streams of each rank. So no two ranks drop the same
@@ -200,12 +202,14 @@ class _Loss:
         self._model, self._usual = model, model.total_loss
         changes = [new for one in model._get_training_eval_metrics() for _, new in one.updates]
         self.local: Dependence = dependence_on_rows(rows, [self._usual, *changes])
-        self.terms: list[Term] = terms_of("loss", self._usual, self.local)
+        # In a whole batch these weights are equal, which the graph then shows.
+        equal = {one: tt.fill(one, one[0]) for _, one in _weights_of_whole_batches(model)}
+        self._averaged = rebuilt([self._usual], equal, {})[0]
+        self.terms: list[Term] = terms_of("loss", self._averaged, self.local)
         self.all_rows: Variable | None = None
-        self._averaged = self._usual
         if any(one.op == "sum" for one in self.terms):
             self.all_rows = tt.lscalar("all_rows")
-            self._averaged = as_mean(self._usual, self.terms, rows[0], self.all_rows)
+            self._averaged = as_mean(self._averaged, self.terms, rows[0], self.all_rows)
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:

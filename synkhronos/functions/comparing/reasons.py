@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Sequence
+from typing import Callable, Collection, NamedTuple, Sequence
 
 import numpy as np
 
@@ -48,15 +48,15 @@ _OF_GRAPHS = {
 }
 
 
-def of_graph(suspects: Sequence[str]) -> str:
+def of_graph(suspects: Collection[str]) -> str:
     """Return the causes to look for if no reduction gives a serial value.
 
     Parameters
     ----------
-    suspects : list of str
+    suspects : collection of str
         The causes in the graph, as of `synkhronos.engines.analysis.difference_causes.DIFFERENCE_CAUSES`.
     """
-    found = "; ".join(_OF_GRAPHS[one] for one in suspects or DIFFERENCE_CAUSES)
+    found = "; ".join(_OF_GRAPHS[one] for one in DIFFERENCE_CAUSES if one in suspects or not suspects)
     return f"The graph has {found}." if suspects else f"Usual reasons: {found}."
 
 

@@ -55,16 +55,16 @@ def watch(world: World, function: Any, given: Sequence[Output]) -> None:
     given : list of Output
         The outputs as the script gave them.
     """
-    if world.size == 1:
-        return
     engine, agreement, numbers = world.here.engine, agreement_of(world), world.registry.numbers
     streams = engine.random_streams(function.replica.compiled)
     agreement.streams.update(numbers[shared] for shared in streams)
+    if world.options.verify != OFF and has_rows(function):
+        function.verification = Verification(world, _claimed(world, function, given))
+    if world.size == 1:
+        return
     agreement.sliceable.update(function.replica.sliceable)
     agreement.watch(world, function.get_shared())
     analysis = analysis_of(world, function)
-    if world.options.verify != OFF and has_rows(function):
-        function.verification = Verification(world, _claimed(world, function, given))
     kind = Audit if world.options.audits else Watch
     function.watch = function.watcher = kind(world, function, analysis)
 
