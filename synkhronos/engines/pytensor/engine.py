@@ -14,6 +14,7 @@ from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.random.utils import RandomStream
 
+from synkhronos._text import shortened
 from synkhronos.arithmetic.streams import check_has_substreams, reseeded
 from synkhronos.engines.base import TensorType
 from synkhronos.engines.graph_engine import GraphEngine
@@ -154,7 +155,7 @@ class PyTensorEngine(GraphEngine):
         if not shareds or not all(is_generator(one) for one in shareds):
             raise TypeError(
                 f"expected a RandomStream, or shared random generators, such as "
-                f"pytensor.tensor.random.shared_rng() returns, got {streams!r}"
+                f"pytensor.tensor.random.shared_rng() returns, got {shortened(streams)}"
             )
         if seed is None:
             raise TypeError("reseed: seed: expected an int, as shared generators do not keep theirs")
