@@ -139,7 +139,13 @@ class PyTensorEngine(GraphEngine):
             arguments = [_plain(argument) for argument in arguments]
             for container in compiled.input_storage:
                 container.storage[0] = _plain(container.storage[0])
-        outputs = compiled(*arguments)
+        origin: BaseException | None
+        try:
+            outputs, origin = compiled(*arguments), None
+        except SystemError as error:  # by which Numba replaces what a signal handler raises
+            origin = error.__cause__ or error.__context__ or error
+        if origin is not None:
+            raise origin
         return outputs if subset is None else [outputs[index] for index in subset]
 
     # Random streams
