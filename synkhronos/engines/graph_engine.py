@@ -20,7 +20,7 @@ from typing import (
 
 import numpy as np
 
-from synkhronos._text import listed
+from synkhronos._text import listed, shortened
 from synkhronos.engines import names
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.engines.analysis.fixed_rows import free_rows
@@ -71,7 +71,7 @@ class GraphEngine(Engine):
         kind: VariableType = getattr(variable, "type", None)
         is_tensor = isinstance(kind, names.TensorType) and not self.is_sparse(kind)
         if not isinstance(variable, Variable) or not is_tensor:
-            raise TypeError(f"expected a {compiler.TITLE} tensor variable, got {variable!r}")
+            raise TypeError(f"expected a {compiler.TITLE} tensor variable, got {shortened(variable)}")
         return TensorType(np.dtype(kind.dtype), kind.ndim, self.extents_of(kind))
 
     def extents_of(self, kind: VariableType) -> tuple[int | None, ...]:
@@ -135,6 +135,9 @@ class GraphEngine(Engine):
         givens = [*zip(sliceable, rows), *givens]
         inputs = [*inputs, *rows]
         expressions = [*outputs, *(new for _, new in [*updates, *givens])]
+        for one in [*(old for old, _ in givens), *expressions]:
+            if hasattr(one, "owner") and not isinstance(one, Variable):
+                raise TypeError(f"expected variables of {compiler.TITLE}, got {shortened(one)}")
         has_collectives = contain_collectives(expressions, kwargs.get("no_default_updates"))
         if has_collectives:
             inputs = [*inputs, PeersType()("peers")]

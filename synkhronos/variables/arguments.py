@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 import numpy as np
 
 from synkhronos._checks import check_int
+from synkhronos._text import shortened
 from synkhronos._typing import Finish, SharedVariable, SharedVariables, Values
 from synkhronos.arithmetic.conversion import condition, in_order_of
 from synkhronos.arrays.data import Data
@@ -38,7 +39,9 @@ def resolve(
     for variable in variables:
         engine = world.here.engine
         if not engine.is_shared(variable) or not engine.is_tensor(variable):
-            raise TypeError(f"shared_vars: expected shared variables of tensors, got {variable!r}")
+            raise TypeError(
+                f"shared_vars: expected shared variables of tensors, got {shortened(variable)}"
+            )
         if variable not in world.registry.numbers and not unused_too:
             raise ValueError(
                 f"shared_vars: {variable} is not used by any function built with synk.function(); use "

@@ -18,7 +18,7 @@ from pytensor.link.jax.linker import JAXLinker
 from synkhronos.arithmetic.operations import Arithmetic, Operation
 from synkhronos.arithmetic.partition import as_slice
 from synkhronos.engines.pytensor.engine import PyTensorEngine, is_generator
-from synkhronos.engines.pytensor.jax_linker import JaxLinker, check_convertible
+from synkhronos.engines.pytensor.jax_linker import JaxLinker, check_convertible, register
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, Compiled, DTypeLike, Rows
@@ -57,8 +57,7 @@ class PyTensorJaxEngine(PyTensorEngine):
         if not _has_started():
             jax.config.update("jax_platforms", platform)
         with _number_of_threads(os.environ.get("OMP_NUM_THREADS")):
-            import pytensor.link.jax.dispatch  # noqa: F401
-
+            register()
             found = jax.devices()[0]
         jax.config.update("jax_enable_x64", True)  # PyTensor sets it according to floatX
         if found.platform not in {"cpu": ("cpu",), "cuda": ("cuda", "gpu")}[platform]:
