@@ -197,10 +197,8 @@ def examine_theano() -> Finding:
         found = "not installed, or another package in its place"
         raise Fault(found, _with_this_python(complaint))
     _check_needed(NEEDED_BY_THEANO)
-    environ = dict(os.environ)
-    environment.set_flags(environ)
     # Importing Theano would use a GPU that is named in the user's flags. The last flag wins.
-    flags = environ.get("THEANO_FLAGS", "") + ",device=cpu"
+    flags = os.environ.get("THEANO_FLAGS", "") + ",device=cpu"
     code = f"NAME, MODE = 'theano', None\n{REPAIRS}{PRODUCT_PROBE}"
     return judge_theano(probe(code, THEANO_FLAGS=flags), *_of_processor())
 
