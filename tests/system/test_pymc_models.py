@@ -141,6 +141,19 @@ def a_table_of_data_as_long_as_the_rows():
     normal("y", pm.Normal("slope") * table[index], Y)
 
 
+def constants_in_joins():
+    steps = pt.concatenate([[0.0], pm.Dirichlet("steps", np.ones(3))]).cumsum()
+    design = pt.concatenate([np.ones((N, 1)), X * pm.Normal("scale")], axis=1)
+    reference = pt.concatenate([[0.5], [1.0], pm.Normal("effects", shape=2)])
+    normal("y", steps[GROUP] + reference[GROUP] + pt.dot(design, np.ones(4)), Y)
+
+
+def names_of_dtypes():
+    offsets = pm.Normal("1|g_offset", shape=4) * pm.HalfNormal("1|g_sigma")
+    effects = pm.Data("f8", X) @ pm.Normal("bs(x, df=3)", shape=3)
+    normal("float", offsets[GROUP] + effects + pm.Normal("object") * pm.Data("O", Y[::-1].copy()), Y)
+
+
 # Missing values
 
 
@@ -233,7 +246,8 @@ MODELS = [
     gaussian_process_with_mean, gaussian_process_of_data, periodic_gaussian_process,
     standardized_constants, rows_on_the_last_axis, parameters_of_the_shape_of_the_rows,
     a_table_as_long_as_the_rows,
-    a_table_of_data_as_long_as_the_rows, missing_outcomes, masked_outcomes_of_data,
+    a_table_of_data_as_long_as_the_rows, constants_in_joins, names_of_dtypes,
+    missing_outcomes, masked_outcomes_of_data,
     missing_outcomes_of_one_mean, missing_covariates, missing_covariates_of_several_columns,
     missing_values_on_both_sides, random_walks, autoregressions, sparse_design,
     sparse_design_by_columns, shared_sparse_design_of_two_effects, named_dims,

@@ -14,7 +14,6 @@ from synkhronos.engines import names
 from synkhronos.engines.analysis.shapes import constant_index, dims, item, normalized_axes
 from synkhronos.engines.names import (
     Apply,
-    Constant,
     Elemwise,
     Scan,
     Subtensor,
@@ -221,11 +220,11 @@ class EqualAxes:
             self.join((output, axis - len(index) + 1), (array, axis))
 
     def joined(self, node: Apply) -> None:
-        axis, *parts = node.inputs
-        if not isinstance(axis, Constant):
+        axis, parts = names.joined(node)
+        if axis is None:
             return
         output = node.outputs[0]
-        for other in set(range(output.ndim)) - {int(axis.data) % output.ndim}:
+        for other in set(range(output.ndim)) - {axis}:
             self.join((output, other), *((one, other) for one in parts))
 
     def reshape(self, node: Apply) -> None:

@@ -146,7 +146,7 @@ def substitute(outputs: Sequence[Variable], replaced: Mapping[Variable, Variable
 
 def like(one: Any, name: str | None, shape: Sequence[int | None]) -> Variable:
     """Return a variable for rows of the dtype of an array or a variable, of any number."""
-    return pt.tensor(name, shape=(None, *shape[1:]), dtype=str(one.dtype))
+    return pt.TensorType(str(one.dtype), (None, *shape[1:]))(name)  # a name may look like a dtype
 
 
 def _parameter(name: str, position: int, one: Any) -> Variable:
