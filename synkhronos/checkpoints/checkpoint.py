@@ -300,7 +300,8 @@ def load(path: PathLike, check: Callable[[dict[str, Any]], Any] | None = None) -
     world.run(_Restore(numbers, handles, [one for one in streams if one in numbers]))
     agreement = agreement_of(world)
     agreement.restored([one for one, each in zip(numbers, handles) if len(each) == 1])
-    agreement.set_on_master.difference_update(numbers)
+    for changed in (agreement.changed, agreement.set_on_master):
+        changed.difference_update(numbers)
     feedback.restore_all(world, kept, numbers)
     values.clear()
     kept.clear()

@@ -562,13 +562,20 @@ class Engine(ABC):
     def release(self, shareds: Sequence[SharedVariable], used: Iterable[SharedVariable]) -> None:
         """Free the values of shared variables, except values that a variable in `used` also has."""
 
-    def notice_writes(  # noqa: B027
-        self, shared: SharedVariable, notify: Callable[[], None] | None
+    def notice_changes(  # noqa: B027
+        self, shared: SharedVariable, notify: Callable[[str], None] | None
     ) -> None:
-        """Call ``notify()`` whenever the script itself sets the value, until this is called with None.
+        """Call ``notify(how)`` when the script may change the value, until this is called with None.
 
-        `store` and `write` do not count as the script. An engine that cannot detect it does nothing.
+        `how` is ``"set"`` after the script has set the value, ``"update"`` after a function of the
+        script has updated it, and ``"read"`` before the script gets the value, and may write to it.
+        `store`, `write` and functions of this engine do not count. An engine that cannot detect this
+        does nothing.
         """
+
+    def is_borrowed(self, shared: SharedVariable) -> bool:
+        """Whether the script has the array of the value, or a view of it, and may write to it."""
+        return False
 
     def overwrite(self, array: Array, value: Array) -> Array:
         """Return an array of the type of `array` with a copy of the values of another array.

@@ -29,7 +29,6 @@ from synkhronos.extensions.keras_backend.terms import (
     dependence_on_rows,
     terms_of,
 )
-from synkhronos.extensions.keras_backend.values import setting_of
 from synkhronos.extensions.steps.source_masks import Dependence
 from synkhronos.extensions.steps.traversal import rebuilt
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["parallelize"]
 
 _keras = import_keras()
-_setting = setting_of(_keras.backend)
 _THEIRS = ("keras.losses", "keras.metrics")
 _KINDS = ("train", "test", "predict")
 
@@ -146,7 +144,7 @@ def _make_function(model: Any, kind: str) -> None:
         return
     make = getattr(type(model), f"_make_{kind}_function")
     if kind == "predict" or not hasattr(model, "total_loss"):
-        with _functions_built_by(_predict_function):
+        with _functions_built_by(PredictFunction):
             make(model)
         return
     loss = _Loss(model)
@@ -174,10 +172,6 @@ def _functions_built_by(build: Any) -> Iterator[None]:
         yield
     finally:
         backend.function = usual
-
-
-def _predict_function(request: Request) -> PredictFunction:
-    return PredictFunction(request, _setting.send)
 
 
 class _Loss:
@@ -239,7 +233,7 @@ def _step_function(
         updates={target: new for target, new in request.updates.items() if target not in states},
     )
     weights = _weights_of_whole_batches(model)
-    return StepFunction(request, kept, order, params, loss.all_rows, trial, weights, _setting.send)
+    return StepFunction(request, kept, order, params, loss.all_rows, trial, weights)
 
 
 def _weights_of_whole_batches(model: Any) -> list[tuple[str, Variable]]:

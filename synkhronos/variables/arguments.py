@@ -50,6 +50,8 @@ def resolve(
         if variable in seen:
             raise ValueError(f"shared_vars: {variable} is given more than once")
         seen.add(variable)
+    if not unused_too and world.before_command is not None:
+        world.before_command()
     return world, variables, single
 
 
@@ -58,8 +60,6 @@ def register(world: World, variables: Sequence[SharedVariable]) -> None:
     new = [variable for variable in variables if variable not in world.registry.numbers]
     for variable in new:
         world.registry.add_shared(variable)
-    if new and world.size > 1:
-        agreement_of(world).watch(world, new)
 
 
 def submit(world: World, command: Command, finish: Finish, used: Any) -> Any:

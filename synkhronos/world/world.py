@@ -77,7 +77,12 @@ class World:
         The functions that are told of steps, once there was one.
     remarks : list of callable
         Each issues a warning; `remark` adds one. They are called when the world is closed.
+    before_command, after_command : callable or None
+        Called before the next command, or call of a function, and after each command.
     """
+
+    before_command: Callable[[], None] | None = None
+    after_command: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -281,6 +286,8 @@ class World:
         self.here.engine.enter_thread()
         if self.here.size == 1:
             return self._run_and_drop(command, lambda command: [command.run(self.here)])
+        if self.before_command is not None:
+            self.before_command()
         with self.defer_interrupt:
             if self.turn.thread != get_ident():
                 with self.turn:
@@ -323,6 +330,8 @@ class World:
             raise
         results = results_of(replies, own, error)
         command.mark_sent()
+        if self.after_command is not None:
+            self.after_command()
         return results
 
     # Closing
