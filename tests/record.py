@@ -5,7 +5,8 @@
 
 ``run`` passes arguments to pytest, and records the processor time of each test and the lines of the
 library that it runs. The first tier has the tests that cover the most lines per second, until all are
-covered three times or the time is used up. The first test that covers a line counts most.
+covered three times; the first test that covers a line counts most. The shortest of the other tests take
+what is left of the time.
 """
 
 import argparse
@@ -63,7 +64,7 @@ def read(folder):
 
 
 def first_tier(seconds, lines, limit):
-    """Return the chosen tests, in the order of their worth per second."""
+    """Return the chosen tests, and how many of them cover each line."""
     covered, chosen, total = collections.Counter(), [], 0.0
 
     def worth(key):
@@ -75,8 +76,8 @@ def first_tier(seconds, lines, limit):
     while waiting:
         before, key = heapq.heappop(waiting)
         now = worth(key)
-        if now == 0:
-            break
+        if now == 0:  # all that it covers is covered often enough
+            continue
         if -before > now and waiting and -waiting[0][0] > now:  # others may be worth more by now
             heapq.heappush(waiting, (-now, key))
             continue
@@ -84,6 +85,11 @@ def first_tier(seconds, lines, limit):
             total += seconds[key] + OVERHEAD
             chosen.append(key)
             covered.update(lines[key])
+    for key in sorted(seconds.keys() - {*chosen}, key=lambda key: (seconds[key], key)):
+        if total + seconds[key] > limit:
+            break
+        total += seconds[key] + OVERHEAD
+        chosen.append(key)
     return chosen, covered
 
 
