@@ -23,7 +23,7 @@ from synkhronos._html import Facts, Shown
 from synkhronos._text import listed
 from synkhronos.extensions.loaders import producer
 from synkhronos.extensions.loaders import ring as rings
-from synkhronos.extensions.loaders.consumer import CHECK_INTERVAL, Consumer
+from synkhronos.extensions.loaders.consumer import CHECK_INTERVAL, Consumer, Processes
 from synkhronos.extensions.loaders.draws import Draws
 from synkhronos.extensions.loaders.plan import Plan
 from synkhronos.extensions.loaders.reachable import fingerprint
@@ -195,11 +195,15 @@ class Loader(Shown):
         def serve(number: int, connection: Any) -> None:
             producer.serve(number, connection, Reader(source, transforms, *options))
 
-        return BackgroundProcesses("loading", plan.processes, serve)
+        processes = BackgroundProcesses("loading", plan.processes, serve)
+        self.pids = processes.pids
+        self._known = Processes(tuple(processes.pids), tuple(processes.stacks), self._timeout)
+        return processes
 
     def _first_row(self) -> Expected:
         """Return what a row has. A process finds it, as what it opens is for the process alone."""
-        answer = self._processes.ask(0, producer.FIRST_ROW, self._timeout)
+        look = self._known.watch("the first row", lambda: 0)
+        answer = self._processes.ask(0, producer.FIRST_ROW, look)
         if isinstance(answer, Expected):
             return answer
         error, text = answer
@@ -208,7 +212,6 @@ class Loader(Shown):
     def _connect(self) -> None:
         """Give the processes the memory for the batches."""
         self._end = weakref.finalize(self, _end, self._processes, self._ring)
-        self.pids = self._processes.pids
         self._processes.send((self._ring, self._expected))
 
     def _refresh(self) -> None:
@@ -300,8 +303,8 @@ class Loader(Shown):
             return last
         plan = self._plan._replace(first=epoch)
         self._begin(plan)
-        check, timeout = self._processes.check, self._timeout
-        self._consumer = made = Consumer(self._ring, plan, self._generation, 0, check, timeout)
+        check, known = self._processes.check, self._known
+        self._consumer = made = Consumer(self._ring, plan, self._generation, 0, check, known)
         return made
 
     def _batches(self, consumer: Consumer, stop: int) -> Iterator[tuple[Any, ...]]:
@@ -357,7 +360,7 @@ class Loader(Shown):
         self._check_usable()
         self._refresh()
         self._begin(plan)
-        return Shards(self._ring, plan, self._generation, self.pids, self._timeout)
+        return Shards(self._ring, plan, self._generation, self._known)
 
     def _begin(self, plan: Plan) -> None:
         """Let the processes load a plan. None of them still writes for another one afterwards."""

@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from test_loading import BATCH, IMAGES, LABELS, ROWS, copied, order_of, row_of, 
 
 import synkhronos as synk
 from synkhronos.extensions import loading
+from synkhronos.extensions.loaders import consumer
 from synkhronos.stores import memory as memory_module
 
 
@@ -399,10 +401,45 @@ def test_a_process_that_does_not_answer_is_reported_after_the_timeout():
         batches = loader.epoch(0)
         next(batches)
         os.kill(loader.pids[0], signal.SIGSTOP)
-        assert "was not loaded within timeout=0.3 seconds" in str(error_of(batches)[0])
+        error = str(error_of(batches)[0])
+        assert "was not loaded within timeout=0.3 seconds: process 0 of the loader" in error
+        assert "is stopped by a signal" in error
         os.kill(loader.pids[0], signal.SIGCONT)
         assert len(copied(loader.epoch(0))) == 200
         assert loader.waited >= 0.3
+
+
+@own_process
+def test_a_thread_is_warned_of_and_a_stuck_process_is_reported_with_its_stack():
+    lock, is_over = threading.Lock(), threading.Event()
+    thread = threading.Thread(target=lambda: lock.acquire() and is_over.wait(), name="holder")
+    thread.start()
+
+    class Locked(loading.Source):
+        def __len__(self):
+            return 4
+
+        def read(self, rows):
+            return [rows + 0 * (rows[0] == stuck and lock.acquire())]
+
+    for row, what in ((0, "the first row"), (2, "batch 1")):
+        stuck = row
+        with pytest.warns(synk.SynkhronosWarning, match="while processes for loading are .*: holder"):
+            with pytest.raises(synk.SynkhronosError) as raised:
+                with loading.Loader(Locked(), batch_size=2, shuffle=False, timeout=0.5) as loader:
+                    list(loader.epoch(0))
+        assert f"{what} was not loaded within timeout=0.5 seconds: process 0" in str(raised.value)
+        assert re.search("is here, the latest call first:\n  File .* in read", str(raised.value))
+    is_over.set()
+    thread.join()
+
+
+def test_a_long_wait_is_warned_of_once(monkeypatch):
+    monkeypatch.setattr(consumer, "_LONG", 0.2)
+    with loading.Loader(np.arange(60), slow, batch_size=20) as loader:
+        with pytest.warns(synk.SynkhronosWarning, match="batch 0 has not been loaded for") as warned:
+            next(loader.epoch(0))
+        assert len(warned) == 1 and "in slow" in str(warned[0].message)
 
 
 @own_process
