@@ -26,7 +26,7 @@ from synkhronos.extensions.loaders import ring as rings
 from synkhronos.extensions.loaders.consumer import CHECK_INTERVAL, Consumer, Processes
 from synkhronos.extensions.loaders.draws import Draws
 from synkhronos.extensions.loaders.plan import Plan
-from synkhronos.extensions.loaders.reachable import fingerprint
+from synkhronos.extensions.loaders.reachable import check_usable_in_copies, fingerprint
 from synkhronos.extensions.loaders.reader import Expected, Reader
 from synkhronos.extensions.loaders.ring import Ring
 from synkhronos.extensions.loaders.shards import Shards
@@ -153,8 +153,9 @@ class Loader(Shown):
         unreadable: str = "raise",
         timeout: float | None = None,
     ) -> None:
+        self._given = source, transform
         self._source, transforms = as_source(source), _list_of(transform)
-        skips = check_choice(unreadable, "Loader: unreadable", ("raise", "skip")) == "skip"
+        self._skips = check_choice(unreadable, "Loader: unreadable", ("raise", "skip")) == "skip"
         self._timeout = None if timeout is None else check_number(timeout, "Loader: timeout")
         slots = check_int(ahead, "Loader: ahead", 1) + 1
         self._plan = plan = Plan(
@@ -168,7 +169,6 @@ class Loader(Shown):
         )
         if not plan.n_batches:
             raise ValueError(f"Loader: drop_last: expected {batch_size} rows, got {plan.length}")
-        self._transforms, self._skips = transforms, skips
         self._consumer: Consumer | None = None  # of the latest epoch
         self._following: tuple[int, int] | None = None  # the epoch, and the batch, that can follow
         self._datas: dict[tuple[int, int], tuple[synk.Data, ...]] = {}
@@ -187,9 +187,10 @@ class Loader(Shown):
         self._connect()
 
     def _start(self) -> BackgroundProcesses:
-        self._fingerprint = fingerprint([self._source, *self._transforms])
+        check_usable_in_copies(self._given)
+        self._fingerprint = fingerprint(self._given)
         # It does not refer to the loader, which may be collected.
-        source, transforms, plan = self._source, self._transforms, self._plan
+        source, transforms, plan = self._source, _list_of(self._given[1]), self._plan
         options = plan.seed, self._skips, plan.takes_turns
 
         def serve(number: int, connection: Any) -> None:
@@ -216,8 +217,9 @@ class Loader(Shown):
 
     def _refresh(self) -> None:
         """Start the processes again if the script has changed what the source or transforms use."""
-        if fingerprint([self._source, *self._transforms]) == self._fingerprint:
+        if fingerprint(self._given) == self._fingerprint:
             return
+        self._source = as_source(self._given[0])
         if len(self._source) != self._plan.length:
             raise ValueError(
                 f"Loader: expected a source of {self._plan.length} rows, as when the loader was "

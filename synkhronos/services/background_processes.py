@@ -106,9 +106,7 @@ class BackgroundProcesses:
         self, name: str, count: int, serve: Callable[[int, connections.Connection], None]
     ) -> None:
         limits.check_may_have_children()
-        warn_of_threads(
-            f"processes for {name}", "their code", "they were started", threads_of_libraries()
-        )
+        warn_of_threads(f"processes for {name}", "their code", "these processes", threads_of_libraries())
         self._name, self._serve, self._owner = name, serve, os.getpid()
         self._children, self._processes = Children(), {}  # type: ignore[var-annotated]
         self._stacks: list[Any] = []

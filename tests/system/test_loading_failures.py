@@ -17,7 +17,7 @@ import serial_loading as serial
 from PIL import Image
 from processes import own_process
 from test_children import wait_until
-from test_loading import BATCH, IMAGES, LABELS, ROWS, copied, order_of, row_of, write_images
+from test_loading import BATCH, IMAGES, LABELS, ROWS, Squares, copied, order_of, row_of, write_images
 
 import synkhronos as synk
 from synkhronos.extensions import loading
@@ -315,6 +315,21 @@ def test_rows_that_are_not_like_the_first_are_refused_with_their_names(read, mes
     with pytest.raises((synk.SynkhronosError, TypeError)) as raised:
         load()
     assert message in str(raised.value)
+
+
+def test_a_pipe_of_the_script_is_told_of():
+    reader, writer = os.pipe()
+
+    class Piped(Squares):
+        def read(self, rows):
+            os.write(writer, b"rows")
+            return [rows]
+
+    with pytest.raises(OSError) as raised:
+        loading.Loader(Piped(), batch_size=2)
+    assert "Pipes and sockets of the script cannot be used in the" in str(raised.value.__cause__)
+    os.close(reader)
+    os.close(writer)
 
 
 def test_a_transform_that_loses_images_is_refused():

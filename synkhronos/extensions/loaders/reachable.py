@@ -64,6 +64,18 @@ def fingerprint(roots: Iterable[Any]) -> int:
     return hash(tuple(found))
 
 
+def check_usable_in_copies(roots: Iterable[Any]) -> None:
+    """Raise ValueError if a copy of this process cannot use what can be reached."""
+    kind = getattr(sys.modules.get("lmdb"), "Environment", ())
+    for one, _ in walk(roots):
+        if isinstance(one, kind) and one.flags()["lock"]:
+            # Each transaction of a copy would use up a reader, also of this process.
+            raise ValueError(
+                f"Loader: expected no open lmdb environment with lock=True, got that of {one.path()}; "
+                f"open it in Source.read, or with lock=False"
+            )
+
+
 def _atoms(children: list[Any]) -> tuple[Any, ...]:
     return tuple(child for child in children if isinstance(child, _ATOMS))
 
