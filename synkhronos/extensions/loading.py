@@ -175,15 +175,7 @@ class Loader(Shown):
         self._generation, self._n_reported, self._owner = 0, 0, os.getpid()
         self.waited = 0.0
         self._processes = self._start()
-        try:
-            self._expected = self._first_row()
-            fields = self._expected.fields
-            self._ring = Ring.new(
-                rings.Layout(fields, plan.batch_size, slots, plan.processes, plan.length)
-            )
-        except BaseException:
-            self._processes.end()
-            raise
+        self._ring = self._new_ring(slots)
         self._connect()
 
     def _start(self) -> BackgroundProcesses:
@@ -200,6 +192,15 @@ class Loader(Shown):
         self.pids = processes.pids
         self._known = Processes(tuple(processes.pids), tuple(processes.stacks), self._timeout)
         return processes
+
+    def _new_ring(self, slots: int) -> Ring:
+        try:
+            self._expected, plan = self._first_row(), self._plan
+            fields = self._expected.fields
+            return Ring.new(rings.Layout(fields, plan.batch_size, slots, plan.processes, plan.length))
+        except BaseException:
+            self._processes.end()
+            raise
 
     def _first_row(self) -> Expected:
         """Return what a row has. A process finds it, as what it opens is for the process alone."""

@@ -317,6 +317,11 @@ def test_rows_that_are_not_like_the_first_are_refused_with_their_names(read, mes
     assert message in str(raised.value)
 
 
+def test_masked_arrays_of_the_script_are_refused():
+    with loading.Loader((MASKED, LABELS[:6]), batch_size=6) as loader:
+        assert "array 0 of row 4 has masked values" in str(error_of(loader.epoch(0))[0])
+
+
 def test_a_pipe_of_the_script_is_told_of():
     reader, writer = os.pipe()
 
