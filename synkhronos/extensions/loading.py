@@ -23,10 +23,10 @@ from synkhronos._html import Facts, Shown
 from synkhronos._text import listed
 from synkhronos.extensions.loaders import producer
 from synkhronos.extensions.loaders import ring as rings
-from synkhronos.extensions.loaders.consumer import CHECK_INTERVAL, Consumer
+from synkhronos.extensions.loaders.consumer import CHECK_INTERVAL, Consumer, Processes
 from synkhronos.extensions.loaders.draws import Draws
 from synkhronos.extensions.loaders.plan import Plan
-from synkhronos.extensions.loaders.reachable import fingerprint
+from synkhronos.extensions.loaders.reachable import check_usable_in_copies, fingerprint
 from synkhronos.extensions.loaders.reader import Expected, Reader
 from synkhronos.extensions.loaders.ring import Ring
 from synkhronos.extensions.loaders.shards import Shards
@@ -153,8 +153,9 @@ class Loader(Shown):
         unreadable: str = "raise",
         timeout: float | None = None,
     ) -> None:
+        self._given = source, transform
         self._source, transforms = as_source(source), _list_of(transform)
-        skips = check_choice(unreadable, "Loader: unreadable", ("raise", "skip")) == "skip"
+        self._skips = check_choice(unreadable, "Loader: unreadable", ("raise", "skip")) == "skip"
         self._timeout = None if timeout is None else check_number(timeout, "Loader: timeout")
         slots = check_int(ahead, "Loader: ahead", 1) + 1
         self._plan = plan = Plan(
@@ -168,38 +169,43 @@ class Loader(Shown):
         )
         if not plan.n_batches:
             raise ValueError(f"Loader: drop_last: expected {batch_size} rows, got {plan.length}")
-        self._transforms, self._skips = transforms, skips
         self._consumer: Consumer | None = None  # of the latest epoch
         self._following: tuple[int, int] | None = None  # the epoch, and the batch, that can follow
         self._datas: dict[tuple[int, int], tuple[synk.Data, ...]] = {}
         self._generation, self._n_reported, self._owner = 0, 0, os.getpid()
         self.waited = 0.0
         self._processes = self._start()
-        try:
-            self._expected = self._first_row()
-            fields = self._expected.fields
-            self._ring = Ring.new(
-                rings.Layout(fields, plan.batch_size, slots, plan.processes, plan.length)
-            )
-        except BaseException:
-            self._processes.end()
-            raise
+        self._ring = self._new_ring(slots)
         self._connect()
 
     def _start(self) -> BackgroundProcesses:
-        self._fingerprint = fingerprint([self._source, *self._transforms])
+        check_usable_in_copies(self._given)
+        self._fingerprint = fingerprint(self._given)
         # It does not refer to the loader, which may be collected.
-        source, transforms, plan = self._source, self._transforms, self._plan
+        source, transforms, plan = self._source, _list_of(self._given[1]), self._plan
         options = plan.seed, self._skips, plan.takes_turns
 
         def serve(number: int, connection: Any) -> None:
             producer.serve(number, connection, Reader(source, transforms, *options))
 
-        return BackgroundProcesses("loading", plan.processes, serve)
+        processes = BackgroundProcesses("loading", plan.processes, serve)
+        self.pids = processes.pids
+        self._known = Processes(tuple(processes.pids), tuple(processes.stacks), self._timeout)
+        return processes
+
+    def _new_ring(self, slots: int) -> Ring:
+        try:
+            self._expected, plan = self._first_row(), self._plan
+            fields = self._expected.fields
+            return Ring.new(rings.Layout(fields, plan.batch_size, slots, plan.processes, plan.length))
+        except BaseException:
+            self._processes.end()
+            raise
 
     def _first_row(self) -> Expected:
         """Return what a row has. A process finds it, as what it opens is for the process alone."""
-        answer = self._processes.ask(0, producer.FIRST_ROW, self._timeout)
+        look = self._known.watch("the first row", lambda: 0)
+        answer = self._processes.ask(0, producer.FIRST_ROW, look)
         if isinstance(answer, Expected):
             return answer
         error, text = answer
@@ -208,13 +214,13 @@ class Loader(Shown):
     def _connect(self) -> None:
         """Give the processes the memory for the batches."""
         self._end = weakref.finalize(self, _end, self._processes, self._ring)
-        self.pids = self._processes.pids
         self._processes.send((self._ring, self._expected))
 
     def _refresh(self) -> None:
         """Start the processes again if the script has changed what the source or transforms use."""
-        if fingerprint([self._source, *self._transforms]) == self._fingerprint:
+        if fingerprint(self._given) == self._fingerprint:
             return
+        self._source = as_source(self._given[0])
         if len(self._source) != self._plan.length:
             raise ValueError(
                 f"Loader: expected a source of {self._plan.length} rows, as when the loader was "
@@ -300,8 +306,8 @@ class Loader(Shown):
             return last
         plan = self._plan._replace(first=epoch)
         self._begin(plan)
-        check, timeout = self._processes.check, self._timeout
-        self._consumer = made = Consumer(self._ring, plan, self._generation, 0, check, timeout)
+        check, known = self._processes.check, self._known
+        self._consumer = made = Consumer(self._ring, plan, self._generation, 0, check, known)
         return made
 
     def _batches(self, consumer: Consumer, stop: int) -> Iterator[tuple[Any, ...]]:
@@ -357,7 +363,7 @@ class Loader(Shown):
         self._check_usable()
         self._refresh()
         self._begin(plan)
-        return Shards(self._ring, plan, self._generation, self.pids, self._timeout)
+        return Shards(self._ring, plan, self._generation, self._known)
 
     def _begin(self, plan: Plan) -> None:
         """Let the processes load a plan. None of them still writes for another one afterwards."""

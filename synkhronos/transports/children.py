@@ -240,15 +240,15 @@ def find_stopped(processes: Mapping[int, BaseProcess]) -> list[int]:
 
 
 def _is_stopped(pid: int) -> bool:
-    return _status(pid) == "stopped"
+    return status(pid) == "stopped"
 
 
 def has_ended(pid: int) -> bool:
     """Whether a process of this machine has ended, even if its exit code has not been read yet."""
-    return _status(pid) in (None, "zombie", "dead")
+    return status(pid) in (None, "zombie", "dead")
 
 
-def _status(pid: int) -> str | None:
+def status(pid: int) -> str | None:
     """Return psutil's name of the state of a process; None if there is no such process."""
     import psutil  # takes 6 ms, so not at import
 

@@ -420,7 +420,7 @@ class Changed:
 SETTINGS = {"strength": 1.0}
 
 
-@pytest.mark.parametrize("what", ["attribute", "class", "global", "array", "nothing"])
+@pytest.mark.parametrize("what", ["attribute", "class", "global", "array", "list", "nothing"])
 def test_what_the_script_changes_is_seen_in_the_next_epoch(what):
     change, labels = Changed(), np.ones(4, "int64")
     rows = np.ones((4, 1))
@@ -434,8 +434,11 @@ def test_what_the_script_changes_is_seen_in_the_next_epoch(what):
             SETTINGS["strength"] *= 2
         elif what == "array":
             labels[:] *= 2
+        elif what == "list":
+            changes.append(lambda images, draws: images * 2)
 
-    with loading.Loader((rows, labels), change, batch_size=4, processes=2) as loader:
+    changes = [change]
+    with loading.Loader((rows, labels), changes, batch_size=4, processes=2) as loader:
         pids = loader.pids
         for factor in (1, 2, 4):
             images, theirs = copied(loader.epoch(factor))[0]
@@ -444,6 +447,22 @@ def test_what_the_script_changes_is_seen_in_the_next_epoch(what):
             double()
         assert (loader.pids == pids) == (what == "nothing")
     Changed.strength = SETTINGS["strength"] = 1.0
+
+
+def test_another_number_of_rows_later_is_refused():
+    class Listed(loading.Source):
+        rows = [0, 1, 2]
+
+        def __len__(self):
+            return len(self.rows)
+
+        def read(self, rows):
+            return np.array(self.rows)[rows]
+
+    with loading.Loader(Listed(), batch_size=2) as loader:
+        Listed.rows.append(3)
+        with pytest.raises(ValueError, match="expected a source of 3 rows, as when .*, got 4; create"):
+            loader.epoch(0)
 
 
 # Epochs

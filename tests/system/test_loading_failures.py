@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -16,10 +17,11 @@ import serial_loading as serial
 from PIL import Image
 from processes import own_process
 from test_children import wait_until
-from test_loading import BATCH, IMAGES, LABELS, ROWS, copied, order_of, row_of, write_images
+from test_loading import BATCH, IMAGES, LABELS, ROWS, Squares, copied, order_of, row_of, write_images
 
 import synkhronos as synk
 from synkhronos.extensions import loading
+from synkhronos.extensions.loaders import consumer
 from synkhronos.stores import memory as memory_module
 
 
@@ -315,6 +317,26 @@ def test_rows_that_are_not_like_the_first_are_refused_with_their_names(read, mes
     assert message in str(raised.value)
 
 
+def test_masked_arrays_of_the_script_are_refused():
+    with loading.Loader((MASKED, LABELS[:6]), batch_size=6) as loader:
+        assert "array 0 of row 4 has masked values" in str(error_of(loader.epoch(0))[0])
+
+
+def test_a_pipe_of_the_script_is_told_of():
+    reader, writer = os.pipe()
+
+    class Piped(Squares):
+        def read(self, rows):
+            os.write(writer, b"rows")
+            return [rows]
+
+    with pytest.raises(OSError) as raised:
+        loading.Loader(Piped(), batch_size=2)
+    assert "Pipes and sockets of the script cannot be used in the" in str(raised.value.__cause__)
+    os.close(reader)
+    os.close(writer)
+
+
 def test_a_transform_that_loses_images_is_refused():
     with pytest.raises(ValueError, match="to return 1 images, got an array of"):
         loading.Loader(IMAGES, lambda images, draws: images[1:], batch_size=2)
@@ -399,10 +421,45 @@ def test_a_process_that_does_not_answer_is_reported_after_the_timeout():
         batches = loader.epoch(0)
         next(batches)
         os.kill(loader.pids[0], signal.SIGSTOP)
-        assert "was not loaded within timeout=0.3 seconds" in str(error_of(batches)[0])
+        error = str(error_of(batches)[0])
+        assert "was not loaded within timeout=0.3 seconds: process 0 of the loader" in error
+        assert "is stopped by a signal" in error
         os.kill(loader.pids[0], signal.SIGCONT)
         assert len(copied(loader.epoch(0))) == 200
         assert loader.waited >= 0.3
+
+
+@own_process
+def test_a_thread_is_warned_of_and_a_stuck_process_is_reported_with_its_stack():
+    lock, is_over = threading.Lock(), threading.Event()
+    thread = threading.Thread(target=lambda: lock.acquire() and is_over.wait(), name="holder")
+    thread.start()
+
+    class Locked(loading.Source):
+        def __len__(self):
+            return 4
+
+        def read(self, rows):
+            return [rows + 0 * (rows[0] == stuck and lock.acquire())]
+
+    for row, what in ((0, "the first row"), (2, "batch 1")):
+        stuck = row
+        with pytest.warns(synk.SynkhronosWarning, match="while processes for loading are .*: holder"):
+            with pytest.raises(synk.SynkhronosError) as raised:
+                with loading.Loader(Locked(), batch_size=2, shuffle=False, timeout=0.5) as loader:
+                    list(loader.epoch(0))
+        assert f"{what} was not loaded within timeout=0.5 seconds: process 0" in str(raised.value)
+        assert re.search("is here, the latest call first:\n  File .* in read", str(raised.value))
+    is_over.set()
+    thread.join()
+
+
+def test_a_long_wait_is_warned_of_once(monkeypatch):
+    monkeypatch.setattr(consumer, "_LONG", 0.2)
+    with loading.Loader(np.arange(60), slow, batch_size=20) as loader:
+        with pytest.warns(synk.SynkhronosWarning, match="batch 0 has not been loaded for") as warned:
+            next(loader.epoch(0))
+        assert len(warned) == 1 and "in slow" in str(warned[0].message)
 
 
 @own_process

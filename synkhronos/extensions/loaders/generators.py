@@ -69,7 +69,7 @@ class Generators:
         n_before = len(self._found)
         for one in [_entropy, sys.modules.get("cv2"), *modules]:
             self._add(one)
-        for one, _ in walk([*modules, *self._roots]):
+        for one, *_ in walk([*modules, *self._roots]):
             self._add(one)
         return len(self._found) > n_before
 
@@ -159,7 +159,7 @@ def _generator(one: Any) -> _Generator | None:
         get = _get_state(getattr(one, "_bit_generator", getattr(one, "bit_generator", one)))
         return _Generator(functools.partial(_seed, one), get, get)
     if type(one).__name__ == "Generator" and type(one).__module__.startswith("torch"):
-        return _Generator(one.manual_seed, *[lambda: one.get_state().numpy().tobytes()] * 2)
+        return _Generator(one.manual_seed, *[lambda: one.get_state().tolist()] * 2)
     if getattr(one, "__name__", "") == "cv2":
         return _of_opencv(one)
     return None
@@ -177,10 +177,10 @@ def _seed(one: Any, seed: int) -> None:
     if not isinstance(one, np.random.RandomState):
         bits = getattr(one, "bit_generator", one)
         bits.state = type(bits)(seed).state
-    elif isinstance(one._bit_generator, np.random.MT19937):  # type: ignore[attr-defined]
+    elif isinstance(one._bit_generator, np.random.MT19937):
         one.seed(seed)
     else:
-        made: Any = type(one._bit_generator)(seed).state  # type: ignore[attr-defined]
+        made: Any = type(one._bit_generator)(seed).state
         one.set_state({**made, "has_gauss": 0, "gauss": 0.0})
 
 

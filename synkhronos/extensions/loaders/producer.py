@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import traceback
 from typing import Any
@@ -41,14 +43,20 @@ def _first_row(reader: Reader) -> Expected | tuple[BaseException, str]:
     try:
         return reader.first_row()
     except Exception as error:
-        text = (
-            f"loading: process 0 raised an exception while {reader.doing()}:\n{traceback.format_exc()}"
-        )
+        text = _exception(0, reader)
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:  # an exception can hold anything
             return SynkhronosError(text), text
         return error, text
+
+
+def _exception(number: int, reader: Reader) -> str:
+    """Describe the exception that is handled."""
+    text = traceback.format_exc()
+    if os.strerror(errno.EBADF) in text:
+        text += "Pipes and sockets of the script cannot be used in the loader; open them in Source.read"
+    return f"loading: process {number} raised an exception while {reader.doing()}:\n{text}"
 
 
 class Producer:
@@ -84,13 +92,7 @@ class Producer:
                     plan.ranks,
                 )
             except BaseException:
-                self._ring.fail(
-                    self._number,
-                    f"loading: process {self._number} raised an exception while "
-                    f"{self._reader.doing()}:\n"
-                    f"{traceback.format_exc()}",
-                    plan.ranks,
-                )
+                self._ring.fail(self._number, _exception(self._number, self._reader), plan.ranks)
 
     def _produce(self, generation: int, plan: Plan, connection: Any) -> None:
         """Load batches until there are no more, or something else is asked for."""

@@ -34,38 +34,59 @@ _OF_LIBRARIES = (
 )  # fmt: skip
 
 
-def walk(roots: Iterable[Any]) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield each object that can be reached, once, with what it refers to."""
-    todo, seen = deque(roots), set()
+def walk(roots: Iterable[Any]) -> Iterator[tuple[Any, tuple[Any, ...], list[Any]]]:
+    """Yield each object that can be reached, once, with the atoms and the objects that it refers to."""
+    todo: deque[Any] = deque(roots)
+    seen: set[int] = set()
     while todo and len(seen) < _MOST:
         one = todo.popleft()
-        if id(one) in seen or isinstance(one, (*_ATOMS, *_SKIPPED)):
+        if id(one) in seen:
             continue
         seen.add(id(one))
-        children = list(_children(one))
-        yield one, children
-        todo.extend(children)
+        try:
+            if isinstance(one, (*_ATOMS, *_SKIPPED)):
+                continue
+            atoms, others = _split(list(_children(one)))
+        except Exception:  # such as of a weak reference to an object that is gone
+            continue
+        yield one, atoms, others
+        todo.extend(others)
+
+
+def _split(children: list[Any]) -> tuple[tuple[Any, ...], list[Any]]:
+    if {*map(type, children)} <= {*_ATOMS}:  # such as a long list of names
+        return tuple(children), []
+    atoms = tuple(one for one in children if isinstance(one, _ATOMS))
+    return atoms, [one for one in children if not isinstance(one, _ATOMS)]
 
 
 def fingerprint(roots: Iterable[Any]) -> int:
     """Return a number that changes when what can be reached changes, apart from random generators."""
     found: list[Any] = []
-    for one, children in walk(roots):
+    for one, atoms, others in walk(roots):
         if isinstance(one, np.ndarray):
             found += [one.shape, one.dtype.str, _checksum(one)]
         elif isinstance(one, (bytearray, array.array)):
             found += [len(one), zlib.crc32(one)]
         elif isinstance(one, types.FunctionType):
-            found += [id(one.__code__), _atoms(children)]
+            found += [id(one.__code__), atoms]
         elif not isinstance(one, _GENERATORS):
             # What refers to nothing, such as a compiled pattern, is told by its identity.
-            is_known = children or isinstance(one, _CONTAINERS)
-            found += [type(one).__name__, _atoms(children), 0 if is_known else id(one)]
+            is_known = atoms or others or isinstance(one, _CONTAINERS)
+            found += [type(one).__name__, atoms, len(others), 0 if is_known else id(one)]
     return hash(tuple(found))
 
 
-def _atoms(children: list[Any]) -> tuple[Any, ...]:
-    return tuple(child for child in children if isinstance(child, _ATOMS))
+def check_usable_in_copies(roots: Iterable[Any]) -> None:
+    """Raise ValueError if a copy of this process cannot use what can be reached."""
+    kind = getattr(sys.modules.get("lmdb"), "Environment", ())
+    for one, *_ in walk(roots):
+        if isinstance(one, kind) and one.flags()["lock"]:
+            # Each transaction of a copy would use up a reader, also of this process.
+            raise ValueError(
+                f"Loader: expected no open lmdb environment with lock=True, got that of {one.path()}; "
+                f"open it in Source.read, or with lock=False"
+            )
 
 
 def _children(one: Any) -> Iterable[Any]:
@@ -133,8 +154,10 @@ def _is_scripts(file: str) -> bool:
 
 
 def _checksum(values: np.ndarray) -> int:
-    if isinstance(values, np.memmap) or values.dtype.hasobject or not values.size:
+    is_shared = isinstance(values, np.memmap) and values.mode != "c"
+    if is_shared or values.dtype.hasobject or not values.size:
         return 0  # all processes see a change of a file, and the walk what objects hold
     if values.nbytes > _SAMPLED and values.ndim:
         values = values[:: -(-values.nbytes // _SAMPLED)]
-    return zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    flat: Any = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    return zlib.crc32(flat)

@@ -163,10 +163,11 @@ class Reader:
 
     def _plain(self, given: Any, label: str, rows: np.ndarray) -> np.ndarray:
         """Return an array without a mask, in the byte order of this machine."""
+        masks: Any = np.ma
         if isinstance(given, list) and any(isinstance(one, np.ma.MaskedArray) for one in given):
-            given = np.ma.stack(given)
-        if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
-            masked = np.ma.getmaskarray(given)
+            given = masks.stack(given)
+        if isinstance(given, np.ma.MaskedArray) and masks.is_masked(given):
+            masked = masks.getmaskarray(given)
             is_for_rows = masked.ndim and len(masked) == len(rows)
             chosen = rows[masked.reshape(len(rows), -1).any(axis=1)] if is_for_rows else rows
             raise ValueError(

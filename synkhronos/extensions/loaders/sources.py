@@ -44,8 +44,9 @@ class UnreadableError(SynkhronosError):
 class Source(ABC):
     """Rows that can be read by number. Derive a class from it to read from something else.
 
-    The processes of a loader have copies of the source. It should open its files when it first reads,
-    and not when it is created.
+    The processes of a loader have copies of the source. What it opens when it first reads, each of them
+    has for itself. Files that the script has open each process reads at a position of its own; pipes,
+    sockets and connections to databases have to be opened in `read`.
     """
 
     @abstractmethod
@@ -75,9 +76,6 @@ class Source(ABC):
         """Return all row numbers in a random order, for an epoch."""
         return generator.permutation(len(self))
 
-    def release(self) -> None:  # noqa: B027
-        """Close the files that `read` has opened; it may be called again."""
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)} rows>"
 
@@ -102,7 +100,7 @@ class Arrays(Source):
         return len(self._arrays[0])
 
     def read(self, rows: np.ndarray) -> list[np.ndarray]:
-        return [np.asarray(one[rows]) for one in self._arrays]
+        return [one[rows] for one in self._arrays]
 
 
 class HDF5(Source):
@@ -133,7 +131,7 @@ class HDF5(Source):
         except KeyError as error:
             raise ValueError(f"HDF5: expected datasets of {self._path}, got {names}: {error}") from error
         finally:
-            self.release()
+            self._close()
         if len(set(lengths.values())) != 1:
             raise ValueError(f"HDF5: expected datasets with the same number of rows, got {lengths}")
         self._length = lengths[names[0]]
@@ -174,7 +172,7 @@ class HDF5(Source):
     def order(self, generator: np.random.Generator) -> np.ndarray:
         return _blocks_in_order(generator, np.arange(0, self._length, self._block), self._length)
 
-    def release(self) -> None:
+    def _close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -275,7 +273,7 @@ class HickleBatches(Source):
             if images is None:
                 images = np.empty((len(rows), *found.shape[1:]), found.dtype)
             images[chosen] = found
-        return [images] if self._labels is None else [images, np.asarray(self._labels[rows])]
+        return [images] if self._labels is None else [images, self._labels[rows]]
 
     def name(self, row: int) -> str:
         number = int(np.searchsorted(self._starts, row, "right")) - 1
