@@ -67,7 +67,7 @@ def check_convertible(generator: np.random.Generator) -> None:
 
 @functools.lru_cache(maxsize=None)
 def _correct_categories() -> None:
-    """Draw categories with their probabilities: JAX expects log(p), and PyTensor passes log(p / (1 - p))."""
+    """Draw categories with their probabilities: JAX expects log(p), PyTensor passes log(p / (1 - p))."""
     import jax
     from pytensor.link.jax.dispatch.random import jax_sample_fn
     from pytensor.tensor.random.basic import CategoricalRV
