@@ -69,9 +69,9 @@ def seconds_silent(descriptor: int, addresses: Addresses) -> float:
 
 @contextlib.contextmanager
 def _copy(descriptor: int) -> Iterator[socket.socket]:
-    """A socket with a descriptor of its own; raises `OSError` if it is no socket."""
+    """A socket with a descriptor of its own; raises `OSError` if it is not a socket."""
     if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
-        raise OSError(f"{descriptor} is no socket")
+        raise OSError(f"{descriptor} is not a socket")
     with socket.socket(fileno=os.dup(descriptor)) as copy:
         yield copy
 

@@ -245,7 +245,7 @@ def in_buckets(
     check_format(wire, op)
     if isinstance(wire, PowerSGD) and wire.shapes is not None:
         raise ValueError(
-            f"in_buckets: wire: expected PowerSGD({wire.rank}) without shapes, as each bucket knows "
+            f"in_buckets: wire: expected PowerSGD({wire.rank}) without shapes, as each bucket has "
             f"the shapes of its arrays, got {wire!r}"
         )
     extents = [tuple(int(extent) for extent in shape) for shape in shapes]

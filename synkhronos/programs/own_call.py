@@ -94,9 +94,9 @@ def check_no_options(function: Any, *options: Any) -> None:
     """Raise if a call of a compiler's own function has options that divide its inputs."""
     if options != (None, None, 1, None):
         raise TypeError(
-            f"rank.call: expected only inputs for {function!r}, which is called as it is; give it the "
-            f"rows to use, or build it with synk.function() for batch, batch_s, num_slices and "
-            f"output_subset"
+            f"rank.call: expected only inputs for {function!r}, which runs on the given rows alone; "
+            f"give it the rows to use, or build it with synk.function() for batch, batch_s, num_slices "
+            f"and output_subset"
         )
 
 

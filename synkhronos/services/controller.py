@@ -213,6 +213,6 @@ class ControllerChannel:
     def _check(self) -> None:
         if self._state[0] == READY and self._alive.is_free():
             raise SynkhronosError(
-                "rank.ask: the controller has died; ranks that need its answers cannot go on"
+                "rank.ask: the controller has died; ranks that need its answers cannot continue"
             )
         self._pause(0)

@@ -51,7 +51,7 @@ class Replacing:
                     f"rank {rank} died {deaths[rank]} times in a program, at last {cause}; the others "
                     f"were ended; {REMEDY}"
                 )
-            _logger.warning("rank %d died (%s); the other ranks go on", rank, cause)
+            _logger.warning("rank %d died (%s); the other ranks continue", rank, cause)
             if world.transport.can_replace and world.here.engine.survives_fork:
                 world.part(_Replacements)[rank] += 1
                 _replace(world, rank, cause, deaths[rank])

@@ -395,6 +395,18 @@ def check_averages_of_finite_numbers_are_finite_with_the_same_bits_everywhere(ra
                     np.testing.assert_allclose(one, wanted, rtol=4e-3)
 
 
+def check_not_a_number_at_one_rank_is_in_every_reduction_of_its_place(ranks):
+    for dtype in [*FLOATS, *COMPLEX]:
+        for shape, place in [((), ()), ((5,), 3), ((70_001,), -1)]:
+            for owner in {0, ranks.size - 1}:
+                arrays = draw(ranks.size, shape, dtype)
+                arrays[owner][place] = np.nan
+                for op in (op for op, dtypes in OPS.items() if dtype in dtypes):
+                    got = values(ranks.run(collective, "all_reduce", arrays, op))
+                    for one in got:
+                        np.testing.assert_array_equal(np.isnan(one), np.isnan(arrays[owner]), op)
+
+
 def check_weights_of_any_size_are_relative_to_each_other(ranks):
     for dtype in FLOATS:
         arrays = [np.full(4, rank + 1, dtype) for rank in range(ranks.size)]

@@ -545,7 +545,7 @@ class Watch:
             if f"{Fault.__name__}: " not in text and "MemoryError: " not in text:
                 return f"the script did not end with its exception: {text}"
         if self.fault.of_program:  # deaths that the ranks survive are logged
-            lines = [line for line in text.splitlines() if not line.endswith("the other ranks go on")]
+            lines = [line for line in text.splitlines() if not line.endswith("the other ranks continue")]
             text = "\n".join(lines)
         if text and (self.fault.how not in EXCEPTIONS or "Exception ignored" in text):
             return f"stderr: {text}"

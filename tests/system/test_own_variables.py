@@ -162,7 +162,7 @@ def test_a_rank_calls_functions_about_whose_rows_nothing_is_known(functions):
         return [one.tolist() for one in rank.call(f, [[1.0, 2.0]], labels=[0, 1, rank.rank])]
 
     assert synk.spmd(program) == [[[1, 2], [0, 1, rank], 1 + (rank != 1)] for rank in range(RANKS)]
-    words = "expected only inputs for .* which is called as it is"
+    words = "expected only inputs for .* which runs on the given rows alone"
     with pytest.raises(REFUSED, match=words):
         synk.spmd(lambda rank: rank.call(functions["own"], np.ones(2), batch=[0]))
     with pytest.raises(REFUSED, match="or a compiled function, got int"):

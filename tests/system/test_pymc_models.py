@@ -443,6 +443,20 @@ def test_deterministics_are_those_of_pymc(two):
     assert len(profile.seconds) >= 6
 
 
+def test_deterministics_of_observed_values_are_computed_from_the_data(two):
+    import xarray
+
+    with with_deterministics() as model:
+        pm.Deterministic("residual", model["y"] - model["mean"])
+    draws = draws_of(model)
+    dims = {name: ["chain", "draw", *"ab"][: value.ndim] for name, value in draws.items()}
+    draws = xarray.Dataset({name: (dims[name], value) for name, value in draws.items()})
+    computed = compute_deterministics(draws, model, var_names=["residual"])["residual"]
+    np.testing.assert_allclose(
+        computed, Y - draws["b"].values @ X.T, rtol=1e-12
+    )  # PyMC draws new values
+
+
 def test_deterministics_name_what_is_missing(two):
     model = with_deterministics()
     with pytest.raises(ValueError, match=r"expected names of deterministic .*'twice'.* got \['mu'\]"):

@@ -137,8 +137,8 @@ class Metrics:
         operations = {operation_of(one.variable, local) for one in terms}
         if len(operations) > 1:
             raise ValueError(
-                f"metric {target.name}: it adds a sum over the rows and a mean of the rows; make two "
-                f"metrics of it"
+                f"metric {target.name}: it adds a sum over the rows and a mean of the rows; split it "
+                f"into two metrics"
             )
         [op] = operations
         self.terms.append(Term(f"metric {target.name}", change, op))
