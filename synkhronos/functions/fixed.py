@@ -49,7 +49,8 @@ def explained(error: Exception, replica: Replica, n_all: int | None, n_rows: int
         return ValueError(
             f"{first}\nthis rank computes {n_rows} of the {n_all} rows of the call, and the "
             f"operation also has an operand of {n_all}. If these are rows that are not divided, such as "
-            f"a part of a shared variable that an index selects, give them as an input\n{rest}"
+            f"a part of a shared variable that an index selects, give them as an input; if an input is "
+            f"no rows, and every rank needs all of it, give it in bcast_inputs\n{rest}"
         )
     return None
 

@@ -440,6 +440,9 @@ def masked(uniform, e):
 def drawn(kind, streams):
     w = weights()
     hidden = (tt.dot(x, w) - y).dimshuffle(0, "x") * np.array([1.0, -2.0, 0.5])
+    if kind == "samples":
+        noise = streams.normal((1, x.shape[0], 2), dtype="float64")
+        return w, tt.sqr(tt.dot(x + noise, w) - y).mean()
     if kind == "normal":
         return w, tt.sqr(hidden + streams.normal(hidden.shape)).mean()
     uniform = streams.uniform(hidden.shape)
@@ -451,7 +454,7 @@ def drawn(kind, streams):
 
 
 @pytest.mark.parametrize("make_streams", [MRG_RandomStreams, RandomStreams])
-@pytest.mark.parametrize("kind", ["dropout", "normal", "parameters", "masked"])
+@pytest.mark.parametrize("kind", ["dropout", "normal", "samples", "parameters", "masked"])
 def test_steps_that_draw_are_compared_with_numbers_that_follow_from_the_rows(
     world, noticed, make_streams, kind
 ):
