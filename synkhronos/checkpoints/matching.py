@@ -92,47 +92,50 @@ def _distinguished(saved: Side, here: Side, strict: bool) -> dict[Key, Key]:
 
     def add(pairs: Iterable[tuple[Key, Key]]) -> bool:
         before = len(found)
-        found.update(pairs)
+        found.update(list(pairs))
         return len(found) > before
 
-    def marks(keys: Sequence[Key], is_saved: bool) -> tuple[Hashable, ...]:
-        """Return what is known of variables on either side: the key in the file, or else the name."""
-        known = {one: one for one in found.values()} if is_saved else found
-        return tuple(known.get(key, key[0]) for key in keys)
-
-    def by_functions(uses_kinds: bool) -> Iterator[tuple[Key, Key]]:
-        sides = []
-        for side in (here, saved):
-            sides.append(
-                [
-                    tuple((key[0], side.kinds[key]) for key in keys)
-                    if uses_kinds
-                    else (name, marks(keys, side is saved))
-                    for name, keys in side.functions or ()
-                ]
-            )
-        for mine, theirs in _unique(*sides):
-            keys, others = here.functions[mine][1], saved.functions[theirs][1]  # type: ignore[index]
-            if marks(keys, False) == marks(others, True):
-                yield from zip(keys, others)
-
-    def by_variables(of_rest: bool, uses_kinds: bool) -> Iterator[tuple[Key, Key]]:
-        mine = [key for key in here.kinds if not of_rest or key not in found]
-        theirs = [key for key in saved.kinds if not of_rest or key not in found.values()]
-        sides = [
-            [(key[0], side.kinds[key] if uses_kinds else None) for key in keys]
-            for side, keys in ((here, mine), (saved, theirs))
-        ]
-        for one, other in _unique(*sides):
-            yield mine[one], theirs[other]
-
-    add(list(by_variables(False, False)))
-    while any(add(list(by_functions(uses_kinds))) for uses_kinds in (False, True)):
+    add(_by_variables(saved.kinds, here.kinds, False))
+    while add(_by_functions(saved, here, found, False)) or add(_by_functions(saved, here, found, True)):
         pass
-    if strict:  # otherwise the rest need not be the same variables
-        add(list(by_variables(True, True)))
-        add(list(by_variables(True, False)))
+    for uses_kinds in (True, False) if strict else ():  # otherwise the rest may be other variables
+        rest = {key: kind for key, kind in here.kinds.items() if key not in found}
+        left = {key: kind for key, kind in saved.kinds.items() if key not in found.values()}
+        add(_by_variables(left, rest, uses_kinds))
     return found
+
+
+def _by_variables(
+    saved: Mapping[Key, Any], here: Mapping[Key, Any], uses_kinds: bool
+) -> Iterator[tuple[Key, Key]]:
+    """Yield the pairs of variables with unique names, or with unique names and kinds."""
+    mine, theirs = (
+        [(key[0], kind if uses_kinds else None) for key, kind in kinds.items()]
+        for kinds in (here, saved)
+    )
+    for one, other in _unique(mine, theirs):
+        yield list(here)[one], list(saved)[other]
+
+
+def _by_functions(
+    saved: Side, here: Side, found: Mapping[Key, Key], uses_kinds: bool
+) -> Iterator[tuple[Key, Key]]:
+    """Yield the pairs of variables of functions with unique labels, or of unique names and kinds."""
+    known = found, {key: key for key in found.values()}
+    marks = [  # what is known of a function's variables on either side: the key in the file, or the name
+        [tuple(keys.get(one, one[0]) for one in used) for _, used in side.functions or ()]
+        for keys, side in zip(known, (here, saved))
+    ]
+    mine, theirs = (
+        [
+            tuple((one[0], side.kinds[one]) for one in used) if uses_kinds else (name, mark)
+            for mark, (name, used) in zip(each, side.functions or ())
+        ]
+        for each, side in zip(marks, (here, saved))
+    )
+    for one, other in _unique(mine, theirs):
+        if marks[0][one] == marks[1][other]:
+            yield from zip((here.functions or ())[one][1], (saved.functions or ())[other][1])
 
 
 def _unique(mine: Sequence[Hashable], theirs: Sequence[Hashable]) -> Iterator[tuple[int, int]]:
