@@ -173,15 +173,6 @@ def test_results_and_updates_have_the_dtypes_of_their_variables():
         assert [one.get_value().dtype for one in (state, count)] == ["float32", "int64"]
 
 
-@own_process
-def test_categories_are_drawn_with_their_probabilities():
-    synk.fork(devices=TWO[:1])
-    rng = pt.random.shared_rng(np.random.default_rng(3))
-    new, categories = rng.categorical([0.9, 0.1], size=(4000,))
-    f = synk.function([], (categories.mean(), None), updates=[(rng, new)])
-    assert 0.08 < f() < 0.12
-
-
 def recurrences(x, state):
     """Return loops over the second axis of the rows, and over numbers of steps that follow from it."""
     steps, first = x.dimshuffle(1, 0, 2), pt.zeros((x.shape[0], 2))
