@@ -5,8 +5,8 @@
 
 ``run`` passes arguments to pytest, and records the processor time of each test and the lines of the
 library that it runs. The first tier has the tests that cover the most lines per second, until all are
-covered three times; the first test that covers a line counts most. The shortest of the other tests take
-what is left of the time.
+covered three times; the first test that covers a line counts most. The shortest of the other tests have
+the rest of the time.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import tiers
 
 WORTH = (1.0, 0.3, 0.1)  # of a line that no, one, or two of the chosen tests cover
 OVERHEAD = 0.05  # seconds of a test beside what is measured
+SHARE = 0.6  # of the time, for the tests that cover the most lines
 AT_MOST = 6  # tests that cover a function, in the record
 
 
@@ -48,7 +49,7 @@ def run(folder, environment, arguments):
 
 
 def read(folder):
-    """Return the seconds and the lines of each test, by environment and test."""
+    """Return the seconds and the lines of each test, in the order in which they ran."""
     seconds, lines = {}, collections.defaultdict(set)
     for path in sorted(Path(folder).glob("*/*.jsonl")):
         environment = path.parent.name
@@ -57,40 +58,66 @@ def read(folder):
             if test:
                 key = f"{environment} {test}"
                 if taken is not None:
-                    seconds[key] = taken
+                    seconds[key] = max(taken, 0.0)  # negative if a process left the tree of processes
                 for module, numbers in found.items():
                     lines[key].update((module, number) for number in numbers)
     return seconds, {key: lines[key] for key in seconds}
 
 
-def first_tier(seconds, lines, limit):
-    """Return the chosen tests, and how many of them cover each line."""
-    covered, chosen, total = collections.Counter(), [], 0.0
+class Selection:
+    """The choice of the first tier.
 
-    def worth(key):
-        values = (WORTH[covered[one]] for one in lines[key] if covered[one] < len(WORTH))
-        return sum(values) / (seconds[key] + OVERHEAD)
+    The first test of a file that runs has the fixtures of the file in its seconds. So these are the
+    costs of the file's first test that is chosen, whichever it is.
+    """
 
-    waiting = [(-worth(key), key) for key in seconds]
-    heapq.heapify(waiting)
-    while waiting:
-        before, key = heapq.heappop(waiting)
-        now = worth(key)
-        if now == 0:  # all that it covers is covered often enough
-            continue
-        if -before > now and waiting and -waiting[0][0] > now:  # others may be worth more by now
-            heapq.heappush(waiting, (-now, key))
-            continue
-        if total + seconds[key] <= limit:
-            total += seconds[key] + OVERHEAD
-            chosen.append(key)
-            covered.update(lines[key])
-    for key in sorted(seconds.keys() - {*chosen}, key=lambda key: (seconds[key], key)):
-        if total + seconds[key] > limit:
-            break
-        total += seconds[key] + OVERHEAD
-        chosen.append(key)
-    return chosen, covered
+    def __init__(self, seconds, lines, limit):
+        self._seconds, self._lines, self._limit = seconds, lines, limit
+        self._files = collections.defaultdict(list)
+        for key in seconds:
+            self._files[key.partition("::")[0]].append(key)
+        self._opened = set()
+        self.covered, self.chosen, self.total = collections.Counter(), [], 0.0
+
+    def _cost(self, key):
+        file = key.partition("::")[0]
+        first, own = self._seconds[self._files[file][0]], self._seconds[key]
+        if file in self._opened:
+            return OVERHEAD + (own if key != self._files[file][0] else 0.0)
+        return OVERHEAD + max(first, own)
+
+    def _worth(self, key):
+        values = (WORTH[self.covered[one]] for one in self._lines[key] if self.covered[one] < len(WORTH))
+        return sum(values) / self._cost(key)
+
+    def _take(self, key):
+        self.total += self._cost(key)
+        self.chosen.append(key)
+        self.covered.update(self._lines[key])
+        self._opened.add(key.partition("::")[0])
+
+    def run(self):
+        """Choose the tests."""
+        waiting = [(-self._worth(key), key) for key in self._seconds]
+        heapq.heapify(waiting)
+        taken = set()
+        while waiting:
+            before, key = heapq.heappop(waiting)
+            now = self._worth(key)
+            if key in taken or now == 0 or self.total + self._cost(key) > SHARE * self._limit:
+                continue
+            if -before > now and waiting and -waiting[0][0] > now:  # others may be worth more by now
+                heapq.heappush(waiting, (-now, key))
+                continue
+            file = key.partition("::")[0]
+            is_new = file not in self._opened
+            taken.add(key)
+            self._take(key)
+            for other in self._files[file] if is_new else ():  # they cost less by now
+                heapq.heappush(waiting, (-self._worth(other), other))
+        for key in sorted(self._seconds.keys() - taken, key=lambda key: (self._cost(key), key)):
+            if self.total + self._cost(key) <= self._limit:
+                self._take(key)
 
 
 def covering(seconds, lines):
@@ -119,14 +146,15 @@ def covering(seconds, lines):
 
 def choose(folder, limit):
     seconds, lines = read(folder)
-    chosen, covered = first_tier(seconds, lines, limit)
+    selection = Selection(seconds, lines, limit)
+    selection.run()
     every = set().union(*lines.values())
-    print(f"{len(chosen)} of {len(seconds)} tests, {sum(map(seconds.get, chosen)):.0f} of "
-          f"{sum(seconds.values()):.0f} s, {len(covered)} of {len(every)} lines")  # fmt: skip
+    print(f"{len(selection.chosen)} of {len(seconds)} tests, {selection.total:.0f} of "
+          f"{sum(seconds.values()):.0f} s, {len(selection.covered)} of {len(every)} lines")  # fmt: skip
     tiers.RECORDED.mkdir(exist_ok=True)
     write("first_tier.txt", "".join(
         "{} {:.2f} {}\n".format(key.split(" ", 1)[0], seconds[key], key.split(" ", 1)[1])
-        for key in sorted(chosen)
+        for key in sorted(selection.chosen)
     ))  # fmt: skip
     files = collections.Counter()
     for key, taken in seconds.items():
