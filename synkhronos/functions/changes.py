@@ -176,6 +176,8 @@ class Changes:
         """Record the contents of an array before the script gets it."""
         world, agreement = self._world, agreement_of(self._world)
         array, contents = self._array(number), self._contents.get(number)
+        if agreement.to_carry([number]) & agreement.objects:  # whose contents cannot be compared
+            self.changed([number])
         if array is None or number in agreement.changed:
             return
         if contents is None and array in world.here.store:
