@@ -357,12 +357,17 @@ class GraphEngine(Engine):
                 container.__class__ = Container
 
     def is_borrowed(self, shared: SharedVariable) -> bool:
-        storage = shared.container.storage  # a local name for the array would count as a reference
+        storage = shared.container.storage
         if not isinstance(storage[0], np.ndarray):
             return False
         # A view of a view refers to the array at its base only.
-        is_referred_to = sys.getrefcount(storage[0]) > _NOT_BORROWED and storage[0].flags.writeable
-        return is_referred_to or isinstance(storage[0].base, np.ndarray)
+        return is_referred_to(storage) or isinstance(storage[0].base, np.ndarray)
+
+
+def is_referred_to(storage: list[Any]) -> bool:
+    """Whether there are references to the array in the storage of a variable, by which it may change."""
+    # A local name for the array would be one.
+    return sys.getrefcount(storage[0]) > _NOT_BORROWED and storage[0].flags.writeable
 
 
 _storage = [np.zeros(1)]

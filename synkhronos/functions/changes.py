@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _WHOLE = 1 << 22  # bytes of an array that are compared before each command
 _SAMPLED = 1 << 14  # elements of a larger array
+_IN_PARTS = 1 << 30  # bytes of an array of which more than a sample is compared
 
 
 class Carry(Command):
@@ -84,7 +85,7 @@ class _Contents:
 
     def __init__(self, array: np.ndarray, in_full: bool) -> None:
         self._array = weakref.ref(array)
-        self.in_full = in_full or array.nbytes <= _WHOLE
+        self.in_full = array.nbytes <= (_IN_PARTS if in_full else _WHOLE)
         self._sums = [checksum(part) for part in self._parts(array)]
         self._next = 0
 
@@ -176,6 +177,8 @@ class Changes:
         """Record the contents of an array before the script gets it."""
         world, agreement = self._world, agreement_of(self._world)
         array, contents = self._array(number), self._contents.get(number)
+        if agreement.to_carry([number]) & agreement.objects:  # whose contents cannot be compared
+            self.changed([number])
         if array is None or number in agreement.changed:
             return
         if contents is None and array in world.here.store:

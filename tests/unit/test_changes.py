@@ -4,6 +4,7 @@ import logging
 
 import numpy as np
 import pytest
+import scipy.sparse
 from compilers import compiler
 
 import synkhronos as synk
@@ -93,6 +94,34 @@ def test_an_accumulator_that_the_script_resets(world):
                 "write": lambda: _write(total, np.s_[:], 0),  # noqa: B023
                 "hold": lambda: held.fill(0),  # noqa: B023
             }[how]()
+
+
+def test_an_array_follows_the_updates_of_a_step_as_on_one_process(world):
+    mode = names.package.compile.mode.Mode(linker="py", optimizer="fast_run")
+    results = []
+    for build in (compiler.function, parallel_function):
+        total, lent = compiler.shared(np.zeros(2), "total"), np.zeros(2)
+        total.set_value(lent, borrow=True)
+        step = build([x], total.sum(), updates=[(total, total + x.mean())], mode=mode)
+        results.append([])
+        for _ in range(3):
+            step(ROWS)
+            results[-1] += [step(ROWS), lent[0]]
+            lent[:] = 0
+    np.testing.assert_allclose(*results)
+
+
+def test_the_states_of_streams_and_other_objects_are_sent_too(world):
+    shared = compiler.shared(scipy.sparse.csr_matrix(np.eye(3)), "matrix")
+    held = names.package.sparse.dot(x, shared)
+    w = compiler.shared(np.ones(3), "w")
+    loss = tt.sqr(tt.dot(held, w)).mean()
+    step = parallel_function([x], loss, updates=[(w, w - 0 * tt.grad(loss, w))])
+    first = step(ROWS)
+    shared.set_value(scipy.sparse.csr_matrix(2 * np.eye(3)))
+    np.testing.assert_allclose(step(ROWS), 4 * first)
+    shared.get_value(borrow=True).data[:] = 3
+    np.testing.assert_allclose(step(ROWS), 9 * first)
 
 
 def test_explicit_calls_keep_their_meaning(world):

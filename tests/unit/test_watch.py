@@ -282,12 +282,20 @@ def scaled():
     return rate, synk.function([x], (x * rate).mean(), name="scaled")
 
 
-def test_a_value_that_is_set_on_the_master_only_is_warned_of_at_the_next_call(world, noticed):
+CHANGES = {
+    "set_value": lambda rate: rate.set_value(0.5),
+    "function": lambda rate: theano.function([], updates=[(rate, rate / 2)])(),
+    "borrowed": lambda rate: rate.get_value(borrow=True).fill(0.5),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_value_that_is_changed_on_the_master_only_is_warned_of_at_the_next_call(world, noticed, how):
     rate, f = scaled()
     for _ in range(PATIENCE + 10):
         f(ROWS)
     assert f.watch is None
-    rate.set_value(0.5)
+    CHANGES[how](rate)
     f(ROWS)
     [text] = noticed()
     assert "scaled" in text and "rate, whose replicas differ" in text and "by up to 0.5" in text

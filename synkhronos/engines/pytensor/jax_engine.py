@@ -17,6 +17,7 @@ from pytensor.link.jax.linker import JAXLinker
 
 from synkhronos.arithmetic.operations import Arithmetic, Operation
 from synkhronos.arithmetic.partition import as_slice
+from synkhronos.engines.graph_engine import is_referred_to
 from synkhronos.engines.pytensor.engine import PyTensorEngine, is_generator
 from synkhronos.engines.pytensor.jax_linker import JaxLinker, check_convertible, register
 
@@ -139,11 +140,11 @@ class PyTensorJaxEngine(PyTensorEngine):
         return [np.array(one) for one in chosen]
 
     def _take_over(self, shared: SharedVariable) -> None:
-        """Move a value that the script has set to the device."""
-        storage = self.storage(shared)
-        if isinstance(storage, np.ndarray):
-            self.store(shared, self.to_device(storage))
-        elif isinstance(storage, np.random.Generator):
+        """Move a value that the script has set to the device, unless it may still write to the array."""
+        kind = type(self.storage(shared))
+        if issubclass(kind, np.ndarray) and not is_referred_to(shared.container.storage):
+            self.store(shared, self.to_device(self.storage(shared)))
+        elif issubclass(kind, np.random.Generator):
             self._state(shared)
 
     # Arrays

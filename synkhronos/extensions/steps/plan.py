@@ -16,6 +16,7 @@ from synkhronos.engines.names import GeneratorType, SharedVariable, Variable
 from synkhronos.extensions.steps import refusals
 from synkhronos.extensions.steps.clipped_gradients import GradientScaling
 from synkhronos.extensions.steps.definition import Definition
+from synkhronos.extensions.steps.in_place import in_place, is_in_place
 from synkhronos.extensions.steps.linear import has_rows, is_count, split, terms
 from synkhronos.extensions.steps.losses import check_losses, values_of
 from synkhronos.extensions.steps.parsing import Output, Update
@@ -339,6 +340,8 @@ class _Planner:
         for update, place in zip(updates, kept):
             reduced = self.vectors.reduced_at(place)
             new = update.target + reduced if update.op == "sum" else reduced
+            if update.op != "sum" and is_in_place(update.target, update.new):
+                new = in_place(update.target, reduced)
             pairs.append((update.target, update.target.type.filter_variable(new)))
         return pairs
 
