@@ -31,8 +31,9 @@ def check_all_are_used(replica: Replica, n_all: int | None, n_rows: int) -> None
         steps = min([one.number for one in replica.fixed if one.cuts], default=n_all)
         if steps < n_all:
             raise ValueError(
-                f"scan: n_steps={steps} uses the first {steps} of the {n_all} rows of the call, but each "
-                f"rank would use {steps} of its own. Leave out n_steps, and choose rows by batch={steps}"
+                f"scan: n_steps={steps} uses the first {steps} of the {n_all} rows of the call, but "
+                f"each rank would use {steps} of its own. Leave out n_steps, and choose rows by "
+                f"batch={steps}"
             )
 
 
