@@ -43,7 +43,8 @@ FOR_EXTENSIONS = {
     "synkhronos._checks", "synkhronos._errors", "synkhronos._html", "synkhronos._text",
     "synkhronos._typing",
     "synkhronos.arithmetic.comparison", "synkhronos.engines.names", "synkhronos.engines.swap_argument",
-    "synkhronos.engines.analysis.gradient_seeds", "synkhronos.engines.analysis.rows",
+    "synkhronos.engines.analysis.difference_causes", "synkhronos.engines.analysis.gradient_seeds",
+    "synkhronos.engines.analysis.rows",
     "synkhronos.engines.analysis.windows", "synkhronos.functions.steps", "synkhronos.host.compiler",
     "synkhronos.host.progress", "synkhronos.profiles.log", "synkhronos.services.background_processes",
 }  # fmt: skip
