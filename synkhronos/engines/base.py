@@ -181,12 +181,15 @@ class Fixed(NamedTuple):
         Whether it groups the rows, so that results differ if a rank has only a part of them.
     is_product : bool
         Whether it may be a multiple of a number of rows.
+    cuts : bool
+        Whether only as many rows are used, of which each rank would use as many of its own.
     """
 
     number: int
     text: str
     regroups: bool = False
     is_product: bool = False
+    cuts: bool = False
 
 
 class Peers(Protocol):

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
 
 from synkhronos._typing import Batch, SharedVariable
 from synkhronos.arrays.data import Data
+from synkhronos.functions.arguments import check_indices as check_indices
 from synkhronos.functions.call import CallFunction
 from synkhronos.functions.call_plan import CallPlan, are_unmoved
 from synkhronos.functions.changes import carry
 from synkhronos.functions.comparing.serial_comparison import Comparison, check_commands
 from synkhronos.functions.function import Function
+from synkhronos.functions.outputs import in_form
 from synkhronos.stores.handle import Handle
 from synkhronos.world.fuse import RecordedCalls, fuse
 from synkhronos.world.turn import Turn, WaitedFor
@@ -193,6 +195,11 @@ def shares(functions: Iterable[Function], own: Iterable[SharedVariable] = ()) ->
     for function in functions:
         if function._world is not None:  # else a copy that programs use
             carry(function._world, function.get_shared(), own)
+
+
+def operations_of(function: Function) -> Any:
+    """Return the operations of the outputs of a function, in the form of its results."""
+    return in_form(function, list(function.output_modes), None)
 
 
 def verify_step(take_step: Callable[[], Any]) -> None:

@@ -814,6 +814,26 @@ def test_a_variable_without_a_gradient_does_not_hide_the_gradients_of_others():
     compare(make_step)
 
 
+def test_a_subset_of_the_outputs_the_maker_and_the_profile():
+    for outputs, wanted, subset in (
+        (lambda net: [net.loss, net.accuracy], [1], list),
+        (lambda net: net.loss, [0], list),
+        (lambda net: {"loss": net.loss, "right": net.accuracy}, ["right"], dict),
+    ):
+        network, rows = Network(), digits("float64")
+        updates = momentum(tt.grad(network.loss, network.params), network.params, 0.1)
+        inputs, before = [network.x, network.y], network.params[0].get_value()
+        step = train.parallel_function(inputs, outputs(network), updates=updates, profile=True)
+        with pytest.raises(IndexError, match="output_subset: expected"):
+            step(*rows, output_subset=["none" if subset is dict else 2])
+        np.testing.assert_array_equal(network.params[0].get_value(), before)
+        chosen = step(*rows, output_subset=wanted)
+        assert type(chosen) is subset and len(chosen) == 1
+        assert not np.array_equal(network.params[0].get_value(), before)
+        assert step.maker.fgraph is step.functions[0].maker.fgraph
+        assert step.profile.fct_callcount >= 1
+
+
 # What cannot equal the serial step
 
 N = compiler.shared(0, "n")

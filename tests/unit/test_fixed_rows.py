@@ -294,6 +294,15 @@ def test_a_regrouping_is_an_error_in_slices(world_of):
             function(IMAGES, num_slices=2)
 
 
+@pytest.mark.parametrize("steps", [2, ROWS - 1])
+def test_a_loop_over_some_of_the_rows_only_is_an_error(two, steps):
+    x = tt.dmatrix("x")
+    doubled = scan(lambda row: 2 * row, sequences=[x], n_steps=steps)
+    function = synk.function([x], (doubled, "gather"))
+    with pytest.raises(ValueError, match=f"n_steps={steps} uses the first .* rows by batch={steps}"):
+        function(IMAGES)
+
+
 ERRORS = {
     "the steps of a loop": lambda x: scan(
         lambda row, total: total + tt.tanh(row), sequences=[x],

@@ -200,7 +200,11 @@ class _Replacements:
             if self._is_dropped or not isinstance(site.node.op, names.ANY_CONVOLUTIONS)
         ]
         for node in graph.nodes:
-            left += [Fixed(number, str(node)) for number in _other_numbers(node) if number > 1]
+            cuts = isinstance(node.op, names.Scan) and any(
+                self._has_rows(_uncut(one)) for one in node.op.outer_seqs(node.inputs)
+            )
+            numbers = [number for number in _other_numbers(node) if number > 1]
+            left += [Fixed(number, str(node), cuts=cuts) for number in numbers]
         return list(dict.fromkeys(left))
 
     def _kind(self, site: Site) -> tuple[bool, bool]:
@@ -216,6 +220,13 @@ def _other_numbers(node: Apply) -> list[int]:
     if isinstance(node.op, names.COUNTING):  # as the number of steps of a loop over the rows
         return [int(one.data) for one in node.inputs[:1] if isinstance(one, Constant)]
     return []
+
+
+def _uncut(sequence: Variable) -> Variable:
+    """Return the array of which a sequence of a loop has as many items as there are steps."""
+    while sequence.owner is not None and isinstance(sequence.owner.op, names.Subtensor):
+        sequence = sequence.owner.inputs[0]
+    return sequence
 
 
 def _with_lengths(

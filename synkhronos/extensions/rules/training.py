@@ -19,7 +19,8 @@ from synkhronos.extensions.rules.record import Record
 from synkhronos.extensions.rules.rule import Rule, check_count
 from synkhronos.extensions.rules.training_state import Saved
 from synkhronos.extensions.rules.training_step import TrainingStep, updated_by
-from synkhronos.extensions.rules.validation import Validation, operations_of
+from synkhronos.extensions.rules.validation import Validation, named
+from synkhronos.functions.steps import operations_of
 
 
 class _Programs(NamedTuple):
@@ -296,7 +297,7 @@ def _checked_validation(validate: Any, by_all: bool) -> Validation | None:
         function, data = validate
         if isinstance(function, synk.Function):
             arrays = _as_data(function, data, "validate")
-            return Validation(function, arrays, by_all, operations_of(function))
+            return Validation(function, arrays, by_all, named(operations_of(function)))
     elif callable(validate) and not isinstance(validate, synk.Function):
         return Validation(validate, None, by_all)
     raise TypeError(

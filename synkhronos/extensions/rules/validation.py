@@ -87,17 +87,11 @@ class Validation(NamedTuple):
                 batch=slice(share.start, share.stop),
                 num_slices=_num_slices(rows),
             )
-            numbers = _named(outputs)
+            numbers = named(outputs)
         return {name: float(number) for name, number in numbers.items()}, float(rows)
 
 
-def operations_of(function: synk.Function) -> dict[str, Any]:
-    """Return the operations of the outputs of a function, by name."""
-    modes, keys = function.output_modes, function.form
-    return _named(dict(zip(keys, modes)) if isinstance(keys, list) else modes)
-
-
-def _named(outputs: Any) -> dict[str, Any]:
+def named(outputs: Any) -> dict[str, Any]:
     """Return the outputs of a function by name."""
     if isinstance(outputs, dict):
         return outputs

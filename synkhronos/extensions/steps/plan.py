@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Sequence
 
 from synkhronos.engines import names
 from synkhronos.engines.analysis.difference_causes import difference_causes
-from synkhronos.engines.collectives import Collective
 from synkhronos.engines.names import GeneratorType, SharedVariable, Variable
 from synkhronos.extensions.steps import refusals
 from synkhronos.extensions.steps.clipped_gradients import GradientScaling
@@ -279,7 +278,9 @@ class _Planner:
         if not self.local.of(new) & ~self.random or self.touched.of(new):
             return False
         variables = inputs_first([new], self.local.parents)
-        collected = [one for one in variables if _is_collected(one)]
+        collected = [
+            one for one in variables if getattr(one.owner and one.owner.op, "is_same_everywhere", False)
+        ]
         return bool(collected) and not Dependence(self.local.sources, self.givens, collected).of(new)
 
     def _is_averaged(self, update: Update) -> bool:
@@ -362,9 +363,3 @@ class _Planner:
                 raise refusals.not_broadcast(update.target, self.local, mask)
             together |= mask
         return self.local.sources_in(together)
-
-
-def _is_collected(variable: Variable) -> bool:
-    """Whether a variable is the result of a collective in the graph, the same on every rank."""
-    op = getattr(variable.owner, "op", None)
-    return isinstance(op, Collective) and op.is_same_everywhere

@@ -126,6 +126,15 @@ class Step:
         self.functions = self._called[len(self._before) :]
         self._repeated = self._repeat()
 
+    @property
+    def n_outputs(self) -> int:
+        return len(self._places)
+
+    @property
+    def function(self) -> synk.Function:
+        """The function that is called on rows."""
+        return self._rows.function
+
     def _repeat(self) -> RepeatedStep:
         shares(self._called, self._own)
         # The count is called on rows, too.
