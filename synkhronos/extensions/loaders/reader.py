@@ -193,7 +193,10 @@ class Reader:
     def _names(self, rows: Iterable[int]) -> str:
         """Return the numbers of rows, and the names that the source has for them."""
         numbers = [int(row) for row in rows]
-        names = [self._source.name(row) for row in numbers]
+        try:
+            names = [self._source.name(row) for row in numbers]
+        except Exception:  # it would hide the error in the message of which this is
+            names = [f"row {row}" for row in numbers]
         if all(name == f"row {row}" for row, name in zip(numbers, names)):
             return f"row{'s' if len(numbers) > 1 else ''} {listed(numbers)}"
         return listed(f"row {row} ({name})" for row, name in zip(numbers, names))
