@@ -71,7 +71,8 @@ _MOST_DATAS = 64  # objects `Data` that are kept for the next batches of the sam
 class Loader(Shown):
     """Loads minibatches ahead, in processes of its own.
 
-    The processes are copies of the script at this point. Create a loader before `synkhronos.fork` if
+    The processes are copies of the script at this point. If the script changes later what the source or
+    the transforms use, they are started again at the next epoch. Create a loader before `synkhronos.fork` if
     that uses GPUs or JAX, whose state should not be copied; on the CPU the order does not matter. The
     processes end with the script, or by :meth:`close`.
 
@@ -90,7 +91,8 @@ class Loader(Shown):
     processes : int, default: 1
         The number of processes that load. Each loads a part of every batch.
     seed : int, default: 0
-        Determines, with the epoch, the order of the rows and the random numbers of the transforms.
+        Determines, with the epoch, the order of the rows and the random numbers of the transforms, also
+        those of other generators than `Draws`.
     shuffle : bool, default: True
         Whether each epoch has a random order; otherwise it is that of the source.
     drop_last : bool, default: False
@@ -101,7 +103,7 @@ class Loader(Shown):
         out, so that the batch is shorter, and a `SynkhronosWarning` names it.
     timeout : float, optional
         The longest wait for a batch, in seconds. By default there is no limit as long as the processes
-        live.
+        live, but a warning after a minute.
 
     Attributes
     ----------
