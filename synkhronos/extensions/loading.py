@@ -72,9 +72,9 @@ class Loader(Shown):
     """Loads minibatches ahead, in processes of its own.
 
     The processes are copies of the script at this point. If the script changes later what the source or
-    the transforms use, they are started again at the next epoch. Create a loader before `synkhronos.fork` if
-    that uses GPUs or JAX, whose state should not be copied; on the CPU the order does not matter. The
-    processes end with the script, or by :meth:`close`.
+    the transforms use, they are started again at the next epoch. Create a loader before
+    `synkhronos.fork` if that uses GPUs or JAX, whose state should not be copied; on the CPU the order
+    does not matter. The processes end with the script, or by :meth:`close`.
 
     Parameters
     ----------
