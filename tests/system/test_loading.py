@@ -368,6 +368,7 @@ DRAWN = {
     "of the script": GENERATOR.random,
     "old, of the script": lambda: LEGACY.standard_normal(),
     "without a seed": lambda: np.random.default_rng().random(),
+    "without a seed, of Python": lambda: random.Random().random(),
     "made later": Holder(),
     "seldom": seldom,
 }
