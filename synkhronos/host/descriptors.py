@@ -77,9 +77,12 @@ def _reopen(descriptor: int, position: int | None, only_reads: bool) -> bool:
     try:
         opened = os.open(f"/proc/self/fd/{descriptor}", flags & _FLAGS)
     except OSError:  # such as a file that belongs to another user now
-        return False
-    try:
+        if not only_reads:
+            return False
+        opened = os.open("/", os.O_PATH)  # an error is better than to read at a wrong place
+    else:
         os.lseek(opened, position, os.SEEK_SET)
+    try:
         os.dup2(opened, descriptor, os.get_inheritable(descriptor))
     finally:
         os.close(opened)

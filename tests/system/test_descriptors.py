@@ -14,6 +14,7 @@ import theano.tensor as tt
 from processes import own_process
 
 import synkhronos as synk
+from synkhronos.host import descriptors as descriptors_module
 from synkhronos.host.descriptors import descriptors
 from synkhronos.services.background_processes import BackgroundProcesses
 from synkhronos.transports.children import Children
@@ -115,6 +116,29 @@ def test_each_process_reads_the_script_s_files_at_a_position_of_its_own():
     loading.end()
     with open("data") as again:
         fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@own_process
+def test_a_file_that_cannot_be_opened_again_is_not_read_at_a_wrong_place(monkeypatch):
+    original = os.open
+
+    def refuse(path, *args):
+        if str(path).startswith("/proc/self/fd/"):
+            raise PermissionError(errno.EACCES, "not yours")
+        return original(path, *args)
+
+    def serve(number, connection):
+        connection.recv()
+        try:
+            connection.send(file.read(1))
+        except OSError as error:
+            connection.send(errno.errorcode[error.errno])
+
+    monkeypatch.setattr(descriptors_module.os, "open", refuse)
+    with open(__file__, "rb", buffering=0) as file:
+        processes = BackgroundProcesses("test", 1, serve)
+        assert processes.ask(0, "read", lambda waited: None) == "EBADF"
+        processes.end()
 
 
 def read_two(rank, numbers):
