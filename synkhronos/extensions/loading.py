@@ -11,6 +11,7 @@ epoch and the row. So a run can be repeated with any number of processes and of 
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from typing import Any, Iterator, Sequence
 
@@ -376,9 +377,11 @@ class Loader(Shown):
         self._generation += 1
         processes.send((self._generation, plan))
         ring.wake_processes()
+        look, began = self._known.watch("an epoch", lambda: int(ring.begun.argmin())), time.monotonic()
         while (ring.begun < self._generation).any():
             processes.check()
-            ring.ready(0).wait(CHECK_INTERVAL)
+            if not ring.ready(0).wait(CHECK_INTERVAL):
+                look(time.monotonic() - began)
         ring.taken[:] = 0
         ring.go[0] = self._generation
         ring.wake_processes()
