@@ -11,6 +11,7 @@ epoch and the row. So a run can be repeated with any number of processes and of 
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from typing import Any, Iterator, Sequence
 
@@ -71,9 +72,10 @@ _MOST_DATAS = 64  # objects `Data` that are kept for the next batches of the sam
 class Loader(Shown):
     """Loads minibatches ahead, in processes of its own.
 
-    The processes are copies of the script at this point. Create a loader before `synkhronos.fork` if
-    that uses GPUs or JAX, whose state should not be copied; on the CPU the order does not matter. The
-    processes end with the script, or by :meth:`close`.
+    The processes are copies of the script at this point. If the script changes later what the source or
+    the transforms use, they are started again at the next epoch. Create a loader before
+    `synkhronos.fork` if that uses GPUs or JAX, whose state should not be copied; on the CPU the order
+    does not matter. The processes end with the script, or by :meth:`close`.
 
     Parameters
     ----------
@@ -90,7 +92,8 @@ class Loader(Shown):
     processes : int, default: 1
         The number of processes that load. Each loads a part of every batch.
     seed : int, default: 0
-        Determines, with the epoch, the order of the rows and the random numbers of the transforms.
+        Determines, with the epoch, the order of the rows and the random numbers of the transforms, also
+        those of other generators than `Draws`.
     shuffle : bool, default: True
         Whether each epoch has a random order; otherwise it is that of the source.
     drop_last : bool, default: False
@@ -101,7 +104,7 @@ class Loader(Shown):
         out, so that the batch is shorter, and a `SynkhronosWarning` names it.
     timeout : float, optional
         The longest wait for a batch, in seconds. By default there is no limit as long as the processes
-        live.
+        live, but a warning after a minute.
 
     Attributes
     ----------
@@ -374,9 +377,11 @@ class Loader(Shown):
         self._generation += 1
         processes.send((self._generation, plan))
         ring.wake_processes()
+        look, began = self._known.watch("an epoch", lambda: int(ring.begun.argmin())), time.monotonic()
         while (ring.begun < self._generation).any():
             processes.check()
-            ring.ready(0).wait(CHECK_INTERVAL)
+            if not ring.ready(0).wait(CHECK_INTERVAL):
+                look(time.monotonic() - began)
         ring.taken[:] = 0
         ring.go[0] = self._generation
         ring.wake_processes()

@@ -3,10 +3,10 @@
 A copy of the writing end of a pipe keeps the reader waiting forever, a copy of a socket keeps its port,
 and a copy of a locked file keeps the lock, after the script has closed its own. So a worker gives up its
 copies. Their numbers stay in use, for the objects that have them; to read or write fails with
-``EBADF``. A copy of a file that can be read shares its position with the script and with all other
-workers, so that two of them read at wrong places. It is opened again, under the same number and at the
-same position, also if it is locked. Files that can only be written to, devices and unnamed resources of
-libraries are inherited.
+``EBADF``. A copy of a file that is read shares its position with the script and with all other workers,
+so that two of them read at wrong places. It is opened again, under the same number and at the same
+position, also if it is locked. Files that are written to, devices and unnamed resources of libraries are
+inherited.
 
 A worker keeps the descriptors of Python's standard streams and of the handlers of ``logging``, the pipes
 of multiprocessing's own servers, and those that the user names.
@@ -41,7 +41,9 @@ def descriptors() -> dict[int, OpenFile | None]:
     return {number: _open_file(number) for number in numbers}
 
 
-def give_up(those: Mapping[int, OpenFile | None], kept: Iterable[int] = ()) -> None:
+def give_up(
+    those: Mapping[int, OpenFile | None], kept: Iterable[int] = (), only_reads: bool = False
+) -> None:
     """Give up the pipes, sockets and locked files among some descriptors, and open files again.
 
     Parameters
@@ -51,6 +53,8 @@ def give_up(those: Mapping[int, OpenFile | None], kept: Iterable[int] = ()) -> N
         refers to another file since then is not given up: it may be a pipe between the two.
     kept : iterable of int
         The descriptors that stay usable.
+    only_reads : bool
+        Whether files that can also be written to are opened again: this process only reads them.
     """
     kept = {*_STANDARD, *kept, *_of_streams(), *_of_servers()}
     nothing = os.open("/", os.O_PATH)
@@ -58,23 +62,27 @@ def give_up(those: Mapping[int, OpenFile | None], kept: Iterable[int] = ()) -> N
         for one, found in those.items():
             if one in kept or found is None or _file(one) != found.file:
                 continue
-            if not _reopen(one, found.position) and _is_shared(one):
+            if not _reopen(one, found.position, only_reads) and _is_shared(one):
                 os.dup2(nothing, one, inheritable=False)
     finally:
         os.close(nothing)
 
 
-def _reopen(descriptor: int, position: int | None) -> bool:
-    """Open the file of a descriptor again if it can be read; return whether it was opened."""
+def _reopen(descriptor: int, position: int | None, only_reads: bool) -> bool:
+    """Open the file of a descriptor again if it is for reading; return whether it was opened."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    if position is None or flags & os.O_ACCMODE == os.O_WRONLY:
+    access = flags & os.O_ACCMODE
+    if position is None or access == os.O_WRONLY or (access == os.O_RDWR and not only_reads):
         return False
     try:
         opened = os.open(f"/proc/self/fd/{descriptor}", flags & _FLAGS)
     except OSError:  # such as a file that belongs to another user now
-        return False
-    try:
+        if not only_reads:
+            return False
+        opened = os.open("/", os.O_PATH)  # an error is better than to read at a wrong place
+    else:
         os.lseek(opened, position, os.SEEK_SET)
+    try:
         os.dup2(opened, descriptor, os.get_inheritable(descriptor))
     finally:
         os.close(opened)

@@ -133,7 +133,7 @@ class BackgroundProcesses:
         self._stacks.append(stack)
 
         def become() -> None:
-            give_up(inherited)
+            give_up(inherited, only_reads=True)
             if os.getppid() != self._owner:
                 return  # it ended before this process could be told to end with it
             for one in self._connections:

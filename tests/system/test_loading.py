@@ -1,5 +1,6 @@
 """Tests that a loader gives the batches of a serial implementation, from every source, to every rank."""
 
+import itertools
 import os
 import random
 
@@ -367,6 +368,7 @@ DRAWN = {
     "of the script": GENERATOR.random,
     "old, of the script": lambda: LEGACY.standard_normal(),
     "without a seed": lambda: np.random.default_rng().random(),
+    "without a seed, of Python": lambda: random.Random().random(),
     "made later": Holder(),
     "seldom": seldom,
 }
@@ -386,8 +388,10 @@ class Drawn(loading.Source):
         return np.random.permutation(6)
 
 
-@pytest.mark.parametrize("name", DRAWN)
-@pytest.mark.parametrize("place", ["source", "transform"])
+@pytest.mark.parametrize(
+    "place, name",
+    [*itertools.product(["source", "transform"], DRAWN), ("whole batch", "numpy.random")],
+)
 def test_any_generator_draws_by_epoch_and_row(name, place):
     draw = DRAWN[name]
 
@@ -395,10 +399,11 @@ def test_any_generator_draws_by_epoch_and_row(name, place):
         images += np.array([[0, draw()] for _ in images])  # in place, so that once more would show
         return images
 
+    change.needs_whole_batch = place == "whole batch"
     found = []
     for processes in (1, 3):
         source = Drawn(draw if place == "source" else lambda: 0)
-        transform = change if place == "transform" else None
+        transform = change if place != "source" else None
         with loading.Loader(source, transform, batch_size=4, processes=processes) as loader:
             for epoch in (0, 1):
                 rows, numbers = np.concatenate([rows for (rows,) in copied(loader.epoch(epoch))]).T

@@ -424,6 +424,8 @@ def test_a_process_that_does_not_answer_is_reported_after_the_timeout():
         error = str(error_of(batches)[0])
         assert "was not loaded within timeout=0.3 seconds: process 0 of the loader" in error
         assert "is stopped by a signal" in error
+        with pytest.raises(synk.SynkhronosError, match="an epoch was not loaded within timeout=0.3 sec"):
+            loader.epoch(0)
         os.kill(loader.pids[0], signal.SIGCONT)
         assert len(copied(loader.epoch(0))) == 200
         assert loader.waited >= 0.3

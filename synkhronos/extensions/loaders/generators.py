@@ -144,8 +144,14 @@ class Generators:
 
 
 def seed_generators_without_seed() -> None:
-    """In a process of a loader: let ``numpy.random.default_rng()`` depend on the row as well."""
+    """In a process of a loader: seed ``default_rng()`` and ``random.Random()`` by the row as well."""
     np.random.bit_generator.randbits = _entropy.getrandbits  # type: ignore[attr-defined]
+    seed_with = random.Random.seed
+
+    def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+        seed_with(self, _entropy.getrandbits(64) if a is None else a, version)
+
+    random.Random.seed = seed  # type: ignore[method-assign]
 
 
 def _generator(one: Any) -> _Generator | None:

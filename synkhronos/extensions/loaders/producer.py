@@ -13,7 +13,7 @@ import numpy as np
 from synkhronos._errors import SynkhronosError
 from synkhronos.extensions.loaders.generators import seed_generators_without_seed
 from synkhronos.extensions.loaders.plan import Plan
-from synkhronos.extensions.loaders.reader import Expected, Reader
+from synkhronos.extensions.loaders.reader import Expected, Reader, RowsError
 from synkhronos.extensions.loaders.ring import Ring
 from synkhronos.extensions.loaders.sources import UnreadableError
 
@@ -91,6 +91,8 @@ class Producer:
                     f"leave such rows out: Loader(..., unreadable='skip')",
                     plan.ranks,
                 )
+            except RowsError as error:
+                self._ring.fail(self._number, str(error), plan.ranks)
             except BaseException:
                 self._ring.fail(self._number, _exception(self._number, self._reader), plan.ranks)
 

@@ -21,7 +21,8 @@ from typing import Any, Iterable, Iterator
 import numpy as np
 
 _MOST = 10_000
-_SAMPLED = 16 << 20  # bytes of an array that are compared; of larger ones, a sample of the rows is
+_LARGE = 16 << 20  # bytes of an array; of a larger one, some blocks are compared
+_BLOCK = 64 << 10  # bytes
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, np.number, np.bool_)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
@@ -157,7 +158,10 @@ def _checksum(values: np.ndarray) -> int:
     is_shared = isinstance(values, np.memmap) and values.mode != "c"
     if is_shared or values.dtype.hasobject or not values.size:
         return 0  # all processes see a change of a file, and the walk what objects hold
-    if values.nbytes > _SAMPLED and values.ndim:
-        values = values[:: -(-values.nbytes // _SAMPLED)]
+    if values.nbytes > _LARGE and not values.flags.c_contiguous:
+        values = values[:: -(-values.nbytes // _LARGE)]
     flat: Any = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    return zlib.crc32(flat)
+    if flat.nbytes <= _LARGE:
+        return zlib.crc32(flat)
+    starts = np.linspace(0, flat.nbytes - _BLOCK, 64, dtype=np.int64)
+    return functools.reduce(lambda sum, at: zlib.crc32(flat[at : at + _BLOCK], sum), starts, 0)

@@ -19,6 +19,10 @@ _ALL = slice(None)
 _READ, _TRANSFORM, _ORDER = range(3)  # what seeds are for
 
 
+class RowsError(ValueError):
+    """Rows that a batch cannot have. The message tells all, without a traceback."""
+
+
 class Expected(NamedTuple):
     """What all rows have in common with the first one.
 
@@ -146,7 +150,7 @@ class Reader:
             )
         arrays, dtypes = list(found), self.expected.dtypes
         if not arrays or len(arrays) != (len(dtypes) or len(arrays)):
-            raise ValueError(
+            raise RowsError(
                 f"loading: {type(self._source).__name__}.read: expected "
                 f"{len(dtypes) or 'one or several'} arrays as for the first row, got {len(arrays)} for "
                 f"{self._names(rows)}"
@@ -154,9 +158,10 @@ class Reader:
         for number, one in enumerate(arrays):
             arrays[number] = array = self._plain(one, f"array {number}", rows)
             if array.ndim == 0 or len(array) != len(rows):
-                raise ValueError(
+                raise RowsError(
                     f"loading: {type(self._source).__name__}.read: expected {len(rows)} rows, got array "
-                    f"{number} with the shape {array.shape} for {self._names(rows)}"
+                    f"{number} with the shape {array.shape} for {self._names(rows)}; raise "
+                    f"UnreadableError for rows that are missing"
                 )
             self._check_dtype(f"array {number}", array, dtypes[number] if dtypes else None, rows)
         return arrays
@@ -170,7 +175,7 @@ class Reader:
             masked = masks.getmaskarray(given)
             is_for_rows = masked.ndim and len(masked) == len(rows)
             chosen = rows[masked.reshape(len(rows), -1).any(axis=1)] if is_for_rows else rows
-            raise ValueError(
+            raise RowsError(
                 f"loading: {label} of {self._names(chosen)} has masked values, which a batch cannot "
                 f"have; give them a value by filled(), or, with netCDF4, read them as they are by "
                 f"set_auto_mask(False)"
@@ -180,7 +185,7 @@ class Reader:
 
     def _check_dtype(self, label: str, array: np.ndarray, dtype: str | None, rows: np.ndarray) -> None:
         if dtype is not None and array.dtype != dtype:
-            raise ValueError(
+            raise RowsError(
                 f"loading: expected {label} to have the dtype of the first row, {np.dtype(dtype)}, got "
                 f"{array.dtype} for {self._names(rows)}; give all rows one dtype by astype"
             )
@@ -193,7 +198,10 @@ class Reader:
     def _names(self, rows: Iterable[int]) -> str:
         """Return the numbers of rows, and the names that the source has for them."""
         numbers = [int(row) for row in rows]
-        names = [self._source.name(row) for row in numbers]
+        try:
+            names = [self._source.name(row) for row in numbers]
+        except Exception:  # it would hide the error in the message of which this is
+            names = [f"row {row}" for row in numbers]
         if all(name == f"row {row}" for row, name in zip(numbers, names)):
             return f"row{'s' if len(numbers) > 1 else ''} {listed(numbers)}"
         return listed(f"row {row} ({name})" for row, name in zip(numbers, names))
@@ -210,8 +218,8 @@ class Reader:
             joined.append(np.concatenate(column))
         return joined
 
-    def _other_shape(self, number: int, shape: Any, got: Any, rows: np.ndarray) -> ValueError:
-        return ValueError(
+    def _other_shape(self, number: int, shape: Any, got: Any, rows: np.ndarray) -> RowsError:
+        return RowsError(
             f"loading: expected all rows of array {number} to have the shape of the first, {shape[1:]}, "
             f"got {got[1:]} for {self._names(rows)}"
         )
@@ -245,7 +253,7 @@ class Reader:
         for transform in self._transforms:
             result = self._plain(transform(images, draws), f"the result of {transform!r}", rows)
             if result.ndim == 0 or len(result) != len(images):
-                raise ValueError(
+                raise RowsError(
                     f"loading: expected {transform!r} to return {len(images)} images, got an array of "
                     f"{result.shape}"
                 )
@@ -253,7 +261,7 @@ class Reader:
         return images
 
     def check(self, arrays: Sequence[np.ndarray], rows: np.ndarray) -> None:
-        """Raise ValueError if rows of a batch differ from the first row in shape or dtype."""
+        """Raise RowsError if rows of a batch differ from the first row in shape or dtype."""
         for number, (array, field) in enumerate(zip(arrays, self.expected.fields)):
             if array.shape[1:] != field.shape:
                 raise self._other_shape(number, (0, *field.shape), array.shape, rows)
