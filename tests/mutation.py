@@ -139,7 +139,7 @@ TESTS = {
     "machines/job/config.py": ["test_job_config.py", "test_launch_machines.py"],
     "machines/job/doctor.py": ["test_doctor_mpi.py"],
     "machines/job/end_processes.py": ["test_restarts.py"],
-    "machines/job/exit_code.py": ["test_ulfm.py"],
+    "machines/job/script_process.py": ["test_ulfm.py"],
     "machines/job/launcher.py": ["test_launcher.py", "test_launch_machines.py", "test_restarts.py"],
     "machines/job/leftovers.py": ["test_leftovers.py"],
     "machines/job/loss_messages.py": ["test_loss_messages.py"],
