@@ -335,8 +335,9 @@ def prepare_other_task(task: job.Task) -> None:
         host = socket.gethostname()
         apart = job.tasks_apart()
         prefix_output(f"{host}:{task.number // apart}" if apart else host)
-    for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", job.TERMINATE):
-        signal.signal(signal.Signals[name], signal.SIG_IGN)  # they are meant for the script
+    # They are meant for the script. If this task ended by SIGTERM, mpirun would kill the script at once.
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", job.TERMINATE):
+        signal.signal(signal.Signals[name], signal.SIG_IGN)
 
 
 def install(

@@ -159,8 +159,8 @@ def test_another_mpi_of_mpi4py_is_named_with_what_helps(tmp_path, monkeypatch):
     with pytest.raises(JobError) as error:
         launcher.check_mpi4py(mpirun)
     assert str(error.value) == (
-        f"mpi4py loads MPICH Version: 5.0.2, and {mpirun.path} is of OpenMPI 5.0.11: python -m pip "
-        f"uninstall mpich, or set MPI4PY_LIBMPI={tmp_path}/lib/libmpi.so.40; on every machine"
+        f"mpi4py loads MPICH Version: 5.0.2, but {mpirun.path} is OpenMPI's 5.0.11; to fix this: python "
+        f"-m pip uninstall mpich, or set MPI4PY_LIBMPI={tmp_path}/lib/libmpi.so.40, on every machine"
     )
 
 
@@ -218,7 +218,8 @@ def test_a_script_has_time_after_sigterm(tmp_path):
 
 
 def test_sigterm_ends_a_job_whose_script_has_not_started():
-    line = [sys.executable, "-c", RUN, "sh", "-c", "trap '' PWR; echo ready; sleep 60"]
+    soon = "from synkhronos.machines.job import signals_of_user; signals_of_user._ANSWER = 0.3; "
+    line = [sys.executable, "-c", soon + RUN, "sh", "-c", "trap '' PWR; echo ready; sleep 60"]
     process = subprocess.Popen(line, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"ready\n"
     process.terminate()

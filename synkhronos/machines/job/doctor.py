@@ -84,7 +84,7 @@ def examine_mpi() -> Finding:
     only = "only several machines need it"
     try:
         mpirun = launcher.find_mpirun()
-        about = launcher.check_mpi4py(mpirun)
+        about = launcher.find_mpi4py()
     except JobError as error:
         return f"not usable, but {only}: {error}", ""
     return judge_mpi(mpirun, about)
@@ -97,10 +97,9 @@ def judge_mpi(mpirun: launcher.Mpirun, about: Dict[str, str]) -> Finding:
     """Compare the version of mpirun with the output of `launcher.LIBRARY`."""
     found = f"mpirun of OpenMPI {mpirun.version}, mpi4py {about['mpi4py']}"
     if about["library"] != f"Open MPI v{mpirun.version}":
-        remedy = (
-            f"put the mpirun of that library first in PATH; or "
-            f"{launcher.remedy_for_library(mpirun, about)}"
-        )
+        remedy = launcher.remedy_for_library(mpirun, about)
+        if "Open MPI" in about["library"]:
+            remedy = f"put the mpirun of that library first in PATH; or {remedy}"
         return f"{found}, which loads {about['library']}", remedy
     return found, ""
 

@@ -109,19 +109,23 @@ def find_mpirun(environ: MutableMapping[str, str] = os.environ) -> Mpirun:
     raise JobError(f"{complaint}; install OpenMPI, on Debian with: apt-get install openmpi-bin")
 
 
-def check_mpi4py(mpirun: Mpirun) -> Dict[str, str]:
-    """Return the output of `LIBRARY`. Raise a `JobError` if mpi4py does not load OpenMPI."""
+def find_mpi4py() -> Dict[str, str]:
+    """Return the output of `LIBRARY`. Raise a `JobError` if there is no mpi4py that works."""
     try:
-        about = probe(LIBRARY)
+        return probe(LIBRARY)
     except ProbeError as error:
         raise JobError(
             f"several machines need mpi4py, which {sys.executable} cannot import: {error}; install it "
             f"on every machine: python -m pip install 'synkhronos[mpi]'"
         ) from None
+
+
+def check_mpi4py(mpirun: Mpirun) -> None:
+    """Raise a `JobError` if mpi4py does not load OpenMPI."""
+    about = find_mpi4py()
     if "Open MPI" not in about["library"]:
-        complaint = f"mpi4py loads {about['library']}, and {mpirun.path} is of OpenMPI {mpirun.version}"
-        raise JobError(f"{complaint}: {remedy_for_library(mpirun, about)}")
-    return about
+        complaint = f"mpi4py loads {about['library']}, but {mpirun.path} is OpenMPI's {mpirun.version}"
+        raise JobError(f"{complaint}; to fix this: {remedy_for_library(mpirun, about)}")
 
 
 def remedy_for_library(mpirun: Mpirun, about: Mapping[str, str]) -> str:
@@ -134,7 +138,7 @@ def remedy_for_library(mpirun: Mpirun, about: Mapping[str, str]) -> str:
     if library is not None and about["mpi4py"] >= "4.1":
         ways.append(f"set MPI4PY_LIBMPI={library}")
     ways = ways or ["python -m pip install --force-reinstall 'mpi4py>=4.1'"]
-    return f"{', or '.join(ways)}; on every machine"
+    return f"{', or '.join(ways)}, on every machine"
 
 
 def _is_installed(distribution: str) -> bool:
@@ -351,9 +355,8 @@ class _Output:
         with self._pipe:
             while data := self._read(self._pipe):
                 text = data.decode(errors="replace")
-                self._look_at(self.said[-_REMEMBERED:] + text)
+                data = self._look_at(self.said[-_REMEMBERED:] + text, data)
                 self.said = (self.said + text)[-_END:]
-                data = self._without_own(data)
                 try:
                     while data:
                         data = data[os.write(self.TARGET, data) :]
@@ -368,10 +371,8 @@ class _Output:
                 return b""  # processes that mpirun has started live on
         return os.read(pipe.fileno(), 1 << 16)
 
-    def _look_at(self, said: str) -> None:
-        pass
-
-    def _without_own(self, data: bytes) -> bytes:
+    def _look_at(self, said: str, data: bytes) -> bytes:
+        """Return what is to be copied of the data."""
         return data
 
 
@@ -395,7 +396,7 @@ class _Errors(_Output):
         self._signals = signals
         super().__init__(process, pipe)
 
-    def _look_at(self, said: str) -> None:
+    def _look_at(self, said: str, data: bytes) -> bytes:
         ended = _SCRIPT.search(said)
         if ended and self.code is None:  # with ULFM, mpirun goes on while other tasks do
             self.code = 128 + signal.Signals[ended[1]] if ended[1] else int(ended[2])
@@ -405,8 +406,6 @@ class _Errors(_Output):
         # OpenMPI 5.0.11's mpirun then ends the job, and returns 0.
         self.has_lost_machine = self.has_lost_machine or loss_messages.DAEMON in said
         self._signals.is_passed_on = self._signals.is_passed_on or TERMINATED in said
-
-    def _without_own(self, data: bytes) -> bytes:
         return _OWN.sub(b"", data)
 
 

@@ -11,7 +11,7 @@ from synkhronos.host import job
 #: The signals that stand for SIGINT and SIGTERM, which mpirun does not pass on, between it and a script
 INTERRUPT, TERMINATE = signal.Signals[job.INTERRUPT], signal.Signals[job.TERMINATE]
 
-_ANSWER = 2.0  # seconds for the parent of the script to pass SIGTERM on, if it has started
+_ANSWER = 5.0  # seconds for the parent of the script to pass SIGTERM on, if it has started
 _PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
