@@ -69,6 +69,9 @@ def package_complaint() -> Optional[str]:
 
 def installed_numpy_complaint() -> Optional[str]:
     """Return an error message if there is no NumPy, or it cannot be used, else None."""
+    of_file = complaint_of_file("numpy")
+    if of_file:
+        return of_file
     try:
         import numpy
     except ImportError as error:
@@ -78,10 +81,21 @@ def installed_numpy_complaint() -> Optional[str]:
 
 def installed_theano_complaint() -> Optional[str]:
     """Return an error message if there is no Theano, or another package in its place, else None."""
+    of_file = complaint_of_file("theano")
+    if of_file:
+        return of_file
     theano = importlib.util.find_spec("theano")
     if theano is None:
         return f"Synkhronos needs Theano 1.0.5, and no Theano is installed. {_remedy()}"
     return theano_complaint([Path(folder) for folder in theano.submodule_search_locations or []])
+
+
+def complaint_of_file(package: str) -> Optional[str]:
+    """Return an error message if a file, such as one beside the script, hides a package, else None."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.submodule_search_locations is not None:
+        return None
+    return f"{found.origin} is imported in place of the package {package}, as it has its name: rename it"
 
 
 def python_complaint(version: Sequence[int]) -> Optional[str]:

@@ -238,6 +238,16 @@ def test_another_package_in_the_place_of_theano_is_named(tmp_path):
     assert f"got another package of this name, {tmp_path / 'theano'}" in complaint
 
 
+@pytest.mark.parametrize("name", ["theano", "numpy"])
+def test_a_file_beside_the_script_in_the_place_of_a_package_is_named(run_python, tmp_path, name):
+    (tmp_path / f"{name}.py").touch()
+    script = tmp_path / "script.py"
+    script.write_text("import synkhronos")
+    done = run_python(script, check=False, environment={"THEANORC": "none"})
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("ImportError")]
+    assert f"{name}.py is imported in place of the package {name}" in line and "rename" in line
+
+
 def test_theano_pymc_is_one_sentence_from_the_import(run, tmp_path):
     (tmp_path / "theano").mkdir()
     (tmp_path / "theano" / "__init__.py").write_text("raise RuntimeError('imported')")
