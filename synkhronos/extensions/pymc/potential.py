@@ -117,9 +117,9 @@ def total_of(name: str, value: Variable) -> Variable:
     drawn = _draws(value)
     if drawn:
         raise ValueError(
-            f"{name}: the log-probability draws random numbers, by {listed(drawn)}. Random variables "
-            f"of the model belong into `inputs`; simulators and minibatches cannot be divided over the "
-            f"ranks"
+            f"{name}: the log-probability draws random numbers, by {listed(drawn)}, so its rows cannot "
+            f"be divided: observe all rows in place of a minibatch, leave out simulators, and give "
+            f"rows_potential the random variables of the model as `inputs`"
         )
     total = value.sum() if value.type.ndim else value
     return total if total.type.dtype.startswith("float") else pt.cast(total, "floatX")

@@ -10,6 +10,7 @@ from pytensor.compile.mode import Mode, get_mode
 import synkhronos as synk
 from synkhronos._text import listed
 from synkhronos._typing import AnyArray
+from synkhronos.engines.analysis.recurrence import recurrent
 from synkhronos.extensions.pymc.first_evaluations import FirstEvaluations
 from synkhronos.extensions.pymc.independence import is_finite_sum
 from synkhronos.extensions.pymc.serial import PlainSum, SerialSum, n_bytes, value_and_gradient
@@ -59,6 +60,7 @@ class Rows(EvaluatedSum):
         plain: Any = None,
     ) -> None:
         _check_lengths(name, variables, data)
+        _check_steps(name, total, variables, parameters)
         wrt = [index for index, wanted in enumerate(differentiable) if wanted]
         self._total, self._variables = total, list(variables)
         given = get_mode(mode)
@@ -178,6 +180,16 @@ class Rows(EvaluatedSum):
             mode=self._mode,
             name=self.name,
             on_unused_input="ignore",
+        )
+
+
+def _check_steps(name: str, total: Any, variables: Sequence[Any], parameters: Sequence[Any]) -> None:
+    """Raise ValueError if a loop along the rows computes each step from earlier ones."""
+    axes = [0] * len(variables) + [None] * len(parameters)
+    if recurrent([*variables, *parameters], axes, [total]):
+        raise ValueError(
+            f"{name}: a scan computes each step along the rows from earlier ones, as in one time "
+            f"series, so they cannot be divided; several series can, if their shape is (series, time)"
         )
 
 
