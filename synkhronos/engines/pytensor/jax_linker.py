@@ -7,7 +7,6 @@ An operation whose inputs are all known is computed at once here.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -28,8 +27,6 @@ class JaxLinker(JAXLinker):
     ) -> Callable[..., Any]:
         from pytensor.link.jax.dispatch import jax_typify
         from pytensor.link.jax.dispatch.shape import JAXShapeTuple
-
-        _correct_categories()
 
         def is_extent(variable: Variable) -> bool:
             nodes = [node for node, _ in fgraph.clients[variable]]
@@ -63,19 +60,6 @@ def check_convertible(generator: np.random.Generator) -> None:
             f"expected a generator of PCG64, as of numpy.random.default_rng(), which PyTensor converts "
             f"to a key of JAX, got one of {type(bits).__name__}"
         )
-
-
-@functools.lru_cache(maxsize=None)
-def _correct_categories() -> None:
-    """Draw categories with their probabilities: JAX expects log(p), PyTensor passes log(p / (1 - p))."""
-    import jax
-    from pytensor.link.jax.dispatch.random import jax_sample_fn
-    from pytensor.tensor.random.basic import CategoricalRV
-
-    def draw(key: Any, size: Any, dtype: Any, p: Any) -> Any:
-        return jax.random.categorical(key, jax.numpy.log(p), shape=size)
-
-    jax_sample_fn.register(CategoricalRV)(lambda op, node: draw)
 
 
 def _convert(op: Any, **kwargs: Any) -> Callable[..., Any]:
