@@ -79,7 +79,7 @@ class LocalTransport(Transport):
     status: StatusPage
     progress: memoryview
     inherits = True
-    can_replace = True
+    can_replace = can_stay = True
     _checked = 0.0  # when `check` last looked at the processes
     _cause = f"the workers were ended from another thread; {REMEDY}"  # why they were ended
 
@@ -439,6 +439,9 @@ class LocalTransport(Transport):
                 self._check_master()
             elif self.size > 1:
                 self._check_workers()
+
+    def check_waiting(self, waited: float) -> None:
+        self._check_others(waited, False)
 
     def _check_others(self, waited: float, inside: bool) -> float:
         """Raise if waiting is useless or too long; return the seconds of waiting that count."""

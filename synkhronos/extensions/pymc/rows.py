@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Iterable, Sequence
 
 import numpy as np
+from pytensor import config
 from pytensor.compile.mode import Mode, get_mode
 
 import synkhronos as synk
@@ -63,7 +64,7 @@ class Rows(EvaluatedSum):
         _check_steps(name, total, variables, parameters)
         wrt = [index for index, wanted in enumerate(differentiable) if wanted]
         self._total, self._variables = total, list(variables)
-        given = get_mode(mode)
+        given = get_mode("NUMBA" if mode is None and _is_usual() else mode)
         self._mode = Mode(given.linker, given.provided_optimizer.including(checks))
         arrays = [_as_data(name, *pair) for pair in zip(variables, data)]
         slices = max(1, n_bytes(arrays) // (_SLICE * synk.size()))
@@ -126,6 +127,8 @@ class Rows(EvaluatedSum):
                     raise RuntimeError(f"{self.name}: it cannot be evaluated inside a fuse() block")
                 if not self._first.are_over:
                     self._compare(values, result)
+                elif not self.resident[with_gradient].is_impossible:
+                    self.resident[with_gradient].begin(function, data, values, np.size(result))
                 return result
         except (synk.ClosedError, synk.NotForkedError) as error:
             raise synk.ClosedError(
@@ -191,6 +194,11 @@ def _check_steps(name: str, total: Any, variables: Sequence[Any], parameters: Se
             f"{name}: a scan computes each step along the rows from earlier ones, as in one time "
             f"series, so they cannot be divided; several series can, if their shape is (series, time)"
         )
+
+
+def _is_usual() -> bool:
+    """Whether the script has chosen neither a mode nor a linker of PyTensor."""
+    return config.mode == "Mode" and config.linker == "auto"
 
 
 def _check_lengths(name: str, variables: Sequence[Any], data: Sequence[Any]) -> None:
