@@ -88,7 +88,8 @@ TESTS = {
     "machines/naive.py": ["test_machines_mpi.py -k naive_links", *MACHINES, "test_relay.py"],
     "machines/neighbours.py": ["test_connections.py"],
     "machines/transport.py": [*MACHINES, "test_relay.py"],
-    "functions/agreement.py": ["test_agreement.py", "test_watch.py", "test_audit.py", "test_in_sync.py"],
+    "functions/agreement.py": ["test_watch.py", "test_audit.py", "test_in_sync.py"],
+    "functions/changes.py": ["test_changes.py", "test_watch.py"],
     "functions/analysis.py": [
         "test_watch.py", "test_audit.py", "test_ops_calls.py", "test_recurrence.py",
     ],

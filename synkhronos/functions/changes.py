@@ -140,7 +140,7 @@ class Changes:
         """Stop noticing changes."""
         world = self._reference()
         if world is not None:
-            world.before_command = world.after_command = None
+            world.surround_commands(None, None)
             for shared in world.here.shareds.values():
                 world.here.engine.notice_changes(shared, None)
 
@@ -219,8 +219,9 @@ class Changes:
     def _continue(self) -> None:
         world = self._world
         is_due = self._contents or agreement_of(world).changed
-        world.before_command = self.settle if is_due else None
-        world.after_command = self._look_again if self._contents else None
+        world.surround_commands(
+            self.settle if is_due else None, self._look_again if self._contents else None
+        )
 
     def _look_again(self) -> None:
         """Record the contents of arrays that a command may have changed."""
@@ -249,7 +250,7 @@ class Changes:
         changed = set(agreement.changed)
         carried = sorted(agreement.to_carry(changed))
         agreement.changed_on_master(changed.difference(carried))
-        world.before_command = None
+        world.surround_commands(None, None)
         try:
             if carried:
                 self._carry(carried)
