@@ -203,8 +203,10 @@ class Changes:
         return array if isinstance(array, np.ndarray) else None
 
     def _is_borrowed(self, number: int) -> bool:
-        if self._array(number) is None or self._array(number) in self._world.here.store:
+        array = self._array(number)
+        if array is None or array in self._world.here.store:
             return False
+        del array  # it would count as the script's
         return self._world.here.engine.is_borrowed(self._world.here.shareds[number])
 
     def look(self, numbers: Iterable[int]) -> None:
