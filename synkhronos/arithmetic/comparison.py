@@ -26,7 +26,8 @@ def digest(array: np.ndarray) -> bytes:
 
 def checksum(array: np.ndarray) -> int:
     """Return a checksum of the elements of an array, which is faster than a digest."""
-    return zlib.crc32(np.ascontiguousarray(array.T if array.flags.f_contiguous else array))
+    flat: Any = np.ascontiguousarray(array.T if array.flags.f_contiguous else array)
+    return zlib.crc32(flat)
 
 
 def sample(array: Array, limit: int) -> Array:

@@ -140,7 +140,7 @@ class Changes:
         """Stop noticing changes."""
         world = self._reference()
         if world is not None:
-            world.before_command = world.after_command = None
+            world.surround_commands(None, None)
             for shared in world.here.shareds.values():
                 world.here.engine.notice_changes(shared, None)
 
@@ -203,8 +203,10 @@ class Changes:
         return array if isinstance(array, np.ndarray) else None
 
     def _is_borrowed(self, number: int) -> bool:
-        if self._array(number) is None or self._array(number) in self._world.here.store:
+        array = self._array(number)
+        if array is None or array in self._world.here.store:
             return False
+        del array  # it would count as the script's
         return self._world.here.engine.is_borrowed(self._world.here.shareds[number])
 
     def look(self, numbers: Iterable[int]) -> None:
@@ -219,8 +221,9 @@ class Changes:
     def _continue(self) -> None:
         world = self._world
         is_due = self._contents or agreement_of(world).changed
-        world.before_command = self.settle if is_due else None
-        world.after_command = self._look_again if self._contents else None
+        world.surround_commands(
+            self.settle if is_due else None, self._look_again if self._contents else None
+        )
 
     def _look_again(self) -> None:
         """Record the contents of arrays that a command may have changed."""
@@ -249,7 +252,7 @@ class Changes:
         changed = set(agreement.changed)
         carried = sorted(agreement.to_carry(changed))
         agreement.changed_on_master(changed.difference(carried))
-        world.before_command = None
+        world.surround_commands(None, None)
         try:
             if carried:
                 self._carry(carried)

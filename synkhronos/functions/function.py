@@ -197,8 +197,7 @@ class Function:
         >>> synk.close()
         """
         world = self._world or self._usable_world()
-        hooks = world.step_hooks
-        if hooks is not None and hooks.are_due(world):
+        if (hooks := world.step_hooks) is not None and hooks.are_due(world):
             call = functools.partial(
                 self, *args, output_subset=output_subset, batch=batch, batch_s=batch_s,
                 num_slices=num_slices, **inputs_by_name,
@@ -209,8 +208,8 @@ class Function:
                 world.before_command()
             last = self.plan
             plain = batch_s is None and output_subset is None and num_slices == 1
-            command: Command | None = None
             datas: Sequence[Any] = args
+            command: Command | None = None
             if plain and last is not None and not inputs_by_name and not world.closed:
                 command = last.again(args, batch)
             if command is None:
@@ -226,7 +225,6 @@ class Function:
                 replicate(world)
             if registry.unsent:
                 check_sent(world, self)
-
             if world.is_recording:  # the script may free arrays before the command runs
                 return self._submit(command, [data.data for data in datas])
             if plain and self.watch is None:

@@ -209,6 +209,12 @@ class World:
 
     # Commands
 
+    def surround_commands(
+        self, before: Callable[[], None] | None, after: Callable[[], None] | None
+    ) -> None:
+        """Have functions called before the next command and after each command."""
+        self.before_command, self.after_command = before, after
+
     def check_usable(self) -> None:
         """Raise if this world cannot run commands."""
         if self.in_program:
