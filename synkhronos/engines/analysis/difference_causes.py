@@ -100,7 +100,10 @@ class _Search:
     def _state(self, node: Apply, states: list[_State]) -> _State:
         op, operation = node.op, getattr(node.op, "scalar_op", None)
         if isinstance(op, (names.Shape, names.Shape_i)):
-            return _State(_MIXED if states[0].is_selected else _NONE)
+            is_count = states[0].is_selected and not getattr(op, "i", 0)
+            return _State(_MIXED if is_count else _NONE, is_selected=is_count)
+        if isinstance(op, names.Subtensor) and states[0].kind == _MIXED and states[0].is_selected:
+            return states[0] if list(constant_index(node)) == [0] else _State()  # an item of a shape
         if isinstance(op, Collective) or isinstance(operation, _TESTS):
             return _State()
         if isinstance(operation, scalar.Second):
