@@ -124,6 +124,7 @@ def test_a_sum_that_is_averaged_is_warned_of(two):
     [
         (x.sum() / 6, ["constant"]),
         ((x.sum(axis=1) * v).sum() / v.sum(), ["quotient"]),
+        (x[v > 0].mean(), ["quotient"]),
         (pt.sqr(x - x.mean(axis=0)).mean(), ["statistics"]),
         (pt.sqrt(pt.sqr(x).mean()), ["nonlinear"]),
         (x.mean(), []),

@@ -32,6 +32,7 @@ _FOLLOWED = (
     *names.LINEAR, *names.VIEWS, *names.COPIES, *names.WRITES,
 )  # fmt: skip
 _CLIPPING = ("GradClip", "_ClipGradient")
+_SELECTING = ("AdvancedSubtensor", "AdvancedBooleanSubtensor")  # with a mask
 _NORMALIZING = ("AbstractBatchNormTrain",)
 
 
@@ -63,6 +64,8 @@ class _State(NamedTuple):
         Whether rows have a mixed value as a term.
     is_certain : bool
         Whether the mixed value is certainly a sum or a mean over the rows.
+    is_selected : bool
+        Whether the contents of the rows determine how many items it has.
     causes : Causes
         Of this value.
     """
@@ -70,6 +73,7 @@ class _State(NamedTuple):
     kind: int = _NONE
     is_shifted: bool = False
     is_certain: bool = True
+    is_selected: bool = False
     causes: Causes = Causes()
 
     @property
@@ -95,7 +99,12 @@ class _Search:
 
     def _state(self, node: Apply, states: list[_State]) -> _State:
         op, operation = node.op, getattr(node.op, "scalar_op", None)
-        if isinstance(op, (names.Shape, names.Shape_i, Collective)) or isinstance(operation, _TESTS):
+        if isinstance(op, (names.Shape, names.Shape_i)):
+            is_count = states[0].is_selected and not getattr(op, "i", 0)
+            return _State(_MIXED if is_count else _NONE, is_selected=is_count)
+        if isinstance(op, names.Subtensor) and states[0].kind == _MIXED and states[0].is_selected:
+            return states[0] if list(constant_index(node)) == [0] else _State()  # an item of a shape
+        if isinstance(op, Collective) or isinstance(operation, _TESTS):
             return _State()
         if isinstance(operation, scalar.Second):
             return states[1]
@@ -125,7 +134,10 @@ class _Search:
             if not has_axis and (0 in axes or op.axis is None):  # most values have their rows on axis 0
                 is_of_all = _is_sum(op) and len(axes) == node.inputs[0].ndim
                 return _State(_MIXED, False, is_certain and is_of_all)
-        return _State(kind, kind == _ROWS and any(one.mixes for one in states), is_certain)
+        is_shifted = kind == _ROWS and any(one.mixes for one in states)
+        return _State(
+            kind, is_shifted, is_certain, _selects(node) or any(one.is_selected for one in states)
+        )
 
     def _is_one_row(self, node: Apply) -> bool:
         """Whether a number is the index along the axis of the rows."""
@@ -193,6 +205,14 @@ def _of_product(factors: Sequence[_State]) -> Iterator[tuple[str, bool]]:
     mixing = [one.is_certain for one in factors if one.mixes]
     if mixing and len(factors) > 1:
         yield STATISTICS if any(one.kind == _ROWS for one in factors) else NONLINEAR, any(mixing)
+
+
+def _selects(node: Apply) -> bool:
+    """Whether an operation selects items by their contents, as with a mask."""
+    name = type(node.op).__name__
+    if name in _SELECTING:
+        return any(getattr(one.type, "dtype", None) == "bool" for one in node.inputs[1:])
+    return name == "Nonzero"
 
 
 def _is_sum(op: names.Op) -> bool:
