@@ -91,6 +91,10 @@ class LogRelay:
             ctypes.CDLL(None).fallocate(self._file.fileno(), _PUNCH_HOLE, place, length)
             self._freed = self._read
 
+    def close(self) -> None:
+        """Close the file, when the children have ended."""
+        self._file.close()
+
     def _received(self) -> list[bytes]:
         """Return what has been read of whole records, and keep the rest, which is being written."""
         found, start = [], 0

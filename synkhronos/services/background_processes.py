@@ -112,6 +112,7 @@ class BackgroundProcesses:
         self._stacks: list[Any] = []
         self._connections: list[connections.Connection] = []
         try:
+            self._children.relay_log()
             inherited = descriptors()
             for number in range(count):
                 self._children.run(self._fork, number, inherited)
@@ -190,6 +191,7 @@ class BackgroundProcesses:
 
     def find_dead(self) -> dict[int, str]:
         """Return ``{number: cause}`` for the processes that have ended. Only the script knows."""
+        self._children.emit_log()
         return find_dead(self._processes)
 
     def check(self) -> None:

@@ -60,6 +60,11 @@ class Children:
         handlers = handlers_with_state()
         self.log = LogRelay(handlers, open_unnamed("synkhronos-log")) if handlers else None
 
+    def emit_log(self) -> None:
+        """Let the script's handlers emit the records that have come since the last call."""
+        if self.log is not None:
+            self.log.emit()
+
     def run(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function that forks children; signals with handlers are deferred meanwhile."""
         with DeferredSignals():
@@ -166,6 +171,10 @@ class Children:
         kill_and_join(workers.values())
         self.end_attendants(0)
         self._forker.end()
+        self.emit_log()
+        if self.log is not None:
+            self.log.close()
+            self.log = None
 
 
 class _ForkedAttendant(Attendant):

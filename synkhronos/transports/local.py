@@ -268,7 +268,6 @@ class LocalTransport(Transport):
     def close(self, grace: float) -> None:
         # In a process that was forked from the master, the workers belong to the master.
         self._children.close(grace) if self.is_master_process() else self._children.workers.clear()
-        self._emit_records()
 
     def release(self) -> None:
         # Nothing reads them afterwards.
@@ -280,11 +279,10 @@ class LocalTransport(Transport):
 
     def kill(self) -> None:
         self._children.workers.clear() if self.is_copy else self._children.kill()
-        self._emit_records()
 
     def _emit_records(self) -> None:
-        if self._children.log is not None and self.is_master_process():
-            self._children.log.emit()
+        if self.is_master_process():
+            self._children.emit_log()
 
     def _leave_core(self) -> bool:
         worker = self._children.workers.get(self._awaited)
