@@ -231,7 +231,7 @@ def launch(parser: argparse.ArgumentParser, arguments: List[str]) -> int:
         mpirun = launcher.find_mpirun()
         launcher.check_mpi4py(mpirun)
         launcher.check_names(what)
-        given_input = launcher.own_input(what)
+        given_input = script_process.own_input(what)
     except JobError as error:
         parser.error(str(error))
     if options.restart:

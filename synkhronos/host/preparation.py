@@ -22,7 +22,7 @@ def apply() -> None:
         imports.provide()
 
 
-class _Environ(os._Environ):  # type: ignore[type-arg]
+class _Environ(os._Environ):
     """The type of ``os.environ`` where importing the library imports the compiler.
 
     The compiler then reads its flags. A warning names flags that the script sets later.

@@ -69,11 +69,7 @@ MODULES = (
         "repairs call its functions",
         numpy=(1, 24),
     ),
-    Module(
-        "theano.compat.environment",
-        "host/environment.py",
-        "repairs call its functions",
-    ),
+    Module("theano.compat.environment", "host/environment.py", "repairs call its functions"),
     Module(
         "theano.tensor.inc_code",
         "engines/theano/repairs/inc_code.py",
@@ -176,9 +172,8 @@ REPAIRS = (
         "theano.configdefaults",
         _NO_NUMPY_DISTUTILS,
         (
-            "def default_blas_ldflags():\n    global numpy\n",
-            "def default_blas_ldflags():\n"
-            "    from theano.compat.environment import find_ldflags; return find_ldflags()\n",
+            "    global numpy\n    warn_record = []\n",
+            "    from theano.compat.environment import find_ldflags\n    return find_ldflags()\n",
         ),
         numpy=(1, 22),
     ),
@@ -186,11 +181,8 @@ REPAIRS = (
         "theano.tensor.blas",
         _NO_NUMPY_DISTUTILS,
         (
-            "import numpy.distutils\n"
-            "try:\n"
-            "    import numpy.distutils.__config__  # noqa\n"
-            "except ImportError:\n"
-            "    pass\n",
+            "import numpy.distutils\ntry:\n    import numpy.distutils.__config__  # noqa\n"
+            "except ImportError:\n    pass\n",
             "\n\n\n\n\n",
         ),
         numpy=(1, 23),

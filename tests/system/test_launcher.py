@@ -229,9 +229,9 @@ def test_sigterm_ends_a_job_whose_script_has_not_started():
 
 def test_a_script_on_this_machine_reads_the_input_of_launch():
     code = (
-        "import os, sys; from synkhronos.machines.job import launcher, script_process\n"
+        "import os, sys; from synkhronos.machines.job import script_process\n"
         "from synkhronos.machines.job.config import Job\n"
-        "given = launcher.own_input(Job(['localhost'], 1, {}, {}, []))['SYNKHRONOS_INPUT']\n"
+        "given = script_process.own_input(Job(['localhost'], 1, {}, {}, []))['SYNKHRONOS_INPUT']\n"
         "if os.fork(): sys.exit(os.waitpid(-1, 0)[1])\n"
         "os.close(0); script_process.open_input(given); print(sys.stdin.read())\n"
         "script_process.open_input(given + '0'); print(repr(os.read(0, 9)))\n"

@@ -405,36 +405,6 @@ class _Errors(_Output):
             timer.start()
         # OpenMPI 5.0.11's mpirun then ends the job, and returns 0.
         self.has_lost_machine = self.has_lost_machine or loss_messages.DAEMON in said
-        self._signals.is_passed_on = self._signals.is_passed_on or TERMINATED in said
+        if TERMINATED in said:
+            self._signals.note_passed_on()
         return _OWN.sub(b"", data)
-
-
-def own_input(what: Job) -> Dict[str, str]:
-    """Return the variable that tells the script where its standard input is.
-
-    A script on this machine opens that of this process. On another machine, it is empty if this is a
-    terminal or ``/dev/null``. Otherwise there is no variable, and mpirun passes on what it reads; that
-    of OpenMPI 5.0 never tells the script that the input has ended.
-    """
-    try:
-        if not what.hosts or _is_here(what.hosts[0]):
-            path = f"/proc/{os.getpid()}/fd/0"
-            os.close(os.open(path, os.O_RDONLY | os.O_NOCTTY))  # not possible with a socket
-            facts = os.stat(path)
-            return {job.INPUT: f"{path}:{facts.st_dev}:{facts.st_ino}"}
-        is_nothing = os.isatty(0) or os.path.samestat(os.fstat(0), os.stat(os.devnull))
-    except OSError:
-        is_nothing = False
-    return {job.INPUT: os.devnull} if is_nothing else {}
-
-
-def _is_here(host: str) -> bool:
-    """Whether a host is this machine: one of its addresses is."""
-    try:
-        for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
-            with socket.socket(family, socket.SOCK_STREAM) as one:
-                one.bind(address)
-                return True
-    except OSError:
-        pass
-    return False

@@ -54,7 +54,7 @@ def run(
     machines : int, optional
         The largest number of machines. By default, all hosts are used.
     given_input : dict, optional
-        What `launcher.own_input` has returned. After a restart, the input is empty.
+        What `script_process.own_input` has returned. After a restart, the input is empty.
     """
     identity, signals, count = os.urandom(8).hex(), SignalsOfUser(), 0
     while True:

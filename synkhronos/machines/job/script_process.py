@@ -7,12 +7,14 @@ writes for ``launch`` how the script has ended.
 
 import os
 import signal
+import socket
 import sys
-from typing import Any, Set
+from typing import Any, Dict, Set
 
 from synkhronos.host import job
 from synkhronos.host.handler_errors import suppress
 from synkhronos.host.signals import die_with_parent, do_nothing
+from synkhronos.machines.job.config import Job
 
 #: What is written to stderr, with the name of a signal
 ENDED = "python -m synkhronos: the script was ended by {}"
@@ -91,6 +93,36 @@ def open_input(given: str) -> None:
     if descriptor != 0:  # as it is where there was no standard input
         os.dup2(descriptor, 0)
         os.close(descriptor)
+
+
+def own_input(what: Job) -> Dict[str, str]:
+    """Return the variable that tells the script where its standard input is.
+
+    A script on this machine opens that of this process. On another machine, it is empty if this is a
+    terminal or ``/dev/null``. Otherwise there is no variable, and mpirun passes on what it reads; that
+    of OpenMPI 5.0 never tells the script that the input has ended.
+    """
+    try:
+        if not what.hosts or _is_here(what.hosts[0]):
+            path = f"/proc/{os.getpid()}/fd/0"
+            os.close(os.open(path, os.O_RDONLY | os.O_NOCTTY))  # not possible with a socket
+            facts = os.stat(path)
+            return {job.INPUT: f"{path}:{facts.st_dev}:{facts.st_ino}"}
+        is_nothing = os.isatty(0) or os.path.samestat(os.fstat(0), os.stat(os.devnull))
+    except OSError:
+        is_nothing = False
+    return {job.INPUT: os.devnull} if is_nothing else {}
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host is this machine: its address is one of this machine's."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as one:
+            one.bind(address)
+    except OSError:
+        return False
+    return True
 
 
 def _write(line: str) -> None:

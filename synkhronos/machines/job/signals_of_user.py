@@ -27,12 +27,10 @@ class SignalsOfUser:
         The signal that ends the job; 0 if there was none.
     interrupted : bool
         Whether there was a SIGINT.
-    is_passed_on : bool
-        Whether the script has got SIGTERM.
     """
 
     def __init__(self) -> None:
-        self.ended_by, self.interrupted, self.is_passed_on = 0, False, False
+        self.ended_by, self.interrupted, self._is_passed_on = 0, False, False
         self._numbers = {one for one in _PASSED if signal.getsignal(one) != signal.SIG_IGN}
         self._process: Optional[subprocess.Popen[bytes]] = None
 
@@ -75,6 +73,10 @@ class SignalsOfUser:
             timer.daemon = True
             timer.start()
 
+    def note_passed_on(self) -> None:
+        """Note that the script has got SIGTERM."""
+        self._is_passed_on = True
+
     def _terminate_unless_passed_on(self) -> None:
-        if not self.is_passed_on:
+        if not self._is_passed_on:
             self._process.terminate()  # type: ignore[union-attr]
