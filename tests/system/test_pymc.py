@@ -455,10 +455,9 @@ def test_data_that_are_set_reach_the_ranks(two):
     for _ in range(2):
         with pytest.raises(ValueError, match=r"got y_data: 20, the rows of x: 41"):
             parallel.compile_logp()(model.initial_point())
-    pm.set_data({"y_data": NUMBERS}, model=parallel)
-    given = parallelize(model, {"x": X[:, 0], "y_data": NUMBERS})
+    given = parallelize(normal(), {"x": X})
     with pytest.raises(ValueError, match=r"rows of 'x' were given to parallelize\(\) by data="):
-        pm.set_data({"x": X[:, 0]}, model=given)
+        pm.set_data({"x": X}, model=given)
 
 
 def test_data_that_chose_the_rows_cannot_be_set(two):

@@ -207,8 +207,9 @@ class Group:
             )
         if data:
             causes.append(
-                f"rows depend on items of {listed(data)} in other rows; if it only happens to be as "
-                f"long as the rows, name the arrays that have rows by data={{...}}"
+                f"rows depend on items of {listed(data)} in other rows; compute what depends on "
+                f"several rows from the data before, or, if it only happens to be as long as the rows, "
+                f"name the arrays that have rows by data={{...}}"
             )
         if causes:
             return ValueError(f"{self._title}: {'. '.join(causes)}")
