@@ -98,6 +98,33 @@ def test_the_ranks_work_as_before_afterwards(world_of, in_python):
     assert len(synk.world.world.current_world().here.functions) <= 4
 
 
+def test_ctrl_c_returns_the_draws_until_then(world_of, in_python):
+    world_of(2, timeout=120)
+    parallel, script = parallelize(logistic()), os.getpid()
+
+    def interrupt(trace, draw):
+        if draw.draw_idx == 12:
+            os.kill(script, signal.SIGINT)
+
+    options = {**SHORT, "draws": 10**5, "tune": 4, "random_seed": 1, "nuts_sampler": "pymc"}
+    drawn = sample(parallel, chains=2, callback=interrupt, **options)
+    assert 0 < drawn.posterior.sizes["draw"] < 10**4
+    assert not np.isnan(drawn.posterior["weights"]).any()
+    assert sample(parallel, chains=2, **{**options, "draws": 3}).posterior.sizes["draw"] == 3
+
+
+def test_deterministics_that_were_left_out_are_added(world_of, in_python):
+    world_of(2, timeout=120)
+    with pm.Model() as model:
+        logits = pm.Deterministic("logits", pt.dot(X, pm.Normal("weights", shape=3)))
+        pm.Bernoulli("y", logit_p=logits, observed=BINARY)
+    options = {"chains": 2, "random_seed": 1, "nuts_sampler": "pymc", **SHORT}
+    drawn = sample(parallelize(model), deterministics=True, **options).posterior
+    np.testing.assert_allclose(drawn["logits"], drawn["weights"].values @ X.T)
+    with pytest.raises(ValueError, match=r"which are \['logits'\], got \['mu'\]"):
+        sample(parallelize(model), deterministics=["mu"], **options)
+
+
 def test_a_dead_rank_ends_the_chains(world_of, in_python):
     world_of(3, timeout=120)
     parallel = parallelize(logistic())

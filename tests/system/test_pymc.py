@@ -421,8 +421,6 @@ def test_the_first_evaluations_are_compared_with_the_model(two, monkeypatch):
     monkeypatch.setattr(PlainSum, "of_all", of_all)
     model = normal()
     compiled = parallelize(model).compile_dlogp()
-    with model:
-        pm.set_data({"x": 2 * X})  # it has kept its rows
     for _ in range(5):
         compiled(model.initial_point())
     assert len(asked) == 3
@@ -434,6 +432,59 @@ def test_the_first_evaluations_are_compared_with_the_model(two, monkeypatch):
             match="derivative with respect to weights, computed by 2 rank.*of the model without ranks",
         ):
             compiled(model.initial_point())
+
+
+# Data that are set, and copies
+
+
+def test_data_that_are_set_reach_the_ranks(two):
+    with pm.Model() as model:
+        x, y, scale = pm.Data("x", X[:, 0]), pm.Data("y_data", NUMBERS), pm.Data("scale", 1.0)
+        mean = pm.Normal("slope", 0, scale) * (x - x.mean())
+        pm.Normal("y", mean, scale, observed=y)
+    parallel = parallelize(model)
+    for one, data in (
+        (model, {"y_data": NUMBERS + 1}),
+        (parallel, {"x": X[:20, 1], "y_data": NUMBERS[:20]}),
+        (model, {"scale": 2.0}),
+        (parallel, {"scale": 0.5}),
+    ):
+        pm.set_data(data, model=one)
+        assert_equal(model, parallel)
+    pm.set_data({"x": X[:, 0]}, model=model)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"got y_data: 20, the rows of x: 41"):
+            parallel.compile_logp()(model.initial_point())
+    given = parallelize(normal(), {"x": X})
+    with pytest.raises(ValueError, match=r"rows of 'x' were given to parallelize\(\) by data="):
+        pm.set_data({"x": X}, model=given)
+
+
+def test_data_that_chose_the_rows_cannot_be_set(two):
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mean"), 1, observed=NUMBERS, total_size=[pm.Data("size", 100)])
+    parallel = parallelize(model)
+    pm.set_data({"size": 200}, model=model)
+    with pytest.raises(ValueError, match="chosen by the values of size, which have changed"):
+        parallel.compile_logp()(model.initial_point())
+
+
+@pytest.mark.parametrize("change", [
+    lambda model: model.copy(),
+    lambda model: pm.do(model, {"bias": 0.5}),
+    lambda model: pm.observe(model, {"bias": 0.5}),
+    lambda model: pm.model.fgraph.clone_model(model),
+], ids=["copy", "do", "observe", "clone"])  # fmt: skip
+def test_copies_refuse_what_the_parallel_model_refuses(two, change):
+    copied = change(parallelize(normal()))
+    with pytest.raises(ValueError, match=r"^pm.sample: 2 chains .*; sample .*pm.sample\(cores=1\)$"):
+        sample(copied, chains=2, cores=2, mp_ctx="fork")
+    with pytest.raises(ValueError, match="expected a model whose rows are not divided"):
+        parallelize(copied)
+    with pytest.raises(KeyError, match=r"'mean': .*compute_deterministics\(drawn, model\)"):
+        copied["mean"]
+    with pytest.raises(ValueError, match=r"^var_names: 'mean': .*deterministics=True"):
+        sample(copied, var_names=["weights", "mean"])
 
 
 # What the parallel model cannot do

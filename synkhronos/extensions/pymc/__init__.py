@@ -12,7 +12,8 @@ sampler run on the master, as they do without ranks.
 ``rows`` over all ranks, which ``operation`` is in a graph, in place of observed variables. ``sums`` has
 what such a sum and that of a chain's ranks share. ``terms`` has these variables with their graphs, and
 ``groups`` the rows in those of equal numbers of rows. ``leaves`` are the constants and shared variables
-of a graph, and ``dependence`` finds on which of their items rows depend. ``imputed`` and ``sparse_rows``
+of a graph, ``sources`` the shared variables whose new values reach the ranks, and ``dependence`` finds
+on which of their items rows depend. ``imputed`` and ``sparse_rows``
 rewrite graphs with missing values and with sparse matrices so that they have rows. ``point`` has the
 values with which graphs are tried. ``deterministics`` has `compute_deterministics`, which ``row_values``
 does, and ``chains`` has what `sample` does. ``potential`` makes a sum over rows without a model.

@@ -9,6 +9,9 @@ from __future__ import annotations
 import io
 import logging
 import pickle
+import signal
+import threading
+from importlib.util import find_spec
 from typing import Any, Sequence
 
 import cloudpickle
@@ -21,9 +24,13 @@ from pytensor.graph.traversal import ancestors
 import synkhronos as synk
 from synkhronos._checks import check_int
 from synkhronos._typing import AnyArray
+from synkhronos.extensions.pymc.deterministics import compute_deterministics
+from synkhronos.extensions.pymc.divided import DividedModel
 from synkhronos.extensions.pymc.operation import RowsSum
 from synkhronos.extensions.pymc.rows import Rows
 from synkhronos.extensions.pymc.sums import EvaluatedSum, SumOnRanks
+
+_logger = logging.getLogger("synkhronos")
 
 _REHEARSALS = 3  # evaluations by all ranks before the chains, which are compared with the model
 
@@ -82,14 +89,77 @@ class SumOfTeam(EvaluatedSum):
         Its number among the sums of the team.
     on_ranks : SumOnRanks
         What the ranks have of it.
+    interrupts : Interrupts
+        Ends the sampler after Ctrl-C.
     """
 
-    def __init__(self, team: Team, number: int, on_ranks: SumOnRanks) -> None:
+    def __init__(self, team: Team, number: int, on_ranks: SumOnRanks, interrupts: Interrupts) -> None:
         super().__init__(on_ranks)
-        self._team, self._number = team, number
+        self._team, self._number, self._interrupts = team, number, interrupts
 
     def _evaluate_here(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
+        self._interrupts.in_evaluation()
         return self._team.evaluate(self._number, values, with_gradient)
+
+
+class Interrupts:
+    """Ends the sampler of this process after Ctrl-C, so that it returns its draws.
+
+    PyMC's own sampler is ended between two draws. nutpie evaluates in other threads while the main
+    thread waits, so the signal is raised there.
+
+    Parameters
+    ----------
+    rank : Rank
+        This rank of the program.
+    """
+
+    def __init__(self, rank: synk.Rank) -> None:
+        self._stop = rank._stop
+        self._was_raised = self._was_handled = False
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupts:
+        if _is_main():
+            self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        if _is_main():
+            signal.signal(signal.SIGINT, self._before)
+
+    @property
+    def are_asked(self) -> bool:
+        """Whether the ranks are asked to stop."""
+        return self._stop.is_asked
+
+    def between_draws(self, callback: Any) -> Any:
+        """Return a callback for PyMC's sampler, which calls another one first."""
+
+        def called(trace: Any, draw: Any) -> None:
+            if callback is not None:
+                callback(trace, draw)
+            if self.are_asked:
+                raise KeyboardInterrupt
+
+        return called
+
+    def in_evaluation(self) -> None:
+        """Raise the signal in the main thread, once, if another thread evaluates."""
+        if self.are_asked and not self._was_raised and not _is_main():
+            self._was_raised = True
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self._was_raised and not self._was_handled:
+            self._was_handled = True
+            raise KeyboardInterrupt
+        if callable(self._before):
+            self._before(number, frame)
+
+
+def _is_main() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
 
 
 class _ModelPickler(cloudpickle.Pickler):
@@ -121,10 +191,12 @@ def sample_chains(
     chains: int,
     ranks_per_chain: int | None,
     random_seed: Any,
+    deterministics: bool | Sequence[str],
     options: dict[str, Any],
 ) -> Any:
     """Return the draws of all chains; see `sample`."""
     sums = _sums_of(model)
+    names = _left_out(model, deterministics)
     chains, size = check_int(chains, "sample: chains", 1), synk.size()
     if ranks_per_chain is None:
         ranks_per_chain = max(1, size // chains)
@@ -144,10 +216,18 @@ def sample_chains(
     options = {"draws": draws, "tune": tune, **options}
     on_ranks = [rows.on_ranks for rows in sums]
     by_rank = synk.spmd(_sample, pickled.getvalue(), on_ranks, ranks_per_chain, seeds, options)
+    by_chain = {chain: drawn for found in by_rank for chain, drawn in found or ()}
+    made = [by_chain[chain] for chain in range(chains) if by_chain.get(chain) is not None]
     if by_rank.stopped:
-        raise KeyboardInterrupt
-    by_chain = {chain: drawn for found in by_rank for chain, drawn in found}
-    joined = _join([by_chain[chain] for chain in range(chains)])
+        made = _cut(made)
+        _logger.warning(
+            f"sample: interrupted; there are {made[0].posterior.sizes['draw']} draws of {len(made)} of "
+            f"{chains} chains"
+        )
+    joined = _join(made)
+    if names:
+        found = compute_deterministics(joined, sums[0].model, var_names=names)
+        joined.posterior = joined.posterior.assign(found)
     if checks:
         log_warnings(run_convergence_checks(joined, model))
     return joined
@@ -165,6 +245,20 @@ def _sums_of(model: Any) -> list[Rows]:
             "others, there is pm.sample()"
         )
     return sorted(sums, key=lambda rows: rows.name)
+
+
+def _left_out(model: Any, deterministics: bool | Sequence[str]) -> list[str]:
+    """Return the names of the deterministic variables to compute after sampling."""
+    known = model.left_out() if isinstance(model, DividedModel) else []
+    wanted = deterministics if isinstance(deterministics, (list, tuple)) else known
+    if not deterministics:
+        return []
+    if isinstance(deterministics, str) or {*wanted} - {*known}:
+        raise ValueError(
+            f"sample: deterministics: expected True, False, or a list of deterministic variables that "
+            f"the parallel model leaves out, which are {known}, got {deterministics!r}"
+        )
+    return list(wanted)
 
 
 def _seeds(random_seed: Any, chains: int) -> list[int]:
@@ -207,31 +301,69 @@ def _sample(
     if group is None:
         return []
     team = Team(rank, group, sums)
+    rank.should_stop  # noqa: B018 - so that calls go on after Ctrl-C, and the sampler ends by itself
     if group.rank:
         team.serve()
         return []
     if not rank.is_master:
         options = {**options, "progressbar": False}
         logging.getLogger("pymc").setLevel(logging.WARNING)
-    own = [SumOfTeam(team, *numbered) for numbered in enumerate(sums)]
+    interrupts = Interrupts(rank)
+    own = [SumOfTeam(team, *numbered, interrupts) for numbered in enumerate(sums)]
     model = _ModelUnpickler(pickled, own).load()
-    drawn = [
-        (chain, _sample_chain(model, seeds[chain], options))
-        for chain in range(first, len(seeds), n_groups)
-    ]
+    with interrupts:
+        drawn = [
+            (chain, _sample_chain(model, seeds[chain], interrupts, options))
+            for chain in range(first, len(seeds), n_groups)
+        ]
     team.dismiss()
     return drawn
 
 
-def _sample_chain(model: pm.Model, seed: int, options: dict[str, Any]) -> Any:
-    return pm.sample(
-        model=model,
-        chains=1,
-        cores=1,
-        random_seed=[seed],
-        compute_convergence_checks=False,
-        **options,
-    )
+def _sample_chain(model: pm.Model, seed: int, interrupts: Interrupts, options: dict[str, Any]) -> Any:
+    """Return the draws of a chain; those until then after Ctrl-C, and None if there are none."""
+    if interrupts.are_asked:
+        return None
+    if _is_of_pymc(model, options):
+        options = {**options, "callback": interrupts.between_draws(options.get("callback"))}
+    try:
+        return pm.sample(
+            model=model,
+            chains=1,
+            cores=1,
+            random_seed=[seed],
+            compute_convergence_checks=False,
+            **options,
+        )
+    except (Exception, KeyboardInterrupt):  # as nutpie raises if it has no draw yet
+        if not interrupts.are_asked:
+            raise
+        return None
+
+
+def _is_of_pymc(model: pm.Model, options: dict[str, Any]) -> bool:
+    """Whether PyMC's own sampler will be used, which has callbacks."""
+    sampler = options.get("nuts_sampler")
+    if sampler is not None or pm.__version__.startswith("5."):
+        return sampler in (None, "pymc")
+    is_discrete = any(one.type.dtype.startswith(("int", "uint", "bool")) for one in model.free_RVs)
+    return is_discrete or "step" in options or find_spec("nutpie") is None
+
+
+def _cut(made: Sequence[Any]) -> list[Any]:
+    """Return equal numbers of draws of the chains that have any; raise KeyboardInterrupt if none has."""
+    lengths = [_n_draws(one.posterior) for one in made]
+    if not any(lengths):
+        raise KeyboardInterrupt
+    length = min(one for one in lengths if one)
+    return [one.isel(draw=slice(length)) for one, found in zip(made, lengths) if found]
+
+
+def _n_draws(posterior: Any) -> int:
+    """Return the number of draws; nutpie fills up the others with NaN."""
+    first = next(iter(posterior.data_vars.values()))
+    is_missing = np.isnan(np.asarray(first.transpose("draw", ...), float))
+    return int((~is_missing.all(axis=tuple(range(1, is_missing.ndim)))).sum())
 
 
 def _join(by_chain: Sequence[Any]) -> Any:

@@ -1,9 +1,10 @@
-"""`DividedModel`: a model without the observed variables, which says where PyMC would need them.
+"""`DividedModel`: a model without the rows, which says where PyMC would need them.
 
 PyMC computes predictions and the log-likelihood of each row from the observed variables of a model, and
 nothing at all if there are none. It also starts chains in other processes, or asks JAX, without a
 question to the model, and fails there with long tracebacks. But it reads the observed variables first.
-So the model looks at who reads them.
+So the model looks at who reads them. Models that PyMC makes of its graph, as ``pm.do`` and copies, do so
+too.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ import multiprocessing
 import sys
 import warnings
 from types import FrameType
-from typing import Any
+from typing import Any, Sequence
 
 import pymc as pm
+from pymc.model import fgraph
+from pytensor.graph.traversal import ancestors
+
+from synkhronos.extensions.pymc.operation import RowsSum
 
 _NEEDS_JAX = ("blackjax", "numpyro")
 _PACKAGES = ("pymc", "pymc_extras")
@@ -32,6 +37,58 @@ class DividedModel(pm.Model):
     @observed_RVs.setter
     def observed_RVs(self, variables: Any) -> None:  # noqa: N802
         self.__dict__["observed_RVs"] = variables
+
+    def sums_over_rows(self) -> list[Any]:
+        """Return the sums over rows in the model."""
+        nodes = [one.owner for one in ancestors(self.potentials) if one.owner]
+        return list(dict.fromkeys(node.op.rows for node in nodes if isinstance(node.op, RowsSum)))
+
+    def left_out(self) -> list[str]:
+        """Return the names of the deterministic variables that depend on rows."""
+        models = [rows.model for rows in self.sums_over_rows() if getattr(rows, "model", None)]
+        names = [one.name for model in models for one in model.deterministics]
+        return [one for one in dict.fromkeys(names) if one not in self.named_vars]
+
+    def __getitem__(self, key: str) -> Any:
+        try:
+            return super().__getitem__(key)
+        except KeyError:
+            if key in self.left_out():
+                raise KeyError(_left_out([key])) from None
+            raise
+
+    def set_data(self, name: str, values: Any, coords: Any = None) -> None:
+        """Change data of the model, whose rows may be divided; see ``pymc.Model.set_data``."""
+        for rows in () if name in self.named_vars else self.sums_over_rows():
+            data = rows.model and rows.model.named_vars.get(name)
+            if data is not None and rows.depends_on(data):
+                rows.model.set_data(name, values, coords=coords)
+                return
+            if data is not None and data in rows.model.data_vars:
+                raise ValueError(
+                    f"set_data: the rows of {name!r} were given to parallelize() by data={{...}}; call "
+                    f"it again with others"
+                )
+        super().set_data(name, values, coords=coords)
+
+
+def _left_out(names: Sequence[str]) -> str:
+    return (
+        f"{', '.join(map(repr, names))}: deterministic variables that depend on the rows are not "
+        f"computed while sampling; compute them with compute_deterministics(drawn, model), or sample "
+        f"with synkhronos.extensions.pymc.sample(parallel, deterministics=True)"
+    )
+
+
+def _model_of_graph(**options: Any) -> pm.Model:
+    """Return the model into which PyMC puts the variables of a graph."""
+    made, graph = pm.Model(**options), sys._getframe(1).f_locals["fgraph"]
+    if any(isinstance(node.op, RowsSum) for node in graph.apply_nodes):
+        made.__class__ = DividedModel
+    return made
+
+
+fgraph.Model = _model_of_graph
 
 
 def _check_readers(frame: FrameType | None) -> None:
@@ -76,6 +133,9 @@ def _check_sample(frame: FrameType, given: dict[str, Any]) -> None:
     sampler = given.get("nuts_sampler")  # in PyMC 6, None until it has chosen one
     if sampler in _NEEDS_JAX:
         _refuse_jax(frame, given)
+    names, model = given.get("var_names"), given.get("model")
+    if names and isinstance(model, DividedModel) and {*names} & {*model.left_out()}:
+        raise ValueError(f"var_names: {_left_out(sorted({*names} & {*model.left_out()}))}")
     cores, chains, context = given.get("cores"), given.get("chains"), given.get("mp_ctx")
     if sampler != "pymc" or not cores or not chains or min(cores, chains) < 2:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import pytensor.tensor as pt
@@ -18,6 +18,7 @@ from synkhronos.extensions.pymc.point import Point
 from synkhronos.extensions.pymc.points import points_of
 from synkhronos.extensions.pymc.potential import like, substitute, total_of
 from synkhronos.extensions.pymc.rows import Rows
+from synkhronos.extensions.pymc.sources import Sources
 from synkhronos.extensions.pymc.terms import Term, log_prob_of, plain_log_prob_of
 
 _REMOVED = "local_remove_check_parameter"  # as PyMC does with check_bounds=False
@@ -107,7 +108,8 @@ class Group:
 
     def _made(self, rows: Sequence[Variable]) -> tuple[Rows, list[Variable]]:
         """Return the sum over these rows, and its inputs in the model."""
-        arrays, variables, by_leaf = arrays_of(rows, self._given or {})
+        computed = {one: graph for term in self._terms for one, graph in term.computed.items()}
+        arrays, variables, by_leaf = arrays_of(rows, self._given or {}, computed)
         if not variables:
             raise ValueError(f"{self._title}: data: expected the names of arrays that have rows")
         log_probs = with_rows(self._model, self._log_probs, self._stand_ins, self._n_rows, by_leaf)
@@ -130,8 +132,37 @@ class Group:
             self._mode,
             **({} if self._model.check_bounds else {"checks": _REMOVED}),
             plain=self._plain(inputs),
+            sources=self._sources(variables, by_leaf, computed),
+            model=self._model,
         )
         return made, inputs
+
+    def _sources(
+        self,
+        variables: Sequence[Variable],
+        by_leaf: Mapping[Variable, Variable],
+        computed: Mapping[Variable, Variable],
+    ) -> Sources:
+        """Return what the model computes the rows from, unless they are the script's."""
+        given = self._given or {}
+        graphs = {
+            variables.index(variable): self._with_sources(computed.get(leaf, leaf))
+            for leaf, variable in by_leaf.items()
+            if given.get(leaf) is None and (leaf in computed or isinstance(leaf, SharedVariable))
+        }
+        fixed = [one for term in self._terms for one in term.fixed]
+        if any(term.scale for term in self._terms):  # which is that of a number of rows
+            fixed += [one for one in ancestors(graphs.values()) if isinstance(one, SharedVariable)]
+        return Sources(graphs, [self._point.source_of(one) for one in fixed])
+
+    def _with_sources(self, graph: Variable) -> Variable:
+        """Return a graph of the model's own variables, for one of stand-ins."""
+        tensors = {
+            one: getattr(self._point.source_of(one), "values", one)
+            for one in ancestors([graph])
+            if isinstance(one, SharedVariable) and self._point.source_of(one) is not one
+        }
+        return substitute([graph], tensors)[0] if tensors else graph
 
     def _plain(self, inputs: Sequence[Variable]) -> Any:
         """Return the sum in the model's own graph, or None if the rows are the script's."""
@@ -176,8 +207,9 @@ class Group:
             )
         if data:
             causes.append(
-                f"rows depend on items of {listed(data)} in other rows; if it only happens to be as "
-                f"long as the rows, name the arrays that have rows by data={{...}}"
+                f"rows depend on items of {listed(data)} in other rows; compute what depends on "
+                f"several rows from the data before, or, if it only happens to be as long as the rows, "
+                f"name the arrays that have rows by data={{...}}"
             )
         if causes:
             return ValueError(f"{self._title}: {'. '.join(causes)}")
@@ -191,11 +223,12 @@ def _distribution(variable: Variable) -> str:
 
 
 def arrays_of(
-    rows: Sequence[Variable], given: Mapping[Variable, Any]
+    rows: Sequence[Variable], given: Mapping[Variable, Any], computed: Collection[Variable] = ()
 ) -> tuple[list[Any], list[Variable], dict[Variable, Variable]]:
     """Return arrays, variables for their rows, and the variable by leaf.
 
-    Constants that are equal, such as an index that is used twice, have one array.
+    Constants that are equal, such as an index that is used twice, have one array, unless they are
+    computed from shared variables.
     """
     arrays: list[Any] = []
     variables: list[Variable] = []
@@ -203,11 +236,12 @@ def arrays_of(
     replaced: dict[Variable, Variable] = {}
     for leaf in rows:
         array = given.get(leaf)
-        same = [one for one in kept if array is None and are_equal(one, leaf)]
+        is_alone = array is not None or leaf in computed
+        same = [one for one in kept if not is_alone and are_equal(one, leaf)]
         if same:
             variable = variables[kept.index(same[0])]
         else:
-            kept.append(leaf if array is None else None)
+            kept.append(None if is_alone else leaf)
             arrays.append(array_of(leaf) if array is None else array)
             label = leaf.name or label_of(leaf)
             variables.append(like(arrays[-1], label, leaf.type.shape))

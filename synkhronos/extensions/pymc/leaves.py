@@ -158,8 +158,14 @@ def computed_once(
     wanted = [one for one in walk(outputs, lambda one: () if one in by_row else _inputs(one))]
     wanted = [one for one in dict.fromkeys(wanted) if one in by_row]
     values = pytensor.function([], wanted, mode="FAST_COMPILE")()
-    new = {one: pt.constant(value, one.name) for one, value in zip(wanted, values)}
+    new = {one: pt.constant(value, _name_of(one)) for one, value in zip(wanted, values)}
     return substitute(outputs, new), {made: one for one, made in new.items()}
+
+
+def _name_of(computed: Variable) -> str | None:
+    names_of = [one.name for one in ancestors([computed]) if isinstance(one, SharedVariable)]
+    found = [name for name in names_of if name]
+    return computed.name or (f"the rows of {', '.join(found)}" if found else None)
 
 
 def _inputs(one: Variable) -> Sequence[Variable]:

@@ -11,8 +11,9 @@ from pymc.model.fgraph import fgraph_from_model, model_from_fgraph, model_potent
 from pytensor.graph.op import Op
 
 import synkhronos as synk
+from synkhronos._text import listed
 from synkhronos._typing import AnyArray
-from synkhronos.engines.names import Variable, ancestors
+from synkhronos.engines.names import SharedVariable, Variable, ancestors
 from synkhronos.extensions.pymc.divided import DividedModel
 from synkhronos.extensions.pymc.groups import Group
 from synkhronos.extensions.pymc.imputed import select_first
@@ -48,6 +49,11 @@ def divide(model: Any, data: Any, observed: Any, mode: Any) -> Any:
     """Return a model with the rows divided over the ranks; see `parallelize`."""
     if not isinstance(model, pm.Model):
         raise TypeError(f"parallelize: expected a pymc.Model, got {model!r}")
+    if isinstance(model, DividedModel):
+        raise ValueError(
+            f"parallelize: expected a model whose rows are not divided, got one of parallelize(), with "
+            f"{listed(rows.name for rows in model.sums_over_rows())}; give it the original model"
+        )
     point = Point(model)
     terms = sorted(terms_of(model, observed, point, data is not None), key=number_of_rows)
     given = _given(model, data, terms, point)
@@ -135,11 +141,21 @@ def _replaced(model: Any, terms: Sequence[Term], potentials: Sequence[Potential]
     order = list(model.named_vars)
     for variables in (made.free_RVs, made.deterministics):
         variables.sort(key=lambda one: order.index(one.name))
-    made.__class__ = DividedModel
+    _share_data(model, made)
     _copy_initial_values(model, made)
     if not any(has_dims(one) for one in made.free_RVs):
         select_first(made.free_RVs, lambda: point.values([model[one.name] for one in made.free_RVs]))
     return made
+
+
+def _share_data(model: Any, made: Any) -> None:
+    """Have both models use the same data and lengths of dimensions."""
+    pairs = [(made[one.name], one) for one in model.data_vars if one.name in made.named_vars]
+    pairs += [(made.dim_lengths[dim], one) for dim, one in model.dim_lengths.items()]
+    for copied, one in pairs:
+        if isinstance(one, SharedVariable):
+            copied.container = one.container
+    made._coords = model._coords
 
 
 def _check_gradients(model: Any, inputs: Sequence[Variable]) -> None:

@@ -40,9 +40,9 @@ def parallelize(
     Returns
     -------
     pymc.Model
-        It keeps the rows with which it was created. Data without rows can be changed with
-        ``pm.set_data``. It has no ``pm.Deterministic`` that depends on the rows; compute these from the
-        draws, with `compute_deterministics`.
+        It shares its ``pm.Data`` with `model`, so ``pm.set_data`` on either changes both, also the rows,
+        unless `data` gave them. It has no ``pm.Deterministic`` that depends on the rows; compute these
+        from the draws, with `compute_deterministics`.
 
     Raises
     ------
@@ -104,6 +104,7 @@ def sample(
     chains: int = 4,
     ranks_per_chain: int | None = None,
     random_seed: Any = None,
+    deterministics: bool | Sequence[str] = False,
     **options: Any,
 ) -> Any:
     """Sample several chains at once, each by ranks of its own, over one copy of the rows.
@@ -120,6 +121,9 @@ def sample(
         The number of ranks that evaluate a chain; by default all ranks are divided among the chains.
     random_seed : int or list of int, optional
         Seeds, or a number from which the seeds of all chains are drawn.
+    deterministics : bool or list of str, default: False
+        Whether to add the deterministic variables that `parallelize` leaves out, or which of them. They
+        are computed after sampling, by `compute_deterministics`.
     **options
         Others of ``pm.sample``, such as ``nuts_sampler`` and ``target_accept``; but neither ``cores``
         nor ``mp_ctx``.
@@ -137,14 +141,17 @@ def sample(
     TypeError, ValueError
         If an argument is wrong, or no sum over rows is in the model.
     KeyboardInterrupt
-        After Ctrl-C. There are no draws then.
+        After Ctrl-C, if no chain has a draw. Otherwise the draws until then are returned, equally many
+        of each chain that has any.
     """
     try:
         from synkhronos.extensions.pymc.chains import sample_chains  # imports PyMC
     except ModuleNotFoundError as error:
         raise _without_pymc("sample", error) from error
 
-    return sample_chains(model, draws, tune, chains, ranks_per_chain, random_seed, options)
+    return sample_chains(
+        model, draws, tune, chains, ranks_per_chain, random_seed, deterministics, options
+    )
 
 
 def _without_pymc(name: str, error: ModuleNotFoundError) -> ImportError:

@@ -15,6 +15,7 @@ from synkhronos.engines.analysis.recurrence import recurrent
 from synkhronos.extensions.pymc.first_evaluations import FirstEvaluations
 from synkhronos.extensions.pymc.independence import is_finite_sum
 from synkhronos.extensions.pymc.serial import PlainSum, SerialSum, n_bytes, value_and_gradient
+from synkhronos.extensions.pymc.sources import Sources
 from synkhronos.extensions.pymc.sums import EvaluatedSum, SumOnRanks
 from synkhronos.functions.steps import turn_of
 
@@ -46,6 +47,10 @@ class Rows(EvaluatedSum):
         The name of PyMC's rewrite that determines the effect of a wrong parameter.
     plain : variable or None
         The sum as the model computes it without ranks, of `parameters` and the model's data.
+    sources : Sources, optional
+        What the rows are computed from.
+    model : pymc.Model, optional
+        The model that has the rows.
     """
 
     def __init__(
@@ -59,16 +64,20 @@ class Rows(EvaluatedSum):
         mode: Any = None,
         checks: str = _CHECKS,
         plain: Any = None,
+        sources: Sources | None = None,
+        model: Any = None,
     ) -> None:
         _check_lengths(name, variables, data)
         _check_steps(name, total, variables, parameters)
         wrt = [index for index, wanted in enumerate(differentiable) if wanted]
         self._total, self._variables = total, list(variables)
+        self._sources, self.model = sources or Sources(), model
         given = get_mode("NUMBA" if mode is None and _is_usual() else mode)
         self._mode = Mode(given.linker, given.provided_optimizer.including(checks))
         arrays = [_as_data(name, *pair) for pair in zip(variables, data)]
-        slices = max(1, n_bytes(arrays) // (_SLICE * synk.size()))
-        super().__init__(SumOnRanks(name, total.type.dtype, list(parameters), wrt, arrays, slices, {}))
+        super().__init__(
+            SumOnRanks(name, total.type.dtype, list(parameters), wrt, arrays, _slices(arrays), {})
+        )
         self._arguments: list[Any] = []  # the parameters as `Data`, when there are values
         self._serial = SerialSum(name, self._function(True), arrays, self.parameters, wrt)
         model = None if plain is None else PlainSum(plain, self.parameters, wrt, self._mode)
@@ -112,9 +121,30 @@ class Rows(EvaluatedSum):
             )
         self._untested = 0
 
+    def refresh(self) -> bool:
+        """Replace the rows whose sources have new values, and return whether there are any."""
+        try:
+            changed = self._sources.changed()
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from error
+        if changed:
+            named = list(zip(self._variables, self.on_ranks.data))
+            data = [changed.get(number, rows) for number, (_, rows) in enumerate(named)]
+            _check_lengths(self.name, self._variables, data)
+            data = [_as_data(self.name, *pair) for pair in zip(self._variables, data)]
+            self.on_ranks.data, self.on_ranks.num_slices = data, _slices(data)
+            self._serial.take(data)
+            self._sources.use()
+        return bool(changed)
+
+    def depends_on(self, shared: Any) -> bool:
+        """Whether the rows are computed from a shared variable."""
+        return shared in self._sources
+
     def _evaluate_here(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
         try:
             with self.turn:  # the values are those of this thread until they have been used
+                self.refresh()
                 if self._refusal is not None:
                     raise self._refusal.with_traceback(None)
                 if self._untested:
@@ -184,6 +214,10 @@ class Rows(EvaluatedSum):
             name=self.name,
             on_unused_input="ignore",
         )
+
+
+def _slices(data: Sequence[synk.Data]) -> int:
+    return max(1, n_bytes(data) // (_SLICE * synk.size()))
 
 
 def _check_steps(name: str, total: Any, variables: Sequence[Any], parameters: Sequence[Any]) -> None:

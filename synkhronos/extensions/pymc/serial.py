@@ -58,12 +58,15 @@ class SerialSum:
         parameters: Sequence[Any],
         wrt: Sequence[int],
     ) -> None:
-        self.name, self.n_rows = name, len(data[0])
-        self.n_bytes = n_bytes(data)
+        self.name = name
+        self.take(data)
         self.computed_with = [one.type.dtype for one in parameters]
         self.dtypes = [one.dtype for one in data] + self.computed_with
-        self._function, self._data = function, list(data)
-        self._parameters, self._wrt = parameters, wrt
+        self._function, self._parameters, self._wrt = function, parameters, wrt
+
+    def take(self, data: Sequence[synk.Data]) -> None:
+        """Use these rows from now on."""
+        self._data, self.n_rows, self.n_bytes = list(data), len(data[0]), n_bytes(data)
 
     def sample(self) -> list[AnyArray]:
         """Return at most 1000 of the rows, evenly spaced."""
@@ -117,13 +120,9 @@ class PlainSum:
     """
 
     def __init__(self, total: Any, parameters: Sequence[Any], wrt: Sequence[int], mode: Any) -> None:
-        # The script may give shared variables other values before the first evaluation, and Numba keeps
-        # the constants of its functions.
+        # Numba keeps the constants of its functions.
         leaves = [one for one in ancestors([total]) if isinstance(one, SharedVariable) or _is_large(one)]
-        self._data = [
-            one.get_value(borrow=True) if isinstance(one, SharedVariable) else one.data for one in leaves
-        ]
-        stand_ins = [one.type() for one in leaves]
+        self._leaves, stand_ins = leaves, [one.type() for one in leaves]
         self._function = pytensor.function(
             [*parameters, *stand_ins],
             value_and_gradient(total, parameters, wrt),
@@ -136,7 +135,11 @@ class PlainSum:
         """Return the sum over all rows, and its gradient."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Numba does not cache functions with arrays of constants
-            return np.asarray(self._function(*values, *self._data))
+            return np.asarray(self._function(*values, *map(_value, self._leaves)))
+
+
+def _value(leaf: Any) -> Any:
+    return leaf.get_value(borrow=True) if isinstance(leaf, SharedVariable) else leaf.data
 
 
 def _is_large(variable: Any) -> bool:

@@ -52,6 +52,8 @@ class Term(NamedTuple):
         Returns the factor that ``total_size`` gives the log-probability of a number of rows.
     computed : dict
         What the model computes from data, by the constant that has its value.
+    fixed : list of SharedVariable
+        Variables whose values were used to find the rows.
     """
 
     variable: Variable
@@ -63,6 +65,7 @@ class Term(NamedTuple):
     sources: list[Variable]
     scale: Callable[[int], float] | None
     computed: dict[Variable, Variable]
+    fixed: list[SharedVariable]
 
 
 def number_of_rows(term: Term) -> int:
@@ -133,6 +136,8 @@ def _term(model: Any, variable: Variable, point: Point, kept: Sequence[Variable]
             f"{value}; leave it out by observed=[...], with the names of the others"
         )
     sources = [one for one in ancestors([graph]) if is_leaf(one) and n_rows in array_of(one).shape]
+    original = [point.graph_of(variable)]
+    before = _shared_in(original if value is None else [*original, value])
     graph = padded(f"parallelize({variable.name})", graph, n_rows)
     graph, selected = selected_first(
         graph, n_rows, list(point.parameters.values()), lambda: point.values(list(point.parameters))
@@ -140,6 +145,7 @@ def _term(model: Any, variable: Variable, point: Point, kept: Sequence[Variable]
     outputs = folded([graph] if value is None else [graph, value], kept)
     outputs, computed = computed_once(outputs, n_rows, kept)
     sources += [one for one in ancestors(computed.values()) if isinstance(one, SharedVariable)]
+    after = _shared_in([*outputs, *computed.values()])
     outputs[0] = rows_first(outputs[0], n_rows)
     return Term(
         variable,
@@ -151,7 +157,13 @@ def _term(model: Any, variable: Variable, point: Point, kept: Sequence[Variable]
         [*sources, *selected],
         scale,
         computed,
+        [one for one in before if one not in after],
     )
+
+
+def _shared_in(outputs: Sequence[Variable]) -> list[SharedVariable]:
+    found = dict.fromkeys(ancestors(outputs))
+    return [one for one in found if isinstance(one, SharedVariable) and hasattr(one.type, "ndim")]
 
 
 def _without_scale(
