@@ -15,7 +15,7 @@ RUN apt-get update \
 
 WORKDIR /synkhronos
 COPY . .
-RUN sh tools/environment.sh --with-opencl --with-mpi \
+RUN sh tools/environment.sh --with-opencl --with-mpi --with-pymc \
     && rm -rf /root/.cache/pip /var/lib/apt/lists/*
 
 CMD ["sh", "demos/run"]

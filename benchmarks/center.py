@@ -57,7 +57,7 @@ def _serve(transport):
 
 def _prepare(transport):
     """Return a function that repeats what it is asked for, and returns the seconds of one time."""
-    from synkhronos.engines.naive import NaiveEngine, Shared
+    from specifications.engine import NaiveEngine, Shared
     from synkhronos.programs.center import Center
     from synkhronos.services.messages import Messages
     from synkhronos.services.stripes import Stripes

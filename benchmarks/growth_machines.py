@@ -1,11 +1,10 @@
 """growth_machines: all-reduces between 2 to 8 leaders, and a model of training on up to 1024 machines.
 
 The machines are network namespaces, joined by links of 100 Mbit/s, so that the links and not the cores
-of this machine are the limit. The constants are fitted to two machines, and the model of each algorithm
-is tried on four and eight; and on up to 128 leaders that are threads joined by a network in simulated
-time. Then it says how well training would scale with 4 GPUs a machine and 25
-Gbit/s, for networks whose step time is published (TensorFlow's benchmarks for a P100, 64 images), beside
-Horovod's published results (docs/benchmarks). As in Horovod, gradients travel while others are computed;
+of this machine are the limit. The constants are fitted to two machines, and the model is tried on four
+and eight. Then it says how well training would scale with 4 GPUs a machine and 25 Gbit/s, for networks
+whose step time is published (TensorFlow's benchmarks for a P100, 64 images), beside Horovod's published
+results (docs/benchmarks). As in Horovod, gradients travel while others are computed;
 the lines "not overlapped" are without that.
 """
 
@@ -22,7 +21,6 @@ TRIED = (4, 8)
 RATE, BITS, BURST = "100mbit", 1e8, "32k"
 KB, MB = 1 << 10, 1_000_000
 SIZES = {"4 B": 4, "4 kB": 4 * KB, "64 kB": 64 * KB, "1 MB": MB, "25 MB": 25 * MB}
-SIMULATED = {8: [64 * KB, 8 * MB], 32: [64 * KB], 128: [4 * KB, 64 * KB, 4 << 20]}  # bytes by leaders
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 UNLIMITED = ("5 MB", "102 MB")  # sizes of the row `machines`
 FORETOLD = (2, 8, 32, 128, 1024)
@@ -49,22 +47,21 @@ def rounds(machines):
     return (machines - 1).bit_length()
 
 
-def costs_of(constants, a_byte):
-    """Return the constants of an all-reduce; `a_byte` is the time to send one."""
-    from synkhronos.comms.algorithms import Costs
+def is_small(machines, nbytes):
+    """Return whether an array is part of the meeting."""
+    from synkhronos.comms.linked import SMALL
 
-    return Costs(constants["round"], constants["message"], a_byte)
+    return nbytes <= SMALL // max(machines - 1, 1)
 
 
-def model_all_reduce(machines, nbytes, constants, a_byte, name=None):
-    """Return the time of an all-reduce between leaders, by an algorithm, or by the fastest."""
-    from synkhronos.comms import algorithms
-
-    costs = costs_of(constants, a_byte)
-    names = algorithms.NAMES if name is None else [name]
-    if machines == 2:
-        names = ["meeting" if nbytes <= algorithms.SMALL else "direct"]
-    return min(algorithms.seconds(one, machines, nbytes, costs) for one in names)
+def model_all_reduce(machines, nbytes, constants, a_byte):
+    """Return the time of an all-reduce between leaders; `a_byte` is the time to send one."""
+    meeting = rounds(machines) * constants["round"]
+    if is_small(machines, nbytes):
+        return meeting + (machines - 1) * nbytes * a_byte
+    sent = 2 * nbytes * (machines - 1) / machines
+    others = constants["message"] * (machines - 2)
+    return meeting + 2 * (constants["round"] + others) + sent * a_byte
 
 
 def model_call(machines, constants):
@@ -125,21 +122,13 @@ def fit(median):
     small, large = (median[2, size] for size in UNLIMITED)
     lengths = [row.BYTES[size] for size in UNLIMITED]
     constants["a byte"] = (large - small) / (lengths[1] - lengths[0])
-    limited = median[2, "25 MB", "direct"] - median[2, "1 MB", "direct"]
+    limited = median[2, "25 MB"] - median[2, "1 MB"]
     constants["a limited byte"] = limited / (SIZES["25 MB"] - SIZES["1 MB"])
     constants["share of the limit"] = min(1.0, 8 / BITS / constants["a limited byte"])
     return constants
 
 
 # The row
-
-
-def algorithms_of(count, size):
-    """Return the algorithms that are timed."""
-    if count == 2:
-        return ["meeting" if SIZES[size] <= 64 * KB else "direct"]
-    names = ["meeting"] * (SIZES[size] <= 64 * KB) + ["doubling"] * (SIZES[size] <= MB)
-    return [*names, "halving", "direct"]
 
 
 def times_of(nbytes):
@@ -153,7 +142,7 @@ def measure(options):
     why_not = why_no_mpi() or why_no_namespaces()
     if why_not:
         raise SystemExit(f"growth_machines: this row needs machines made of namespaces: {why_not}")
-    turns, times, chosen = 3 if options.quick else 7, {}, {}
+    turns, times = 3 if options.quick else 7, {}
     for count in (2, *TRIED):
         with Machines(count) as made:
             kinds = ("leaders", "call") if count == 2 else ("leaders",)
@@ -162,9 +151,7 @@ def measure(options):
                 if count == 2:
                     times.update(_take_turns(_unlimited(jobs), turns, count, "no limit"))
                 made.limit(RATE, BURST)
-                if count > 2:
-                    chosen[count] = jobs["leaders"]("measure", None)
-                times.update(_take_turns(_limited(jobs["leaders"], count), turns, count, RATE))
+                times.update(_take_turns(_limited(jobs["leaders"]), turns, count, RATE))
             finally:
                 for job in jobs.values():
                     job.close()
@@ -172,7 +159,7 @@ def measure(options):
     constants = fit(median)
     extra = {"constants": constants}
     lines = _lines(times, constants)
-    return common.Result("machines, and a model", lines, _notes(constants, chosen), extra)
+    return common.Result("machines, and a model", lines, _notes(constants), extra)
 
 
 def _take_turns(turns, number, count, title):
@@ -188,54 +175,20 @@ def _unlimited(jobs):
     return turns
 
 
-def _limited(job, count):
-    turns = {}
-    for size, nbytes in SIZES.items():
-        for name in algorithms_of(count, size):
-            asked = name, nbytes, times_of(nbytes)
-            turns[size, name] = lambda asked=asked: job("reduce", asked)
-        if count > 2:
-            asked = "", nbytes, times_of(nbytes)
-            turns[size, "chosen"] = lambda asked=asked: job("reduce", asked)
-    return turns
-
-
-def _simulated(constants):
-    """Return lines with the time of the algorithms by which arrays would be reduced, and of others."""
-    import simulated
-
-    costs, lines = costs_of(constants, 8 / NETWORK / constants["share of the limit"]), []
-    for count, lengths in SIMULATED.items():
-        for nbytes in lengths:
-            for name in ("meeting", "doubling", "halving", "direct"):
-                if count > 8 and name != "halving" and (name == "direct" or nbytes > 64 * KB):
-                    continue  # thousands of messages, or much memory
-                if name == "meeting" and nbytes > 4 * KB * 128 // count:
-                    continue
-                spent = simulated.seconds(name, count, nbytes, costs)
-                model = model_all_reduce(count, nbytes, constants, costs.byte, name)
-                line = Line(f"{nbytes} B, simulated: {count} leaders, {name}", "ms", [1e3 * spent])
-                line.ratios, line.of = [spent / model], "model"
-                lines.append(line)
-    return lines
+def _limited(job):
+    asked = {size: (nbytes, times_of(nbytes)) for size, nbytes in SIZES.items()}
+    return {(size,): lambda one=one: job("reduce", one) for size, one in asked.items()}
 
 
 def _lines(times, constants):
     lines, a_byte = [], constants["a limited byte"]
     for size, nbytes in SIZES.items():
         for count in (2, *TRIED):
-            fastest = [times[count, size, name] for name in algorithms_of(count, size)]
-            for name in algorithms_of(count, size):
-                line = Line(f"{size}, {RATE}: {count} leaders, {name}", "ms",
-                            [1e3 * one for one in times[count, size, name]])  # fmt: skip
-                model = 1e3 * model_all_reduce(count, nbytes, constants, a_byte, name)
-                line.ratios, line.of = [one / model for one in line.samples], "model"
-                lines.append(line)
-            if count > 2:
-                best = min(fastest, key=np.median)
-                lines.append(common.line(f"{size}, {RATE}: {count} leaders, as chosen", "ms",
-                                         times[count, size, "chosen"], best, "the fastest"))  # fmt: skip
-    lines += _simulated(constants)
+            samples = [1e3 * one for one in times[count, size]]
+            line = Line(f"{size}, {RATE}: {count} leaders", "ms", samples)
+            model = 1e3 * model_all_reduce(count, nbytes, constants, a_byte)
+            line.ratios, line.of = [one / model for one in samples], "model"
+            lines.append(line)
     for what in ("round trip", "message", "call"):
         lines.append(common.line(what + ", 2 machines", "µs", times[2, what]))
     for size in UNLIMITED:
@@ -253,16 +206,14 @@ def _lines(times, constants):
     return lines
 
 
-def _notes(constants, chosen):
+def _notes(constants):
     c = {name: 1e6 * value for name, value in constants.items()}
     notes = [
-        f"an all-reduce of B bytes on M machines, L(M) = ceil(log2 M), M a power of two: a meeting of "
+        f"an all-reduce of B bytes on M machines, L(M) = ceil(log2 M): a meeting of "
         f"{c['round']:.1f} L(M) µs, with (M - 1) g B for arrays that are part of it; then, for "
-        f"others, {c['round']:.1f} L(M) µs + L(M) g B by doubling, 2 · {c['round']:.1f} L(M) µs "
-        f"+ 2 g B (M - 1) / M by halving, and 2 · ({c['round']:.1f} + {c['message']:.1f} (M - 2)) "
-        f"µs + 2 g B (M - 1) / M directly; g is the network's time divided by "
-        f"{constants['share of the limit']:.3f}, and {1e3 * c['a byte']:.2f} ns without a limit",
-        "simulated: the leaders' own code, on threads whose messages take the model's times on the way",
+        f"others, 2 · ({c['round']:.1f} + {c['message']:.1f} (M - 2)) µs + 2 g B (M - 1) / M; g is the "
+        f"network's time divided by {constants['share of the limit']:.3f}, and "
+        f"{1e3 * c['a byte']:.2f} ns without a limit",
         f"a call: {c['call']:.0f} + {c['message']:.1f} (M - 2) µs up to 3 machines, then "
         f"{c['call']:.0f} + {c['round']:.1f} (L(M) - 1) µs",
         f"the links have {RATE}, by tbf with a burst of {BURST}, and TCP the congestion control "
@@ -273,12 +224,6 @@ def _notes(constants, chosen):
         f"reduced on the machine in no time; a forward pass takes a third of the time of a gradient; "
         f"the time of a byte is the network's",
     ]
-    for count, ((round, message, byte), limits) in chosen.items():
-        notes.append(
-            f"{count} leaders at {RATE} have measured a round of {1e6 * round:.0f} µs, "
-            f"{1e6 * message:.0f} µs for a further message and {1e9 * byte:.2f} ns for a byte, and "
-            f"chosen {limits}"
-        )
     slow = constants["a byte"]
     for name in HOROVOD:
         share = efficiency(128, name, constants, a_byte=max(slow, 8 / NETWORK))

@@ -126,7 +126,6 @@ def be_peers(address):
     """Be a task of plain MPI, or a leader: all do what the first one is asked."""
     from mpi4py import MPI
 
-    from synkhronos.comms import algorithms
     from synkhronos.comms.linked import LinkedCommunicator
     from synkhronos.machines.inbox import Letter
     from synkhronos.machines.leaders import REPLY, Leaders
@@ -161,15 +160,13 @@ def be_peers(address):
                         leaders.receive(turn, REPLY)
 
     def reduce(asked):
-        """Reduce an array of so many bytes, by the algorithms that a text names or that are chosen."""
-        text, nbytes, _ = asked
-        if text not in chosen:
-            chosen[text] = LinkedCommunicator(leaders, algorithms.decide(leaders, text))
+        """Reduce an array of so many bytes."""
+        nbytes, _ = asked
         if nbytes not in own:
             own[nbytes] = np.zeros(nbytes // 4, "float32")
-        chosen[text].all_reduce([own[nbytes]], "sum")
+        ours.all_reduce([own[nbytes]], "sum")
 
-    chosen, own = {}, {}
+    own = {}
     calls = {
         "reduce": reduce,
         "message": lambda size: messages(),
@@ -183,14 +180,9 @@ def be_peers(address):
             break
         what, size = asked
         leaders.begin(leaders.number + 1)
-        if what == "measure":
-            found = [tuple(algorithms.measure(leaders)), str(algorithms.decide(leaders, ""))]
-            if connection is not None:
-                connection.send(found)
-            continue
         call = functools.partial(calls[what], size)
         times = (10, 2) if what == "message" else TIMES.get(size, (300, 10))
-        times = size[2] if what == "reduce" else times
+        times = size[1] if what == "reduce" else times
         seconds = common.seconds_of(call, *times) / (MESSAGES if what == "message" else 1)
         if connection is not None:
             connection.send(seconds)

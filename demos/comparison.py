@@ -17,7 +17,6 @@ from typing import NamedTuple
 ENVIRONMENT = dict(os.environ)  # before fork() limits the threads of processes that are started later
 
 import script
-import numpy as np
 from synkhronos.engines.theano.module_cache import make_cacheable
 from synkhronos.host.machine import affinity
 from synkhronos.host.other_programs import OtherPrograms
@@ -28,11 +27,11 @@ THEANO, ONE, ALL = "theano", "one", "all"
 NAMES = {THEANO: "Theano untouched", ONE: "one process"}
 GUIDE = "docs/performance.rst"
 CLEAR = 1.3  # a speedup below this is explained
-DISTURBED = 0.2  # cores of other programs that make a difference
+DISTURBED = 0.1  # the share of the cores from which on other programs make a difference
 
 
 class Times(NamedTuple):
-    """The median seconds of each contestant, the BLAS threads of each process, and the circumstances."""
+    """The least seconds of each contestant, the BLAS threads of each process, and the circumstances."""
 
     seconds: dict
     threads: dict
@@ -43,6 +42,11 @@ class Times(NamedTuple):
     def speedup(self, kind):
         """Return how many times as fast as this contestant all processes were."""
         return self.seconds[kind] / self.seconds[ALL]
+
+    @property
+    def is_disturbed(self):
+        """Whether other programs used cores, which slows down some contestants more than others."""
+        return self.others >= DISTURBED * self.cores
 
 
 class Alone:
@@ -120,16 +124,19 @@ def compare(file, arguments, work, turns, compiling, devices=None):
         contestants = {kind: one.turn for kind, one in alone.items()}
         contestants[ALL], threads[ALL] = lambda: seconds_of(work), blas_threads()
         others, taken = OtherPrograms(), {kind: [] for kind in contestants}
-        for _ in range(1 + turns):
+        for number in range(1 + turns):
+            start = time.perf_counter()
             for kind, turn in contestants.items():
                 taken[kind].append(turn())
+            if number == 0:
+                script.tell(f"timing {turns} turns, {turns * (time.perf_counter() - start):.0f} s")
         used = others.cores()
     finally:
         for one in alone.values():
             one.end()
     # The first turn of each is a warm-up.
-    medians = {kind: float(np.median(seconds[1:])) for kind, seconds in taken.items()}
-    return Times(medians, threads, turns, affinity(), used)
+    least = {kind: min(seconds[1:]) for kind, seconds in taken.items()}
+    return Times(least, threads, turns, affinity(), used)
 
 
 def describe(times, processes, work):
@@ -138,16 +145,18 @@ def describe(times, processes, work):
         f"{processes} processes are {times.speedup(THEANO):.2f} times as fast as Theano untouched "
         f"({threads(times, THEANO)})"
     ]
-    if ONE in times.seconds:
+    if times.is_disturbed:
+        lines = ["not measured, as other programs used the cores, too; run it again when they do not"]
+    elif ONE in times.seconds:
         lines[0] += ","
         lines.append(
             f"and {times.speedup(ONE):.2f} times as fast as the best setting of one process "
             f"({threads(times, ONE)})"
         )
     seconds = ", ".join(f"{one:.3f}" for one in (times.seconds[ALL], *list(times.seconds.values())[:-1]))
-    lines.append(f"Seconds for {work}: {seconds}; medians of {times.turns} in turns")
+    lines.append(f"Seconds for {work}: {seconds}; the least of {times.turns} in turns")
     lines.append(f"Other programs used {times.others:.1f} of {times.cores} cores meanwhile")
-    if min(map(times.speedup, list(times.seconds)[:-1])) < CLEAR:
+    if not times.is_disturbed and min(map(times.speedup, list(times.seconds)[:-1])) < CLEAR:
         lines.append(f"Why not faster: {reason(times, processes)}; see {GUIDE}")
     return lines
 
@@ -161,8 +170,6 @@ def reason(times, processes):
     """Return why the processes are hardly faster, as far as this can be measured."""
     if processes > times.cores:
         return f"{processes} processes share {times.cores} core(s)"
-    if times.others >= DISTURBED:
-        return "other programs used a part of the cores, and each step waits for the slowest process"
     return "the steps are short, or limited by the memory; larger batches or networks gain more"
 
 

@@ -181,8 +181,13 @@ class Compiling:
         # Synkhronos itself shows that it compiles, but it does not know how many functions follow.
         with self._progress.show(f"compiling {title}", SLOW):
             yield
-        if not is_off():
-            print(f"compiled {title}: {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+        tell(f"compiled {title}: {time.perf_counter() - start:.1f} s")
+
+
+def tell(line):
+    """Write a line about the progress to stderr, unless this is switched off."""
+    if not is_off():
+        print(line, file=sys.stderr, flush=True)
 
 
 def check_loss(loss, where):

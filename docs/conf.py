@@ -10,7 +10,6 @@ from docutils.parsers.rst import Directive
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import entries
 import numpydoc.xref
 import synkhronos
 
@@ -107,18 +106,6 @@ def shorten_names_of_files(app, doctree):
             block.rawsource = text
 
 
-def add_anchors(app, doctree):
-    """Give each entry of the page about troubleshooting an anchor, and a link to it."""
-    if app.env.docname != "troubleshooting":
-        return
-    terms = list(doctree.findall(nodes.term))
-    first = [node[0].astext() if isinstance(node[0], nodes.literal) else node.astext() for node in terms]
-    for node, name in zip(terms, entries.anchors(first)):
-        node["ids"].append(name)
-        link = f'<a class="headerlink" href="#{name}" title="Link to this entry">¶</a>'
-        node += nodes.raw("", link, format="html")
-
-
 def hide_constructor(app, what, name, obj, options, signature, return_annotation):
     """Show no arguments of the classes of steps, which scripts do not construct."""
     if what == "class" and name.startswith("synkhronos.extensions.train."):
@@ -129,5 +116,4 @@ def hide_constructor(app, what, name, obj, options, signature, return_annotation
 def setup(app):
     app.add_directive("picture", Picture)
     app.connect("autodoc-process-signature", hide_constructor)
-    app.connect("doctree-read", add_anchors)
     app.connect("doctree-read", shorten_names_of_files)

@@ -70,7 +70,6 @@ import sys as _sys
 import typing as _python_typing  # ``_typing`` is a module of this package
 
 from synkhronos._version import __version__ as __version__
-from synkhronos.host import entries as _entries
 from synkhronos.host import heap as _heap
 from synkhronos.host import log as _log
 from synkhronos.host import preparation as _preparation
@@ -78,8 +77,6 @@ from synkhronos.host import preparation as _preparation
 _preparation.apply()
 _heap.keep()
 _log.set_up()
-_sys.excepthook = _entries.show_references(_sys.excepthook)
-_entries.show_references_in_cells()
 
 __all__ = [
     "AlreadyForkedError",

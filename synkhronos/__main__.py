@@ -15,8 +15,8 @@ from typing import List, Optional, Sequence
 from synkhronos._version import __version__
 from synkhronos.host import heap, imports, installation, job, nvidia_links, preparation
 from synkhronos.host.doctor import checks
-from synkhronos.host.doctor.check import PROBLEM
-from synkhronos.machines.job import exit_code, launcher, leftovers, restarts, start_guard
+from synkhronos.host.doctor.check import OK, PROBLEM
+from synkhronos.machines.job import launcher, leftovers, restarts, script_process, start_guard
 from synkhronos.machines.job.config import Job, JobError, make_job
 from synkhronos.machines.job.doctor import MPI, check_hosts
 from synkhronos.machines.job.output_prefix import prefix_output
@@ -88,6 +88,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     make_top_parser(commands)
     install_parser = make_install_parser(commands)
     doctor_parser = commands.add_parser("doctor", help=DOCTOR, description=DOCTOR)
+    doctor_parser.add_argument("--verbose", action="store_true", help="list the repairs of Theano")
     doctor_parser.add_argument("--hosts", metavar="A,B", help="also check these machines for launch")
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # The arguments of a program not by `argparse`, which would take options of the script for its own.
@@ -97,7 +98,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return launch(launch_parser, arguments[1:])
     options = parser.parse_args(arguments)
     if options.command == "doctor":
-        return doctor(options.hosts)
+        return doctor(options.hosts, options.verbose)
     if options.command == "top":
         from synkhronos.host.top import top
 
@@ -228,15 +229,18 @@ def launch(parser: argparse.ArgumentParser, arguments: List[str]) -> int:
             return 0
         line = [*python, "-c", START, "run", *program]
         mpirun = launcher.find_mpirun()
-        launcher.check_mpi4py()
+        launcher.check_mpi4py(mpirun)
         launcher.check_names(what)
+        given_input = launcher.own_input(what)
     except JobError as error:
         parser.error(str(error))
     if options.restart:
         read = functools.partial(make_job, None if what.hosts else options.n, *given)
-        return restarts.run(what, line, mpirun, options.restart, read, options.n)
-    survives = mpirun.survives_deaths
-    return launcher.run(launcher.command(what, line, mpirun.path, survives_deaths=survives)).code
+        return restarts.run(what, line, mpirun, options.restart, read, options.n, given_input)
+    what = launcher.with_networks(what, mpirun.path)
+    what = what._replace(environment={**what.environment, **given_input})
+    command = launcher.command(what, line, mpirun.path, survives_deaths=mpirun.survives_deaths)
+    return launcher.run(command, reads_input=not given_input).code
 
 
 def options_before_program(arguments: Sequence[str]) -> int:
@@ -295,8 +299,8 @@ def run(program: Sequence[str]) -> int:
     if task is not None and task.number > 0:  # the script runs in the first task only
         program = ["-c", SERVE]
         prepare_other_task(task)
-    elif task is not None and job.survives_deaths():
-        exit_code.go_on_in_child()
+    elif task is not None:
+        prepare_task_of_script()
     complaint = preparation.complaint()
     if complaint:
         print(complaint, file=sys.stderr)
@@ -316,14 +320,24 @@ def run(program: Sequence[str]) -> int:
     os.execv(sys.executable, [sys.executable, *interpreter_options(), *program])
 
 
+def prepare_task_of_script() -> None:
+    """Prepare the task that runs the script: its input, its signals and its exit code."""
+    is_launched = os.environ.pop(job.LAUNCHED, None) == "1"
+    if job.INPUT in os.environ:
+        script_process.open_input(os.environ.pop(job.INPUT))
+    if is_launched or job.survives_deaths():
+        script_process.go_on_in_child(is_launched)
+
+
 def prepare_other_task(task: job.Task) -> None:
     """Prepare a task that does not run the script: its output, and its signals."""
     if os.environ.pop(job.LAUNCHED, None) == "1":
         host = socket.gethostname()
         apart = job.tasks_apart()
         prefix_output(f"{host}:{task.number // apart}" if apart else host)
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # they are meant for the script
+    # They are meant for the script. If this task ended by SIGTERM, mpirun would kill the script at once.
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", job.TERMINATE):
+        signal.signal(signal.Signals[name], signal.SIG_IGN)
 
 
 def install(
@@ -369,19 +383,22 @@ def run_shown(command: installation.Command) -> int:
     return command.run()
 
 
-def doctor(hosts: Optional[str] = None) -> int:
+def doctor(hosts: Optional[str] = None, verbose: bool = False) -> int:
     """Print the result of each check, and return 1 if something required is missing.
 
     Parameters
     ----------
     hosts : str, optional
         Machines to check, too, with commas in between.
+    verbose : bool
+        Whether to print more than a line about what works.
     """
     needed_is_missing = False
     of_hosts = check_hosts(hosts) if hosts is not None else iter(())
     try:
         for result in itertools.chain((check.run() for check in CHECKS), of_hosts):
-            print(result.line(), flush=True)
+            is_short = result.state == OK and not verbose
+            print(result.line().partition("\n")[0] if is_short else result.line(), flush=True)
             needed_is_missing |= result.state == PROBLEM
         summary = "Something required is missing." if needed_is_missing else "Everything required works."
         print(summary, flush=True)

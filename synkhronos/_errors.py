@@ -15,8 +15,6 @@ import warnings
 from traceback import StackSummary, walk_tb
 from typing import Any, Callable, Sequence
 
-from synkhronos.host.entries import with_reference
-
 #: The remedy in messages about a broken world
 REMEDY = "only restart() and close() can be called"
 
@@ -157,7 +155,6 @@ def prepare_warning() -> Callable[[str], None]:
 
 def _issue(file: str, line: int, module: str | None, registry: dict[Any, Any], message: str) -> None:
     """Issue a warning, and log it if Python hides it though the script did not request that."""
-    message = with_reference(message)
     warnings.warn_explicit(message, SynkhronosWarning, file, line, module, registry)
     key = message, line, "logged"  # Python empties the registry when filters change
     if key not in registry and (_logger.hasHandlers() or _is_hidden(message, line, module)):

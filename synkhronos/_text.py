@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Iterable, Mapping
 
+from synkhronos.host import compiler
+
 _MOST_NAMES = 5
 _MOST_CHARACTERS = 200
 
@@ -21,8 +23,19 @@ def listed(names: Iterable[object], separator: str = ", ") -> str:
 
 
 def shortened(value: object) -> str:
-    """Return the representation of a value, without its middle if it is long."""
-    return _cut(repr(value))
+    """Return the representation of a value, without its middle if it is long.
+
+    Of a variable of the graph compiler that this process does not use, also say so.
+    """
+    (other,) = {*compiler.NAMES} - {compiler.NAME}
+    each = value if isinstance(value, (list, tuple)) else [value]
+    if not any(kind.__module__.startswith(f"{other}.") for one in each for kind in type(one).__mro__):
+        return _cut(repr(value))
+    return (
+        f"{_cut(repr(value))} of {compiler.TITLES[other]}. Both compilers are installed, and this "
+        f"process uses {compiler.TITLE}: set {compiler.VARIABLE}={other}, or import {other} before "
+        f"synkhronos"
+    )
 
 
 def as_call(made: object, arguments: Mapping[str, object]) -> str:

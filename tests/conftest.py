@@ -3,11 +3,13 @@
 import faulthandler
 import functools
 import gc
+import json
 import multiprocessing
 import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -29,18 +31,18 @@ from processes import (  # noqa: F401
 import synkhronos as synk
 from checks.ranks import Ranks
 from synkhronos.transports.local import LocalTransport
-from synkhronos.transports.naive import NaiveTransport
+from specifications.transport import NaiveTransport
 
 # After synkhronos, which has the compiler find a BLAS.
-from compilers import NAME, OF_BOTH, OF_PYTENSOR, SLOW, default_mode
+from compilers import NAME, default_mode
+from environments import OF_BOTH, OF_PYTENSOR
 from prelude import run_file
-from quick import quick
 
 wait_briefly_for_the_compile_lock()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--quick", action="store_true", help="only a selection of the tests")
+    parser.addoption("--first-tier", metavar="ENVIRONMENT", help="only the tests of the first tier")
 
 
 def pytest_configure(config):
@@ -54,17 +56,14 @@ def pytest_ignore_collect(collection_path):
     return collection_path.name in OF_PYTENSOR and NAME != "pytensor" or None
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(config, items):
-    """With PyTensor, mark more tests as slow; with ``--quick``, select the quick ones."""
-    for item in items:
-        name = item.nodeid.rpartition("/")[2]
-        if NAME == "pytensor" and name.startswith(SLOW):
-            item.add_marker(pytest.mark.slow)
-    if config.getoption("--quick"):
-        chosen = quick(items)
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = [item for item in items if item in chosen]
+    """With ``--first-tier``, select the tests that ``tests/recorded/first_tier.txt`` lists."""
+    environment = config.getoption("--first-tier")
+    if environment:
+        lines = (ROOT / "tests" / "recorded" / "first_tier.txt").read_text().splitlines()
+        listed = {line.split(" ", 2)[2] for line in lines if line.startswith(f"{environment} ")}
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in listed])
+        items[:] = [item for item in items if item.nodeid in listed]
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -77,6 +76,12 @@ def pytest_terminal_summary(terminalreporter):
 
         if namespaces.what_is_missing():
             terminalreporter.write_line(namespaces.what_is_missing(), yellow=True)
+    if "TESTS_REPORT" in os.environ:  # for tests/tiers.py
+        stats = terminalreporter.stats
+        bad = [one.nodeid for kind in ("failed", "error") for one in stats.get(kind, ())]
+        numbers = {name: len(stats.get(name, ())) for name in ("passed", "skipped")}
+        numbers.update({"failed": len(bad), "failed tests": bad})
+        Path(os.environ["TESTS_REPORT"]).write_text(json.dumps(numbers))
 
 
 @pytest.fixture(scope="module")

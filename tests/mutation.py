@@ -1,11 +1,11 @@
-"""Mutation testing: make small changes to the library, one at a time, and check that the tests fail.
+"""Mutation testing: make small changes to the library, one at a time, and see which tests notice them.
 
-    python tests/mutation.py [--number 200] [--seed 0] [--only functions/call.py] [--processes 2]
+    python tests/mutation.py RECORDS [--number 120] [--seed 0] [--processes 2]
 
-Each mutant is one small change of the source code. It is tested in a copy of the project, with the
-tests listed for its module below, until the first test fails. Mutants that survive are printed with
-their line. A mutant also counts as caught if a file of tests exceeds a time limit of more than three
-times its usual duration.
+Each mutant is one small change of a line that a test runs, by the records that ``tests/record.py`` has
+written into the folder RECORDS. In a copy of the project, the tests of the first tier that run the line
+are tried until one fails, and if none does, others. What each tier catches is printed, and the mutants
+that survive. A mutant also counts as caught if its tests take several times as long as they should.
 
 Nothing is left behind, even after an interrupt. The copies and the temporary files of the tests are in
 one folder, and every process that the tests have started is killed when they end.
@@ -13,6 +13,7 @@ one folder, and every process that the tests have started is killed when they en
 
 import argparse
 import ast
+import collections
 import concurrent.futures
 import contextlib
 import os
@@ -30,170 +31,11 @@ from typing import NamedTuple
 
 import psutil
 
-sys.path.append(str(Path(__file__).resolve().parent / "support"))
+import record
+import tiers
 
-from processes import ROOT, find_test
-
-CALLS = ["test_call.py", "test_functions.py", "test_function_oracle.py"]
-PROCESSES = ["test_failures.py", "test_lifecycle.py", "test_restart.py"]
-# Several machines in one process, whose ranks are threads.
-MACHINES = ["test_machines_tree.py", "test_machines_counts.py", "test_machines.py"]
-COURIERS = ["test_relay.py", "test_buckets.py"]
-WORLDS = ["test_worlds.py", *PROCESSES]
-WORKERS = ["test_transports.py -k Local", "test_transports.py"]
-#: The tests that should catch a mutant of each module, fast ones first.
-TESTS = {
-    "comms/alone.py": ["test_communicators.py -k alone", *MACHINES],
-    "comms/base.py": ["test_communicators.py"],
-    "machines/buckets.py": ["test_buckets.py"],
-    "comms/coded.py": MACHINES,
-    "comms/formats.py": ["test_wire.py", *MACHINES],
-    "comms/wire_state.py": MACHINES,
-    "comms/algorithms.py": ["test_all_reduce.py"],
-    "comms/direct.py": ["test_all_reduce.py", *MACHINES],
-    "comms/doubling.py": ["test_all_reduce.py"],
-    "comms/halving.py": ["test_all_reduce.py"],
-    "comms/linked.py": ["test_all_reduce.py", *MACHINES],
-    "comms/low_rank.py": MACHINES,
-    "machines/communicator.py": MACHINES,
-    "comms/naive.py": ["test_communicators.py -k naive"],
-    "comms/shm.py": ["test_communicators.py -k shared_memory"],
-    "comms/repeating.py": ["test_communicators.py -k prepared", "test_ops_calls.py"],
-    "comms/sparse.py": MACHINES,
-    "comms/staged.py": MACHINES,
-    "comms/wires.py": MACHINES,
-    "transports/base.py": ["test_transports.py", "test_copies.py"],
-    "transports/children.py": [
-        "test_children.py", "test_background_processes.py", *WORKERS, *PROCESSES, "test_hosts.py",
-    ],
-    "transports/fork_locks.py": ["test_fork_locks.py"],
-    "transports/limits.py": ["test_limits.py", "test_failures.py"],
-    "transports/local.py": [*WORKERS, *PROCESSES, "test_copies.py"],
-    "transports/mailbox.py": ["test_transports.py -k box", "test_transports.py"],
-    "transports/milestones.py": WORKERS,
-    "transports/naive.py": ["test_transports.py", "test_stores.py"],
-    "transports/replies.py": ["test_tree.py"],
-    "transports/semaphore.py": ["test_semaphore.py", "test_transports.py"],
-    "transports/tree.py": ["test_tree.py", "test_transports.py -k Tree", "test_many_ranks.py"],
-    "transports/waiting.py": ["test_waiting.py", "test_transports.py"],
-    "machines/overlap.py": [*COURIERS, "test_machines_mpi.py -m slow -k bit_for_bit"],
-    "machines/courier.py": [*COURIERS, "test_machines_mpi.py -m slow -k gradients_travel"],
-    "machines/bundles.py": MACHINES,
-    "machines/commands.py": MACHINES,
-    "machines/inbox.py": MACHINES,
-    "machines/leaders.py": ["test_absent.py", "test_clocks.py", *MACHINES, "test_relay.py"],
-    "machines/links.py": [*MACHINES, "test_machines_mpi.py -k naive_links"],
-    "machines/meetings.py": [*MACHINES, "test_relay.py"],
-    "machines/mpi.py": ["test_machines_mpi.py -m slow -k three_machines"],
-    "machines/naive.py": ["test_machines_mpi.py -k naive_links", *MACHINES, "test_relay.py"],
-    "machines/neighbours.py": ["test_connections.py"],
-    "machines/transport.py": [*MACHINES, "test_relay.py"],
-    "functions/agreement.py": ["test_agreement.py", "test_watch.py", "test_audit.py", "test_in_sync.py"],
-    "functions/analysis.py": [
-        "test_watch.py", "test_audit.py", "test_ops_calls.py", "test_recurrence.py",
-    ],
-    "functions/arguments.py": ["test_bad_input.py", *CALLS, "test_idioms.py"],
-    "functions/on_step.py": ["test_on_step.py"],
-    "functions/build.py": ["test_bad_input.py", "test_idioms.py", *CALLS],
-    "functions/call.py": [
-        *CALLS, "test_outputs.py", "test_idioms.py", "test_rehearsal.py", "test_windows.py",
-        "test_fixed_rows.py", "test_verification.py",
-    ],
-    "functions/columns.py": [*CALLS, "test_idioms.py", "test_ops_calls.py"],
-    "functions/comparing/first_calls.py": ["test_verification.py"],
-    "functions/comparing/reasons.py": ["test_check.py", "test_verification.py"],
-    "functions/comparing/replicas.py": [
-        "test_watch.py", "test_audit.py", "test_in_sync.py", "test_on_step.py",
-    ],
-    "functions/comparing/serial_comparison.py": [
-        "test_check.py", "test_verification.py", "test_none.py",
-    ],
-    "functions/comparing/trial_runs.py": ["test_check.py", "test_verification.py"],
-    "functions/comparing/watch.py": ["test_watch.py", "test_audit.py"],
-    "functions/compiling.py": ["test_progress.py", "test_log.py"],
-    "functions/description.py": ["test_shell.py"],
-    "functions/fixed.py": ["test_fixed_rows.py"],
-    "functions/function.py": [
-        *CALLS, "test_bad_input.py", "test_data.py", "test_idioms.py", "test_train.py",
-        "test_replicate.py", "test_streams.py", "test_restart.py", "test_copyable.py", "test_on_step.py",
-    ],
-    "functions/call_plan.py": ["test_worlds.py", "test_call.py", "test_restart.py"],
-    "functions/outputs.py": ["test_outputs.py", *CALLS, "test_uneven.py"],
-    "functions/packed.py": ["test_outputs.py", *CALLS],
-    "functions/copies.py": ["test_copyable.py", "test_replicate.py"],
-    "functions/peers.py": ["test_ops_calls.py", "test_ops.py", "test_ops_gradients.py"],
-    "functions/random.py": ["test_streams.py", "test_bad_input.py"],
-    "functions/reduced.py": ["test_none.py", *MACHINES],
-    "functions/replica.py": ["test_check.py", *CALLS],
-    "functions/replicate.py": [
-        "test_replicate.py", "test_streams.py", "test_late_operations.py", "test_call.py",
-        "test_restart.py",
-    ],
-    "functions/signature.py": ["test_bad_input.py", "test_idioms.py", *CALLS],
-    "functions/slices.py": [*CALLS, "test_outputs.py", "test_ops_calls.py"],
-    "functions/stages.py": ["test_ops_calls.py"],
-    "functions/steps.py": ["test_train.py", "test_rules.py", "test_check.py", "test_on_step.py"],
-    "functions/window.py": ["test_windows.py", "test_idioms.py"],
-    "machines/replies.py": MACHINES,
-    "machines/store.py": MACHINES,
-    "machines/job/config.py": ["test_job_config.py", "test_launch_machines.py"],
-    "machines/job/doctor.py": ["test_doctor_mpi.py"],
-    "machines/job/end_processes.py": ["test_restarts.py"],
-    "machines/job/exit_code.py": ["test_ulfm.py"],
-    "machines/job/launcher.py": ["test_launcher.py", "test_launch_machines.py", "test_restarts.py"],
-    "machines/job/leftovers.py": ["test_leftovers.py"],
-    "machines/job/loss_messages.py": ["test_loss_messages.py"],
-    "machines/job/output_prefix.py": ["test_prefixes.py"],
-    "machines/job/restarts.py": ["test_restarts.py"],
-    "machines/job/signals_of_user.py": ["test_restarts.py", "test_launch_machines.py"],
-    "machines/job/source_digest.py": ["test_launch_machines.py", "test_doctor_mpi.py"],
-    "machines/job/start_guard.py": ["test_ulfm.py -k before_mpi"],
-    "machines/job/termination.py": ["test_machines_deaths.py"],
-    "machines/connections.py": ["test_connections.py"],
-    "machines/relay/messages.py": ["test_relay.py"],
-    "machines/relay/mirrors.py": ["test_relay.py"],
-    "machines/relay/part.py": ["test_relay.py"],
-    "machines/relay/questions.py": ["test_relay.py"],
-    "machines/relay/relay.py": ["test_relay.py"],
-    "machines/relay/remote_stripes.py": ["test_relay.py"],
-    "variables/arguments.py": ["test_bad_input.py", "test_collectives_oracle.py", "test_functions.py"],
-    "variables/begun.py": COURIERS,
-    "variables/collectives.py": ["test_collectives_oracle.py", *CALLS, "test_bad_input.py", *MACHINES],
-    "variables/in_sync.py": ["test_in_sync.py"],
-    "variables/reductions.py": ["test_collectives_oracle.py", "test_bad_input.py", *MACHINES],
-    "variables/replicas.py": [
-        "test_collectives_oracle.py", *CALLS, "test_checkpoint.py", "test_bad_input.py",
-    ],
-    "world/devices.py": ["test_doctor_gpus.py", "test_launch.py", *WORLDS],
-    "world/entry.py": ["test_turn.py", *WORLDS],
-    "world/fuse.py": ["test_worlds.py", "test_failures.py", "test_train.py", "test_call.py"],
-    "world/generators.py": ["test_generators.py", *WORLDS],
-    "world/here.py": [*WORLDS, "test_drop.py", "test_call.py", "test_replicate.py"],
-    "world/job.py": [
-        *MACHINES, "test_machines_mpi.py -m slow -k three_machines", "test_machines_deaths.py",
-    ],
-    "world/launch.py": [
-        *WORLDS, "test_launch.py", "test_limits.py", "test_bad_input.py", "test_other_programs.py",
-    ],
-    "world/logged.py": ["test_log.py"],
-    "world/options.py": ["test_launch.py", *WORLDS],
-    "world/placement.py": [*MACHINES, "test_launch.py"],
-    "world/plans.py": ["test_worlds.py", "test_call.py", "test_train.py", "test_restart.py"],
-    "world/registry.py": ["test_worlds.py", "test_drop.py", "test_replicate.py", *PROCESSES],
-    "world/replacement.py": ["test_processes.py", "test_hosts.py", "test_controller.py"],
-    "world/replies.py": [*WORLDS, "test_spmd.py"],
-    "world/restart.py": ["test_restart.py"],
-    "world/threads.py": ["test_environment.py", "test_launch.py", *WORLDS],
-    "world/turn.py": ["test_turn.py", "test_interrupts.py"],
-    "world/worker.py": [*WORLDS, "test_interrupts.py", "test_hosts.py"],
-    "world/world.py": [*WORLDS, "test_interrupts.py", "test_call.py"],
-}  # fmt: skip
-FOLDERS = ("comms", "transports", "machines", "functions", "variables", "world")
-#: Modules of these folders whose mutants are not tested, and why.
-EXCLUDED = {
-    "comms/nccl.py": "only the tests in tests/gpu run it, on GPUs of NVIDIA",
-}
-
+ROOT = tiers.ROOT
+AT_MOST = 12  # tests of a tier that are tried, the cheapest
 MARK = "MUTATION_RUN"  # environment variable that identifies the processes of one test run
 
 COMPARISONS = {
@@ -312,92 +154,74 @@ def copy_project(folder):
     return folder
 
 
-class Interrupted(Exception):
-    """Raised when the runner has been told to stop."""
-
-
 class Runner:
-    """Runs tests in copies of the project, and kills the processes that they leave."""
+    """Tries mutants in copies of the project, and kills the processes that their tests leave."""
 
-    def __init__(self, folder):
-        self.folder = folder
-        self.interrupted = threading.Event()
-        self._seconds = {}  # the duration of each test file
-        self._original = copy_project(folder / "original")
-        self.sources = {name: (self._original / "synkhronos" / name).read_text() for name in TESTS}
+    def __init__(self, folder, records):
+        self._folder, self.interrupted = folder, threading.Event()
+        self._seconds, lines = record.read(records)
+        lines_of_first = (tiers.RECORDED / "first_tier.txt").read_text().splitlines()
+        self._first = {" ".join(line.split(" ", 2)[::2]) for line in lines_of_first}
+        self._tests = collections.defaultdict(list)  # by module and line
+        for key in sorted(lines, key=self._seconds.get):
+            for place in lines[key]:
+                self._tests[place].append(key)
+        self.sources = {module: (ROOT / module).read_text() for module, _ in sorted(self._tests)}
 
-    def time_tests(self, words):
-        """Run tests of the unchanged modules, to know how long they take beside others."""
-        began = time.monotonic()
-        with tempfile.TemporaryFile("w+", dir=self.folder) as output:
-            if not self._run_file(self._original, words, None, output):
-                if self.interrupted.is_set():
-                    raise Interrupted
-                output.seek(0)
-                raise SystemExit(f"{output.read()}\n{words} fails without any change")
-        self._seconds[words] = time.monotonic() - began
+    def mutants(self):
+        """Return all mutants of lines that a test runs."""
+        every = [one for name, source in self.sources.items() for one in mutants_of(name, source)]
+        return [one for one in every if self._tests.get((one.module, one.line))]
 
     def try_mutants(self, number, mutants):
-        """Test mutants, and return those that survive. Runs in a separate thread."""
-        survivors = []
-        folder = copy_project(self.folder / f"copy-{number}")
+        """Return which mutants each tier catches: "first", "others" or None. Runs in a thread."""
+        outcomes = {}
+        folder = copy_project(self._folder / f"copy-{number}")
         for count, mutant in enumerate(mutants, 1):
-            path, source = folder / "synkhronos" / mutant.module, self.sources[mutant.module]
+            path, source = folder / mutant.module, self.sources[mutant.module]
             path.write_text(mutant.apply(source))
-            passed, seconds = self._run_tests(folder, mutant.module)
+            outcomes[mutant] = self._tier_that_catches(folder, mutant)
             path.write_text(source)
-            outcome = "SURVIVED" if passed else "caught"
-            print(f"{number}: {count}/{len(mutants)} {outcome} after {seconds:.0f} s: "
+            print(f"{number}: {count}/{len(mutants)} {outcomes[mutant] or 'SURVIVED'}: "
                   f"{mutant.describe(source)}", flush=True)  # fmt: skip
-            if passed:
-                survivors.append(mutant)
-        return survivors
+        return outcomes
 
-    def _run_tests(self, folder, module):
-        """Return whether all tests of a module have passed, and their duration in seconds."""
-        began = time.monotonic()
-        for words in TESTS[module]:
-            passed = self._run_file(folder, words, 20 + 3 * self._seconds[words])
-            if self.interrupted.is_set():
-                raise Interrupted
-            if not passed:
-                return False, time.monotonic() - began
-        return True, time.monotonic() - began
+    def _tier_that_catches(self, folder, mutant):
+        covering = self._tests[mutant.module, mutant.line]
+        for tier, tests in (
+            ("first", [key for key in covering if key in self._first]),
+            ("others", [key for key in covering if key not in self._first]),
+        ):
+            for environment in tiers.ENVIRONMENTS:
+                some = [key for key in tests if key.startswith(f"{environment} ")][:AT_MOST]
+                if some and not self._passes(folder, environment, some):
+                    return tier
+        return None
 
-    def _run_file(self, folder, words, limit, output=subprocess.DEVNULL):
-        name, *options = words.split()
-        command = [sys.executable, "-m", "pytest", "-qx", "-m", "not slow", "-p", "no:cacheprovider"]
-        mark = uuid.uuid4().hex
-        with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as temporary:
+    def _passes(self, folder, environment, keys):
+        place, mark = tiers.ENVIRONMENTS[environment], uuid.uuid4().hex
+        command = [place.python, "-m", "pytest", "-qx", "-p", "no:cacheprovider", *place.options]
+        limit = time.monotonic() + 60 + 5 * sum(self._seconds[key] for key in keys)
+        with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as temporary:
             Path(temporary).chmod(0o755)
-            environment = {
+            variables = {
                 **os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1",
-                "TMPDIR": temporary, MARK: mark,
+                "TMPDIR": temporary, MARK: mark, "PYTHONHASHSEED": "0",
             }  # fmt: skip
             process = subprocess.Popen(
-                [*command, find_test(name).relative_to(ROOT), *options],
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                [*command, *(key.split(" ", 1)[1] for key in keys)], cwd=folder, env=variables,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 start_new_session=True,
-            )
+            )  # fmt: skip
             try:
-                return self._wait(process, limit) == 0
+                while time.monotonic() < limit:
+                    if self.interrupted.is_set():
+                        raise KeyboardInterrupt
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        return process.wait(0.2) == 0
+                return False
             finally:
                 _kill_all(process, mark)
-
-    def _wait(self, process, limit):
-        """Return the exit status, or None after the time limit or an interrupt."""
-        end = None if limit is None else time.monotonic() + limit
-        while end is None or time.monotonic() < end:
-            try:
-                return process.wait(0.2)
-            except subprocess.TimeoutExpired:
-                if self.interrupted.is_set():
-                    break
-        return None
 
 
 def _kill_all(process, mark):
@@ -424,41 +248,52 @@ def _has_mark(process, mark):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--number", type=int, default=200, help="mutants, drawn at random")
+    parser.add_argument("records", help="the folder in which tests/record.py has recorded all tests")
+    parser.add_argument("--number", type=int, default=120, help="mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", action="append", choices=sorted(TESTS), metavar="MODULE")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    shared_before = set(os.listdir("/dev/shm"))
     with tempfile.TemporaryDirectory(prefix="mutation-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)  # some tests run programs as another user
-        report(options, Runner(Path(folder)))
-    left = sorted(set(os.listdir("/dev/shm")) - shared_before)
-    if left:
-        print(f"new in /dev/shm, by these or by other processes: {left}")
+        report(options, Runner(Path(folder), options.records))
 
 
 def report(options, runner):
-    sources = {name: runner.sources[name] for name in options.only or TESTS}
-    every = [one for name, source in sources.items() for one in mutants_of(name, source)]
-    chosen = random.Random(options.seed).sample(every, min(options.number, len(every)))
-    print(f"{len(chosen)} of {len(every)} mutants of {len(sources)} modules", flush=True)
-    needed = sorted({words for mutant in chosen for words in TESTS[mutant.module]})
+    every = runner.mutants()
+    chosen = choose(every, options.number, options.seed)
+    print(f"{len(chosen)} of {len(every)} mutants of {len(runner.sources)} modules", flush=True)
     parts = [chosen[k :: options.processes] for k in range(options.processes)]
+    outcomes = {}
     with concurrent.futures.ThreadPoolExecutor(options.processes) as pool:
+        tries = [pool.submit(runner.try_mutants, *part) for part in enumerate(parts)]
         try:
-            list(pool.map(runner.time_tests, needed))
-            tries = [pool.submit(runner.try_mutants, *part) for part in enumerate(parts)]
-            survivors = [mutant for one in tries for mutant in one.result()]
+            for one in tries:
+                outcomes.update(one.result())
         except BaseException:
             runner.interrupted.set()
-            pool.shutdown(wait=False, cancel_futures=True)
             raise
-    caught = len(chosen) - len(survivors)
-    print(f"{caught} of {len(chosen)} caught ({caught / len(chosen):.0%}); survivors:")
-    for mutant in sorted(survivors):
-        print(mutant.describe(sources[mutant.module]))
+    first, others = (sum(one == tier for one in outcomes.values()) for tier in ("first", "others"))
+    print(f"{first + others} of {len(chosen)} are caught, {first} of them by the first tier "
+          f"({first / max(first + others, 1):.0%}); survivors:")  # fmt: skip
+    for mutant in sorted(one for one, tier in outcomes.items() if tier is None):
+        print(mutant.describe(runner.sources[mutant.module]))
+
+
+def choose(mutants, number, seed):
+    """Draw mutants at random, about as many of each folder of the package."""
+    folders = collections.defaultdict(list)
+    for mutant in mutants:
+        folders[mutant.module.split("/")[1]].append(mutant)
+    draw = random.Random(seed)
+    for each in folders.values():
+        draw.shuffle(each)
+    chosen = []
+    while len(chosen) < min(number, len(mutants)):
+        for each in folders.values():
+            if each and len(chosen) < number:
+                chosen.append(each.pop())
+    return chosen
 
 
 if __name__ == "__main__":

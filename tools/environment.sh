@@ -302,11 +302,6 @@ has_second() {
 }
 
 make_environment() {
-    [ -n "$python" ] || fail "Python 3.10 to 3.14 is needed and is not here. Install it, on Debian 12 or newer by:
-    apt-get install python3"
-    mkdir -p "$environment"
-    : >"$log"
-    install_debian_packages
     step "making .venv with $python" "$python" -m venv --system-site-packages "$environment"
     install_python_packages
     step "writing Theano's settings" write_theano_settings
@@ -334,13 +329,17 @@ if command -v flock >/dev/null; then
     exec 9>.environment.lock
     flock 9
 fi
+[ -n "$python" ] || fail "Python 3.10 to 3.14 is needed and is not here. Install it, on Debian 12 or newer by:
+    apt-get install python3"
+mkdir -p "$environment"
+install_debian_packages
+# Beside the others, as pip uses one core
+[ "$with_pymc" = no ] || has_second pymc || make_second pymc &
 if [ $kind = complete ] && is_made demos; then
     is_made complete || install_for_tests
 else
     is_made $kind || make_environment
 fi
-# Beside the others, as pip uses one core
-[ "$with_pymc" = no ] || has_second pymc || make_second pymc &
 [ "$with_opencl" = no ] || install_opencl
 [ "$with_mpi" = no ] || install_mpi
 [ "$with_pytensor" = no ] || has_second pytensor ||

@@ -202,8 +202,6 @@ def set_up():
     """Prepare this process. It is a process of pytest, which loads this file as a plugin."""
     if "theano" in sys.modules:
         return
-    environment = runpy.run_path(str(HOST / "environment.py"))
-    environment["set_flags"](os.environ)
     if not os.environ.get(PLAIN):
         imports = runpy.run_path(str(HOST / "imports.py"))
         imports["provide"]()

@@ -9,6 +9,4 @@ random generators, and ``clocks`` converts times of another machine's clock. ``c
 ``low_rank`` are the arithmetic of wire formats, which take fewer bytes. These are pure functions and
 small classes on NumPy arrays. They know nothing about processes, shared memory or graph compilers, so
 every other folder may use them.
-
-May import: nothing.
 """

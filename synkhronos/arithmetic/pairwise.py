@@ -54,34 +54,10 @@ class Core(NamedTuple):
     size: int
     pairs: int
 
-    @property
-    def rounds(self) -> int:
-        """The number of rounds in which neighbours are combined."""
-        return self.size.bit_length() - 1
-
     def ranks(self, place: int) -> range:
         """Return the rank or the two ranks at a place."""
         first = place + min(place, self.pairs)
         return range(first, first + 1 + (place < self.pairs))
-
-    def place(self, rank: int) -> int | None:
-        """Return the place of a rank; None for the first rank of a pair, for which the second acts."""
-        if rank < 2 * self.pairs:
-            return rank // 2 if rank % 2 else None
-        return rank - self.pairs
-
-    def acts_for_pair(self, rank: int) -> bool:
-        """Whether a rank is the second of a pair."""
-        return rank < 2 * self.pairs and rank % 2 == 1
-
-    def rank(self, place: int) -> int:
-        """Return the rank that acts at a place."""
-        return self.ranks(place)[-1]
-
-    def block(self, place: int, length: int) -> range:
-        """Return the ranks of the aligned block of `length` places, a power of two, that has a place."""
-        first = place - place % length
-        return range(self.ranks(first)[0], self.ranks(first + length - 1)[-1] + 1)
 
 
 def core_of(size: int) -> Core:
@@ -114,10 +90,6 @@ class PairwiseReduction:
             self._factors = [next(halves) if weight else 0.0 for weight in weights]
             self._divisor = divisor / 2
         self._memory = [np.empty(0, np.uint8) for _ in range(2)]
-
-    def has_active(self, ranks: range) -> bool:
-        """Whether the array of any of these ranks is used."""
-        return any(self.active[ranks.start : ranks.stop])
 
     def dtype(self, dtype: np.dtype) -> np.dtype:
         """Return the dtype of combinations of arrays of a dtype."""

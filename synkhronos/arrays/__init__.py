@@ -2,6 +2,4 @@
 
 ``data`` has `Data`, which ``create`` creates; ``binding`` binds `Data` to variables; ``objects`` has
 inputs that are not dense arrays: sparse matrices, and objects of any type.
-
-May import: ``arithmetic``, ``host``, ``stores``, ``world``.
 """

@@ -6,9 +6,10 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from synkhronos._checks import check_flag
 from synkhronos._typing import AnyArray, PathLike, SharedVariables
 from synkhronos.arithmetic.comparison import digest
-from synkhronos.checkpoints import archive, feedback, manifest
+from synkhronos.checkpoints import archive, feedback, manifest, matching
 from synkhronos.checkpoints.manifest import Entry, Key, Manifest
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.replicate import replicate
@@ -152,7 +153,7 @@ def save(
     kept = feedback.find(world, numbers, keys)
     saved = Manifest(
         world.size, world.master_rank, entries, [keys[one] for one in left_out],
-        [described for _, described in kept],
+        [described for _, described in kept], _uses(world, keys),
     )  # fmt: skip
 
     def arrays() -> Iterator[tuple[str, AnyArray]]:
@@ -191,6 +192,34 @@ def _keys(world: World) -> dict[int, Key]:
     """Return the key of each shared variable, by number."""
     shareds = dict(world.here.shareds)
     return dict(zip(shareds, manifest.keys(shared.name for shared in shareds.values())))
+
+
+def _uses(world: World, keys: Mapping[int, Key]) -> list[tuple[str, list[Key]]]:
+    """Return the label and the variables of each function."""
+    registry, engine = world.registry, world.here.engine
+    return [
+        (
+            matching.label_of(function.name),
+            [keys[registry.numbers[one]] for one in engine.shareds(function.replica.compiled)],
+        )
+        for _, function in sorted(registry.functions.items())
+    ]
+
+
+def _match(world: World, saved: Manifest, keys: Mapping[int, Key], strict: bool) -> dict[int, Key]:
+    """Return the key in the file of each shared variable that the file has, by number."""
+    streams, engine, shareds = _streams(world), world.here.engine, world.here.shareds
+    arrays = [one for one in keys if one in streams or engine.is_tensor(shareds[one])]
+    here: dict[Key, Any] = dict.fromkeys(keys.values())
+    for number, (dtype, shape, _) in zip(arrays, _Inspect(arrays, digest=False).run(world.here)):
+        here[keys[number]] = dtype, shape
+    there: dict[Key, Any] = {}
+    for entry in saved.entries:
+        there[entry.key] = entry.dtype, entry.of_rank(saved.master_rank).shapes[0]
+    there.update(dict.fromkeys(saved.left_out))
+    sides = matching.Side(there, saved.functions), matching.Side(here, _uses(world, keys))
+    found = matching.match(*sides, strict)
+    return {number: found[key] for number, key in keys.items() if key in found}
 
 
 def _streams(world: World) -> set[int]:
@@ -234,14 +263,19 @@ def _values(world: World, number: int, entry: Entry) -> list[AnyArray]:
 
 
 @in_turn
-def load(path: PathLike, check: Callable[[dict[str, Any]], Any] | None = None) -> dict[str, Any]:
+def load(
+    path: PathLike, check: Callable[[dict[str, Any]], Any] | None = None, *, strict: bool = True
+) -> dict[str, Any]:
     """Restore the shared variables and random streams of every rank from a file written by `save`.
 
-    The same functions must have been built as for `save`. If the number of ranks is different, the
-    variables must have had the same values on all ranks; independent random streams are then derived
-    again from the master's streams. Shapes must match the file. Only if the ranks had different values,
-    such as scattered rows, may the number of rows differ. If the file does not match, nothing is
-    changed.
+    The same functions must have been built as for `save`, in any order. Variables whose names are
+    missing or not unique are found by the functions that use them: by the names of these, by their
+    places in the graphs, and by dtypes and shapes. If that leaves a doubt, an error is raised.
+
+    If the number of ranks is different, the variables must have had the same values on all ranks;
+    independent random streams are then derived again from the master's streams. Shapes must match the
+    file. Only if the ranks had different values, such as scattered rows, may the number of rows differ.
+    If the file does not match, nothing is changed.
 
     The state that the machines kept for wire formats is restored as well. On a different number of
     machines, the first machine gets the sum of the parts that had not been sent. On one machine the
@@ -254,6 +288,9 @@ def load(path: PathLike, check: Callable[[dict[str, Any]], Any] | None = None) -
     check : callable, optional
         ``check(extra)`` is called before anything is changed. It raises an exception if the checkpoint
         should not be loaded, for example because `extra` says that it belongs to another model.
+    strict : bool, default: True
+        Whether the file and the functions here must have the same variables. If False, those that only
+        one of them has are left as they are.
 
     Returns
     -------
@@ -277,16 +314,17 @@ def load(path: PathLike, check: Callable[[dict[str, Any]], Any] | None = None) -
     See `save`.
     """
     world = _usable_world("load")
+    strict = check_flag(strict, "load: strict")
     with archive.Reader(path) as reader:
         with reader.interpreting():
             saved = manifest.interpret(reader.description)
-        keys = _keys(world)
-        manifest.check_same_variables(saved, list(keys.values()))
+        keys = _match(world, saved, _keys(world), strict)
+        by_key = {key: number for number, key in keys.items()}
+        saved = saved.of(by_key)
         entries, streams = saved.entries, []
         if saved.ranks != world.size:
-            streams = sorted(_streams(world))
+            streams = sorted(_streams(world) & keys.keys())
             entries = manifest.for_other_ranks(saved, world.size, [keys[one] for one in streams])
-        by_key = {key: number for number, key in keys.items()}
         numbers = [by_key[entry.key] for entry in entries]
         replicate(world)
         _check_fit(world, numbers, entries)
@@ -300,7 +338,8 @@ def load(path: PathLike, check: Callable[[dict[str, Any]], Any] | None = None) -
     world.run(_Restore(numbers, handles, [one for one in streams if one in numbers]))
     agreement = agreement_of(world)
     agreement.restored([one for one, each in zip(numbers, handles) if len(each) == 1])
-    agreement.set_on_master.difference_update(numbers)
+    for changed in (agreement.changed, agreement.set_on_master):
+        changed.difference_update(numbers)
     feedback.restore_all(world, kept, numbers)
     values.clear()
     kept.clear()

@@ -1,6 +1,6 @@
 """The description of the arrays in a checkpoint.
 
-A variable is identified by its name and the number of earlier variables of the same name. Variables
+The key of a variable is its name and the number of earlier variables of the same name. Variables
 without a name are counted in the same way. A value that is the same on every rank is stored once, any
 other value once per rank.
 """
@@ -8,7 +8,7 @@ other value once per rank.
 from __future__ import annotations
 
 import collections
-from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Container, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -98,6 +98,8 @@ class Manifest(NamedTuple):
         The variables that were not saved.
     kept : list of Feedback
         Empty in older files, which do not contain it.
+    functions : list of (str, list of keys) or None
+        A label for each function, and its variables in the order of its graph; None in older files.
     """
 
     ranks: int
@@ -105,6 +107,14 @@ class Manifest(NamedTuple):
     entries: list[Entry]
     left_out: list[Key]
     kept: list[Feedback]
+    functions: list[tuple[str, list[Key]]] | None
+
+    def of(self, keys: Container[Key]) -> Manifest:
+        """Return the manifest without the values of other variables."""
+        return self._replace(
+            entries=[one for one in self.entries if one.key in keys],
+            kept=[one for one in self.kept if one.key in keys],
+        )
 
 
 def keys(names: Iterable[str | None]) -> list[Key]:
@@ -161,18 +171,14 @@ def interpret(description: Any) -> Manifest:
             raise ValueError(f"something is kept for {label(one.key)}, which is not in the file")
         if not one.members or not are_counts:
             raise ValueError(f"{label(one.key)}: {len(one.members)} arrays kept, counts {one.counts}")
-    return Manifest(ranks, master_rank, entries, left_out, kept)
-
-
-def check_same_variables(manifest: Manifest, here: Sequence[Key]) -> None:
-    """Raise ``ValueError`` unless the file is for the variables with these keys."""
-    saved = [entry.key for entry in manifest.entries]
-    complaints = [
-        f"{label(key)} is in the file, but no function here uses it" for key in saved if key not in here
-    ]
-    there = {*saved, *manifest.left_out}
-    complaints += [f"{label(key)} is not in the file" for key in here if key not in there]
-    complain(complaints, "build the same functions as in the script that saved it, in the same order")
+    functions = description.get("functions")
+    if functions is not None:
+        functions = [(name, [(one, nth) for one, nth in used]) for name, used in functions]
+        known = {*left_out, *(entry.key for entry in entries)}
+        for name, used in functions:
+            if not isinstance(name, str) or not known.issuperset(used) or len(set(used)) < len(used):
+                raise ValueError(f"the function {name!r} uses {used}")
+    return Manifest(ranks, master_rank, entries, left_out, kept, functions)
 
 
 def for_other_ranks(manifest: Manifest, size: int, streams: Iterable[Key]) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""The interface of communicators. `naive` is the specification; ``tests/checks`` has the checks."""
+"""The interface of communicators. ``tests/specifications/communicator.py`` specifies it."""
 
 from __future__ import annotations
 

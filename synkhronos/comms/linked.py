@@ -2,11 +2,9 @@
 
 A reduction begins with a meeting: every rank sends to all others a digest of the shapes and dtypes, with
 which the ranks check that they are equal, and its weight. The smallest arrays are part of the meeting:
-every rank gets and reduces all of them. Larger arrays are reduced by `doubling`, `halving` or `direct`,
-as `algorithms` says. Reductions to a single rank are direct in place of `halving`.
-
-All algorithms have the order of operands of `pairwise`. Each element is reduced by one rank, or by all
-in the same order, so results are bit-identical on every rank, and do not depend on the algorithm.
+every rank gets and reduces all of them. The parts of larger arrays are reduced by one rank each, as
+`direct` describes. Both have the order of operands of `pairwise`, so results are bit-identical on every
+rank, and do not depend on the size of other arrays.
 """
 
 from __future__ import annotations
@@ -20,15 +18,14 @@ import numpy as np
 
 from synkhronos.arithmetic.operations import Operation, find_operation
 from synkhronos.arithmetic.pairwise import PairwiseReduction
-from synkhronos.comms.algorithms import CHOICE_FROM, MIDDLE, SMALL, Limits, choose
 from synkhronos.comms.base import ArraySpec, Broadcast, Linked, PreparingCommunicator, Reduction
 from synkhronos.comms.direct import DirectReduction
-from synkhronos.comms.doubling import DoublingReduction
-from synkhronos.comms.halving import HalvingReduction
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array
 
+#: The bytes of small arrays that a rank receives in a meeting, from all others together
+SMALL = 1 << 16
 _ALIGNMENT = 16  # bytes
 _HEAD = struct.Struct("=8sd")  # of an item: digest of the types, weight
 _START = 32  # of the small arrays in an item
@@ -41,16 +38,12 @@ class LinkedCommunicator(PreparingCommunicator):
     ----------
     group : Linked
         The ranks.
-    limits : Limits, optional
-        The largest arrays for each algorithm of an all-reduce, the same on all ranks; by default, those
-        for a usual network. Two ranks have no choice.
     """
 
     group: Linked
 
-    def __init__(self, group: Linked, limits: Limits | None = None) -> None:
+    def __init__(self, group: Linked) -> None:
         super().__init__(group)
-        self.limits = choose(group.size) if limits is None or group.size < CHOICE_FROM else limits
         self._memory = np.empty(0, np.uint8)
 
     def prepare_broadcast(self, root: int) -> Broadcast:
@@ -101,8 +94,8 @@ class LinkedCommunicator(PreparingCommunicator):
 
     def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
         operation, targets = find_operation(op), range(self.size) if root is None else [root]
-        limits = self.limits if root is None else self.limits._replace(halving=0)
-        batch = _Batch([], limits)
+        limit = SMALL // max(self.size - 1, 1)
+        batch = _Batch([], limit)
 
         def reduce(
             arrays: Sequence[Array], weight: float = 1, wires: Sequence[Any] = ()
@@ -110,7 +103,7 @@ class LinkedCommunicator(PreparingCommunicator):
             nonlocal batch
             contents = [_changeable(array, self.rank in targets) for array in arrays]
             if not (_are_same(arrays, contents) and _are_same(contents, batch.arrays)):
-                batch = _Batch(contents, limits)
+                batch = _Batch(contents, limit)
             self._reduce(batch, op, operation, targets, weight)
             return contents if self.rank in targets else arrays
 
@@ -130,15 +123,8 @@ class LinkedCommunicator(PreparingCommunicator):
         arithmetic = PairwiseReduction(operation, weights)
         if self.rank in targets and batch.small:
             self.reduce_part(batch.reduce_small, arithmetic, met)
-        if batch.middle:
-            arrays = [batch.arrays[index].reshape(-1) for index in batch.middle]
-            DoublingReduction(self, arithmetic, arrays).run()
         for index in batch.large:
-            array = batch.arrays[index].reshape(-1)
-            if array.nbytes <= batch.limits.halving:
-                HalvingReduction(self, arithmetic, array).run()
-            else:
-                DirectReduction(self, arithmetic, array, targets).run()
+            DirectReduction(self, arithmetic, batch.arrays[index].reshape(-1), targets).run()
 
     def reduce_part(self, reduce: Callable[..., object], *arguments: Any) -> None:
         """Do a part of the arithmetic. It is a method so that it can be timed."""
@@ -168,21 +154,15 @@ class _Batch:
 
     Attributes
     ----------
-    small, middle, large : list of int
-        The indices of the arrays that are part of the meeting; that are reduced by doubling; and of the
-        others.
+    small, large : list of int
+        The indices of the arrays that are part of the meeting, and of the others.
     """
 
-    def __init__(self, arrays: Sequence[np.ndarray], limits: Limits) -> None:
-        self.arrays, self.limits = arrays, limits
+    def __init__(self, arrays: Sequence[np.ndarray], limit: int) -> None:
+        self.arrays = arrays
         self.types = [ArraySpec(array.shape, array.dtype) for array in arrays]
-        self.small = _small(self.types, limits.meeting)
-        others = [index for index in range(len(arrays)) if index not in self.small]
-        sizes = {index: self.types[index].nbytes for index in others}
-        found = [index for index in others if sizes[index] <= limits.doubling]
-        chosen = _small([self.types[index] for index in found], max(MIDDLE, limits.doubling))
-        self.middle = [found[place] for place in chosen]
-        self.large = [index for index in others if index not in self.middle]
+        self.small = _small(self.types, limit)
+        self.large = [index for index in range(len(arrays)) if index not in self.small]
         self.digest = hashlib.blake2b(repr(self.types).encode(), digest_size=8).digest()
         self._places, stop = [], _START
         for index in self.small:

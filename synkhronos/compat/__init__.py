@@ -5,6 +5,4 @@ module was written from the documented interface of its library; nothing is copi
 mechanism of its own.
 
 The folder ``platoon`` stands for Platoon, and ``theanompi`` for Theano-MPI.
-
-May import: ``engines``, ``extensions``, ``host``.
 """

@@ -1,16 +1,14 @@
 """Engines: graph compilers and their array types.
 
-``base`` is the interface; ``naive``, in NumPy, is its specification. ``cpu`` provides the engine of the
-compiler that ``host/compiler`` has chosen. The folders ``theano`` and ``pytensor`` have the engines of
-the compilers. Their common code is in ``graph_engine``, with ``pickles``; ``names`` provides the names
-of either compiler. The folder ``analysis`` reads from graphs how results depend on rows. ``timing``
-measures how long the operations of a function take.
+``base`` is the interface, which ``tests/specifications`` implements in NumPy. ``cpu`` provides the
+engine of the compiler that ``host/compiler`` has chosen. The folders ``theano`` and ``pytensor`` have
+the engines of the compilers. Their common code is in ``graph_engine``, with ``pickles``; ``names``
+provides the names of either compiler. The folder ``analysis`` reads from graphs how results depend on
+rows. ``timing`` measures how long the operations of a function take.
 
 ``collectives`` are operations in graphs of either compiler, and ``collective_order`` gives them their
 order. ``bucketed_vector`` is a vector that is reduced in parts, while further parts are computed.
 
 ``swap_argument`` checks which shared variables a copy of a function replaces. Engines know nothing about
 processes.
-
-May import: ``arithmetic``, ``host``.
 """

@@ -1,7 +1,7 @@
 """The interface of engines: compile and call graphs, and access the storage of shared variables.
 
 The rest of the package uses graphs only through these methods. An engine knows nothing about processes.
-`naive` is the specification; ``tests/checks`` checks every engine against it.
+``tests/specifications`` has the specification, against which ``tests/checks`` checks every engine.
 """
 
 from __future__ import annotations
@@ -107,6 +107,23 @@ class Analysis(NamedTuple):
     loss_ops: list[frozenset[str]]
 
 
+class Causes(NamedTuple):
+    """Why a result of all rows may differ from the results of parts of the rows, if they are combined.
+
+    The causes are names in `synkhronos.engines.analysis.difference_causes`.
+
+    Attributes
+    ----------
+    possible : frozenset of str
+        What to look at if it differs.
+    certain : frozenset of str
+        Those of them for which it differs for most rows, although it may agree for some.
+    """
+
+    possible: frozenset[str] = frozenset()
+    certain: frozenset[str] = frozenset()
+
+
 class Windows(NamedTuple):
     """Givens in which each rank has its part of the rows that an index selects.
 
@@ -164,12 +181,15 @@ class Fixed(NamedTuple):
         Whether it groups the rows, so that results differ if a rank has only a part of them.
     is_product : bool
         Whether it may be a multiple of a number of rows.
+    cuts : bool
+        Whether only as many rows are used, of which each rank would use as many of its own.
     """
 
     number: int
     text: str
     regroups: bool = False
     is_product: bool = False
+    cuts: bool = False
 
 
 class Peers(Protocol):
@@ -421,13 +441,14 @@ class Engine(ABC):
         of rows reports None. It may report too many dependences, but not too few.
         """
 
-    def difference_causes(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[str]:
-        """Return why results of all rows may differ from results that are combined of parts.
+    def difference_causes(
+        self, compiled: Compiled, axes: Sequence[int | str | None]
+    ) -> tuple[list[Causes], dict[SharedVariable, Causes]]:
+        """Return the `Causes` of each output, and of the new value of each updated shared variable.
 
-        The causes are names in `synkhronos.engines.analysis.difference_causes`; `axes` are as of
-        `analyze`. An engine that cannot tell returns none.
+        `axes` are as of `analyze`. An engine that cannot tell returns none.
         """
-        return []
+        return [], {}
 
     def recurrent(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[int]:
         """Return the positions of arguments along whose rows a loop depends on earlier steps.
@@ -544,13 +565,20 @@ class Engine(ABC):
     def release(self, shareds: Sequence[SharedVariable], used: Iterable[SharedVariable]) -> None:
         """Free the values of shared variables, except values that a variable in `used` also has."""
 
-    def notice_writes(  # noqa: B027
-        self, shared: SharedVariable, notify: Callable[[], None] | None
+    def notice_changes(  # noqa: B027
+        self, shared: SharedVariable, notify: Callable[[str], None] | None
     ) -> None:
-        """Call ``notify()`` whenever the script itself sets the value, until this is called with None.
+        """Call ``notify(how)`` when the script may change the value, until this is called with None.
 
-        `store` and `write` do not count as the script. An engine that cannot detect it does nothing.
+        `how` is ``"set"`` after the script has set the value, ``"update"`` after a function of the
+        script has updated it, and ``"read"`` before the script gets the value, and may write to it.
+        `store`, `write` and functions of this engine do not count. An engine that cannot detect this
+        does nothing.
         """
+
+    def is_borrowed(self, shared: SharedVariable) -> bool:
+        """Whether the script has the array of the value, or a view of it, and may write to it."""
+        return False
 
     def overwrite(self, array: Array, value: Array) -> Array:
         """Return an array of the type of `array` with a copy of the values of another array.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import functools
 import inspect
 import io
+import sys
 from abc import abstractmethod
 from typing import (
     TYPE_CHECKING,
@@ -20,7 +22,7 @@ from typing import (
 
 import numpy as np
 
-from synkhronos._text import listed
+from synkhronos._text import listed, shortened
 from synkhronos.engines import names
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.engines.analysis.fixed_rows import free_rows
@@ -29,6 +31,7 @@ from synkhronos.engines.analysis.result_dependence import analyze, arguments_and
 from synkhronos.engines.analysis.windows import cut_windows
 from synkhronos.engines.base import (
     Analysis,
+    Causes,
     Engine,
     Fixed,
     InputType,
@@ -70,7 +73,7 @@ class GraphEngine(Engine):
         kind: VariableType = getattr(variable, "type", None)
         is_tensor = isinstance(kind, names.TensorType) and not self.is_sparse(kind)
         if not isinstance(variable, Variable) or not is_tensor:
-            raise TypeError(f"expected a {compiler.TITLE} tensor variable, got {variable!r}")
+            raise TypeError(f"expected a {compiler.TITLE} tensor variable, got {shortened(variable)}")
         return TensorType(np.dtype(kind.dtype), kind.ndim, self.extents_of(kind))
 
     def extents_of(self, kind: VariableType) -> tuple[int | None, ...]:
@@ -134,6 +137,9 @@ class GraphEngine(Engine):
         givens = [*zip(sliceable, rows), *givens]
         inputs = [*inputs, *rows]
         expressions = [*outputs, *(new for _, new in [*updates, *givens])]
+        for one in [*(old for old, _ in givens), *expressions]:
+            if hasattr(one, "owner") and not isinstance(one, Variable):
+                raise TypeError(f"expected variables of {compiler.TITLE}, got {shortened(one)}")
         has_collectives = contain_collectives(expressions, kwargs.get("no_default_updates"))
         if has_collectives:
             inputs = [*inputs, PeersType()("peers")]
@@ -176,8 +182,7 @@ class GraphEngine(Engine):
         return _finished(copied)
 
     def from_parts(self, parts: Any) -> Compiled:
-        parts.trust_input = True
-        return parts
+        return _finished(parts)
 
     def deepcopy(self, objects: Any, memo: dict[int, Any]) -> Any:
         return with_deep_stack(lambda: copy.deepcopy(objects, memo))
@@ -246,11 +251,14 @@ class GraphEngine(Engine):
     def analyze(self, compiled: Compiled, axes: Sequence[int | str | None]) -> Analysis:
         return analyze(*self.source(compiled), axes)
 
-    def difference_causes(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[str]:
+    def difference_causes(
+        self, compiled: Compiled, axes: Sequence[int | str | None]
+    ) -> tuple[list[Causes], dict[SharedVariable, Causes]]:
         specifications, outputs = self.source(compiled)
         arguments, results = arguments_and_results(specifications, outputs)
-        # Gradients have the causes of their losses, and further causes that are harmless.
-        return difference_causes(arguments, axes, outputs) or difference_causes(arguments, axes, results)
+        causes = difference_causes(arguments, axes, results)
+        updated = [one.variable for one in specifications if one.update is not None]
+        return causes[: len(outputs)], dict(zip(updated, causes[len(outputs) :]))
 
     def recurrent(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[int]:
         arguments, results = arguments_and_results(*self.source(compiled))
@@ -336,31 +344,54 @@ class GraphEngine(Engine):
             if id(shared.container.storage) not in in_use:
                 shared.container.storage[0] = None
 
-    def notice_writes(self, shared: SharedVariable, notify: Callable[[], None] | None) -> None:
+    def notice_changes(self, shared: SharedVariable, notify: Callable[[str], None] | None) -> None:
         container = shared.container
-        if notify is not None and type(container) is Container:
-            container.__class__ = _ReportingContainer
+        if notify is not None:
+            _report_updates()
+            if type(container) is Container:
+                container.__class__ = _ReportingContainer
         if type(container) is _ReportingContainer:
             container.notify = notify
             if notify is None:
                 del container.notify
                 container.__class__ = Container
 
+    def is_borrowed(self, shared: SharedVariable) -> bool:
+        storage = shared.container.storage
+        if not isinstance(storage[0], np.ndarray):
+            return False
+        # A view of a view refers to the array at its base only.
+        return is_referred_to(storage) or isinstance(storage[0].base, np.ndarray)
+
+
+def is_referred_to(storage: list[Any]) -> bool:
+    """Whether there are references to the array in the storage of a variable, by which it may change."""
+    # A local name for the array would be one.
+    return sys.getrefcount(storage[0]) > _NOT_BORROWED and storage[0].flags.writeable
+
+
+_storage = [np.zeros(1)]
+#: The number of references to an array that nothing but its storage has.
+_NOT_BORROWED = sys.getrefcount(_storage[0])
+
 
 class _ReportingContainer(Container):
-    """A container that calls ``notify()`` when a script sets the value of its shared variable.
+    """A container that reports when a script sets, updates or gets the value of its shared variable.
 
-    ``set_value`` assigns to the attribute ``value`` of the variable's container; compiled functions
-    write to the list inside it, and so does the engine. So a container of this class notices the
-    script's assignments and nothing else, and adds no cost to a call. Its copies are ordinary
-    containers.
+    ``set_value`` and ``get_value`` use the attribute ``value`` of the variable's container. Compiled
+    functions write to the list inside it, and so does the engine: this adds no cost to a call. Its
+    copies are ordinary containers.
     """
+
+    def __get__(self) -> Any:
+        self.notify("read")
+        return Container.__get__(self)
 
     def __set__(self, value: Any) -> None:
         Container.__set__(self, value)
-        self.notify()
+        self.notify("set")
 
-    value = data = property(Container.__get__, __set__)
+    value = data = property(__get__, __set__)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         state = dict(vars(self))
@@ -372,6 +403,33 @@ class _ReportingContainer(Container):
         plain = Container.__new__(Container)
         vars(plain).update(self.__reduce_ex__(2)[2])
         return plain.__deepcopy__(memo)
+
+
+def _report_updates() -> None:
+    """Have the compiler's functions report the shared variables that they have updated."""
+    call = names.Function.__call__
+    if hasattr(call, "reports_updates"):
+        return
+
+    @functools.wraps(call)
+    def call_and_report(self: Compiled, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(self, *args, **kwargs)
+        finally:  # an error may come after some of the updates
+            try:
+                updated = self.maker.synkhronos_updated
+            except AttributeError:
+                updated = self.maker.synkhronos_updated = [
+                    one.variable
+                    for one in self.maker.inputs
+                    if one.update is not None and isinstance(one.variable, SharedVariable)
+                ]
+            for shared in updated:
+                if type(shared.container) is _ReportingContainer:
+                    shared.container.notify("update")
+
+    call_and_report.reports_updates = True  # type: ignore[attr-defined]
+    names.Function.__call__ = call_and_report
 
 
 def _has_test_values() -> bool:
@@ -386,6 +444,7 @@ def _make_again(
 ) -> Compiled:
     compiled = make_function(maker, input_storage)
     compiled.trust_input = trust_input
+    compiled.maker.synkhronos_updated = ()
     return compiled
 
 
@@ -396,6 +455,7 @@ def _finished(compiled: Compiled) -> Compiled:
     # Arguments have been checked before they were scattered. Checking again takes 40% of a small call.
     # https://theano-pymc.readthedocs.io/en/latest/tutorial/faq_tutorial.html
     compiled.trust_input = True
+    compiled.maker.synkhronos_updated = ()  # it is no function of the script
     return compiled
 
 

@@ -303,6 +303,14 @@ else:
         return bool(variable.clients)
 
 
+def joined(node: Apply) -> tuple[int | None, list[Variable]]:
+    """Return the axis of a `Join`, counted from the front, and its parts; None if it is computed."""
+    axis, parts = getattr(node.op, "axis", None), list(node.inputs)
+    if axis is None:  # Theano, and PyTensor 2
+        axis = getattr(parts.pop(0), "data", None)
+    return (None if axis is None else int(axis) % node.outputs[0].ndim), parts
+
+
 def is_sparse(variable: Variable) -> bool:
     """Whether a variable is a sparse matrix."""
     return type(variable.type).__name__ in _SPARSE

@@ -7,7 +7,7 @@ from typing import Any, Callable, Iterable, Sequence
 
 import numpy
 
-from synkhronos._text import listed
+from synkhronos._text import listed, shortened
 from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.engines.names import tensor as tt
@@ -41,8 +41,8 @@ def checked_parameters(params: Iterable[SharedVariable]) -> list[SharedVariable]
         which = described(param, position)
         if not isinstance(param, SharedVariable) or not _is_tensor(param):
             raise TypeError(
-                f"{which}: expected a shared tensor variable, got {type(param).__name__} {param}; "
-                f"create it with {names.package.__name__}.shared(array)"
+                f"{which}: expected a shared tensor variable, got {type(param).__name__} "
+                f"{shortened(param)}; create it with {names.package.__name__}.shared(array)"
             )
         if param.dtype not in FLOAT_DTYPES:
             raise TypeError(

@@ -129,7 +129,7 @@ def batch_normalization_train(
     new_running_mean, new_running_var : variables
         If running averages were given: their new values, for `updates`. They are the same on every rank.
         The average of the variance is unbiased: the variance is multiplied by ``m / (m - 1)`` for m
-        values over all ranks.
+        values over all ranks. A single value leaves it as it is, where Theano's function gives NaN.
 
     Raises
     ------
@@ -177,11 +177,13 @@ def batch_normalization_train(
     pattern = _pattern(axes, inputs.ndim)
     scale, shift, centre = ((one.dimshuffle(pattern)) for one in (invstd * gamma, beta, mean))
     out = (inputs - centre) * scale + shift
-    unbiased = variance * tt.cast(count / (count - 1), inputs.dtype)
+    unbiased = variance * tt.cast(count / tt.maximum(count - 1, 1), inputs.dtype)
     factor = tt.cast(running_average_factor, inputs.dtype)
+    # A single value has no variance.
+    factors = [factor, tt.switch(tt.gt(count, 1), factor, tt.zeros_like(factor))]
     news = [
-        old.type.filter_variable(tt.cast(old * (1 - factor) + factor * new, old.dtype))
-        for old, new in zip(averages, (mean, unbiased))
+        old.type.filter_variable(tt.cast(old * (1 - weight) + weight * new, old.dtype))
+        for old, new, weight in zip(averages, (mean, unbiased), factors)
     ]
     return (out, mean, invstd, *news)
 

@@ -29,8 +29,8 @@ from synkhronos.extensions.keras_backend.terms import (
     dependence_on_rows,
     terms_of,
 )
-from synkhronos.extensions.keras_backend.values import setting_of
 from synkhronos.extensions.steps.source_masks import Dependence
+from synkhronos.extensions.steps.traversal import rebuilt
 
 if TYPE_CHECKING:
     from theano.compile.sharedvalue import SharedVariable
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["parallelize"]
 
 _keras = import_keras()
-_setting = setting_of(_keras.backend)
 _THEIRS = ("keras.losses", "keras.metrics")
 _KINDS = ("train", "test", "predict")
 
@@ -75,7 +74,8 @@ def parallelize(model: Any) -> Any:
     Losses, sample weights, class weights, masks, regularizers and metrics give the serial numbers for
     batches of any length, up to rounding. If the model uses custom losses or metrics, ``add_loss``,
     ``add_metric`` or activity regularizers, these are tested on the first batch: the values of its two
-    halves must give the value of the whole batch, as a mean or as a sum. Otherwise the call raises
+    halves must give the value of the whole batch, as a mean or as a sum, and their graphs must not show
+    that other batches differ, as a quotient of two sums does. Otherwise the call raises
     ``ValueError``, which names the loss or metric.
 
     Dropout and other noise are drawn from random streams of each rank. So no two ranks drop the same
@@ -144,7 +144,7 @@ def _make_function(model: Any, kind: str) -> None:
         return
     make = getattr(type(model), f"_make_{kind}_function")
     if kind == "predict" or not hasattr(model, "total_loss"):
-        with _functions_built_by(_predict_function):
+        with _functions_built_by(PredictFunction):
             make(model)
         return
     loss = _Loss(model)
@@ -174,10 +174,6 @@ def _functions_built_by(build: Any) -> Iterator[None]:
         backend.function = usual
 
 
-def _predict_function(request: Request) -> PredictFunction:
-    return PredictFunction(request, _setting.send)
-
-
 class _Loss:
     """The loss of a model, and a loss with the same value as an average over the ranks.
 
@@ -200,12 +196,14 @@ class _Loss:
         self._model, self._usual = model, model.total_loss
         changes = [new for one in model._get_training_eval_metrics() for _, new in one.updates]
         self.local: Dependence = dependence_on_rows(rows, [self._usual, *changes])
-        self.terms: list[Term] = terms_of("loss", self._usual, self.local)
+        # In a whole batch these weights are equal, which the graph then shows.
+        equal = {one: tt.fill(one, one[0]) for _, one in _weights_of_whole_batches(model)}
+        self._averaged = rebuilt([self._usual], equal, {})[0]
+        self.terms: list[Term] = terms_of("loss", self._averaged, self.local)
         self.all_rows: Variable | None = None
-        self._averaged = self._usual
         if any(one.op == "sum" for one in self.terms):
             self.all_rows = tt.lscalar("all_rows")
-            self._averaged = as_mean(self._usual, self.terms, rows[0], self.all_rows)
+            self._averaged = as_mean(self._averaged, self.terms, rows[0], self.all_rows)
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -235,7 +233,7 @@ def _step_function(
         updates={target: new for target, new in request.updates.items() if target not in states},
     )
     weights = _weights_of_whole_batches(model)
-    return StepFunction(request, kept, order, params, loss.all_rows, trial, weights, _setting.send)
+    return StepFunction(request, kept, order, params, loss.all_rows, trial, weights)
 
 
 def _weights_of_whole_batches(model: Any) -> list[tuple[str, Variable]]:

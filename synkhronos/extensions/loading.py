@@ -11,8 +11,9 @@ epoch and the row. So a run can be repeated with any number of processes and of 
 from __future__ import annotations
 
 import os
+import time
 import weakref
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Iterator, Sequence
 
 import numpy as np
 
@@ -21,11 +22,13 @@ from synkhronos._checks import check_choice, check_extent, check_flag, check_int
 from synkhronos._errors import warn
 from synkhronos._html import Facts, Shown
 from synkhronos._text import listed
+from synkhronos.extensions.loaders import producer
 from synkhronos.extensions.loaders import ring as rings
-from synkhronos.extensions.loaders.consumer import CHECK_INTERVAL, Consumer
+from synkhronos.extensions.loaders.consumer import CHECK_INTERVAL, Consumer, Processes
 from synkhronos.extensions.loaders.draws import Draws
 from synkhronos.extensions.loaders.plan import Plan
-from synkhronos.extensions.loaders.producer import Producer, apply
+from synkhronos.extensions.loaders.reachable import check_usable_in_copies, fingerprint
+from synkhronos.extensions.loaders.reader import Expected, Reader
 from synkhronos.extensions.loaders.ring import Ring
 from synkhronos.extensions.loaders.shards import Shards
 from synkhronos.extensions.loaders.sources import (
@@ -69,9 +72,10 @@ _MOST_DATAS = 64  # objects `Data` that are kept for the next batches of the sam
 class Loader(Shown):
     """Loads minibatches ahead, in processes of its own.
 
-    The processes are copies of the script at this point. Create a loader before `synkhronos.fork` if
-    that uses GPUs or JAX, whose state should not be copied; on the CPU the order does not matter. The
-    processes end with the script, or by :meth:`close`.
+    The processes are copies of the script at this point. If the script changes later what the source or
+    the transforms use, they are started again at the next epoch. Create a loader before
+    `synkhronos.fork` if that uses GPUs or JAX, whose state should not be copied; on the CPU the order
+    does not matter. The processes end with the script, or by :meth:`close`.
 
     Parameters
     ----------
@@ -88,7 +92,8 @@ class Loader(Shown):
     processes : int, default: 1
         The number of processes that load. Each loads a part of every batch.
     seed : int, default: 0
-        Determines, with the epoch, the order of the rows and the random numbers of the transforms.
+        Determines, with the epoch, the order of the rows and the random numbers of the transforms, also
+        those of other generators than `Draws`.
     shuffle : bool, default: True
         Whether each epoch has a random order; otherwise it is that of the source.
     drop_last : bool, default: False
@@ -99,7 +104,7 @@ class Loader(Shown):
         out, so that the batch is shorter, and a `SynkhronosWarning` names it.
     timeout : float, optional
         The longest wait for a batch, in seconds. By default there is no limit as long as the processes
-        live.
+        live, but a warning after a minute.
 
     Attributes
     ----------
@@ -151,8 +156,9 @@ class Loader(Shown):
         unreadable: str = "raise",
         timeout: float | None = None,
     ) -> None:
+        self._given = source, transform
         self._source, transforms = as_source(source), _list_of(transform)
-        skips = check_choice(unreadable, "Loader: unreadable", ("raise", "skip")) == "skip"
+        self._skips = check_choice(unreadable, "Loader: unreadable", ("raise", "skip")) == "skip"
         self._timeout = None if timeout is None else check_number(timeout, "Loader: timeout")
         slots = check_int(ahead, "Loader: ahead", 1) + 1
         self._plan = plan = Plan(
@@ -166,33 +172,72 @@ class Loader(Shown):
         )
         if not plan.n_batches:
             raise ValueError(f"Loader: drop_last: expected {batch_size} rows, got {plan.length}")
-        fields = rings.fields_of(_first_row(self._source, transforms, plan.seed, skips))
-        self._ring = Ring.new(rings.Layout(fields, plan.batch_size, slots, plan.processes, plan.length))
-        self._start(transforms, skips)
         self._consumer: Consumer | None = None  # of the latest epoch
         self._following: tuple[int, int] | None = None  # the epoch, and the batch, that can follow
         self._datas: dict[tuple[int, int], tuple[synk.Data, ...]] = {}
+        self._generation, self._n_reported, self._owner = 0, 0, os.getpid()
         self.waited = 0.0
+        self._processes = self._start()
+        self._ring = self._new_ring(slots)
+        self._connect()
 
-    def _start(self, transforms: Sequence[Transform], skips: bool) -> None:
+    def _start(self) -> BackgroundProcesses:
+        check_usable_in_copies(self._given)
+        self._fingerprint = fingerprint(self._given)
+        # It does not refer to the loader, which may be collected.
+        source, transforms, plan = self._source, _list_of(self._given[1]), self._plan
+        options = plan.seed, self._skips, plan.takes_turns
+
+        def serve(number: int, connection: Any) -> None:
+            producer.serve(number, connection, Reader(source, transforms, *options))
+
+        processes = BackgroundProcesses("loading", plan.processes, serve)
+        self.pids = processes.pids
+        self._known = Processes(tuple(processes.pids), tuple(processes.stacks), self._timeout)
+        return processes
+
+    def _new_ring(self, slots: int) -> Ring:
         try:
-            serve = self._serving(transforms, skips)
-            self._processes = BackgroundProcesses("loading", self._plan.processes, serve)
+            self._expected, plan = self._first_row(), self._plan
+            fields = self._expected.fields
+            return Ring.new(rings.Layout(fields, plan.batch_size, slots, plan.processes, plan.length))
+        except BaseException:
+            self._processes.end()
+            raise
+
+    def _first_row(self) -> Expected:
+        """Return what a row has. A process finds it, as what it opens is for the process alone."""
+        look = self._known.watch("the first row", lambda: 0)
+        answer = self._processes.ask(0, producer.FIRST_ROW, look)
+        if isinstance(answer, Expected):
+            return answer
+        error, text = answer
+        raise error from (None if text == str(error) else synk.SynkhronosError(text))
+
+    def _connect(self) -> None:
+        """Give the processes the memory for the batches."""
+        self._end = weakref.finalize(self, _end, self._processes, self._ring)
+        self._processes.send((self._ring, self._expected))
+
+    def _refresh(self) -> None:
+        """Start the processes again if the script has changed what the source or transforms use."""
+        if fingerprint(self._given) == self._fingerprint:
+            return
+        self._source = as_source(self._given[0])
+        if len(self._source) != self._plan.length:
+            raise ValueError(
+                f"Loader: expected a source of {self._plan.length} rows, as when the loader was "
+                f"created, got {len(self._source)}; create another Loader"
+            )
+        self._processes.end()
+        self._consumer = self._following = None
+        self._end.detach()
+        try:
+            self._processes = self._start()
         except BaseException:
             self._ring.close()
             raise
-        self.pids = self._processes.pids
-        self._generation, self._n_reported, self._owner = 0, 0, os.getpid()
-        self._end = weakref.finalize(self, _end, self._processes, self._ring)
-
-    def _serving(self, transforms: Sequence[Transform], skips: bool) -> Callable[[int, Any], None]:
-        """Return what the processes run. It does not refer to the loader, which may be collected."""
-        ring, source = self._ring, self._source
-
-        def serve(number: int, connection: Any) -> None:
-            Producer(number, ring, source, transforms, skips).serve(connection)
-
-        return serve
+        self._connect()
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
@@ -251,6 +296,7 @@ class Loader(Shown):
         """
         number = check_extent(number, "Loader.epoch: number")
         self._check_usable()
+        self._refresh()
         consumer = self._consumer_of(number)
         stop = consumer.number + len(self)
         self._following = number + 1, stop
@@ -263,8 +309,8 @@ class Loader(Shown):
             return last
         plan = self._plan._replace(first=epoch)
         self._begin(plan)
-        check, timeout = self._processes.check, self._timeout
-        self._consumer = made = Consumer(self._ring, plan, self._generation, 0, check, timeout)
+        check, known = self._processes.check, self._known
+        self._consumer = made = Consumer(self._ring, plan, self._generation, 0, check, known)
         return made
 
     def _batches(self, consumer: Consumer, stop: int) -> Iterator[tuple[Any, ...]]:
@@ -318,8 +364,9 @@ class Loader(Shown):
             first=check_extent(first, "Loader.shards: first"),
         )
         self._check_usable()
+        self._refresh()
         self._begin(plan)
-        return Shards(self._ring, plan, self._generation, self.pids, self._timeout)
+        return Shards(self._ring, plan, self._generation, self._known)
 
     def _begin(self, plan: Plan) -> None:
         """Let the processes load a plan. None of them still writes for another one afterwards."""
@@ -330,9 +377,11 @@ class Loader(Shown):
         self._generation += 1
         processes.send((self._generation, plan))
         ring.wake_processes()
+        look, began = self._known.watch("an epoch", lambda: int(ring.begun.argmin())), time.monotonic()
         while (ring.begun < self._generation).any():
             processes.check()
-            ring.ready(0).wait(CHECK_INTERVAL)
+            if not ring.ready(0).wait(CHECK_INTERVAL):
+                look(time.monotonic() - began)
         ring.taken[:] = 0
         ring.go[0] = self._generation
         ring.wake_processes()
@@ -400,26 +449,6 @@ def _list_of(transform: Any) -> list[Transform]:
         if one is not None and not callable(one):
             raise TypeError(f"Loader: transform: expected a callable or a list of these, got {one!r}")
     return [one for one in given if one is not None]
-
-
-def _first_row(
-    source: Source, transforms: Sequence[Transform], seed: int, skips: bool
-) -> list[np.ndarray]:
-    """Return the first row that can be read, after the transforms: an array with one row of each."""
-    try:
-        for row in range(len(source)):
-            rows = np.array([row])
-            try:
-                arrays = [np.asarray(one) for one in source.read(rows)]
-            except UnreadableError:
-                if not skips:
-                    raise
-                continue
-            arrays[0] = apply(transforms, arrays[0], Draws(seed, 0, rows, row))
-            return arrays
-    finally:
-        source.release()
-    raise UnreadableError("all rows of the source", "none of them can be read")
 
 
 def _is_usable(data: synk.Data) -> bool:

@@ -21,6 +21,7 @@ from synkhronos.extensions.steps.marked_expressions import gradients, reduced
 from synkhronos.extensions.steps.serial_step import SerialStep
 from synkhronos.extensions.steps.step import Step
 from synkhronos.extensions.steps.step_inputs import StepInputs
+from synkhronos.functions.steps import check_indices
 
 __all__ = [
     "ParallelFunction",
@@ -167,6 +168,7 @@ class ParallelFunction(Shown):
         batch: Any = None,
         batch_s: Any = None,
         num_slices: int = 1,
+        output_subset: Sequence[int | str] | None = None,
         **inputs_by_name: Any,
     ) -> Any:
         """Compute on all ranks; return the results of the Theano function for all rows.
@@ -177,6 +179,8 @@ class ParallelFunction(Shown):
             The inputs in the order in which the function was built, or by name.
         batch, batch_s, num_slices
             As in a call of a :class:`synkhronos.Function`.
+        output_subset : list of int, optional
+            The outputs to return, or their keys. All updates are made.
 
         Returns
         -------
@@ -184,13 +188,29 @@ class ParallelFunction(Shown):
             In the form of `outputs`.
         """
         values = self._inputs.match(args, inputs_by_name)
-        return self._step.reported(lambda: self._take(values, batch, num_slices, batch_s))
+        subset = None
+        if output_subset is not None:
+            subset = check_indices(output_subset, self._step.n_outputs, self._form)
+        return self._step.reported(lambda: self._take(values, batch, num_slices, batch_s, subset))
 
-    def _take(self, values: list[Any], batch: Any, num_slices: int, batch_s: Any) -> Any:
+    def _take(
+        self, values: list[Any], batch: Any, num_slices: int, batch_s: Any, subset: list[int] | None
+    ) -> Any:
         outputs = self._step(values, batch, num_slices, batch_s)
+        indices = range(len(outputs)) if subset is None else subset
         if isinstance(self._form, list):
-            return dict(zip(self._form, outputs))
-        return outputs if self._form else outputs[0]
+            return {self._form[index]: outputs[index] for index in indices}
+        return outputs[0] if not self._form and subset is None else [outputs[index] for index in indices]
+
+    @property
+    def maker(self) -> Any:
+        """The ``maker`` of the function that each rank calls on its rows; the first of `functions`."""
+        return self._step.function.maker
+
+    @property
+    def profile(self) -> Any:
+        """Theano's profile of this function, or None."""
+        return self._step.function.profile
 
     def _shown(self) -> Facts:
         named = "ParallelFunction" if self.name is None else f"ParallelFunction {self.name}"

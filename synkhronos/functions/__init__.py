@@ -12,11 +12,10 @@ unless the communicator has ``reduced`` them. ``replicate`` sends functions to t
 notebooks show its ``description``.
 
 ``analysis`` finds in graphs how results depend on rows, and refuses loops along them. ``agreement``
-keeps track of the replicas of shared variables that are meant to be equal. The folder ``comparing``
-compares replicas, and results with the serial ones.
+keeps track of the replicas of shared variables that are meant to be equal, and ``changes`` sends what
+the script changes on the master to the other ranks. The folder ``comparing`` compares replicas, and
+results with the serial ones.
 
 ``steps`` is for extensions, whose steps are several calls. ``on_step`` tells a function of the script of
 each step.
-
-May import: ``arithmetic``, ``comms``, ``host``, ``stores``, ``engines``, ``world``, ``arrays``.
 """

@@ -6,7 +6,7 @@ from typing import Any, Collection, Sequence
 
 from synkhronos._errors import warn
 from synkhronos._typing import Compiled, SharedVariable, Variable
-from synkhronos.engines.base import BOUND, Analysis, Dependence, Engine, name_of
+from synkhronos.engines.base import BOUND, Analysis, Causes, Dependence, Engine, name_of
 from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.signature import Input
 from synkhronos.world.world import World
@@ -21,11 +21,12 @@ def analysis_of(world: World, function: Any) -> Analysis:
     return function.analysis
 
 
-def suspects_of(world: World, function: Any) -> list[str]:
-    """Return the parts of a function's graph that may make it differ from the serial function."""
-    replica = function.replica
+def causes_of(world: World, function: Any) -> tuple[list[Causes], dict[int, Causes]]:
+    """Return why outputs, and the new values of variables by number, may differ from serial ones."""
+    replica, numbers = function.replica, world.registry.numbers
     axes = axes_of(function.inputs, replica.window is not None, len(replica.sliceable))
-    return world.here.engine.difference_causes(replica.compiled, axes)
+    outputs, updates = world.here.engine.difference_causes(replica.compiled, axes)
+    return outputs, {numbers[shared]: one for shared, one in updates.items()}
 
 
 def has_rows(function: Any) -> bool:

@@ -12,7 +12,7 @@ from synkhronos._typing import Array, Batch, Compiled, Rows
 from synkhronos.arithmetic.conversion import usable
 from synkhronos.arithmetic.partition import select, share
 from synkhronos.functions.columns import NO_LIMIT, Bound, Column, Most, Split
-from synkhronos.functions.fixed import check_regrouped, explained
+from synkhronos.functions.fixed import check_all_are_used, explained
 from synkhronos.functions.packed import pack
 from synkhronos.functions.peers import GraphPeers
 from synkhronos.functions.reduced import reduce_in_place
@@ -276,7 +276,7 @@ class CallFunction(Command):
             if self.rows is None and replica.window is None:
                 n_rows = n_own
         if replica.fixed:
-            check_regrouped(replica, self._n_all, self._at_once(n_rows))
+            check_all_are_used(replica, self._n_all, self._at_once(n_rows))
         return columns, n_rows
 
     def _at_once(self, n_rows: int) -> int:

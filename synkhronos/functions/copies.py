@@ -8,6 +8,7 @@ from synkhronos._errors import SynkhronosError
 from synkhronos._typing import Compiled, SharedVariable
 from synkhronos.engines.swap_argument import check_swap
 from synkhronos.functions.agreement import agreement_of, labels
+from synkhronos.functions.changes import Changes
 from synkhronos.functions.compiling import compiling
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.replicate import replicate
@@ -198,6 +199,7 @@ def duplicate_replicas(world: World, pairs: Iterable[tuple[SharedVariable, Share
         numbers = {registry.numbers[old]: registry.add_shared(copy) for old, copy in new}
         world.run(Duplicate(numbers))
         registry.mark_replicated(list(numbers.values()))
+        world.part(Changes).begin(world, list(numbers.values()))
     agreement = agreement_of(world)
     for group in (agreement.scattered, agreement.assigned):
         group.update([numbers[number] for number in group.intersection(numbers)])

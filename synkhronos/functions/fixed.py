@@ -14,8 +14,8 @@ _MOST = 3  # operations that a message names
 _SHAPES = re.compile("^Inputs shapes: (.*)$", re.MULTILINE)  # where the compiler's errors list them
 
 
-def check_regrouped(replica: Replica, n_all: int | None, n_rows: int) -> None:
-    """Raise an error if a graph divides the rows of a call into as many groups as there are rows.
+def check_all_are_used(replica: Replica, n_all: int | None, n_rows: int) -> None:
+    """Raise an error if a graph uses fewer rows than a call has, or divides them into as many groups.
 
     Parameters
     ----------
@@ -28,6 +28,13 @@ def check_regrouped(replica: Replica, n_all: int | None, n_rows: int) -> None:
         found = [one for one in replica.fixed if one.regroups and one.number == n_all]
         if found:
             raise ValueError(f"reshape: {_words(found, n_all, n_rows)}")
+        steps = min([one.number for one in replica.fixed if one.cuts], default=n_all)
+        if steps < n_all:
+            raise ValueError(
+                f"scan: n_steps={steps} uses the first {steps} of the {n_all} rows of the call, but "
+                f"each rank would use {steps} of its own. Leave out n_steps, and choose rows by "
+                f"batch={steps}"
+            )
 
 
 def explained(error: Exception, replica: Replica, n_all: int | None, n_rows: int) -> Exception | None:
@@ -49,7 +56,8 @@ def explained(error: Exception, replica: Replica, n_all: int | None, n_rows: int
         return ValueError(
             f"{first}\nthis rank computes {n_rows} of the {n_all} rows of the call, and the "
             f"operation also has an operand of {n_all}. If these are rows that are not divided, such as "
-            f"a part of a shared variable that an index selects, give them as an input\n{rest}"
+            f"a part of a shared variable that an index selects, give them as an input; if an input is "
+            f"no rows, and every rank needs all of it, give it in bcast_inputs\n{rest}"
         )
     return None
 

@@ -11,8 +11,8 @@ from synkhronos._typing import ArrayLike, Batch, Finish, Result, SharedVariable
 from synkhronos.arrays.binding import bind, find_bound, rebind
 from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments, outputs
-from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.call_plan import CallPlan
+from synkhronos.functions.changes import Changes
 from synkhronos.functions.comparing.serial_comparison import Comparison, check_call
 from synkhronos.functions.comparing.watch import Audit, Watch, watch
 from synkhronos.functions.copies import (
@@ -205,6 +205,8 @@ class Function:
             )  # fmt: skip
             return hooks.run(world, self.name or "", self.replica.number, call)
         with world.turn:
+            if world.before_command is not None:
+                world.before_command()
             last = self.plan
             plain = batch_s is None and output_subset is None and num_slices == 1
             command: Command | None = None
@@ -395,7 +397,8 @@ class Function:
         computed = engine.call(replica.compiled, given, output_subset)
         replicated = world.registry.replicated
         changed = [number for number, _ in replica.updates if number < replicated]
-        agreement_of(world).changed_on_master(changed)
+        if changed and world.size > 1:
+            world.part(Changes).changed(changed)
         computed = [engine.to_host(value) for value in computed]
         return outputs.in_form(self, computed, output_subset)
 

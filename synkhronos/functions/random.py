@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any
 
 from synkhronos.functions.agreement import agreement_of
+from synkhronos.functions.changes import Carry
 from synkhronos.world.entry import in_turn
-from synkhronos.world.here import Command, Here
 from synkhronos.world.world import current_world
-
-
-class _Reseed(Command):
-    """Set random streams to the states of the master, advanced to this rank's own substreams."""
-
-    def __init__(self, states: Mapping[int, Any]) -> None:
-        self.states = states  # by the number of the shared variable
-
-    def run(self, here: Here) -> None:
-        if here.is_master:
-            return
-        for number, state in self.states.items():
-            here.engine.store(here.shareds[number], state)
-            here.engine.jump(here.shareds[number], here.stream_index)
 
 
 @in_turn
@@ -78,5 +64,5 @@ def reseed(streams: Any, seed: int | None = None) -> None:
         if registry.numbers.get(shared, registry.replicated) < registry.replicated
     }
     if states:
-        world.run(_Reseed(states))
-        agreement_of(world).set_on_master.difference_update(states)
+        agreement_of(world).restored(states)
+        world.run(Carry({}, states, {}))

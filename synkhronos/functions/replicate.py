@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping
 import numpy as np
 
 from synkhronos._errors import SynkhronosError, WorkerError
+from synkhronos.functions.changes import Changes
 from synkhronos.host import heap
 from synkhronos.host.handler_errors import pass_on
 from synkhronos.host.log import logger
@@ -112,6 +113,8 @@ def _replicate(world: World) -> None:
         world.run(_command(world, None, new))
     logger.info("replicated %d function(s), %d shared variable(s)", len(replicas), len(shareds))
     registry.mark_replicated([*shareds, *(replica.number for replica in replicas)])
+    if world.size > 1:
+        world.part(Changes).begin(world, shareds)
 
 
 def _command(world: World, payload: Handle | None, streams: list[int]) -> Replicate:

@@ -261,7 +261,7 @@ def parse_updates(
             )
         shared, new, op = (*update, "avg") if len(update) == 2 else update
         if not engine.is_shared(shared):
-            raise TypeError(f"updates[{position}]: expected a shared variable, got {shared!r}")
+            raise TypeError(f"updates[{position}]: expected a shared variable, got {shortened(shared)}")
         if op == GATHER:
             raise ValueError(f"updates[{position}]: 'gather' cannot accumulate an update")
         if op is not None:
@@ -296,7 +296,9 @@ def parse_sliceable(
     )
     for position, shared in enumerate(sliceable):
         if not engine.is_shared(shared) or not engine.is_tensor(shared):
-            raise TypeError(f"sliceable_shareds[{position}]: expected a shared variable, got {shared!r}")
+            raise TypeError(
+                f"sliceable_shareds[{position}]: expected a shared variable, got {shortened(shared)}"
+            )
         kind = engine.type_of(shared)
         if kind.ndim == 0 or kind.extents[0] is not None:
             raise ValueError(f"sliceable_shareds[{position}]: {shared} cannot be sliced on axis 0")

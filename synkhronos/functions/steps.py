@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
 
 from synkhronos._typing import Batch, SharedVariable
 from synkhronos.arrays.data import Data
+from synkhronos.functions.arguments import check_indices as check_indices
 from synkhronos.functions.call import CallFunction
 from synkhronos.functions.call_plan import CallPlan, are_unmoved
+from synkhronos.functions.changes import carry
 from synkhronos.functions.comparing.serial_comparison import Comparison, check_commands
 from synkhronos.functions.function import Function
+from synkhronos.functions.outputs import in_form
 from synkhronos.stores.handle import Handle
 from synkhronos.world.fuse import RecordedCalls, fuse
 from synkhronos.world.turn import Turn, WaitedFor
@@ -90,6 +93,7 @@ class RepeatedStep:
 
     def __init__(self, functions: Sequence[Function], place: int, may_repeat: bool = True) -> None:
         self._functions, self._place, self._may_repeat = functions, place, may_repeat
+        self._world = functions[place]._world
         self._recorded: RecordedCalls | None = None
         self._plan: CallPlan | None = None  # of the function that has rows
         self._handles: list[Handle] = []  # to the data of the recorded step
@@ -115,6 +119,8 @@ class RepeatedStep:
             Whether the call has options besides the batch.
         """
         with self._functions[self._place].turn:
+            if self._world is not None and self._world.before_command is not None:
+                self._world.before_command()
             if self._recorded is not None and not has_options:
                 results = self._taken_again(self._recorded, values, batch)
                 if results is not None:
@@ -174,6 +180,26 @@ def reduces(
     if function.verification is not None:
         named = {numbers[shared]: what for shared, (what, _) in reduced.items()}
         function.verification.add(named, is_doubtful)
+
+
+def shares(functions: Iterable[Function], own: Iterable[SharedVariable] = ()) -> None:
+    """Have what the script changes of the variables of functions reach all ranks before the next call.
+
+    Parameters
+    ----------
+    functions : iterable of Function
+        The functions of a step.
+    own : iterable of shared variables
+        Variables of which each rank keeps its own value.
+    """
+    for function in functions:
+        if function._world is not None:  # else a copy that programs use
+            carry(function._world, function.get_shared(), own)
+
+
+def operations_of(function: Function) -> Any:
+    """Return the operations of the outputs of a function, in the form of its results."""
+    return in_form(function, list(function.output_modes), None)
 
 
 def verify_step(take_step: Callable[[], Any]) -> None:

@@ -12,11 +12,9 @@ libraries, and ``nvidia_links`` creates links with the names that libgpuarray ex
 raise. ``descriptors`` says which files a worker does not inherit. ``heap`` makes malloc keep memory.
 ``machine`` counts the cores and bytes that this process may use, ``other_programs`` the cores that other
 programs use, and ``job`` tells whether it is a task of an MPI job. ``progress`` shows the progress of
-long steps, such as compiling, and ``log`` writes the log. ``entries`` names the entry of the page
-"Troubleshooting" that explains an error or a warning, of those in ``messages``. ``status`` is the memory
-in which ranks show what they do, ``watching`` reads it from another process, and ``top`` prints it.
+long steps, such as compiling, ``log`` writes the log, and ``log_relay`` gives the records of children to
+the script's handlers. ``status`` is the memory in which ranks show what they do, ``watching`` reads it
+from another process, and ``top`` prints it.
 
 The folder ``doctor`` has the checks of the command of this name.
-
-May import: nothing.
 """

@@ -1,9 +1,12 @@
-"""Giving up the script's pipes, sockets and locked files in a worker.
+"""Giving up the script's pipes, sockets and locked files in a worker, and opening its files again.
 
 A copy of the writing end of a pipe keeps the reader waiting forever, a copy of a socket keeps its port,
 and a copy of a locked file keeps the lock, after the script has closed its own. So a worker gives up its
 copies. Their numbers stay in use, for the objects that have them; to read or write fails with
-``EBADF``. Other files, devices and unnamed resources of libraries are inherited.
+``EBADF``. A copy of a file that is read shares its position with the script and with all other workers,
+so that two of them read at wrong places. It is opened again, under the same number and at the same
+position, also if it is locked. Files that are written to, devices and unnamed resources of libraries are
+inherited.
 
 A worker keeps the descriptors of Python's standard streams and of the handlers of ``logging``, the pipes
 of multiprocessing's own servers, and those that the user names.
@@ -12,24 +15,36 @@ of multiprocessing's own servers, and those that the user names.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import stat
 import sys
-from typing import Any, Iterable, Iterator, Mapping
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple
 
 _STANDARD = (0, 1, 2)
+#: The flags with which a file is opened again
+_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_DIRECT
 
 
-def descriptors() -> dict[int, tuple[int, int] | None]:
-    """Return the file descriptors that are open in this process, and the files that they refer to."""
+class OpenFile(NamedTuple):
+    """What a descriptor refers to: a file, and the position there, if it is a regular file."""
+
+    file: tuple[int, int]
+    position: int | None
+
+
+def descriptors() -> dict[int, OpenFile | None]:
+    """Return the file descriptors that are open in this process, and what they refer to."""
     with os.scandir("/proc/self/fd") as entries:
         numbers = [int(entry.name) for entry in entries]
-    return {number: _file(number) for number in numbers}
+    return {number: _open_file(number) for number in numbers}
 
 
-def give_up(those: Mapping[int, tuple[int, int] | None], kept: Iterable[int] = ()) -> None:
-    """Give up the pipes, sockets and locked files among some descriptors.
+def give_up(
+    those: Mapping[int, OpenFile | None], kept: Iterable[int] = (), only_reads: bool = False
+) -> None:
+    """Give up the pipes, sockets and locked files among some descriptors, and open files again.
 
     Parameters
     ----------
@@ -38,15 +53,51 @@ def give_up(those: Mapping[int, tuple[int, int] | None], kept: Iterable[int] = (
         refers to another file since then is not given up: it may be a pipe between the two.
     kept : iterable of int
         The descriptors that stay usable.
+    only_reads : bool
+        Whether files that can also be written to are opened again: this process only reads them.
     """
     kept = {*_STANDARD, *kept, *_of_streams(), *_of_servers()}
     nothing = os.open("/", os.O_PATH)
     try:
-        for one, file in those.items():
-            if one not in kept and file is not None and _file(one) == file and _is_shared(one):
+        for one, found in those.items():
+            if one in kept or found is None or _file(one) != found.file:
+                continue
+            if not _reopen(one, found.position, only_reads) and _is_shared(one):
                 os.dup2(nothing, one, inheritable=False)
     finally:
         os.close(nothing)
+
+
+def _reopen(descriptor: int, position: int | None, only_reads: bool) -> bool:
+    """Open the file of a descriptor again if it is for reading; return whether it was opened."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    access = flags & os.O_ACCMODE
+    if position is None or access == os.O_WRONLY or (access == os.O_RDWR and not only_reads):
+        return False
+    try:
+        opened = os.open(f"/proc/self/fd/{descriptor}", flags & _FLAGS)
+    except OSError:  # such as a file that belongs to another user now
+        if not only_reads:
+            return False
+        opened = os.open("/", os.O_PATH)  # an error is better than to read at a wrong place
+    else:
+        os.lseek(opened, position, os.SEEK_SET)
+    try:
+        os.dup2(opened, descriptor, os.get_inheritable(descriptor))
+    finally:
+        os.close(opened)
+    return True
+
+
+def _open_file(descriptor: int) -> OpenFile | None:
+    file = _file(descriptor)
+    if file is None:
+        return None
+    try:
+        is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return OpenFile(file, os.lseek(descriptor, 0, os.SEEK_CUR) if is_regular else None)
+    except OSError:  # a path only, or closed meanwhile
+        return OpenFile(file, None)
 
 
 def _file(descriptor: int) -> tuple[int, int] | None:

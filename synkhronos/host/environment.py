@@ -1,12 +1,12 @@
 """Making Theano 1.0.5 importable.
 
 Theano asks NumPy which BLAS it was built with, in a way that NumPy 1.22 and newer no longer support, so
-a plain ``import theano`` fails. Theano does not ask if ``blas.ldflags`` is set. Therefore `apply` sets
-this flag, unless the user has set it. It must run before Theano is imported. ``imports`` repairs
-the other parts of Theano that do not work with this version of Python or NumPy, and ``installation``
-installs it.
+a plain ``import theano`` fails. ``repairs`` lets Theano take `find_ldflags` instead, unless the user has
+set ``blas.ldflags``, and replaces the other parts of Theano that do not work with this version of Python
+or NumPy; ``installation`` installs it.
 
-Nothing here runs the compiler or imports anything but NumPy, which Theano imports as well.
+Nothing here runs the compiler or imports anything but NumPy, which Theano imports as well. Theano loads
+this file without the package.
 """
 
 import configparser
@@ -15,12 +15,19 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Iterable, List, Mapping, MutableMapping, Optional, Sequence, Tuple
+from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
 
 PYTHON_VERSIONS = ((3, 8), (3, 15))  # with Theano; other compilers have no upper bound
 NUMPY_VERSIONS = ((1, 23), (3, 0))
 MPI_VARIABLES = ("MPI4PY_RC_INITIALIZE", "MPI4PY_RC_FINALIZE")
-LDFLAGS = "blas.ldflags"
+
+# The BLAS functions that C code of Theano and PyTensor calls. In the OpenBLAS of newer wheels of SciPy,
+# their names begin with scipy_.
+CALLED = (
+    *(f"{kind}{name}_" for kind in "sd" for name in ("dot", "gemv", "ger", "gemm")),
+    "openblas_get_num_threads",
+    "openblas_set_num_threads",
+)
 
 # Characters with a special meaning when Theano splits flags, in its shell-like quoting, or in
 # the linker's comma-separated options.
@@ -31,7 +38,6 @@ def apply() -> None:
     """Set up this process for Theano, unless it is imported. Settings of the user are not changed."""
     if "theano" not in sys.modules:
         _forget_failed_import()
-        set_flags(os.environ)
         # Theano imports mpi4py if it is installed, which would initialize MPI.
         for name in MPI_VARIABLES:
             os.environ.setdefault(name, "0")
@@ -56,12 +62,6 @@ def check() -> None:
         raise ImportError(complaint)
 
 
-def set_flags(environ: MutableMapping[str, str]) -> None:
-    """Add ``blas.ldflags`` to ``THEANO_FLAGS`` in `environ`, unless the user has set it."""
-    if user_setting(LDFLAGS, environ) is None:
-        environ["THEANO_FLAGS"] = add_flag(environ.get("THEANO_FLAGS", ""), find_ldflags())
-
-
 def package_complaint() -> Optional[str]:
     """Return an error message if the installed NumPy or Theano cannot be used, else None."""
     return installed_numpy_complaint() or installed_theano_complaint()
@@ -69,6 +69,9 @@ def package_complaint() -> Optional[str]:
 
 def installed_numpy_complaint() -> Optional[str]:
     """Return an error message if there is no NumPy, or it cannot be used, else None."""
+    of_file = complaint_of_file("numpy")
+    if of_file:
+        return of_file
     try:
         import numpy
     except ImportError as error:
@@ -78,10 +81,21 @@ def installed_numpy_complaint() -> Optional[str]:
 
 def installed_theano_complaint() -> Optional[str]:
     """Return an error message if there is no Theano, or another package in its place, else None."""
+    of_file = complaint_of_file("theano")
+    if of_file:
+        return of_file
     theano = importlib.util.find_spec("theano")
     if theano is None:
         return f"Synkhronos needs Theano 1.0.5, and no Theano is installed. {_remedy()}"
     return theano_complaint([Path(folder) for folder in theano.submodule_search_locations or []])
+
+
+def complaint_of_file(package: str) -> Optional[str]:
+    """Return an error message if a file, such as one beside the script, hides a package, else None."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.submodule_search_locations is not None:
+        return None
+    return f"{found.origin} is imported in place of the package {package}, as it has its name: rename it"
 
 
 def python_complaint(version: Sequence[int]) -> Optional[str]:
@@ -185,12 +199,6 @@ def flags_of(text: str) -> Mapping[str, str]:
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
-def add_flag(flags: str, ldflags: str) -> str:
-    """Add ``blas.ldflags`` before the user's own flags."""
-    ours = f'{LDFLAGS}="{ldflags}"' if ldflags else f"{LDFLAGS}="
-    return f"{ours},{flags}" if flags else ours
-
-
 def find_ldflags() -> str:
     """Return the linker's flags for a BLAS: the system's OpenBLAS, else the copy in SciPy's wheel.
 
@@ -200,7 +208,7 @@ def find_ldflags() -> str:
     if find_library(system, "libopenblas.so"):
         return "-lopenblas"
     by_path = find_library(others, "libopenblas.so")
-    return ldflags_by_path(by_path or find_library(scipy_folders(), "libopenblas*.so"))
+    return ldflags_by_path(by_path or scipy_openblas())
 
 
 def ldflags_by_path(library: Optional[Path]) -> str:
@@ -210,7 +218,16 @@ def ldflags_by_path(library: Optional[Path]) -> str:
     # before the code that needs it.
     if library is None or UNSAFE_IN_FLAGS & set(str(library)):
         return ""
-    return f"-Wl,--no-as-needed,{library},-rpath,{library.parent}"
+    flags = f"-Wl,--no-as-needed,{library},-rpath,{library.parent}"
+    if library.name.startswith("libscipy_"):
+        flags = " ".join([*(f"-D{name}=scipy_{name}" for name in CALLED), flags])
+    return flags
+
+
+def scipy_openblas() -> Optional[Path]:
+    """Return the OpenBLAS in SciPy's wheel, if there is one."""
+    folders = scipy_folders()
+    return find_library(folders, "libopenblas*.so") or find_library(folders, "libscipy_openblas-*.so")
 
 
 def library_folders() -> Tuple[List[Path], List[Path]]:

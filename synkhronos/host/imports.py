@@ -42,7 +42,7 @@ class Finder:
             return None
         try:
             needed = cls.needed()
-        except ImportError:  # without NumPy none of them works; importing them reports that
+        except (ImportError, AttributeError):  # without NumPy none works; importing them reports that
             return None
         if name in needed.files:
             from importlib.util import spec_from_file_location  # takes a millisecond

@@ -6,21 +6,21 @@ of the job. Nothing here imports mpi4py.
 
 import atexit
 import os
-from typing import Any, Callable, Dict, List, Mapping, MutableMapping, NamedTuple, Optional
+from typing import Callable, Dict, List, Mapping, MutableMapping, NamedTuple, Optional
 
 #: Environment variables of this package
 TASK = "SYNKHRONOS_TASK"  # the process id of a task
 LAUNCHED = "SYNKHRONOS_LAUNCHED"  # 1 for the tasks that ``launch`` starts
 RANKS = "SYNKHRONOS_RANKS"  # the number of ranks on each machine
 DEVICES = "SYNKHRONOS_DEVICES"  # the devices of the ranks of this machine, with commas in between
-ALL_REDUCE = "SYNKHRONOS_ALL_REDUCE"  # the algorithms of all-reduces between machines
 SPARE = "SYNKHRONOS_SPARE_TASKS"  # how many tasks of each machine are not ranks
 JOB = "SYNKHRONOS_JOB"  # the same for all tasks of a job, also after it was restarted
+INPUT = "SYNKHRONOS_INPUT"  # the standard input of ``launch``, and by which numbers it is known
 RESTARTS = "SYNKHRONOS_RESTARTS"  # how often the job was restarted
 APART = "SYNKHRONOS_TASKS_ARE_MACHINES"  # this many consecutive tasks count as a machine, for tests
 
-#: The signal by which ``launch`` passes on Ctrl-C. Without a handler it is ignored.
-INTERRUPT = "SIGURG"
+#: The signals by which ``launch`` passes on SIGINT and SIGTERM, which mpirun would not pass on
+INTERRUPT, TERMINATE = "SIGURG", "SIGPWR"
 
 # The number of a task and the number of tasks, for mpirun of OpenMPI, srun and the PMI of others
 _VARIABLES = (
@@ -90,25 +90,10 @@ def devices(environ: Mapping[str, str] = os.environ) -> Optional[List[str]]:
 
 
 def provide(end: Callable[[], None]) -> None:
-    """Prepare a script: it gets Ctrl-C from ``launch``, and `end` lets the other tasks end after it."""
-    if os.environ.pop(LAUNCHED, None) == "1":
-        import signal  # takes a millisecond, so not for other scripts
-
-        signal.signal(signal.Signals[INTERRUPT], _interrupt)
+    """Prepare a script: `end` lets the other tasks end after it."""
     task = own_task()
     if task is not None and task.number == 0:
         atexit.register(_if_task, end)
-
-
-def _interrupt(number: int, frame: Any) -> None:
-    """Act as for SIGINT."""
-    import signal
-
-    handler = signal.getsignal(signal.SIGINT)
-    if callable(handler):
-        handler(signal.SIGINT, frame)
-    elif handler == signal.SIG_DFL:
-        os.kill(os.getpid(), signal.SIGINT)
 
 
 def _if_task(end: Callable[[], None]) -> None:

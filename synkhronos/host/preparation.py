@@ -1,21 +1,60 @@
 """Preparing this process for its graph compiler, by the rules of that compiler."""
 
 import contextlib
+import functools
 import gc
 import os
 import sys
-from typing import Iterator, MutableMapping, Optional
+import warnings
+from typing import Iterator, List, MutableMapping, Optional
 
 from synkhronos.host import compile_cache, compiler, environment, imports, pytensor_environment
 
 
 def apply() -> None:
     """Set up this process for the compiler, before it is imported."""
+    if compiler.NAME not in sys.modules and type(os.environ) is os._Environ:
+        os.environ.__class__ = _Environ
     if compiler.NAME == "pytensor":
         pytensor_environment.apply()
     else:
         environment.apply()
         imports.provide()
+
+
+class _Environ(os._Environ):  # type: ignore[type-arg]
+    """The type of ``os.environ`` where importing the library imports the compiler.
+
+    The compiler then reads its flags. A warning names flags that the script sets later.
+    """
+
+    def __setitem__(self, name: str, value: str) -> None:
+        former = self.get(name, "")
+        super().__setitem__(name, value)
+        if name == f"{compiler.TITLE.upper()}_FLAGS":
+            late = _without_effect(former, value)
+            if late:
+                warnings.warn(
+                    f"{name} has no effect for {', '.join(late)}: {compiler.TITLE} has read its flags, "
+                    f"as importing synkhronos imports it; set them before import synkhronos",
+                    stacklevel=2,
+                )
+
+
+def _without_effect(former: str, value: str) -> List[str]:
+    """Return the flags that were added to others, and that the compiler does not have."""
+    config = getattr(sys.modules.get(compiler.NAME), "config", None)
+    if config is None:  # it is not imported yet
+        return []
+    late, known = [], environment.flags_of(former).items()
+    for flag, wanted in environment.flags_of(value).items():
+        try:
+            has = str(functools.reduce(getattr, flag.split("."), config)) == wanted
+        except AttributeError:  # no flag of this compiler, or of a part that is not imported
+            has = False
+        if not has and (flag, wanted) not in known:
+            late.append(f"{flag}={wanted}")
+    return late
 
 
 @contextlib.contextmanager
@@ -67,5 +106,3 @@ def set_flags(environ: MutableMapping[str, str]) -> None:
     """Add the compiler's flags to the environment of a script."""
     if compiler.NAME == "pytensor":
         pytensor_environment.set_flags(environ)
-    else:
-        environment.set_flags(environ)

@@ -67,6 +67,10 @@ def check() -> None:
 
 def package_complaint() -> Optional[str]:
     """Return an error message if the installed NumPy or PyTensor cannot be used, else None."""
+    for package in ("numpy", "pytensor"):
+        of_file = environment.complaint_of_file(package)
+        if of_file:
+            return of_file
     try:
         import numpy
     except ImportError as error:

@@ -70,6 +70,11 @@ MODULES = (
         numpy=(1, 24),
     ),
     Module(
+        "theano.compat.environment",
+        "host/environment.py",
+        "repairs call its functions",
+    ),
+    Module(
         "theano.tensor.inc_code",
         "engines/theano/repairs/inc_code.py",
         "the C code of increments at indices uses an iterator that is private now",
@@ -166,6 +171,16 @@ REPAIRS = (
         ("import numpy.distutils\n", "import numpy\n"),
         ("numpy.distutils.misc_util.get_numpy_include_dirs()", "[numpy.get_include()]"),
         numpy=(1, 23),
+    ),
+    *_in(
+        "theano.configdefaults",
+        _NO_NUMPY_DISTUTILS,
+        (
+            "def default_blas_ldflags():\n    global numpy\n",
+            "def default_blas_ldflags():\n"
+            "    from theano.compat.environment import find_ldflags; return find_ldflags()\n",
+        ),
+        numpy=(1, 22),
     ),
     *_in(
         "theano.tensor.blas",

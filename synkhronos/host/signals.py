@@ -23,13 +23,14 @@ from _signal import signal as set_handler
 from sys import _getframe, modules
 from threading import get_ident
 from types import FrameType
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Collection, Iterator
 
 from synkhronos.host.handler_errors import is_below
 
 _PR_SET_PDEATHSIG = 1
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FROM_BATCH_SYSTEMS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 
 _log = logging.getLogger("synkhronos")
 
@@ -231,7 +232,7 @@ def ignore_signals_for_the_master() -> None:
     """In a worker: ignore the signals that the master handles.
 
     A terminal sends Ctrl-C and hang-up to every process of the script. A batch system may send any
-    signal to all of them. The script's handlers are meant for the master.
+    signal to all of them. The script's handlers are meant for the master, also those that it sets later.
     """
     for number in signal.valid_signals():
         if number == signal.SIGCHLD:
@@ -240,9 +241,25 @@ def ignore_signals_for_the_master() -> None:
             signal.signal(number, signal.SIG_IGN)
     if callable(signal.getsignal(signal.SIGCHLD)):  # ignoring it would hide how children end
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
-        signal.signal(signal.SIGTERM, do_nothing)
-        _let_children_be_ended()
+    # Unlike `signal.SIG_IGN`, a handler is not inherited by programs that are started.
+    own = [
+        number
+        for number in _FROM_BATCH_SYSTEMS
+        if number == signal.SIGTERM or signal.getsignal(number) is signal.SIG_DFL
+    ]
+    for number in own:
+        signal.signal(number, _end_unless_handled)
+    _use_default_in_children(own)
+
+
+def _end_unless_handled(number: int, frame: Any) -> None:
+    """Handle a signal in a worker: end as by default, unless the master handles or ignores it."""
+    with contextlib.suppress(OSError), open(f"/proc/{os.getppid()}/status") as file:
+        masks = [line.split()[1] for line in file if line.startswith(("SigIgn:", "SigCgt:"))]
+        if any(int(mask, 16) >> (number - 1) & 1 for mask in masks):
+            return
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def do_nothing(number: int, frame: Any) -> None:
@@ -255,21 +272,22 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
-def _let_children_be_ended() -> None:
-    """Let SIGTERM end the processes that this worker forks, as multiprocessing does.
+def _use_default_in_children(numbers: Collection[int]) -> None:
+    """Let signals end the processes that this worker forks, as by default.
 
-    The signal is blocked meanwhile, so that none is lost before the child has its handler.
+    The signals are blocked meanwhile, so that none is lost before the child has its handlers.
     """
     masks: list[Any] = []
 
     def before() -> None:
-        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]))
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, numbers))
 
     def after() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop())
 
     def after_in_child() -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
         after()
 
     os.register_at_fork(before=before, after_in_parent=after, after_in_child=after_in_child)

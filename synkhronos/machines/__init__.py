@@ -3,17 +3,14 @@
 A world of one machine imports nothing of this folder. ``transport``, ``store`` and ``communicator`` have
 the same interfaces as the objects of one machine, which they join.
 
-``links`` is the interface for messages between leaders. ``naive`` implements it in one process as the
-specification; ``mpi`` is used in practice. ``leaders`` meet, abort and wait by means of messages.
-``commands`` is how a command and its arrays get to the ranks of other machines, and ``replies`` is how
-the replies get back. They use ``bundles``, messages for the machines of a subtree, and the ``inbox`` of
-each leader. ``meetings`` are the meetings of all ranks.
+``links`` is the interface for messages between leaders, and ``mpi`` implements it. ``leaders`` meet,
+abort and wait by means of messages. ``commands`` is how a command and its arrays get to the ranks of
+other machines, and ``replies`` is how the replies get back. They use ``bundles``, messages for the
+machines of a subtree, and the ``inbox`` of each leader. ``meetings`` are the meetings of all ranks.
 
 The ``courier`` of a machine is a process that communicates while its ranks compute. ``overlap`` lets it
 reduce in ``buckets`` what the ranks compute. ``neighbours`` are the machines that a courier watches, and
 reports when they are lost, by their ``connections``.
 
 The folder ``relay`` is the work of the couriers in programs, and ``job`` starts and ends an MPI job.
-
-May import: ``arithmetic``, ``host``, ``stores``, ``comms``, ``transports``, ``services``.
 """

@@ -14,7 +14,6 @@ import numpy as np
 
 from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import find_operation
-from synkhronos.comms.algorithms import Limits
 from synkhronos.comms.base import Linked
 from synkhronos.comms.formats import make_wire
 from synkhronos.comms.linked import LinkedCommunicator
@@ -28,12 +27,10 @@ class BucketCommunicator:
     ----------
     group : Linked
         The machines.
-    limits : Limits, optional
-        For a `LinkedCommunicator`.
     """
 
-    def __init__(self, group: Linked, limits: Limits | None = None) -> None:
-        self._linked = LinkedCommunicator(group, limits)
+    def __init__(self, group: Linked) -> None:
+        self._linked = LinkedCommunicator(group)
         self._wires = WireReduction(self._linked)
         self._kept: dict[int, list[Wire]] = {}  # by the number of the vector
 

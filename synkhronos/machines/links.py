@@ -1,4 +1,4 @@
-"""The interface of messages between the leaders of machines. `naive` is the specification."""
+"""Messages between the leaders of machines. ``tests/specifications/links.py`` specifies them."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _CHECK_INTERVAL = 0.25  # seconds
 # longer: then they get SIGTERM.
 _DYING = 0.5
 _STUCK = 0.75  # seconds from SIGCONT until a courier that is not in a call of MPI has looked
-_ENDED = 2.0  # seconds from SIGCONT until mpirun has certainly ended the processes of a machine
+_ENDED = 4.0  # seconds from SIGCONT until mpirun has certainly ended the processes of a machine
 _ARRIVING = 0.1  # seconds within which MPI has read the data of a connection that was closed
 _NAP = 0.01  # seconds
 _GOODBYE = 0  # a tag; its messages are one byte: 1 if the courier leaves, 0 if it stays after all

@@ -23,7 +23,6 @@ import numpy as np
 from synkhronos._errors import CollectiveAbortedError
 from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import find_operation
-from synkhronos.comms.algorithms import Limits
 from synkhronos.comms.wire_state import Kept, kept_by, restore
 from synkhronos.machines.buckets import BucketCommunicator
 from synkhronos.machines.courier import Courier, WorkContext
@@ -72,8 +71,6 @@ class OverlappedReduction:
         The courier of this machine.
     first : int
         The rank of the leader in `group`.
-    limits : Limits, optional
-        How the couriers reduce, for a `LinkedCommunicator`.
 
     Attributes
     ----------
@@ -88,10 +85,9 @@ class OverlappedReduction:
         is_free: Callable[[], bool],
         courier: Courier,
         first: int,
-        limits: Limits | None = None,
     ) -> None:
         self._group, self._check, self._is_free = group, check, is_free
-        self._courier, self._first, self._limits = courier, first, limits
+        self._courier, self._first = courier, first
         self.running: RunningReduction | None = None
         self._may_begin = False
         self._table: np.ndarray | None = None  # in the leader, while the courier works
@@ -139,7 +135,7 @@ class OverlappedReduction:
         self.running = RunningReduction(buckets, function, *memory)
         if leaders is not None:
             self._table = self.running.table
-            self._courier.start(leaders.number, ReduceBuckets(buckets, size, self._first, self._limits))
+            self._courier.start(leaders.number, ReduceBuckets(buckets, size, self._first))
 
     def forget(self) -> None:
         """Discard the reduction that has begun: the vector may get another value."""
@@ -174,7 +170,7 @@ class OverlappedReduction:
         leaders: Any = self._group.leaders  # not None in the leader
         state = WireState(self._courier.commons, buckets)
         self._table = state.table
-        self._courier.start(leaders.number, TransferWireState(buckets, is_given, self._limits))
+        self._courier.start(leaders.number, TransferWireState(buckets, is_given))
         leaders.wait_inside(state.is_done, meets=False)
         return state
 
@@ -209,15 +205,13 @@ class ReduceBuckets:
         The number of ranks on this machine.
     first : int
         The rank of the leader among them. Its vector gets the results.
-    limits : Limits, optional
-        For a `LinkedCommunicator`; the same in all work of a world.
     """
 
-    def __init__(self, buckets: Buckets, size: int, first: int, limits: Limits | None = None) -> None:
-        self._buckets, self._size, self._first, self._limits = buckets, size, first, limits
+    def __init__(self, buckets: Buckets, size: int, first: int) -> None:
+        self._buckets, self._size, self._first = buckets, size, first
 
     def run(self, context: WorkContext) -> None:
-        leaders, communicator = _communicator_of(context, self._limits)
+        leaders, communicator = _communicator_of(context)
         # The ranks need the cores.
         leaders.begin_world(may_poll=False, watch=lambda inside: _check(context))
         leaders.begin(context.number)
@@ -259,11 +253,11 @@ def _vector(commons: Commons, buckets: Buckets, rank: int) -> np.ndarray:
     return commons.array(f"ahead {buckets.dtype} {buckets.size} {rank}", buckets.size, buckets.dtype)
 
 
-def _communicator_of(context: WorkContext, limits: Limits | None) -> tuple[Leaders, BucketCommunicator]:
+def _communicator_of(context: WorkContext) -> tuple[Leaders, BucketCommunicator]:
     """Return the objects with which a courier reduces buckets; all `Work` of a world shares them."""
     if _KEPT not in context.kept:
         leaders = Leaders(context.links)
-        context.kept[_KEPT] = leaders, BucketCommunicator(leaders, limits)
+        context.kept[_KEPT] = leaders, BucketCommunicator(leaders)
     return context.kept[_KEPT]
 
 
@@ -323,15 +317,13 @@ class TransferWireState:
         The buckets of the vector.
     is_given : bool
         Whether the leader gives the state or gets it.
-    limits : Limits, optional
-        As for `ReduceBuckets`.
     """
 
-    def __init__(self, buckets: Buckets, is_given: bool, limits: Limits | None = None) -> None:
-        self._buckets, self._is_given, self._limits = buckets, is_given, limits
+    def __init__(self, buckets: Buckets, is_given: bool) -> None:
+        self._buckets, self._is_given = buckets, is_given
 
     def run(self, context: WorkContext) -> None:
-        wires = _communicator_of(context, self._limits)[1].wires(self._buckets)
+        wires = _communicator_of(context)[1].wires(self._buckets)
         state = WireState(context.commons, self._buckets)
         if self._is_given:
             restore(wires, self._buckets.sizes(), state.get())

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from synkhronos.arithmetic.clocks import Reading
-    from synkhronos.comms.algorithms import Limits
     from synkhronos.comms.base import Communicator, Group
     from synkhronos.machines.courier import Courier
     from synkhronos.machines.leaders import Leaders
@@ -75,8 +74,6 @@ class MachinesTransport(Transport):
         Creates successors: it has `possible_sizes`, and ``successor(former, size, master_rank)``.
     store : MachinesStore, optional
         The store of a former transport of this rank.
-    limits : Limits, optional
-        How the leaders reduce, for a `LinkedCommunicator`.
     """
 
     inherits = forks_all = False
@@ -98,7 +95,6 @@ class MachinesTransport(Transport):
         courier: Courier = NO_COURIER,
         job: Any = None,
         store: MachinesStore | None = None,
-        limits: Limits | None = None,
     ) -> None:
         self.local, self.leaders, self._machines = local, leaders, machines
         self.machine = leaders.rank
@@ -106,7 +102,7 @@ class MachinesTransport(Transport):
         self.master_rank, self.timeout = master_rank, timeout
         self.ranks_here = local.ranks_here
         self.labels = range(self.size)
-        self._courier, self.is_home, self._limits = courier, self.machine == 0, limits
+        self._courier, self.is_home = courier, self.machine == 0
         self.has_commons = courier.commons is not None
         if store is None:
             store = MachinesStore(local.store, self.machine, self.rank)
@@ -124,7 +120,7 @@ class MachinesTransport(Transport):
         if self.has_commons:
             is_free = lambda: not self.in_program  # noqa: E731
             group, first = self._meetings.group, local.master_rank
-            self.ahead = OverlappedReduction(group, self.check, is_free, courier, first, limits)
+            self.ahead = OverlappedReduction(group, self.check, is_free, courier, first)
         if self.is_leader:
             leaders.begin_world(
                 labels=[", ".join(map(str, ranks)) for ranks in machines],
@@ -154,7 +150,7 @@ class MachinesTransport(Transport):
     def communicator(self, group: Group | None = None) -> Communicator:
         here: Any = self._meetings.group
         local = AloneCommunicator(here) if self._is_alone else self.local.communicator(here)
-        leaders = LinkedCommunicator(self.leaders, self._limits)
+        leaders = LinkedCommunicator(self.leaders)
         every: Any = self if group is None else group
         return MachinesCommunicator(every, local, leaders, self.local.master_rank, self._machines)
 
@@ -185,9 +181,8 @@ class MachinesTransport(Transport):
                 self._courier.use_in_fork()
             else:  # a thread
                 transport = MachinesTransport(
-                    local, self.leaders, self._machines, self.master_rank, self.timeout, self._courier,
-                    limits=self._limits,
-                )  # fmt: skip
+                    local, self.leaders, self._machines, self.master_rank, self.timeout, self._courier
+                )
             serve(transport)
 
         if not self._is_alone:

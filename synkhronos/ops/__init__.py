@@ -17,8 +17,6 @@ on its own rows.
 `in_buckets` does not wait: it lets a gradient be reduced while the function computes the rest of it.
 
 The functions are imported when they are first used.
-
-May import: ``arithmetic``, ``comms``, ``engines``, ``world``.
 """
 
 import typing as _typing

@@ -4,6 +4,4 @@
 commands that begin and end it; ``categories`` are the kinds of its events. ``operations`` sums up the
 operations of compiled functions, and ``waits`` finds which rank waits for which. ``timeline`` and
 ``drawing`` draw a profile, and ``trace`` writes it for other programs.
-
-May import: ``arithmetic``, ``engines``, ``functions``, ``world``.
 """

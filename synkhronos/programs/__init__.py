@@ -7,7 +7,4 @@ parameters that belongs to no rank, and ``layout`` says where each of them is in
 a lock between the ranks, ``array_reductions`` reduces arrays that are no variables, and ``saving``
 writes files with values of all ranks. ``rank_group`` is a part of the ranks. ``attached`` has processes
 that were not forked, and attach to a listener. ``group_collectives`` are the collectives of both.
-
-May import: ``arithmetic``, ``host``, ``stores``, ``comms``, ``services``, ``machines``, ``engines``,
-``world``, ``arrays``, ``functions``, ``variables``, ``checkpoints``.
 """

@@ -12,6 +12,7 @@ from typing import Any, Callable, Hashable, Iterator, Sequence
 import numpy as np
 
 from synkhronos._errors import MissingRankError, SynkhronosError
+from synkhronos._text import shortened
 from synkhronos._typing import ArrayLike, ReduceOp, SharedVariable, SharedVariables
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.arithmetic.partition import select
@@ -387,7 +388,9 @@ class Collectives:
         engine = self._here.engine
         for shared in given:
             if not engine.is_shared(shared) or not engine.is_tensor(shared):
-                raise TypeError(f"shared_vars: expected shared variables of tensors, got {shared!r}")
+                raise TypeError(
+                    f"shared_vars: expected shared variables of tensors, got {shortened(shared)}"
+                )
         if len(set(map(id, given))) < len(given):
             raise ValueError(f"shared_vars: a variable is given more than once: {given}")
         return given

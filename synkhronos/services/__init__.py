@@ -6,6 +6,4 @@ the ``mailbox`` of the receiver. A ``controller`` is a process that answers the 
 exchange bytes. ``reports`` has the numbers that each rank shows to all, and ``wakeups`` wake processes
 that wait for any of these. ``background_processes`` are processes of the script that belong to no world,
 and the memory that they share with the ranks.
-
-May import: ``host``, ``stores``, ``transports``.
 """

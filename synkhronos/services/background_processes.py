@@ -14,7 +14,10 @@ The extensions use this module. A process of this kind
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
+import time
 from multiprocessing import connection as connections
 from multiprocessing import get_context
 from typing import Any, Callable
@@ -24,12 +27,19 @@ import numpy as np
 from synkhronos._errors import SynkhronosError
 from synkhronos.host.descriptors import descriptors, give_up
 from synkhronos.host.handler_errors import pass_on
+from synkhronos.stores.commons import open_unnamed
 from synkhronos.stores.mapped import MappedMemory as MappedMemory
 from synkhronos.stores.mapped import map_memory as map_memory
 from synkhronos.transports import limits
-from synkhronos.transports.children import Children, find_dead
+from synkhronos.transports.children import Children, find_dead, status
 from synkhronos.transports.children import has_ended as has_ended
+from synkhronos.transports.fork_locks import threads_of_libraries, warn_of_threads
 from synkhronos.transports.semaphore import NBYTES, Semaphore
+
+_CHECK_INTERVAL = 0.1  # seconds between two checks that a process is alive
+_LONGEST_ANSWER = 2.0  # seconds for a process to write its stack
+_MOST_LINES = 6  # of a stack
+_SIGNAL = signal.SIGRTMAX - 2  # at which a process writes its stack
 
 #: The bytes of a semaphore in shared memory
 SEMAPHORE_BYTES = NBYTES
@@ -38,6 +48,34 @@ SEMAPHORE_BYTES = NBYTES
 def open_semaphore(place: np.ndarray, is_new: bool = False) -> Semaphore:
     """Return a semaphore in `SEMAPHORE_BYTES` bytes of shared memory. Its first user sets `is_new`."""
     return Semaphore(array=place, is_new=is_new)
+
+
+def describe(pid: int, stack: str) -> str:
+    """Return where a process is: its Python stack, or that it cannot run.
+
+    Parameters
+    ----------
+    pid : int
+    stack : str
+        Of `BackgroundProcesses.stacks`, to which the process writes its stack.
+    """
+    state = status(pid)
+    if state in ("stopped", "disk-sleep"):
+        return (
+            "is stopped by a signal" if state == "stopped" else "waits for a disk that does not answer"
+        )
+    try:
+        with open(stack) as file:
+            file.seek(0, os.SEEK_END)
+            os.kill(pid, _SIGNAL)
+            text, deadline = "", time.monotonic() + _LONGEST_ANSWER
+            while time.monotonic() < deadline and not text.endswith("\n"):
+                time.sleep(_CHECK_INTERVAL)
+                text += file.read()
+    except OSError as error:
+        return f"cannot be asked: {error}"
+    lines = [line for line in text.splitlines() if line.startswith("  ")]
+    return "\n".join(["is here, the latest call first:", *lines[:_MOST_LINES]]) if lines else "is silent"
 
 
 class BackgroundProcesses:
@@ -51,7 +89,7 @@ class BackgroundProcesses:
         How many there are.
     serve : callable
         Each process calls ``serve(number, connection)``, and ends when that returns. The connection has
-        what `send` sends.
+        what `send` sends, and takes what `receive` returns.
 
     Attributes
     ----------
@@ -68,8 +106,10 @@ class BackgroundProcesses:
         self, name: str, count: int, serve: Callable[[int, connections.Connection], None]
     ) -> None:
         limits.check_may_have_children()
+        warn_of_threads(f"processes for {name}", "their code", "these processes", threads_of_libraries())
         self._name, self._serve, self._owner = name, serve, os.getpid()
         self._children, self._processes = Children(), {}  # type: ignore[var-annotated]
+        self._stacks: list[Any] = []
         self._connections: list[connections.Connection] = []
         try:
             inherited = descriptors()
@@ -83,17 +123,22 @@ class BackgroundProcesses:
             self.end()
             raise
         self.pids: list[int] = [process.pid for process in self._processes.values()]
+        #: For `describe`
+        self.stacks = [f"/proc/{self._owner}/fd/{one.fileno()}" for one in self._stacks]
 
     def _fork(self, number: int, inherited: Any) -> None:
-        theirs, ours = get_context("fork").Pipe(duplex=False)
+        theirs, ours = get_context("fork").Pipe()
         self._connections.append(ours)
+        stack = open_unnamed(f"synkhronos-{self._name}-stack")
+        self._stacks.append(stack)
 
         def become() -> None:
-            give_up(inherited)
+            give_up(inherited, only_reads=True)
             if os.getppid() != self._owner:
                 return  # it ended before this process could be told to end with it
             for one in self._connections:
                 one.close()
+            faulthandler.register(_SIGNAL, stack)
             self._serve(number, theirs)
 
         with theirs:  # of this process; the other has its own
@@ -116,6 +161,33 @@ class BackgroundProcesses:
                 self.check()
                 raise SynkhronosError(f"{self._name}: a process has closed its pipe: {error}") from error
 
+    def ask(self, number: int, message: Any, while_waiting: Callable[[float], None]) -> Any:
+        """Send an object to a process, and return what it sends back.
+
+        Parameters
+        ----------
+        number : int
+        message : object
+        while_waiting : callable
+            Called from time to time with the seconds of the wait.
+
+        Raises
+        ------
+        SynkhronosError
+            If it has ended.
+        """
+        connection, began = self._connections[number], time.monotonic()
+        connection.send(message)
+        while not connection.poll(_CHECK_INTERVAL):
+            self.check()
+            while_waiting(time.monotonic() - began)
+        try:
+            return connection.recv()
+        except EOFError as error:
+            self._processes[number].join(1)  # which it does now
+            self.check()
+            raise SynkhronosError(f"{self._name}: a process has closed its pipe") from error
+
     def find_dead(self) -> dict[int, str]:
         """Return ``{number: cause}`` for the processes that have ended. Only the script knows."""
         return find_dead(self._processes)
@@ -134,6 +206,6 @@ class BackgroundProcesses:
             return
         self._processes = {}
         self._children.kill()
-        for one in self._connections:
+        for one in [*self._connections, *self._stacks]:
             one.close()
-        self._connections = []
+        self._connections, self._stacks = [], []

@@ -1,4 +1,4 @@
-"""The interface of stores. `naive` is the specification; ``tests/checks/stores.py`` has the checks."""
+"""The interface of stores. ``tests/specifications/store.py`` is the specification, with checks."""
 
 from __future__ import annotations
 

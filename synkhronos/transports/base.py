@@ -1,4 +1,4 @@
-"""The interface of transports. `naive` is the specification; ``tests/checks`` has the checks."""
+"""The interface of transports. ``tests/specifications/transport.py`` specifies it."""
 
 from __future__ import annotations
 
@@ -66,6 +66,8 @@ class Transport(ABC):
         Whether all workers are forked from the process of the master, or are threads of it.
     can_replace : bool
         Whether it has `replace`.
+    can_stay : bool
+        Whether workers may stay in a command while the master goes on, which uses `check_waiting`.
     has_commons : bool
         Whether programs can use ``store.commons``, for arrays and locks that belong to no rank.
     is_home : bool
@@ -103,6 +105,7 @@ class Transport(ABC):
     inherits: bool
     forks_all: bool = True
     can_replace: bool = False
+    can_stay: bool = False
     has_commons: bool = True
     is_home: bool = True
     machine: int = 0
@@ -279,6 +282,16 @@ class Transport(ABC):
         WorldBrokenError
             In the master, if a worker died. All workers are ended first.
         """
+
+    def check_waiting(self, waited: float) -> None:
+        """Master: raise if it is useless to wait for the workers after these seconds.
+
+        Raises
+        ------
+        WorldBrokenError
+            If a worker died or the timeout expired. All workers are ended first.
+        """
+        raise NotImplementedError("only workers that share the memory of the master can stay")
 
     def begin_program(self, on_death: OnDeath | None = None) -> None:
         """From now until the end of this command, ranks work at their own pace.

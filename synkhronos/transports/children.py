@@ -11,6 +11,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping
 
+from synkhronos.host.log_relay import LogRelay, handlers_with_state
 from synkhronos.host.signals import (
     ENDING,
     DeferredSignals,
@@ -18,6 +19,7 @@ from synkhronos.host.signals import (
     handled_signals,
     ignore_signals_for_the_master,
 )
+from synkhronos.stores.commons import open_unnamed
 from synkhronos.transports.base import Attendant
 from synkhronos.transports.fork_locks import GeneratorLocks
 
@@ -39,16 +41,24 @@ class Children:
         The other processes.
     are_ended : bool
         Whether `kill` was called since the last children were started.
+    log : LogRelay or None
+        Where they send their records.
     """
 
     def __init__(self) -> None:
         self.workers: dict[int, ForkProcess] = {}
         self.attendants: list[ForkProcess] = []
         self.are_ended = True
+        self.log: LogRelay | None = None
         self._forker = Forker()
         self._at_exit: multiprocessing.util.Finalize | None = None
         self._locks = GeneratorLocks()
         self._mask: Iterable[int] = ()  # the signals that were blocked before the fork
+
+    def relay_log(self) -> None:
+        """Let the script's handlers emit the records of the children that are forked from now on."""
+        handlers = handlers_with_state()
+        self.log = LogRelay(handlers, open_unnamed("synkhronos-log")) if handlers else None
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function that forks children; signals with handlers are deferred meanwhile."""
@@ -112,6 +122,8 @@ class Children:
             ignore_signals_for_the_master()
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
             self.workers, self.attendants = {}, []
+            if self.log is not None:
+                self.log.redirect()
             # Daemonic for the master, which ends it. But its operations may use multiprocessing.
             multiprocessing.current_process().daemon = False
             become()
@@ -240,15 +252,15 @@ def find_stopped(processes: Mapping[int, BaseProcess]) -> list[int]:
 
 
 def _is_stopped(pid: int) -> bool:
-    return _status(pid) == "stopped"
+    return status(pid) == "stopped"
 
 
 def has_ended(pid: int) -> bool:
     """Whether a process of this machine has ended, even if its exit code has not been read yet."""
-    return _status(pid) in (None, "zombie", "dead")
+    return status(pid) in (None, "zombie", "dead")
 
 
-def _status(pid: int) -> str | None:
+def status(pid: int) -> str | None:
     """Return psutil's name of the state of a process; None if there is no such process."""
     import psutil  # takes 6 ms, so not at import
 

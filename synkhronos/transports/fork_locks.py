@@ -9,11 +9,13 @@ warns of locks that the package cannot know of, such as the script's own.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib._bootstrap
+import os
 import sys
 import threading
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -23,6 +25,10 @@ from synkhronos._text import listed
 _PATIENCE = 1.0  # seconds for a thread to draw its numbers
 #: Threads of these packages do nothing that operations and programs do.
 _HARMLESS = {"synkhronos", "ipykernel", "IPython", "zmq", "tornado", "tqdm", "execnet", "debugpy"}
+#: Threads of these names are no reason to warn.
+_HARMLESS_NAMES = ("jemalloc", "cuda")
+#: Modules with threads that have no name, and that a copy of the process waits for
+_UNNAMED = ("blosc", "blosc2")
 
 
 class GeneratorLocks:
@@ -78,15 +84,42 @@ def _is_harmless(thread: threading.Thread) -> bool:
     return any(str(one).partition(".")[0] in _HARMLESS for one in modules)
 
 
-def warn_of_threads() -> None:
-    """Warn if there are other threads while workers are forked."""
-    threads = other_threads()
-    if threads:
-        names = listed([one.name for one in threads])
+def warn_of_threads(
+    children: str = "the workers",
+    code: str = "an operation or a program",
+    started: str = "synk.distribute()",
+    further: Sequence[str] = (),
+) -> None:
+    """Warn if there are other threads while children are forked.
+
+    Parameters
+    ----------
+    children, code, started : str
+        What is forked, what it runs that may need a lock, and after which call threads can be started.
+    further : sequence of str
+        The names of threads that Python does not know.
+    """
+    names = listed([*(one.name for one in other_threads()), *further])
+    if names:
         warn(
-            f"other threads run while the workers are forked: {names}. A lock that one of them holds at "
-            f"this moment stays locked in the workers, so an operation or a program that needs it waits "
-            f"for ever. That can be a queue's lock, or one of your own; NumPy's generators, logging and "
-            f"imports are safe. Start the threads after synk.distribute(), or do not use in operations "
-            f"and programs what the threads use"
+            f"other threads run while {children} are forked: {names}. A lock that one of them holds at "
+            f"this moment stays locked in {children}, so {code} that needs it waits for ever. That can "
+            f"be a queue's lock, or one of your own; NumPy's generators, logging and imports are safe. "
+            f"Start the threads after {started}, or do not use in {code} what the threads use"
         )
+
+
+def threads_of_libraries() -> list[str]:
+    """Return the names of threads that were not started by Python, where libraries name them."""
+    if "jax" in sys.modules:  # it warns by itself
+        return []
+    known = {one.native_id for one in threading.enumerate()}
+    found = [one for one in _UNNAMED if one in sys.modules]
+    for number in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{number}/comm") as file:
+            if int(number) not in known:
+                found.append(file.read().strip())
+    # A thread without a name of its own has that of the process, such as those of OpenBLAS.
+    with open("/proc/self/comm") as file:
+        own = file.read().strip()
+    return [name for name in found if name != own and not name.startswith(_HARMLESS_NAMES)]

@@ -30,7 +30,7 @@ from synkhronos._errors import (
     WorldBrokenError,
 )
 from synkhronos.comms.shm import SharedMemoryCommunicator
-from synkhronos.host.descriptors import descriptors, give_up
+from synkhronos.host.descriptors import OpenFile, descriptors, give_up
 from synkhronos.host.machine import affinity, cores, leave_core_of
 from synkhronos.host.status import PROCESS, StatusPage
 from synkhronos.stores.memory import SharedMemory
@@ -79,7 +79,7 @@ class LocalTransport(Transport):
     status: StatusPage
     progress: memoryview
     inherits = True
-    can_replace = True
+    can_replace = can_stay = True
     _checked = 0.0  # when `check` last looked at the processes
     _cause = f"the workers were ended from another thread; {REMEDY}"  # why they were ended
 
@@ -163,6 +163,10 @@ class LocalTransport(Transport):
         pass_fds: Sequence[int] = (),
     ) -> None:
         self._serve, self._while_waiting, self._pass_fds = serve, while_waiting, pass_fds
+        try:
+            self._children.relay_log()
+        except OSError as error:
+            raise limits.too_many_files(error) from error
         self._children.run(self._fork_workers)
 
     def _fork_workers(self) -> None:
@@ -190,7 +194,7 @@ class LocalTransport(Transport):
     def _become_worker(
         self,
         rank: int,
-        inherited: Mapping[int, tuple[int, int] | None],
+        inherited: Mapping[int, OpenFile | None],
         prepare: Callable[[], None] | None,
     ) -> None:
         give_up(inherited, self._pass_fds)
@@ -264,6 +268,7 @@ class LocalTransport(Transport):
     def close(self, grace: float) -> None:
         # In a process that was forked from the master, the workers belong to the master.
         self._children.close(grace) if self.is_master_process() else self._children.workers.clear()
+        self._emit_records()
 
     def release(self) -> None:
         # Nothing reads them afterwards.
@@ -275,6 +280,11 @@ class LocalTransport(Transport):
 
     def kill(self) -> None:
         self._children.workers.clear() if self.is_copy else self._children.kill()
+        self._emit_records()
+
+    def _emit_records(self) -> None:
+        if self._children.log is not None and self.is_master_process():
+            self._children.log.emit()
 
     def _leave_core(self) -> bool:
         worker = self._children.workers.get(self._awaited)
@@ -310,6 +320,7 @@ class LocalTransport(Transport):
         self._commands += 1
         self._milestones.finish(self.rank, self._passed)
         replies = self._wait_for_replies()
+        self._emit_records()
         self._mailbox.clear()
         if self._milestones.aborted or self.in_program:
             self._reset()
@@ -429,6 +440,9 @@ class LocalTransport(Transport):
             elif self.size > 1:
                 self._check_workers()
 
+    def check_waiting(self, waited: float) -> None:
+        self._check_others(waited, False)
+
     def _check_others(self, waited: float, inside: bool) -> float:
         """Raise if waiting is useless or too long; return the seconds of waiting that count."""
         if inside:
@@ -499,6 +513,7 @@ class LocalTransport(Transport):
 
     def _check_workers(self) -> None:
         """If a worker is dead, end all workers and raise `WorldBrokenError`."""
+        self._emit_records()
         if self._children.are_ended:
             raise WorldBrokenError(self._cause)
         dead = self._children.find_dead()

@@ -4,6 +4,4 @@
 each rank; ``collectives`` has broadcast, gather and reduce; ``reductions`` has the command of a
 reduction, and ``begun`` completes reductions that began while a function computed; ``in_sync`` compares
 the replicas.
-
-May import: ``arithmetic``, ``stores``, ``comms``, ``engines``, ``world``, ``arrays``, ``functions``.
 """

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 import numpy as np
 
 from synkhronos._checks import check_int
+from synkhronos._text import shortened
 from synkhronos._typing import Finish, SharedVariable, SharedVariables, Values
 from synkhronos.arithmetic.conversion import condition, in_order_of
 from synkhronos.arrays.data import Data
@@ -38,7 +39,9 @@ def resolve(
     for variable in variables:
         engine = world.here.engine
         if not engine.is_shared(variable) or not engine.is_tensor(variable):
-            raise TypeError(f"shared_vars: expected shared variables of tensors, got {variable!r}")
+            raise TypeError(
+                f"shared_vars: expected shared variables of tensors, got {shortened(variable)}"
+            )
         if variable not in world.registry.numbers and not unused_too:
             raise ValueError(
                 f"shared_vars: {variable} is not used by any function built with synk.function(); use "
@@ -47,6 +50,8 @@ def resolve(
         if variable in seen:
             raise ValueError(f"shared_vars: {variable} is given more than once")
         seen.add(variable)
+    if not unused_too and world.before_command is not None:
+        world.before_command()
     return world, variables, single
 
 
@@ -55,8 +60,6 @@ def register(world: World, variables: Sequence[SharedVariable]) -> None:
     new = [variable for variable in variables if variable not in world.registry.numbers]
     for variable in new:
         world.registry.add_shared(variable)
-    if new and world.size > 1:
-        agreement_of(world).watch(world, new)
 
 
 def submit(world: World, command: Command, finish: Finish, used: Any) -> Any:

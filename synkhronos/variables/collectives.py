@@ -123,6 +123,7 @@ def broadcast(
     if arrays is not None:
         agreement_of(world).equalized(numbers)
         return assign(world, variables, arrays)
+    agreement_of(world).changed.difference_update(numbers)  # it is sent by this command
     return submit_equalizing(world, Broadcast(numbers, nccl), variables)
 
 

@@ -81,9 +81,13 @@ def in_sync(shared_vars: SharedVariables | None = None) -> bool:
         _, variables, _ = resolve(shared_vars)
         replicated = world.registry.replicated
         numbers = [one for one in numbers_of(world, variables) if one < replicated]
+    kept = [
+        world.here.shareds[one] for one in numbers
+    ]  # Python's collector may run before they are compared
     if not world.started or world.size == 1 or not numbers:
         return True
     found = find_different(world, numbers)
+    del kept
     if not found:
         return True
     names = [label(world, number) for number in found]

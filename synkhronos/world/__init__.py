@@ -10,6 +10,4 @@ BLAS threads to the ranks. ``job`` finds the machines of an MPI job and leads th
 workers that die in a program. ``turn`` says whose call it is, and ``entry`` lets public functions
 take the turn. ``generators`` seeds the generators of Python and NumPy on the workers. ``fuse`` combines
 several calls into one command.
-
-May import: ``arithmetic``, ``host``, ``stores``, ``comms``, ``transports``, ``machines``, ``engines``.
 """

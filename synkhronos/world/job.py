@@ -21,7 +21,6 @@ import numpy as np
 from synkhronos._errors import SynkhronosError, text_of
 from synkhronos._version import __version__
 from synkhronos.arithmetic.rank_ranges import fewer_on_machines, nearest_master, ranks_of_machines
-from synkhronos.comms.algorithms import decide
 from synkhronos.engines.names import package
 from synkhronos.host import job
 from synkhronos.host.compiler import TITLE
@@ -77,8 +76,6 @@ class Machines:
         None for a task that leads no machine.
     facts : list of Fact
         The facts of each machine.
-    limits : Limits
-        How the leaders reduce arrays.
     """
 
     def __init__(self) -> None:
@@ -99,18 +96,7 @@ class Machines:
             own = pickle.dumps(self._fact())
             self.facts: Sequence[Fact] = [pickle.loads(one) for one in self.leaders.exchange(own)]
             check_versions(self.facts)
-            self._choose_algorithms()
         self._world: Any = None  # the last `_WorldOfJob`
-
-    def _choose_algorithms(self) -> None:
-        """Let all leaders agree on how they reduce arrays."""
-        given = os.environ.get(job.ALL_REDUCE, "")
-        try:
-            self.limits = decide(self.leaders, given)
-        except ValueError as error:
-            raise ValueError(f"{job.ALL_REDUCE}: {error}") from None
-        if self.leaders.rank == 0 and self.leaders.size > 2:
-            logger.info("all-reduces between machines: %s", self.limits)
 
     def _use_all_cores(self) -> None:
         """Also use the cores of this machine's other tasks, which only wait."""
@@ -174,9 +160,8 @@ class Machines:
         if self._tasks.here is not None:
             couriers.send_names(self._tasks.here, names)
         return MachinesTransport(
-            local, self.leaders, ranges, world.master_rank, world.timeout, courier, self, store,
-            self.limits,
-        )  # fmt: skip
+            local, self.leaders, ranges, world.master_rank, world.timeout, courier, self, store
+        )
 
     # After the end of a world
 
@@ -261,7 +246,6 @@ class Machines:
         self.leaders = Leaders(self._tasks.links)
         own = pickle.dumps((former, self._fact()))
         formers, self.facts = zip(*[pickle.loads(one) for one in self.leaders.exchange(own)])
-        self._choose_algorithms()
         if self._world is not None:
             by_machine = [self._world.by_machine[machine] for machine in formers]
             self._world = self._world._replace(by_machine=by_machine)

@@ -77,7 +77,12 @@ class World:
         The functions that are told of steps, once there was one.
     remarks : list of callable
         Each issues a warning; `remark` adds one. They are called when the world is closed.
+    before_command, after_command : callable or None
+        Called before the next command, or call of a function, and after each command.
     """
+
+    before_command: Callable[[], None] | None = None
+    after_command: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -96,6 +101,7 @@ class World:
         self.turn = Turn(options.waits, self.check_usable)
         self._parts: dict[type, Any] = {}
         self._recorder: Any = None  # receives the commands inside `fuse`
+        self._leave: Callable[[], None] | None = None  # ends the command in which the workers stay
         self._connect(transport, engine)
 
     def _connect(self, transport: Transport, engine: Engine) -> None:
@@ -182,7 +188,10 @@ class World:
                     part.renew()
 
     def _end_workers(self, usable: bool) -> None:
+        leave, self._leave = self._leave, None
         try:
+            if leave is not None:
+                leave()
             if self.started and self.size > 1 and usable:
                 self.transport.post(b"")
         finally:
@@ -281,6 +290,8 @@ class World:
         self.here.engine.enter_thread()
         if self.here.size == 1:
             return self._run_and_drop(command, lambda command: [command.run(self.here)])
+        if self.before_command is not None:
+            self.before_command()
         with self.defer_interrupt:
             if self.turn.thread != get_ident():
                 with self.turn:
@@ -288,6 +299,41 @@ class World:
             if self.registry.has_dropped:
                 return self._run_and_drop(command, self._run)
             return self._run(command)
+
+    def stay(self, command: Command, leave: Callable[[], None]) -> None:
+        """Have the workers, but not the master, run a command that lasts until the next one.
+
+        Parameters
+        ----------
+        command : Command
+            Each worker replies to it when it has left it; its results are not used.
+        leave : callable
+            Has the workers leave it. It is called once, by the next command or by the end of the world.
+        """
+        self.check_usable()
+        with self.defer_interrupt, self.turn:
+            try:
+                self._end_stay()
+                self.transport.post(command.packed(), command.needs)
+                self._leave = leave
+            except BaseException as raised:
+                self._break(raised)
+                raise
+
+    def _end_stay(self) -> None:
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+            self.transport.collect()
+
+    def check_waiting(self, waited: float) -> None:
+        """Raise if it is useless to wait for workers that stay in a command, after these seconds."""
+        self.check_usable()
+        try:
+            self.transport.check_waiting(waited)
+        except WorldBrokenError as broken:
+            self._break(broken)
+            raise
 
     def _run_and_drop(self, command: Command, run: Callable[[Command], list]) -> list:
         return self.registry.drop_and_run(command, run, self._forget)
@@ -301,6 +347,8 @@ class World:
         payload = command.packed()
         transport, own, error = self.here.transport, None, None
         try:
+            if self._leave is not None:
+                self._end_stay()
             transport.post(payload, command.needs)
             try:
                 own = command.run(self.here)
@@ -311,19 +359,24 @@ class World:
                 if not isinstance(raised, CollectiveAbortedError):
                     transport.abort()
             replies = transport.collect()
-        except WorldBrokenError as broken:
-            self.mark_broken(str(broken))
-            transport.kill()
-            raise
         except BaseException as raised:
-            if transport.posted or not isinstance(raised, MemoryError):
-                # Interrupted between the barriers: the ranks may no longer be in step.
-                self.mark_broken(f"a command was interrupted; the workers were ended; {REMEDY}")
-                transport.kill()
+            self._break(raised)
             raise
         results = results_of(replies, own, error)
         command.mark_sent()
+        if self.after_command is not None:
+            self.after_command()
         return results
+
+    def _break(self, error: BaseException) -> None:
+        """End the workers after an exception between the barriers, unless no worker has noticed."""
+        if isinstance(error, WorldBrokenError):
+            self.mark_broken(str(error))
+            self.transport.kill()
+        elif self.transport.posted or not isinstance(error, MemoryError):
+            # The ranks may no longer be in step.
+            self.mark_broken(f"a command was interrupted; the workers were ended; {REMEDY}")
+            self.transport.kill()
 
     # Closing
 

@@ -6,9 +6,9 @@ import time
 from synkhronos._errors import WorldBrokenError
 from synkhronos.arithmetic.rank_ranges import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.machines.leaders import Leaders
-from synkhronos.machines.naive import NaiveCourier, NaiveNetwork
+from specifications.links import NaiveCourier, NaiveNetwork
 from synkhronos.machines.transport import NO_COURIER, MachinesTransport
-from synkhronos.transports.naive import NaiveTransport
+from specifications.transport import NaiveTransport
 
 
 class ThreadedMachines(MachinesTransport):

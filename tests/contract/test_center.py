@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from checks.children import as_rank, begin, die, end, kill, wait_until
 
-from synkhronos.engines.naive import NaiveEngine, Shared
+from specifications.engine import NaiveEngine, Shared
 from synkhronos.programs import layout
 from synkhronos.programs.center import Center
 from synkhronos.services.stripes import Stripes
 from synkhronos.stores.memory import SharedMemory
-from synkhronos.stores.naive import NaiveCommons
+from specifications.store import NaiveCommons
 from synkhronos.stores.shared import SharedMemoryStore
 
 ENGINE = NaiveEngine()

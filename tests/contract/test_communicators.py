@@ -8,10 +8,10 @@ from checks.ranks import Ranks
 
 from synkhronos.comms.alone import AloneCommunicator
 from synkhronos.comms.base import ArraySpec
-from synkhronos.comms.naive import NaiveCommunicator
+from specifications.communicator import NaiveCommunicator
 from synkhronos.comms.repeating import RepeatingCommunicator
 from synkhronos.transports.local import LocalTransport
-from synkhronos.transports.naive import NaiveTransport
+from specifications.transport import NaiveTransport
 
 SIZES = {1: 0, 2: 1, 3: 0, 4: 2, 5: 4}  # the master's rank by number of ranks
 

@@ -8,7 +8,7 @@ from checks.engines import CHECKS
 from compilers import NAME, RandomStreams, compiler, default_mode, tt
 
 import synkhronos as synk
-from synkhronos.engines import naive
+from specifications import engine as naive
 from synkhronos.engines.cpu import CpuEngine
 
 

@@ -22,14 +22,14 @@ from synkhronos.comms.repeating import RepeatingCommunicator
 from synkhronos.comms.wires import WireReduction
 from synkhronos.machines.store import MachineHandle, MachinesStore, ReceivedRows
 from synkhronos.stores.memory import SharedMemory
-from synkhronos.stores.naive import NaiveStore
+from specifications.store import NaiveStore
 from synkhronos.stores.required_rows import Need, combine, positions
 from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.machines.leaders import CONTROL, END, REPLY, Leaders
-from synkhronos.machines.naive import NaiveLinks, NaiveNetwork
+from specifications.links import NaiveLinks, NaiveNetwork
 from synkhronos.machines.commands import CommandReceiver, CommandSender, Frames
 from synkhronos.machines.transport import MachinesTransport
-from synkhronos.transports.naive import NaiveTransport
+from specifications.transport import NaiveTransport
 from synkhronos.world.placement import Fact, check_versions
 
 WORLDS = {

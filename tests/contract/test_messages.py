@@ -13,7 +13,7 @@ from synkhronos.services import mailbox
 from synkhronos.services.mailbox import Mailbox
 from synkhronos.services.messages import Messages
 from synkhronos.stores.memory import SharedMemory
-from synkhronos.stores.naive import NaiveCommons
+from specifications.store import NaiveCommons
 from synkhronos.stores.shared import SharedMemoryStore
 
 CHUNK = 4096

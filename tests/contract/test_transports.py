@@ -22,7 +22,7 @@ from synkhronos.transports import local
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.mailbox import Mailbox
 from synkhronos.transports.milestones import Milestones
-from synkhronos.transports.naive import NaiveTransport
+from specifications.transport import NaiveTransport
 from synkhronos.transports.tree import RADIX, TreeTransport
 from synkhronos.transports.waiting import LONGEST, Patience
 

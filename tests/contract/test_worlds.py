@@ -14,7 +14,7 @@ from test_engines import NaiveLab, CompilerLab
 
 import synkhronos as synk
 from synkhronos.transports.local import LocalTransport
-from synkhronos.transports.naive import NaiveTransport
+from specifications.transport import NaiveTransport
 from synkhronos.world.fuse import FusedCommand
 from synkhronos.world.here import Command, sent_form
 from synkhronos.world.plans import ChangedPlan, Plan

@@ -54,7 +54,6 @@ def path(newcomer):
     printed, complaints = newcomer.run_script("mistaken.py", code)
     assert printed.splitlines()[:3] == losses, printed
     assert "SynkhronosWarning" in complaints and "gather" in complaints, complaints
-    assert "See troubleshooting.html#" in complaints, complaints
 
     printed, complaints = newcomer.run_script("parallel.py", PARALLEL)
     assert printed == serial, printed

@@ -11,9 +11,8 @@ from pathlib import Path
 if sys.argv[1:] == ["scipy"]:
     (found,) = [Path(one, "synkhronos") for one in sys.path if Path(one, "synkhronos").is_dir()]
     environment = runpy.run_path(str(found / "host" / "environment.py"))
-    library = environment["find_library"](environment["scipy_folders"](), "libopenblas*.so")
-    ldflags = environment["ldflags_by_path"](library)
-    os.environ["THEANO_FLAGS"] = environment["add_flag"]("", ldflags)
+    ldflags = environment["ldflags_by_path"](environment["scipy_openblas"]())
+    os.environ["THEANO_FLAGS"] = f'blas.ldflags="{ldflags}"'
     runpy.run_path(str(found / "host" / "imports.py"))["provide"]()
 else:
     import synkhronos  # noqa: F401
@@ -21,8 +20,9 @@ import theano
 import theano.tensor as tt
 
 x = tt.dmatrix()
-f = theano.function([x], tt.dot(x, x).sum())
+images = x.dimshuffle("x", "x", 0, 1)
+f = theano.function([x], tt.nnet.conv2d(images, images[:, :, :1, :1]).sum() + tt.dot(x, x).sum())
 if sys.argv[1:] == ["scipy"]:
     assert "scipy.libs" in theano.config.blas.ldflags
-    assert "scipy.libs/libopenblas" in Path("/proc/self/maps").read_text()
+    assert "openblas" in Path("/proc/self/maps").read_text()
 print(float(f([[1.0, 2.0], [3.0, 4.0]])))

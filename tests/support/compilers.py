@@ -1,7 +1,6 @@
 """The graph compiler of this environment, by names for tests that run with either compiler.
 
-With PyTensor, the test files in `OF_BOTH` are run, and no others: those are about Theano alone, or about
-what knows no compiler. The tests in `SLOW` then count as slow. With a mode in ``PYTENSOR_FLAGS``, as in
+With a mode in ``PYTENSOR_FLAGS``, as in
 ``mode=NUMBA``, the functions that tests build in the mode ``FAST_COMPILE`` are built in it, too.
 """
 
@@ -16,102 +15,6 @@ import numpy as np
 from synkhronos.engines import names
 from synkhronos.engines.names import clone
 from synkhronos.host.compiler import NAME
-
-#: The test files that are about PyTensor alone.
-OF_PYTENSOR = (
-    "test_chains.py", "test_jax.py", "test_modes.py", "test_nutpie.py", "test_pymc.py",
-    "test_pymc_models.py", "test_pytensor.py", "test_rows_potential.py",
-)  # fmt: skip
-
-#: The test files that run with PyTensor.
-OF_BOTH = (
-    "test_bad_input.py",
-    "test_call.py",
-    "test_center.py",
-    "test_checkpoint.py",
-    "test_clipped_gradients.py",
-    "test_collectives_oracle.py",
-    "test_compiler.py",
-    "test_containers.py",
-    "test_copyable.py",
-    "test_data.py",
-    "test_demos.py",
-    "test_doctor_mpi.py",
-    "test_drawing.py",
-    "test_engines.py",
-    "test_failures.py",
-    "test_faults.py",
-    "test_fixed_rows.py",
-    "test_function_oracle.py",
-    "test_functions.py",
-    "test_generators.py",
-    "test_graphs_of_steps.py",
-    "test_in_sync.py",
-    "test_layouts.py",
-    "test_lifecycle.py",
-    "test_losses.py",
-    "test_machines.py",
-    "test_machines_mpi.py",
-    "test_none.py",
-    "test_ops.py",
-    "test_ops_calls.py",
-    "test_ops_gradients.py",
-    "test_ops_shapes.py",
-    "test_outputs.py",
-    "test_parallel_function.py",
-    "test_rank_files.py",
-    "test_recorder.py",
-    "test_recurrence.py",
-    "test_rehearsal.py",
-    "test_restart.py",
-    "test_rules.py",
-    "test_rules_train.py",
-    "test_session.py",
-    "test_spmd.py",
-    "test_stateful.py",
-    "test_timing.py",
-    "test_train.py",
-    "test_train_rules.py",
-    "test_uneven.py",
-    "test_updates.py",
-    "test_windows.py",
-    "test_worlds.py",
-    *OF_PYTENSOR,
-)
-
-#: Tests, by the start of their ids, that compile for long with PyTensor, or are not about compilers.
-SLOW = (
-    "test_center.py",
-    "test_checkpoint.py::test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit[2]",
-    "test_checkpoint.py::test_saving_and_loading_take_one_more_copy_at_most",
-    "test_collectives_oracle.py",
-    "test_data.py::test_data_that_changes_is_like_an_array_on_every_rank",
-    "test_demos.py::test_the_demo_of_a_controller",
-    "test_doctor_mpi.py",
-    "test_failures.py",
-    "test_faults.py",
-    "test_machines.py::test_communicator",
-    "test_machines.py::test_store",
-    "test_machines.py::test_transport",
-    "test_machines.py::test_wire_format",
-    "test_machines_mpi.py",
-    "test_ops.py::test_all_ranks_keep_one_order_in_every_mode[2 rank(s)-virtual machine, no",
-    "test_ops.py::test_reductions_are_those_of_numpy_for_every_operation_and_dtype[1 rank(s)",
-    "test_ops.py::test_reductions_are_those_of_numpy_for_every_operation_and_dtype[3 rank(s)",
-    "test_ops.py::test_reductions_are_those_of_numpy_for_every_operation_and_dtype[4 rank(s)",
-    "test_pytensor.py::test_batch_normalization_uses_the_rows_of_all_ranks[per-activation]",
-    "test_restart.py::test_an_interrupted_step_was_taken_completely_or_not_at_all",
-    "test_restart.py::test_thirty_restarts",
-    "test_session.py::test_a_checkpoint",
-    "test_session.py::test_a_resumed_session",
-    "test_session.py::test_after_the_death",
-    "test_session.py::test_generators",
-    "test_session.py::test_linear_scaling",
-    "test_session.py::test_the_examples",
-    "test_session.py::test_the_first_interrupt",
-    "test_spmd.py::test_a_wait_inside_is_limited_but_not_the_program",
-    "test_train_rules.py::test_compiled_with_all_optimizations",
-)
 
 compiler, tt = names.package, names.tensor  # theano and theano.tensor, or pytensor and pytensor.tensor
 #: Whether Numba compiles all functions that have no mode of their own.
@@ -247,7 +150,7 @@ def shared(value, name=None, broadcastable=None):
 
 
 __all__ = [
-    "FLOAT16", "NAME", "OF_BOTH", "OF_PYTENSOR", "ON_CPU", "SLOW", "Apply", "MergeOptimizer",
+    "FLOAT16", "NAME", "ON_CPU", "Apply", "MergeOptimizer",
     "MissingInputError", "NullTypeGradError", "Op", "OpFromGraph", "RandomStreams", "Rop", "Streams",
     "UnusedInputError", "as_op", "change_flags", "clone", "compiler", "cross_entropy", "default_mode",
     "generic", "ifelse", "relu", "run_examples", "scan", "shared", "sigmoid", "softmax", "softplus",

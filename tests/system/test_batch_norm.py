@@ -96,6 +96,20 @@ def test_a_layer_exchanges_four_vectors_in_a_step(world):
 
 
 @pytest.mark.filterwarnings("ignore:.*differs from one process")  # slices have statistics of their own
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_one_row_leaves_the_running_variance_as_it_is(world, in_python, dtype):
+    x, ones = tt.matrix("x", dtype=dtype), np.ones(2, dtype)
+    mean, variance = theano.shared(0 * ones, "mean"), theano.shared(3 * ones, "variance")
+    _, _, _, *new = batch_norm.batch_normalization_train(
+        x, ones, ones, running_mean=mean, running_var=variance
+    )
+    update = synk.function([x], [], updates=list(zip([mean, variance], new)))
+    update(np.array([[10, 20]], dtype))
+    np.testing.assert_allclose(synk.gather(mean), [[1, 2]] * synk.size())
+    np.testing.assert_array_equal(synk.gather(variance), [[3, 3]] * synk.size())
+
+
+@pytest.mark.filterwarnings("ignore:(?s).*leave out num_slices:synkhronos.SynkhronosWarning")
 def test_running_averages_stay_equal_over_slices_and_uneven_shares(world, in_python):
     x = tt.dtensor4("x")
     averages = [theano.shared(np.zeros(2), "mean"), theano.shared(np.ones(2), "variance")]

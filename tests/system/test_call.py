@@ -39,7 +39,6 @@ def address(array):
 
 @pytest.mark.parametrize("batch", [None, 40, slice(3, 35), slice(0, 60, 2), slice(50, 10, -1)], ids=str)
 @pytest.mark.parametrize("num_slices", [1, 2])
-@pytest.mark.quick
 def test_slices_are_views_of_the_data_on_every_rank(where, batch, num_slices):
     ranks, f, rows = where
     data, whole = synk.data(np.ones((60, 5), "float32")), synk.data(np.ones((7, 5), "float32"))

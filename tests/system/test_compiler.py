@@ -3,9 +3,14 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+import synkhronos as synk
 from processes import ROOT
+from synkhronos.engines import names
+from synkhronos.extensions import updates
+from synkhronos.extensions.train import parallel_function
 from synkhronos.host import compiler, pytensor_environment
 from synkhronos.host.compiler import VARIABLE, choose
 
@@ -33,6 +38,39 @@ def test_the_variable_comes_before_what_is_imported_and_that_before_what_is_inst
     assert choose(environ, imported, installed(*there)) == wanted
 
 
+def other_compiler():
+    return compiler.NAMES[1 - compiler.NAMES.index(compiler.NAME)]
+
+
+def of_the_other_compiler():
+    """Return an object of a class of the compiler that this process does not use."""
+    module = f"{other_compiler()}.tensor.variable"
+    members = {"__module__": module, "__repr__": lambda self: "x", "owner": None, "type": None}
+    return type("TensorVariable", (), members)()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, own: synk.function([x], []),
+        lambda x, own: synk.function([], (x, "sum")),
+        lambda x, own: synk.function([], updates=[(x, 0)]),
+        lambda x, own: synk.function([], updates=[(own, x)]),
+        lambda x, own: synk.function([], [], givens=[(own, x)]),
+        lambda x, own: synk.broadcast(x),
+        lambda x, own: synk.reseed(x, 1),
+        lambda x, own: parallel_function([x], []),
+        lambda x, own: updates.sgd(own, [x], 0.1),
+    ],
+)
+def test_a_variable_of_the_other_compiler_is_refused_by_its_name(world_of, use):
+    world_of(1)
+    other, own = other_compiler(), names.shared(np.ones(3), "own", (False,))
+    words = f"got .*x of {compiler.TITLES[other]}. Both compilers are installed.* set {VARIABLE}={other}"
+    with pytest.raises(TypeError, match=words):
+        use(of_the_other_compiler(), own)
+
+
 def test_an_unknown_compiler_is_refused_with_the_names_that_there_are():
     with pytest.raises(ImportError, match="SYNKHRONOS_COMPILER: .*theano, pytensor, got 'aesara'"):
         choose({VARIABLE: "aesara"}, [], installed("theano"))
@@ -43,8 +81,7 @@ def test_the_choice_is_made_from_this_process(run_python, tmp_path):
     script.write_text("import synkhronos")
     done = run_python(script, environment={VARIABLE: "jax"}, check=False)
     assert done.stderr.splitlines()[-1].startswith("ImportError: SYNKHRONOS_COMPILER: expected one of")
-    other = compiler.NAMES[1 - compiler.NAMES.index(compiler.NAME)]
-    done = run_python(script, environment={VARIABLE: other}, check=False)
+    done = run_python(script, environment={VARIABLE: other_compiler()}, check=False)
     message = done.stderr[done.stderr.rindex("ImportError: ") :]
     assert "install" in message
 

@@ -17,7 +17,7 @@ from namespaces import why_no_namespaces, _Namespaces
 from synkhronos.machines.connections import connections, enable_keepalive, seconds_silent
 from synkhronos.host.signals import SignalThread
 from synkhronos.machines import neighbours
-from synkhronos.machines.naive import NaiveNetwork
+from specifications.links import NaiveNetwork
 from synkhronos.machines.neighbours import Neighbour, Neighbours
 
 LOOPBACK = "ip link set lo up; echo ready; exec sleep infinity"

@@ -16,7 +16,7 @@ from synkhronos._errors import SynkhronosError
 from synkhronos.services.controller import Controller
 from synkhronos.services.channel import Register
 from synkhronos.stores.memory import SharedMemory
-from synkhronos.stores.naive import NaiveCommons
+from specifications.store import NaiveCommons
 from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.world.world import current_world
 
@@ -42,7 +42,6 @@ class Counter:
         return request, rank, info
 
 
-@pytest.mark.quick
 def test_a_controller_answers_every_question_of_every_rank(world):
     counter = Counter()
 

@@ -199,7 +199,6 @@ def test_data_holds_a_copy_of_any_array(world, data, dtype, shape):
     assert not value.any()
 
 
-@pytest.mark.quick
 def test_data_of_another_byte_order_is_seen_right_by_functions(world):
     value = np.arange(6.0).reshape(3, 2).astype(">f4")
     for made in (synk.data(value, var=world.matrix), synk.data(value), synk.data(value, dtype=">f4")):

@@ -296,9 +296,9 @@ def test_the_main_script_compares_itself_with_one_process(run_demo, monkeypatch)
     done = run_demo(DEMO / "train_mnist_cpu_data.py", *options, timeout=300)
     number = r"[0-9.]+"
     expected = (
-        rf"Speed:  2 processes are {number} times as fast as Theano untouched \(\d+ BLAS threads?\),\n"
-        rf"        and {number} times as fast as the best setting of one process \(\d+ BLAS threads?\)\n"
-        rf"        Seconds for 1259 digits: {number}, {number}, {number}; medians of 5 in turns\n"
+        rf"Speed:  (2 processes are {number} times as fast as Theano untouched \(\d+ BLAS threads?\),\n"
+        rf"        and {number} times as fast as the best setting of one process .*|not measured, .*)\n"
+        rf"        Seconds for 1259 digits: {number}, {number}, {number}; the least of 5 in turns\n"
         rf"        Other programs used {number} of \d+ cores meanwhile\n"
     )
     assert re.search(expected, done.stdout), done.stdout

@@ -306,8 +306,8 @@ def test_the_main_script_trains_compares_and_reports(run_demo):
         line = rf"^ +{steps}( +\d+\.\d+){{2}} +\d+\.\d+% +\d+\.\d+$"
         assert re.search(line, done.stdout, re.M)
     assert re.search(r"^2 process\(es\)( +\d+\.\d+){3}$", done.stdout, re.M)
-    assert re.search(r"^2 processes are [0-9.]+ times as fast as Theano untouched", done.stdout, re.M)
-    assert re.search(r"^Seconds for 6 images: [0-9.]+, [0-9.]+, [0-9.]+; medians", done.stdout, re.M)
+    assert re.search(r"^(2 processes are [0-9.]+ times as fast|not measured)", done.stdout, re.M)
+    assert re.search(r"^Seconds for 6 images: [0-9.]+, [0-9.]+, [0-9.]+; the least", done.stdout, re.M)
     assert "images/s]" not in done.stderr  # no progress bar, as stderr is not a terminal
 
 

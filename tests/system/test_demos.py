@@ -49,7 +49,6 @@ LINES = {
 
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("number", LINES)
-@pytest.mark.quick
 def test_demo_shows_its_points(run_demo, number, n):
     done = run_demo(ROOT / "demos" / f"demo_{number}.py", *([] if n == 2 else ["--processes", str(n)]))
     assert not done.stderr

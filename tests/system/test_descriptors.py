@@ -1,4 +1,4 @@
-"""What workers inherit of the script's files: no pipes, sockets and locked files."""
+"""What workers inherit of the script's files: no pipes, sockets, locks and positions."""
 
 import errno
 import fcntl
@@ -14,7 +14,9 @@ import theano.tensor as tt
 from processes import own_process
 
 import synkhronos as synk
+from synkhronos.host import descriptors as descriptors_module
 from synkhronos.host.descriptors import descriptors
+from synkhronos.services.background_processes import BackgroundProcesses
 from synkhronos.transports.children import Children
 from synkhronos.transports.local import CHECK_INTERVAL
 
@@ -87,6 +89,60 @@ def test_what_a_worker_has_given_up_cannot_be_written_to_and_other_files_can_be_
         assert synk.spmd(use, reading, writing, file.fileno())[1] == (["EBADF", b"dat"], True)
     os.close(writing)
     assert os.read(reading, 1) == b""
+
+
+@own_process
+def test_each_process_reads_the_script_s_files_at_a_position_of_its_own():
+    with open("data", "wb") as file:
+        file.write(b"abcdef")
+    modes = ("rb", "rb", "r+b", "a+b")
+    files = [open("data", mode, buffering=0) for mode in modes]
+    for file in files:
+        file.seek(1)
+    fcntl.flock(files[0], fcntl.LOCK_SH)
+
+    def serve(number, connection):
+        connection.recv()
+        connection.send([file.read(2) for file in files])
+
+    loading = BackgroundProcesses("test", 2, serve)
+    start()
+    numbers = [file.fileno() for file in files[:2]]  # what is also written to has one position
+    assert synk.spmd(read_two, numbers) == [[b"bc"] * 2] * 2
+    assert synk.spmd(read_two, numbers) == [[b"de"] * 2] * 2
+    for number in range(2):
+        assert loading.ask(number, "read", lambda waited: None) == [b"bc"] * 4
+    files[0].close()
+    loading.end()
+    with open("data") as again:
+        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@own_process
+def test_a_file_that_cannot_be_opened_again_is_not_read_at_a_wrong_place(monkeypatch):
+    original = os.open
+
+    def refuse(path, *args):
+        if str(path).startswith("/proc/self/fd/"):
+            raise PermissionError(errno.EACCES, "not yours")
+        return original(path, *args)
+
+    def serve(number, connection):
+        connection.recv()
+        try:
+            connection.send(file.read(1))
+        except OSError as error:
+            connection.send(errno.errorcode[error.errno])
+
+    monkeypatch.setattr(descriptors_module.os, "open", refuse)
+    with open(__file__, "rb", buffering=0) as file:
+        processes = BackgroundProcesses("test", 1, serve)
+        assert processes.ask(0, "read", lambda waited: None) == "EBADF"
+        processes.end()
+
+
+def read_two(rank, numbers):
+    return [os.read(number, 2) for number in numbers]
 
 
 @own_process

@@ -236,16 +236,13 @@ NEVER = {"enabled": "always madvise [never]", "shmem_enabled": "always within_si
 @pytest.mark.parametrize(
     ("switch", "has_glibc", "settings", "text"),
     [
-        ("1", True, BY_MADVISE, "keeps freed memory; huge pages by the kernel's settings: heap madvise, "
-         "shared memory advise; scripts started by python -m synkhronos run use them"),
-        ("1", True, NEVER, "keeps freed memory; huge pages by the kernel's settings: heap never, shared "
-         "memory never"),
-        ("1", True, {}, "keeps freed memory; huge pages by the kernel's settings: heap never, shared "
-         "memory never"),
-        ("0", True, BY_MADVISE, "returns freed memory, as SYNKHRONOS_KEEP_MEMORY=0 is set; huge pages "
-         "by the kernel's settings: heap madvise, shared memory advise"),
-        ("1", False, NEVER, "returns freed memory, as the C library is not glibc; huge pages by the "
-         "kernel's settings: heap never, shared memory never"),
+        ("1", True, BY_MADVISE, "keeps freed memory; huge pages: heap madvise, shared memory advise"),
+        ("1", True, NEVER, "keeps freed memory; huge pages: heap never, shared memory never"),
+        ("1", True, {}, "keeps freed memory; huge pages: heap never, shared memory never"),
+        ("0", True, BY_MADVISE, "returns freed memory, as SYNKHRONOS_KEEP_MEMORY=0 is set; huge pages: "
+         "heap madvise, shared memory advise"),
+        ("1", False, NEVER, "returns freed memory, as the C library is not glibc; huge pages: heap "
+         "never, shared memory never"),
     ],
     ids=["madvise", "never", "a-kernel-without", "switched-off", "no-glibc"],
 )  # fmt: skip

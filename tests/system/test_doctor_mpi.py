@@ -20,6 +20,9 @@ ABOUT = {
 }  # fmt: skip
 
 
+MPIRUN = doctor_mpi.launcher.Mpirun("/usr/bin/mpirun", "4.1.4")
+
+
 def test_without_mpirun_several_machines_are_not_possible_which_is_no_problem(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     result = doctor_mpi.MPI.run()
@@ -31,14 +34,14 @@ def test_without_mpirun_several_machines_are_not_possible_which_is_no_problem(mo
 @pytest.mark.parametrize(
     ("library", "state"),
     [
-        ("Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4, repo rev: v4.1.4", OK),
-        ("Open MPI v5.0.3, package: another", WARNING),
-        ("MPICH Version:      4.0.2\nMPICH Release date: ...", WARNING),
+        ("Open MPI v4.1.4", OK),
+        ("Open MPI v5.0.3", WARNING),
+        ("MPICH Version: 4.0.2", WARNING),
     ],
 )
 def test_mpirun_and_mpi4py_must_be_of_one_mpi(library, state):
     about = {"mpi4py": "4.1.2", "library": library}
-    result = doctor_mpi.MPI._replace(examine=lambda: doctor_mpi.judge_mpi("4.1.4", about)).run()
+    result = doctor_mpi.MPI._replace(examine=lambda: doctor_mpi.judge_mpi(MPIRUN, about)).run()
     assert result.state == state and "OpenMPI 4.1.4, mpi4py 4.1.2" in result.found
     assert bool(result.remedy) == (state != OK)
 

@@ -112,7 +112,6 @@ def test_what_a_function_uses_is_kept_with_it(world_of):
     assert function() == [2 * 3 * 4 * 2]
 
 
-@pytest.mark.quick
 def test_a_variable_of_two_functions_is_dropped_with_the_second(world_of):
     world_of(2)
     shared = theano.shared(2.0, "shared")

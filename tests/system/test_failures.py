@@ -44,7 +44,6 @@ import synkhronos as synk
 
 
 @own_process
-@pytest.mark.quick
 def test_an_exception_in_a_worker_becomes_a_worker_error_and_the_world_goes_on():
     world = open_world()
     for _ in range(3):

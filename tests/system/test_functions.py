@@ -64,7 +64,6 @@ def test_a_late_function_that_a_rank_cannot_take_over_leaves_the_world_usable(wo
         assert one.name == f"late {k}"
 
 
-@pytest.mark.quick
 def test_shared_variables_updated_by_default_see_old_values_in_every_slice(world_of):
     world_of(2)
     x = tt.fvector("x")

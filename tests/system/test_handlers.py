@@ -67,7 +67,6 @@ def test_what_a_handler_raises_is_recognized_however_it_takes_its_arguments(hand
         alarm()
 
 
-@pytest.mark.quick
 def test_errors_of_the_work_itself_are_suppressed():
     with suppress(OSError, KeyError):
         os.open("/there/is/no/such/file", os.O_RDONLY)
@@ -489,6 +488,11 @@ class Script:
         memory.collect()
         return [sum(stop - start for start, stop in one) for one in holes(memory)]
 
+    def check_memory(self, before):
+        """Check that nothing stays in the store; a late rank keeps its arrays for one more call."""
+        found = [self.free_memory() for _ in range(3)]
+        assert before in found, (before, found)
+
 
 def program(rank, w):
     rank.all_reduce(w)
@@ -561,7 +565,7 @@ def test_no_exception_of_an_alarm_is_lost_and_the_ranks_can_be_used(tmp_path, co
     for place in alarms.dropped:  # by Python, in a callback or a finalizer of its own
         assert not place[0].startswith(own), place
         assert "weakref.py" in place[0] or "zipfile.py" in "".join(place[:2]), place
-    assert script.free_memory() == before
+    script.check_memory(before)
     synk.close()
 
 
@@ -586,5 +590,5 @@ def test_a_handler_may_raise_at_each_line_of_a_call(tmp_path, name, every):
         if not was_struck:
             break
     assert step > 50
-    assert script.free_memory() == before
+    script.check_memory(before)
     synk.close()

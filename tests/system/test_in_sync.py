@@ -34,7 +34,6 @@ def test_equal_replicas_are_in_sync(variables):
     assert synk.in_sync()
 
 
-@pytest.mark.quick
 def test_replicas_that_differ_are_named_with_the_ranks_and_by_how_much(variables):
     first, second, count = variables
     synk.set_value(2, second, [1.0, 6.0])

@@ -154,7 +154,6 @@ def test_a_ctrl_c_in_fork_or_its_start_leaves_a_usable_world_or_none(to):
 
 @own_process
 @pytest.mark.parametrize("to", TO)
-@pytest.mark.quick
 def test_a_ctrl_c_in_a_command_lets_it_end_on_every_rank(to):
     """Interrupt a call, a fused step with a collective, and a late function.
 
@@ -438,6 +437,22 @@ def test_sigterm_and_sighup_at_any_stage_end_the_script_and_its_workers(
     ).check()
     times = len(moments_of_the_end(to)[::every])
     assert done.stdout == (times * "h" if handled else "") and done.stderr == ""
+
+
+@own_process
+def test_a_handler_that_is_set_after_the_start_is_the_masters_alone():
+    heard, world = [], open_world(3)
+    numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU]
+    for number in numbers:
+        signal.signal(number, lambda number, frame: heard.append(number))
+        send("group", number)
+        world.plain(np.ones(6))
+    assert heard == numbers
+    for number in numbers:
+        signal.signal(number, signal.SIG_DFL)
+    psutil.Process().children()[0].terminate()  # nobody handles it any more
+    with pytest.raises(synk.WorldBrokenError, match="SIGTERM"):
+        world.act(SLEEP, SLEEP)
 
 
 def exit_in_a_handler_in_a_command():

@@ -152,6 +152,27 @@ def test_dtypes_stay_what_they_are():
         assert synk.gather(state).dtype == dtype
 
 
+@own_process
+def test_results_and_updates_have_the_dtypes_of_their_variables():
+    synk.fork(devices=TWO[:1])
+    rng = pt.random.shared_rng(np.random.default_rng(3))
+    x = pt.tensor("x", dtype="float32", shape=(None, 3))
+    new, coins = rng.bernoulli(0.9, size=(40,))
+    state = pytensor.shared(np.zeros(3, "float32"), "state")
+    count = pytensor.shared(np.zeros(40, "int64"), "count")
+    draws = new.multinomial(5, [0.5, 0.5], size=(3,))[1]
+    steps, first = x.dimshuffle(0, "x", 1), pt.zeros(3, "float32")
+    totals = scan(lambda step, total: total + step.sum(axis=0), sequences=steps, outputs_info=first)
+    outputs = [x.sum(axis=0), coins, coins + coins, pt.sqr(coins).sum(), draws, totals]
+    updates = [(rng, new), (state, x.sum(axis=0)), (count, coins)]
+    f = synk.function([], [(one, None) for one in outputs], [x], updates)
+    for _ in range(2):
+        found = f(np.ones((4, 3), "float32"))
+        assert [one.dtype for one in found] == [one.dtype for one in outputs]
+        assert found[2].max() == 2 and found[3] == found[1].sum()
+        assert [one.get_value().dtype for one in (state, count)] == ["float32", "int64"]
+
+
 def recurrences(x, state):
     """Return loops over the second axis of the rows, and over numbers of steps that follow from it."""
     steps, first = x.dimshuffle(1, 0, 2), pt.zeros((x.shape[0], 2))

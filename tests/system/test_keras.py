@@ -251,8 +251,13 @@ def test_what_cannot_be_divided_is_refused():
     def contrast(y_true, y_pred):
         return K.sum(K.square(y_pred - K.mean(y_pred, axis=0)), axis=-1)
 
+    def masked(y_true, y_pred):  # no row of the batch is masked
+        mask = K.cast(K.greater(K.sum(y_true, axis=-1), 0), "float32")
+        return K.sum(K.sum(K.square(y_true - y_pred), axis=-1) * mask) / K.sum(mask)
+
     synk.fork(2, use_gpu=False)
-    for options in ({"loss": overlap}, {"loss": contrast}, {"loss": total}, {"metrics": [overlap]}):
+    wrong = [{"loss": one} for one in (overlap, contrast, total, masked)]
+    for options in [*wrong, {"metrics": [overlap]}, {"metrics": [masked]}]:
         _, parallel = compiled(**options)
         before = parallel.get_weights()
         with pytest.raises(ValueError, match="^(loss|metric .*total): it is no mean of"):

@@ -27,7 +27,6 @@ def call():
     return synk.function([x], (x.sum(), "sum"))(np.arange(4.0))
 
 
-@pytest.mark.quick
 def test_the_block_of_fork_ends_with_its_processes():
     assert not synk.is_forked()
     with synk.fork(2, use_gpu=False) as n:

@@ -14,7 +14,6 @@ import pytest
 from prelude import restore_signals
 from processes import FOLDER, ROOT
 
-from synkhronos.machines.job import launcher
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="the tests need mpirun: openmpi-bin"),
@@ -106,16 +105,15 @@ def test_a_script_runs_on_two_machines_and_the_lines_of_the_other_begin_with_its
     assert texts == sorted([*expected, "printed by 2", "printed by 3"])
 
 
-#: mpirun's own message comes when the job ends, and is another one with ULFM.
-WITH_ULFM = shutil.which("mpirun") is not None and launcher.find_mpirun().survives_deaths
 ENDINGS = {
     "ends without having used the library": ("print('end')", 0, ""),
     "imports the library only": ("import synkhronos", 0, ""),
     "raises": ("raise KeyError('lost')", 1, "KeyError: 'lost'"),
     "exits": ("raise SystemExit(3)", 3, ""),
+    "exits at once": ("import os, synkhronos as synk; synk.fork(2); os._exit(4)", 4, ""),
     "is killed": (
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137,
-        "the script was ended by SIGKILL" if WITH_ULFM else "rank 0 with PID",
+        "the script was ended by SIGKILL",
     ),
     "raises in a world": (
         "import synkhronos as synk; synk.fork(2); synk.data([1.0]); raise KeyError('lost')",

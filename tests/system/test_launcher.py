@@ -11,7 +11,7 @@ import pytest
 
 from synkhronos.__main__ import main
 from synkhronos.host import job
-from synkhronos.machines.job import launcher
+from synkhronos.machines.job import launcher, networks
 from synkhronos.machines.job.config import Job, JobError, make_job
 
 ROOT_OPTION = ["--allow-run-as-root"] if os.geteuid() == 0 else []
@@ -27,7 +27,7 @@ def line_of(what, environ=None, **options):
 
 ALWAYS = (
     "--mca oob_tcp_keepalive_time 1 --mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 4 "
-    "--mca ess_base_forward_signals SIGURG,SIGUSR1,SIGUSR2 "
+    "--mca ess_base_forward_signals SIGURG,SIGPWR,SIGUSR1,SIGUSR2 "
 )
 SCRIPT = "-x SYNKHRONOS_LAUNCHED=1 -x SYNKHRONOS_SPARE_TASKS=1 "
 
@@ -52,12 +52,12 @@ def test_machines_with_variables_of_their_own_are_parts_of_the_line():
 def test_variables_of_this_machine_are_passed_unless_the_job_has_its_own():
     environ = dict.fromkeys(
         ["THEANO_FLAGS", "PYTHONPATH", "SYNKHRONOS_LOG", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "HOME",
-         "OPENBLAS_CORETYPE", "MKL_CBWR", "SYNKHRONOS_TASK"], "1",
+         "OPENBLAS_CORETYPE", "MKL_CBWR", "MPI4PY_LIBMPI", "MPI4PY_RC_FINALIZE", "SYNKHRONOS_TASK"], "1",
     )  # fmt: skip
     line = line_of(Job(["a"], 1, {"THEANO_FLAGS": "2"}, {}, []), environ, is_script=False)
     names = (
-        "MKL_CBWR", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "OPENBLAS_CORETYPE", "PYTHONPATH",
-        "SYNKHRONOS_LOG",
+        "MKL_CBWR", "MPI4PY_LIBMPI", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "OPENBLAS_CORETYPE",
+        "PYTHONPATH", "SYNKHRONOS_LOG",
     )  # fmt: skip
     passed = "".join(f"-x {name} " for name in names)
     assert line == f"--map-by seq {ALWAYS}{passed}-x THEANO_FLAGS=2 -H a -n 1 PROGRAM"
@@ -131,25 +131,150 @@ def test_a_machine_whose_name_is_not_known_is_named(ssh, monkeypatch):
         launcher.check_names(job_on("alias.invalid"), {})
 
 
-def test_an_mpirun_of_another_mpi_is_named(tmp_path):
-    other = tmp_path / "mpirun"
-    other.write_text("#!/bin/sh\necho HYDRA build details:\n")
-    other.chmod(0o755)
+def write(path, text):
+    """Write a shell script."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path.parent)
+
+
+def test_an_mpirun_of_another_mpi_is_named_or_passed_over(tmp_path):
+    other = write(tmp_path / "a" / "mpirun", "echo HYDRA build details:")
     with pytest.raises(JobError, match="is not OpenMPI's, but says 'HYDRA build details:'"):
-        launcher.find_mpirun({"PATH": str(tmp_path)})
+        launcher.find_mpirun({"PATH": other})
+    own = write(tmp_path / "b" / "mpirun", "echo 'mpirun (Open MPI) 5.0.11'")
+    environ = {"PATH": f"{other}:{own}"}
+    found = launcher.find_mpirun(environ)
+    assert found == (str(tmp_path / "b" / "mpirun"), "5.0.11") and environ["HOME"]
+
+
+def test_another_mpi_of_mpi4py_is_named_with_what_helps(tmp_path, monkeypatch):
+    about = {"mpi4py": "4.1.2", "library": "MPICH Version: 5.0.2"}
+    monkeypatch.setattr(launcher, "probe", lambda code: about)
+    monkeypatch.setattr(launcher, "_is_installed", lambda name: name == "mpich")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libmpi.so.40").touch()
+    mpirun = launcher.Mpirun(str(tmp_path / "bin" / "mpirun"), "5.0.11")
+    with pytest.raises(JobError) as error:
+        launcher.check_mpi4py(mpirun)
+    assert str(error.value) == (
+        f"mpi4py loads MPICH Version: 5.0.2, but {mpirun.path} is OpenMPI's 5.0.11; to fix this: python "
+        f"-m pip uninstall mpich, or set MPI4PY_LIBMPI={tmp_path}/lib/libmpi.so.40, on every machine"
+    )
+
+
+RUN = (
+    "import sys; from synkhronos.machines.job import launcher; sys.exit(launcher.run(sys.argv[1:]).code)"
+)
+
+
+def run_mpirun(script, **options):
+    """Run a shell script as launch runs mpirun; return the completed process."""
+    line = [sys.executable, "-c", RUN, "sh", "-c", script]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, **options)
+
+
+@pytest.mark.parametrize(
+    ("written", "code", "wanted"),
+    [
+        ("has exited with 0", 1, 0),  # os._exit(0), which mpirun calls a failure
+        ("has exited with 7", 1, 7),  # of OpenMPI 5, where another task ends the job
+        ("was ended by SIGKILL", 0, 137),
+        ("has exited with 1", 137, 137),  # after the loss of another task
+    ],
+)
+def test_the_exit_code_is_that_of_the_script(written, code, wanted):
+    done = run_mpirun(
+        f"echo before >&2; echo python -m synkhronos: the script {written} >&2; exit {code}"
+    )
+    assert done.returncode == wanted and ("exited" not in done.stderr) and "before" in done.stderr
+
+
+TASK = """
+import os, signal, sys, time
+from synkhronos.machines.job import script_process
+script_process.go_on_in_child(is_launched=True)
+def save(*_):
+    time.sleep(0.5)
+    print("saved", flush=True)
+    os._exit(5)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_script_has_time_after_sigterm(tmp_path):
+    """In the place of mpirun is a shell that passes signals on as mpirun does."""
+    passing = f"trap 'kill -PWR $!' PWR; {shlex.join([sys.executable, '-c', TASK])} & wait $!; wait $!"
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, "sh", "-c", passing], stdout=pipe, stderr=pipe
+    )
+    assert process.stdout.readline() == b"ready\n"
+    process.terminate()
+    assert process.communicate(timeout=30) == (b"saved\n", b"") and process.returncode == 5
+
+
+def test_sigterm_ends_a_job_whose_script_has_not_started():
+    soon = "from synkhronos.machines.job import signals_of_user; signals_of_user._ANSWER = 0.3; "
+    line = [sys.executable, "-c", soon + RUN, "sh", "-c", "trap '' PWR; echo ready; sleep 60"]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    process.terminate()
+    assert process.wait(30) == 128 + signal.SIGTERM
+    process.stdout.close()
+
+
+def test_a_script_on_this_machine_reads_the_input_of_launch():
+    code = (
+        "import os, sys; from synkhronos.machines.job import launcher, script_process\n"
+        "from synkhronos.machines.job.config import Job\n"
+        "given = launcher.own_input(Job(['localhost'], 1, {}, {}, []))['SYNKHRONOS_INPUT']\n"
+        "if os.fork(): sys.exit(os.waitpid(-1, 0)[1])\n"
+        "os.close(0); script_process.open_input(given); print(sys.stdin.read())\n"
+        "script_process.open_input(given + '0'); print(repr(os.read(0, 9)))\n"
+    )
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(line, input="a\nb", capture_output=True, text=True, timeout=60)
+    assert done.stdout == "a\nb\nb''\n", done.stderr
+
+
+BRIDGE = {"172.17.0.1/16": True}
+
+
+@pytest.mark.parametrize(
+    ("machines", "expected"),
+    [
+        ([{"10.0.0.1/24": True}, {"10.0.0.2/255.255.255.0": True}], []),
+        ([{"10.0.0.1/24": True, **BRIDGE}, {"10.0.0.2/24": True, **BRIDGE}], ["10.0.0.0/24"]),
+        ([{"10.0.0.1/24": True, **BRIDGE}, {"10.0.0.2/24": True}], ["10.0.0.0/24"]),
+        ([{"10.0.0.1/24": True, "10.9.0.1/24": False}, {"10.0.0.2/24": True}], ["10.0.0.0/24"]),
+        (
+            [{"10.0.0.1/24": True, **BRIDGE}, {"10.1.0.2/24": True, **BRIDGE}],
+            ["10.0.0.0/24", "10.1.0.0/24"],
+        ),
+        ([BRIDGE, BRIDGE], []),
+        ([{}, {"10.0.0.2/24": True}], []),
+    ],
+)
+def test_machines_use_the_networks_that_they_share(machines, expected):
+    assert networks.choose(machines) == expected
+
+
+def test_networks_are_asked_for_unless_the_user_has_named_some():
+    answer = '{"networks": {"10.0.0.1/24": true, "10.0.1.1/24": false}}'
+    ask = ["printf", answer + answer.replace(".1/", ".2/")]
+    assert networks.options(ask, 2, []) == ["--mca", "btl_tcp_if_include", "10.0.0.0/24"]
+    assert networks.options(ask, 2, ["OMPI_MCA_btl_tcp_if_exclude"]) == []
+    assert networks.options(ask, 3, []) == []
 
 
 @pytest.mark.parametrize("said, code, wanted", [("a remote", 0, 1), ("a remote", 3, 3), ("no", 0, 0)])
 def test_a_job_that_has_lost_a_machine_does_not_end_with_0(tmp_path, said, code, wanted):
-    mpirun = tmp_path / "mpirun"
-    mpirun.write_text(
-        "#!/bin/sh\nprintf 'PRTE has lost communication' >&2; sleep 0.1\n"
-        f"echo ' with {said} daemon.' >&2; exit {code}\n"
-    )
-    mpirun.chmod(0o755)
-    code = "from synkhronos.machines.job import launcher; sys.exit(launcher.run(sys.argv[1:]).code)"
-    run = [sys.executable, "-c", f"import sys; {code}", str(mpirun)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=60)
+    first = "printf 'PRTE has lost communication' >&2; sleep 0.1"
+    done = run_mpirun(f"{first}; echo ' with {said} daemon.' >&2; exit {code}")
     assert done.returncode == wanted
     assert done.stderr == f"PRTE has lost communication with {said} daemon.\n"
 
@@ -186,9 +311,12 @@ def test_an_mpirun_whose_output_nobody_reads_ends_as_always():
 
 
 def test_a_missing_mpi4py_is_named(monkeypatch):
-    monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: None)
+    def probe(code):
+        raise launcher.ProbeError("No module named 'mpi4py'")
+
+    monkeypatch.setattr(launcher, "probe", probe)
     with pytest.raises(JobError, match=r"python -m pip install 'synkhronos\[mpi\]'"):
-        launcher.check_mpi4py()
+        launcher.check_mpi4py(launcher.Mpirun("mpirun", "4.1.4"))
 
 
 @pytest.mark.parametrize("text", ["0", "x", "-1", "2.5"])

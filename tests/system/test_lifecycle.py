@@ -63,7 +63,6 @@ def test_an_exception_that_cannot_be_converted_to_text_is_a_worker_error(has_wor
 
 
 @own_process
-@pytest.mark.quick
 def test_a_worker_that_closes_the_world_gets_an_error_and_harms_nothing():
     ACTIONS[RAISE] = synk.close
     world = open_world(3)

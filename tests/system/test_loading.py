@@ -1,6 +1,8 @@
 """Tests that a loader gives the batches of a serial implementation, from every source, to every rank."""
 
+import itertools
 import os
+import random
 
 import h5py
 import numpy as np
@@ -157,6 +159,25 @@ def test_the_random_numbers_are_spread_evenly():
     assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 0.01
 
 
+def test_draws_have_the_distributions_of_their_names():
+    draws = loading.Draws(3, 7, np.arange(30_000), 0)
+    assert draws.epoch == 7
+    for numbers in (draws.normal(), draws.normal(shape=(2, 3)), (draws.normal(5, 2) - 5) / 2):
+        assert abs(numbers.mean()) < 0.02 and abs(numbers.std() - 1) < 0.02
+    assert draws.normal(shape=(2, 3)).shape == (30_000, 2, 3)
+    orders = draws.permutation(3)
+    assert (np.sort(orders) == [0, 1, 2]).all()
+    assert abs(np.bincount(orders @ [9, 3, 1])[[5, 7, 11, 15, 19, 21]] / 5000 - 1).max() < 0.05
+    chosen = draws.choice([10, 20, 30], p=[0.5, 0, 0.5])
+    assert {*chosen} == {10, 30} and abs(chosen.mean() - 20) < 0.2
+    assert abs(draws.choice(4).mean() - 1.5) < 0.02
+    seeds = draws.seed()
+    assert len({*seeds}) > 29_900 and 0 <= seeds.min() and seeds.max() < 2**31
+    assert len({*draws.seed("batch")}) == 1 and np.ptp(draws.normal(per="batch")) == 0
+    with pytest.raises(ValueError, match="expected 2 probabilities that add up to 1"):
+        draws.choice(2, p=[0.5, 0.4])
+
+
 # Sources
 
 
@@ -222,6 +243,18 @@ def test_batches_of_hickle_are_loaded_with_the_files_shuffled(tmp_path, name, ax
     loads(loading.HickleBatches(files, axis=axis), lambda row: (IMAGES[row],), order)
 
 
+def test_batches_of_hickle_may_have_different_numbers_of_images(tmp_path):
+    stops = [0, 4, 14, 15, ROWS]
+    for number, (start, stop) in enumerate(zip(stops, stops[1:])):
+        with h5py.File(tmp_path / f"{number}.hkl", "w") as file:
+            file["data"] = IMAGES[start:stop]
+    source = loading.HickleBatches(tmp_path, LABELS, axis=0)
+    images, labels = source.read(np.arange(len(source))[::-1])
+    np.testing.assert_array_equal(images, IMAGES[::-1])
+    np.testing.assert_array_equal(labels, LABELS[::-1])
+    assert source.name(13) == f"{tmp_path}/1.hkl, image 9"
+
+
 def write_images(folder, images=IMAGES, kind="png"):
     """Write images into folders by their label; return their rows in the order of the source."""
     for number, (image, label) in enumerate(zip(images, LABELS)):
@@ -267,6 +300,18 @@ def test_gray_images_and_palettes_become_rgb(tmp_path):
     np.testing.assert_array_equal(images[0], np.repeat(IMAGES[:1, 0], 3, axis=0))
 
 
+@pytest.mark.parametrize("kind", ["png", "tif", "pgm"])
+def test_gray_images_of_16_bits_are_divided_by_256(tmp_path, kind):
+    (tmp_path / "only").mkdir()
+    pixels = np.array([[0, 255, 256, 1000, 40000, 65535]], "uint16")
+    Image.fromarray(pixels).save(
+        tmp_path / "only" / f"0.{kind}", **{"format": "PPM"} if kind == "pgm" else {}
+    )
+    os.rename(tmp_path / "only" / f"0.{kind}", tmp_path / "only" / f"0.{kind.replace('pgm', 'ppm')}")
+    images, _ = loading.ImageFolder(tmp_path).read(np.arange(1))
+    np.testing.assert_array_equal(images[0], np.repeat(pixels[None] // 256, 3, axis=0))
+
+
 class Squares(loading.Source):
     """A source of a script: the squares of the first numbers, computed when they are read."""
 
@@ -279,6 +324,150 @@ class Squares(loading.Source):
 
 def test_a_source_of_the_script_is_loaded():
     loads(Squares(), lambda row: (np.int64(row**2),), order_of, processes=2)
+
+
+def test_what_a_source_opens_at_its_first_use_is_opened_in_each_process():
+    class Opened(Squares):
+        pid = None
+
+        def read(self, rows):
+            self.pid = self.pid or os.getpid()
+            return np.full(len(rows), self.pid)  # one array needs no list
+
+    with loading.Loader(Opened(), batch_size=BATCH, processes=3, drop_last=True) as loader:
+        for (pids,) in loader.epoch(0):
+            assert sorted({*pids.tolist()}) == sorted(loader.pids)
+
+
+# Random numbers that are not those of `Draws`
+
+GENERATOR = np.random.default_rng(0)
+LEGACY = np.random.RandomState(0)
+
+
+class Holder:
+    """Makes its generator when it is first called, as libraries of augmentations do."""
+
+    made = None
+
+    def __call__(self):
+        self.made = self.made or random.Random()
+        return self.made.random()
+
+
+def seldom():
+    """Draw a second number sometimes."""
+    number = random.random()
+    return number if number < 0.7 else number + LEGACY.rand()
+
+
+DRAWN = {
+    "numpy.random": np.random.rand,
+    "numpy.random, of which one is kept": np.random.randn,
+    "random": random.random,
+    "of the script": GENERATOR.random,
+    "old, of the script": lambda: LEGACY.standard_normal(),
+    "without a seed": lambda: np.random.default_rng().random(),
+    "without a seed, of Python": lambda: random.Random().random(),
+    "made later": Holder(),
+    "seldom": seldom,
+}
+
+
+class Drawn(loading.Source):
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __len__(self):
+        return 6
+
+    def read(self, rows):
+        return np.array([[row, self.draw()] for row in rows], float)
+
+    def order(self, generator):
+        return np.random.permutation(6)
+
+
+@pytest.mark.parametrize(
+    "place, name",
+    [*itertools.product(["source", "transform"], DRAWN), ("whole batch", "numpy.random")],
+)
+def test_any_generator_draws_by_epoch_and_row(name, place):
+    draw = DRAWN[name]
+
+    def change(images, draws):
+        images += np.array([[0, draw()] for _ in images])  # in place, so that once more would show
+        return images
+
+    change.needs_whole_batch = place == "whole batch"
+    found = []
+    for processes in (1, 3):
+        source = Drawn(draw if place == "source" else lambda: 0)
+        transform = change if place != "source" else None
+        with loading.Loader(source, transform, batch_size=4, processes=processes) as loader:
+            for epoch in (0, 1):
+                rows, numbers = np.concatenate([rows for (rows,) in copied(loader.epoch(epoch))]).T
+                assert sorted(rows) == list(range(6)) and len({*numbers}) == 6
+                found.append(numbers[np.argsort(rows)].tolist())
+    assert found[0] == found[2] and found[1] == found[3] and not {*found[0]} & {*found[1]}
+
+
+# What the script changes later
+
+
+class Changed:
+    strength = 1.0
+
+    def __call__(self, images, draws):
+        return images * self.strength * SETTINGS["strength"]
+
+
+SETTINGS = {"strength": 1.0}
+
+
+@pytest.mark.parametrize("what", ["attribute", "class", "global", "array", "list", "nothing"])
+def test_what_the_script_changes_is_seen_in_the_next_epoch(what):
+    change, labels = Changed(), np.ones(4, "int64")
+    rows = np.ones((4, 1))
+
+    def double():
+        if what == "attribute":
+            change.strength *= 2
+        elif what == "class":
+            Changed.strength *= 2
+        elif what == "global":
+            SETTINGS["strength"] *= 2
+        elif what == "array":
+            labels[:] *= 2
+        elif what == "list":
+            changes.append(lambda images, draws: images * 2)
+
+    changes = [change]
+    with loading.Loader((rows, labels), changes, batch_size=4, processes=2) as loader:
+        pids = loader.pids
+        for factor in (1, 2, 4):
+            images, theirs = copied(loader.epoch(factor))[0]
+            product = float(images[0, 0] * theirs[0])
+            assert product == (1 if what == "nothing" else factor)
+            double()
+        assert (loader.pids == pids) == (what == "nothing")
+    Changed.strength = SETTINGS["strength"] = 1.0
+
+
+def test_another_number_of_rows_later_is_refused():
+    class Listed(loading.Source):
+        rows = [0, 1, 2]
+
+        def __len__(self):
+            return len(self.rows)
+
+        def read(self, rows):
+            return np.array(self.rows)[rows]
+
+    with loading.Loader(Listed(), batch_size=2) as loader:
+        Listed.rows.append(3)
+        with pytest.raises(ValueError, match="expected a source of 3 rows, as when .*, got 4; create"):
+            loader.epoch(0)
 
 
 # Epochs

@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -13,12 +14,14 @@ import numpy as np
 import psutil
 import pytest
 import serial_loading as serial
+from PIL import Image
 from processes import own_process
 from test_children import wait_until
-from test_loading import BATCH, IMAGES, LABELS, ROWS, copied, order_of, row_of, write_images
+from test_loading import BATCH, IMAGES, LABELS, ROWS, Squares, copied, order_of, row_of, write_images
 
 import synkhronos as synk
 from synkhronos.extensions import loading
+from synkhronos.extensions.loaders import consumer
 from synkhronos.stores import memory as memory_module
 
 
@@ -135,6 +138,83 @@ def test_the_rows_of_a_broken_batch_of_hickle_are_left_out(tmp_path):
         assert loader.skipped == [f"{tmp_path}/1.hkl, image {number}" for number in range(4)]
 
 
+@pytest.mark.parametrize("missing", ["file", "dataset"])
+def test_rows_of_a_virtual_dataset_without_their_file_cannot_be_read(tmp_path, missing):
+    layout = h5py.VirtualLayout((6,), "int64")
+    (tmp_path / "parts").mkdir()
+    for part in range(3):
+        path = tmp_path / "parts" / f"{part}.h5"
+        with h5py.File(path, "w") as file:
+            file["x"] = np.arange(2) + 2 * part
+        layout[2 * part : 2 * part + 2] = h5py.VirtualSource(f"parts/{part}.h5", "x", shape=(2,))
+    with h5py.File(tmp_path / "all.h5", "w") as file:
+        file.create_virtual_dataset("x", layout)
+    path = tmp_path / "parts" / "1.h5"
+    os.unlink(path)
+    if missing == "dataset":
+        h5py.File(path, "w").close()
+    source = loading.HDF5(tmp_path / "all.h5", "x")
+    with loading.Loader(source, batch_size=2, shuffle=False) as loader:
+        batches = loader.epoch(0)
+        assert next(batches)[0].tolist() == [0, 1]
+        with pytest.raises(synk.SynkhronosError, match="rows 2 to 3 cannot be read: parts/1.h5, which"):
+            next(batches)
+    with loading.Loader(source, batch_size=6, shuffle=False, unreadable="skip") as loader:
+        with pytest.warns(synk.SynkhronosWarning, match="2 rows cannot be read"):
+            assert [rows.tolist() for (rows,) in loader.epoch(0)] == [[0, 1, 4, 5]]
+
+
+@pytest.mark.parametrize("pixels", [np.float32(0.5), np.int32(1 << 20)])
+def test_images_without_a_known_white_cannot_be_read(tmp_path, pixels):
+    (tmp_path / "only").mkdir()
+    Image.fromarray(np.full((2, 2), pixels)).save(tmp_path / "only" / "0.tif")
+    with pytest.raises(loading.UnreadableError, match="0.tif: expected pixels of at most 16 bits, got"):
+        loading.Loader(loading.ImageFolder(tmp_path), batch_size=1)
+
+
+def write_hickle(path, contents):
+    with h5py.File(path, "w") as file:
+        for name, one in contents.items():
+            file[name] = one
+
+
+@pytest.mark.parametrize(
+    "contents, message",
+    [
+        ({"data_0/data_0": [1, 2]}, "got a list or a dictionary, which hickle stores as a group"),
+        ({"data_0": 3.5}, "got a single value of dtype float64"),
+        ({"data": "text"}, "got a single value of dtype object"),
+        ({"data": [1.0, 2.0, 3.0]}, "images with the shape and dtype ((2,), '<i8') of the first file"),
+        ({"other": [1]}, "expected an array of numbers named data or data_0, got a file with other"),
+        ({}, "got a file with nothing"),
+        ({"data": np.ones((2, 4), "i4")}, "got ((2,), '<i4') in"),
+    ],
+)
+def test_a_file_of_hickle_that_has_no_such_images_is_named(tmp_path, contents, message):
+    write_hickle(tmp_path / "0.hkl", {"data": np.ones((2, 4), "i8")})
+    write_hickle(tmp_path / "1.hkl", contents)
+    with pytest.raises(ValueError, match="(?s)HickleBatches: .*1.hkl") as raised:
+        loading.HickleBatches(tmp_path)
+    assert message in str(raised.value)
+
+
+def test_files_of_hickle_that_change_later_are_not_read(tmp_path):
+    for number in range(2):
+        write_hickle(tmp_path / f"{number}.hkl", {"data": np.ones((2, 4))})
+    source = loading.HickleBatches(tmp_path)
+    write_hickle(tmp_path / "1.hkl", {"data": np.ones((2, 5))})
+    with pytest.raises(loading.UnreadableError, match="1.hkl: expected .4, .* as the number"):
+        source.read(np.array([0, 5]))
+
+
+def test_files_of_hickle_with_unknown_numbers_of_images_are_refused(tmp_path):
+    for number, count in enumerate((2, 3, 2)):
+        write_hickle(tmp_path / f"{number}.hkl", {"data": np.ones((2, count))})
+    (tmp_path / "3.hkl").write_bytes(b"broken")
+    with pytest.raises(loading.UnreadableError, match="3.hkl: how many images it has is unknown"):
+        loading.HickleBatches(tmp_path)
+
+
 def test_without_any_readable_row_there_is_no_loader(tmp_path):
     (tmp_path / "only").mkdir()
     (tmp_path / "only" / "1.png").write_bytes(b"no image")
@@ -191,6 +271,70 @@ def test_rows_of_different_shapes_are_refused(tmp_path):
         assert re.search(
             r"shape of the first, \(3, 9, 4\), got \(3, 9, 3\)", str(error_of(loader.epoch(0))[0])
         )
+
+
+MASKED = np.ma.masked_equal(np.arange(6.0), 4)
+
+
+@pytest.mark.parametrize(
+    "read, message",
+    [
+        (lambda rows: [rows[rows != 4]], "Rows.read: expected 2 rows, got array 0 with the shape (1,)"),
+        (lambda rows: [rows, rows[rows != 4]], "expected 2 rows, got array 1 with the shape (1,) for"),
+        (lambda rows: [rows] * (1 + (4 in rows)), "expected 1 arrays as for the first row, got 2"),
+        (
+            lambda rows: [rows.astype("u1" if 0 in rows else "u2")],
+            "first row, uint8, got uint16 for row",
+        ),
+        (lambda rows: [rows * 0.5 if 4 in rows else rows], "first row, int64, got float64 for row"),
+        (lambda rows: [MASKED[rows]], "array 0 of row 4 (no. 4) has masked values"),
+        (lambda rows: [[MASKED[row : row + 1] for row in rows]], "array 0 of row 4 (no. 4) has masked"),
+        (lambda rows: {"x": rows}, "expected a list of arrays, got {'x': array([0])}"),
+        (lambda rows: [np.array([{}] * len(rows))], "expected numbers of one dtype, got Python objects"),
+        (
+            lambda rows: [np.zeros((len(rows), 1 + (4 in rows)))],
+            "the shape of the first, (1,), got (2,)",
+        ),
+    ],
+)
+def test_rows_that_are_not_like_the_first_are_refused_with_their_names(read, message):
+    class Rows(loading.Source):
+        def __len__(self):
+            return 6
+
+        def read(self, rows):
+            return read(rows)
+
+        def name(self, row):
+            return f"no. {row}"
+
+    def load():
+        with loading.Loader(Rows(), batch_size=2, shuffle=False) as loader:
+            list(loader.epoch(0))
+
+    with pytest.raises((synk.SynkhronosError, TypeError)) as raised:
+        load()
+    assert message in str(raised.value)
+
+
+def test_masked_arrays_of_the_script_are_refused():
+    with loading.Loader((MASKED, LABELS[:6]), batch_size=6) as loader:
+        assert "array 0 of row 4 has masked values" in str(error_of(loader.epoch(0))[0])
+
+
+def test_a_pipe_of_the_script_is_told_of():
+    reader, writer = os.pipe()
+
+    class Piped(Squares):
+        def read(self, rows):
+            os.write(writer, b"rows")
+            return [rows]
+
+    with pytest.raises(OSError) as raised:
+        loading.Loader(Piped(), batch_size=2)
+    assert "Pipes and sockets of the script cannot be used in the" in str(raised.value.__cause__)
+    os.close(reader)
+    os.close(writer)
 
 
 def test_a_transform_that_loses_images_is_refused():
@@ -277,10 +421,47 @@ def test_a_process_that_does_not_answer_is_reported_after_the_timeout():
         batches = loader.epoch(0)
         next(batches)
         os.kill(loader.pids[0], signal.SIGSTOP)
-        assert "was not loaded within timeout=0.3 seconds" in str(error_of(batches)[0])
+        error = str(error_of(batches)[0])
+        assert "was not loaded within timeout=0.3 seconds: process 0 of the loader" in error
+        assert "is stopped by a signal" in error
+        with pytest.raises(synk.SynkhronosError, match="an epoch was not loaded within timeout=0.3 sec"):
+            loader.epoch(0)
         os.kill(loader.pids[0], signal.SIGCONT)
         assert len(copied(loader.epoch(0))) == 200
         assert loader.waited >= 0.3
+
+
+@own_process
+def test_a_thread_is_warned_of_and_a_stuck_process_is_reported_with_its_stack():
+    lock, is_over = threading.Lock(), threading.Event()
+    thread = threading.Thread(target=lambda: lock.acquire() and is_over.wait(), name="holder")
+    thread.start()
+
+    class Locked(loading.Source):
+        def __len__(self):
+            return 4
+
+        def read(self, rows):
+            return [rows + 0 * (rows[0] == stuck and lock.acquire())]
+
+    for row, what in ((0, "the first row"), (2, "batch 1")):
+        stuck = row
+        with pytest.warns(synk.SynkhronosWarning, match="while processes for loading are .*: holder"):
+            with pytest.raises(synk.SynkhronosError) as raised:
+                with loading.Loader(Locked(), batch_size=2, shuffle=False, timeout=0.5) as loader:
+                    list(loader.epoch(0))
+        assert f"{what} was not loaded within timeout=0.5 seconds: process 0" in str(raised.value)
+        assert re.search("is here, the latest call first:\n  File .* in read", str(raised.value))
+    is_over.set()
+    thread.join()
+
+
+def test_a_long_wait_is_warned_of_once(monkeypatch):
+    monkeypatch.setattr(consumer, "_LONG", 0.2)
+    with loading.Loader(np.arange(60), slow, batch_size=20) as loader:
+        with pytest.warns(synk.SynkhronosWarning, match="batch 0 has not been loaded for") as warned:
+            next(loader.epoch(0))
+        assert len(warned) == 1 and "in slow" in str(warned[0].message)
 
 
 @own_process

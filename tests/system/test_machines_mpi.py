@@ -20,7 +20,7 @@ from namespaces import Machines, have_own_clocks, why_no_mpi
 from prelude import run_file
 from processes import FOLDER, ROOT, find_test
 
-from synkhronos.machines.naive import NaiveNetwork
+from specifications.links import NaiveNetwork
 
 pytestmark = pytest.mark.skipif(bool(why_no_mpi()), reason=why_no_mpi())
 
@@ -87,7 +87,6 @@ def test_links_and_communicators_of_three_machines(tmp_path):
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("check", links.CHECKS, ids=lambda check: check.__name__[len("check_") :])
-@pytest.mark.quick
 def test_naive_links(check, size):
     errors = []
 

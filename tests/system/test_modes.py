@@ -14,7 +14,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from compilers import SLOW, RandomStreams, check_mode, default_mode
+from compilers import RandomStreams, check_mode, default_mode
 from processes import FOLDER, find_test
 from pytensor.raise_op import Assert
 
@@ -405,10 +405,9 @@ def test_the_mode_of_the_flags_is_that_of_the_tests_and_of_their_programs(progra
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_passes_otherwise_passes_with_numba(name):
     """Run the tests of a file, and the programs that they start, with Numba for all functions."""
-    of_file = "" if f"test_{name}.py" in SLOW else "not slow"
     files = find_test(f"test_{name}.py"), f"{__file__}::{MODE_TEST}"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", of_file, "-p", "no:cacheprovider", *files],
+        [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *files],
         cwd=FOLDER, env={**os.environ, "PYTENSOR_FLAGS": flags_of("NUMBA")}, capture_output=True,
         text=True, timeout=3600,
     )  # fmt: skip

@@ -6,8 +6,8 @@ from checks.machines import ThreadedMachines
 from compilers import NAME, Apply, Op, as_op, compiler, generic, tt
 
 import synkhronos as synk
-from synkhronos.engines import naive
-from synkhronos.engines.naive import NaiveEngine
+from specifications import engine as naive
+from specifications.engine import NaiveEngine
 from synkhronos.extensions import train
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, enter_world

@@ -23,7 +23,6 @@ def training_step(**options):
     return train.make_train_function(loss, [w], x, None, updates.sgd, 0.01, **options)
 
 
-@pytest.mark.quick
 def test_a_call_is_reported_with_its_rows_and_outputs(told):
     x = T.dvector("x")
     f = synk.function([x], [x.mean(), (x, "gather")], name="f")

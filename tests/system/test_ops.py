@@ -104,7 +104,6 @@ def test_rows_are_gathered_and_the_masters_value_is_broadcast(size, width, funct
                 np.testing.assert_array_equal(one, expected)
 
 
-@pytest.mark.quick
 def test_a_number_of_each_rank_is_gathered_to_a_vector(size):
     x = matrix()
     f = build([x], (ops.all_gather(x.sum()), None))

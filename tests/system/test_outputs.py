@@ -104,7 +104,6 @@ def assert_bits(got, expected):
 
 @pytest.mark.parametrize("n_rows", [1, 2, 7, 8])
 @pytest.mark.parametrize("where", ["inputs", "sliceable"])
-@pytest.mark.quick
 def test_outputs_are_reduced_in_rank_order_weighted_by_rows(pool, n_rows, where):
     x = make(n_rows)
     values, weights = totals(pool, x)

@@ -47,7 +47,6 @@ def build(value):
 # Variables of a program
 
 
-@pytest.mark.quick
 def test_collectives_and_centers_take_variables_that_the_program_has_made(functions):
     def program(rank):
         (w, b), step = build(rank.rank)

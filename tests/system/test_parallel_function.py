@@ -87,7 +87,6 @@ def momentum(gradients, params, rate, make=list):
 
 
 @pytest.mark.parametrize("make_updates", [list, dict, OrderedDict])
-@pytest.mark.quick
 def test_the_gradients_of_an_output_are_found(make_updates):
     def make_step(network, make):
         gradients = tt.grad(network.loss, network.params)
@@ -223,9 +222,33 @@ def test_moving_averages_are_averaged_over_the_rows():
         updates = momentum(tt.grad(network.loss, network.params), network.params, 0.1)
         updates += [(mean, 0.9 * mean + 0.1 * network.hidden.mean(axis=0))]
         updates += [(last, tt.sqr(network.x).mean())]
-        return make([network.x, network.y], network.loss, updates=updates), [mean, last]
+        deviation = tt.sqr(network.hidden - mean).mean(axis=0)  # from the average before the step
+        variance = network.shared(np.ones(4), "variance")
+        updates += [(variance, 0.9 * variance + 0.1 * deviation)]
+        step = make([network.x, network.y], network.loss, updates=updates)
+        return step, [mean, last, variance]
 
     compare(make_step)
+
+
+def test_updates_of_all_rows_by_collectives_are_right():
+    """As a queue of embeddings: each rank makes the same update."""
+    x, w, start = tt.dmatrix("x"), compiler.shared(np.ones(3), "w"), np.zeros((5, 3))
+    queue, expected = compiler.shared(start, "queue"), start
+    step = train.parallel_function(
+        [x],
+        loss := tt.sqr((x * w).mean(axis=1) - tt.dot(x, queue.T).mean(axis=1)).mean(),
+        updates=[
+            (w, w - 0.1 * tt.grad(loss, w)),
+            (queue, tt.concatenate([synk.ops.all_gather(x), queue])[:5]),
+        ],
+    )
+    for rows in np.random.RandomState(0).normal(size=(2, 4, 3)):
+        step(rows)
+        expected = np.concatenate([rows, expected])[:5]
+        np.testing.assert_array_equal(synk.gather(queue), [expected] * 2)
+    with pytest.raises(ValueError, match="queue of rows, .* synk.ops.all_gather.rows.*bcast_inputs"):
+        train.parallel_function([x], updates=[(queue, tt.concatenate([x, queue])[:5])])
 
 
 @pytest.mark.filterwarnings("ignore:.*default_update:DeprecationWarning")
@@ -252,6 +275,22 @@ def test_default_updates_are_averaged_as_well():
     by_rank, mean = reads[0]()
     np.testing.assert_allclose(by_rank, [reads[1]()] * 2)
     assert mean.any()
+
+
+@pytest.mark.filterwarnings("ignore:.*default_update:DeprecationWarning")
+def test_two_layers_of_batch_normalization_are_warned_of_as_one_is():
+    """As Lasagne 0.2 has them: a layer's output depends on its running mean, by zero times it."""
+    x, w = tt.dmatrix("x"), compiler.shared(np.ones(3), "w")
+    hidden = x * w
+    for name in ("first", "second"):
+        mean = compiler.shared(np.zeros(3), name)
+        running = mean.clone()
+        running.default_update = 0.5 * running + 0.5 * hidden.mean(axis=0)
+        hidden = tt.tanh((hidden - hidden.mean(axis=0) - 0 * running) / hidden.std(axis=0))
+    loss = (hidden * x).mean()
+    step = train.parallel_function([x], loss, updates=[(w, w - 0.1 * tt.grad(loss, w))])
+    with pytest.warns(synk.SynkhronosWarning, match="synkhronos.extensions.batch_norm"):
+        step(np.random.RandomState(0).normal(size=(6, 3)))
 
 
 @pytest.mark.filterwarnings("ignore:.*default_update:DeprecationWarning")
@@ -775,6 +814,26 @@ def test_a_variable_without_a_gradient_does_not_hide_the_gradients_of_others():
     compare(make_step)
 
 
+def test_a_subset_of_the_outputs_the_maker_and_the_profile():
+    for outputs, wanted, subset in (
+        (lambda net: [net.loss, net.accuracy], [1], list),
+        (lambda net: net.loss, [0], list),
+        (lambda net: {"loss": net.loss, "right": net.accuracy}, ["right"], dict),
+    ):
+        network, rows = Network(), digits("float64")
+        updates = momentum(tt.grad(network.loss, network.params), network.params, 0.1)
+        inputs, before = [network.x, network.y], network.params[0].get_value()
+        step = train.parallel_function(inputs, outputs(network), updates=updates, profile=True)
+        with pytest.raises(IndexError, match="output_subset: expected"):
+            step(*rows, output_subset=["none" if subset is dict else 2])
+        np.testing.assert_array_equal(network.params[0].get_value(), before)
+        chosen = step(*rows, output_subset=wanted)
+        assert type(chosen) is subset and len(chosen) == 1
+        assert not np.array_equal(network.params[0].get_value(), before)
+        assert step.maker.fgraph is step.functions[0].maker.fgraph
+        assert step.profile.fct_callcount >= 1
+
+
 # What cannot equal the serial step
 
 N = compiler.shared(0, "n")
@@ -788,7 +847,7 @@ def slope(net):
 
 
 def another_slope(net):
-    return tt.grad(tt.sqr(net.hidden).mean(), net.params[0])
+    return tt.grad(tt.sqrt(tt.sqr(net.hidden).mean()), net.params[0])
 
 
 def stepped(net, slope):

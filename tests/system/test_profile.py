@@ -29,7 +29,6 @@ def step(world_of):
     return lambda: train_minibatch(*data, batch=np.arange(300)[::-1])
 
 
-@pytest.mark.quick
 def test_every_step_and_rank_is_measured(step):
     with synk.profile() as profile:
         for _ in range(5):

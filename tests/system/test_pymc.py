@@ -304,6 +304,13 @@ def test_a_log_probability_of_ones_own_is_summed_over_the_rows(two):
     )
 
 
+def test_masked_rows_are_refused(two):
+    with pytest.raises(ValueError, match=r"^rows_potential: data: data\[0\]: 1 value\(s\) are masked"):
+        rows_potential(
+            lambda mean, y: -((y - mean) ** 2), [pt.dscalar()], [np.ma.masked_equal([1, 2.0], 2)]
+        )
+
+
 # Wrong uses
 
 
@@ -327,14 +334,8 @@ def correlated():
 
 def centered():
     with pm.Model() as model:
-        x = pm.Data("x", X[:, 0])
-        pm.Normal("y", pm.Normal("slope") * (x - x.mean()), 1, observed=NUMBERS)
-    return model
-
-
-def latent():
-    with pm.Model() as model:
-        pm.Normal("y", pm.Normal("latent", shape=N), 1, observed=NUMBERS)
+        rates = pt.exp(pm.Normal("slope") * X[:, 0])
+        pm.Potential("y", pm.logp(pm.Poisson.dist(rates / rates.mean()), COUNTS).sum())
     return model
 
 
@@ -352,9 +353,8 @@ def number():
 
 
 @pytest.mark.parametrize("make, complaint", [
-    (correlated, "cannot be computed for a part of the rows"),
+    (correlated, "has one log-probability for all of its 5 rows"),
     (centered, "is not a sum over the rows: of 41 rows it is .*mean over the rows"),
-    (latent, "no random variable may have an item for each row"),
     (minibatch, "draws random numbers.*minibatches"),
     (number, "expected that 'y' has observed values with rows on axis 0"),
     (pm.Model, r"observed: expected a list of observed .* of which the model has \[\], got None"),
@@ -486,6 +486,8 @@ def test_pathfinder_in_processes_is_refused_in_one_line(two, name, options, comp
     ({"x": X[:0], "y": NUMBERS[:0]}, ValueError, "with at least one row"),
     ({"z": X}, ValueError, r"names of pm.Data or of observed .* are \['x', 'y'\], got 'z'"),
     ({"x": X.astype(complex)}, TypeError, "complex"),
+    ({"y": np.ma.masked_less(NUMBERS, -1)}, ValueError, r"y: \d+ value\(s\) are masked.*PyMC imputes"),
+    ({"y": np.where(NUMBERS < -1, np.nan, NUMBERS)}, ValueError, "not a number in y; leave out"),
     ([X], TypeError, "expected a dictionary of arrays by name, got list"),
 ])  # fmt: skip
 def test_data_that_do_not_fit_are_named(two, data, error, complaint):

@@ -32,7 +32,6 @@ def arrays_in(path):
         return [name for name in archive.namelist() if name.endswith(".npy")]
 
 
-@pytest.mark.quick
 def test_each_rank_gets_its_values_back(path):
     def program(rank):
         generator = np.random.RandomState(rank.rank)

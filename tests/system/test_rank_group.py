@@ -24,7 +24,6 @@ def own_world(world_of):
     world_of(RANKS, timeout=60)
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("op", ["sum", "avg", "prod", "min", "max"])
 def test_arrays_are_reduced_within_each_group(world, op):
     def program(rank):

@@ -11,7 +11,6 @@ EXAMPLES = code_blocks(README)
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
-@pytest.mark.quick
 def test_an_example_prints_what_is_shown(programs, tmp_path, number):
     code, output, _ = EXAMPLES[number]
     assert output

@@ -42,7 +42,6 @@ def test_a_pickled_function_uses_the_variables_that_are_there(world_of):
     assert second([1.0, 1.0, 1.0]).tolist() == [2.0, 3.0, 5.0]
 
 
-@pytest.mark.quick
 def test_known_variables_travel_as_numbers_not_as_values(world_of):
     world_of(2)
     large = theano.shared(np.zeros(1_000_000), "large")

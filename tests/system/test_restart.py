@@ -103,7 +103,6 @@ def test_the_same_objects_go_on_after_a_death(n, master_rank, lost):
 
 
 @own_process
-@pytest.mark.quick
 def test_the_number_of_processes_may_change_up_to_that_of_fork():
     world = open_world(3, master_rank=2)
     w, step = world.w, world.step

@@ -39,6 +39,9 @@ class Model:
         )
         self.function = synk.function([self.x, self.y], [loss, w.sum()], updates=new, name="step")
         self.loss = synk.function([self.x, self.y], {"error": loss, "count": tt.ones_like(b)})
+        errors = abs(tt.dot(self.x, w) + b - self.y)
+        measured = {"total": (errors.sum(), "sum"), "worst": (errors.max(), "max")}
+        self.measure = synk.function([self.x, self.y], measured)
         self.other = compiler.shared(np.zeros(3), "other")
         self.without = synk.function([self.x, self.y], loss + 0 * self.other.sum())
         synk.distribute()
@@ -130,6 +133,13 @@ def test_bsp_is_verified_before_it_begins(model):
     rules.train(step, [w], DATA, rules.EASGD(), **options)
 
 
+@pytest.mark.parametrize("by, rows", [("all", DATA), ("one", [np.zeros((2001, 2)), np.ones(2001)])])
+def test_a_validation_is_verified_before_it_begins(model, by, rows):
+    root = synk.function([model.x, model.y], tt.sqrt(tt.sqr(model.x.sum(axis=1) - model.y).mean()))
+    with pytest.warns(synk.SynkhronosWarning, match="a nonlinear function of a value of all rows"):
+        model.train(rules.BSP(), validate=(root, rows), validate_by=by, epochs=0)
+
+
 @pytest.mark.parametrize("rule", [rules.LocalSGD(2), rules.EASGD(0.5, 2), rules.GoSGD(0.2)])
 def test_the_record_has_every_step_of_every_rank(model, rule, tmp_path):
     record = model.train(rule, model.function, epochs=4, validate=(model.loss, DATA))
@@ -202,6 +212,11 @@ def test_all_ranks_validate_together_each_on_its_share(model, rule):
     def weigh(rank):
         return {"rows": 1 + 2 * rank.rank, "share": 10 * rank.rank}
 
+    record = model.train(rule, validate=(model.measure, odd), validate_by="all", epochs=1)
+    w, b = (one.get_value() for one in model.params)
+    errors = abs(odd[0] @ w + b - odd[1])
+    assert record.validations[0]["total"] == pytest.approx(errors.sum())
+    assert record.validations[0]["worst"] == pytest.approx(errors.max())
     record = model.train(rule, validate=weigh, validate_by="all", epochs=1)
     assert record.validations[0]["share"] == pytest.approx((1 * 0 + 3 * 10) / 4)
 

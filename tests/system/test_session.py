@@ -76,7 +76,6 @@ def build(rank, size, sync_type="avg", **options):
     return model
 
 
-@pytest.mark.quick
 def test_one_rank_trains_like_a_plain_loop(fork):
     fork(1)
     session = train(n_epochs=2, dropout=True)

@@ -26,7 +26,6 @@ def test_the_version_is_read_from_one_place():
 
 
 @pytest.mark.parametrize("name", ["tools/environment.sh", "demos/run", "tests/run", ".ci/run"])
-@pytest.mark.quick
 def test_scripts_are_executable_and_are_shell(name):
     assert os.access(str(ROOT / name), os.X_OK)
     subprocess.run(["sh", "-n", str(ROOT / name)], check=True, timeout=60)

@@ -60,7 +60,6 @@ def describe(rank, *args, **kwargs):
     return rank.rank, rank.size, rank.is_master, rank.master_rank, rank.device, args, kwargs
 
 
-@pytest.mark.quick
 def test_every_rank_runs_the_program_with_its_arguments(ready):
     results = synk.spmd(describe, 1, "two", key=[3])
     assert results == [(r, RANKS, r == 0, 0, "cpu", (1, "two"), {"key": [3]}) for r in range(RANKS)]

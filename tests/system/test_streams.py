@@ -48,7 +48,6 @@ def draw(functions, size, calls=3):
 
 
 @pytest.mark.parametrize("size, master_rank", WORLDS)
-@pytest.mark.quick
 def test_ranks_draw_different_numbers_and_the_master_those_of_theano(
     world_of, make_streams, size, master_rank
 ):

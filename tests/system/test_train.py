@@ -56,7 +56,6 @@ def test_steps_equal_the_serial_steps_for_any_batch(world_of, digits, ranks):
             np.testing.assert_allclose(replica, theirs.get_value(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.quick
 def test_ranks_hold_the_same_bits(world_of, digits):
     world_of(3)
     parallel, _, params = make_both(updates.adam)

@@ -18,7 +18,7 @@ from processes import FOLDER
 from synkhronos.machines.job.loss_messages import cause_of_loss
 from synkhronos.machines.leaders import FLAG, Leaders
 from synkhronos.machines.links import LostError
-from synkhronos.machines.naive import NaiveNetwork
+from specifications.links import NaiveNetwork
 
 needs_ulfm = pytest.mark.skipif(bool(why_no_openmpi_5()), reason=why_no_openmpi_5())
 SLOW = pytest.mark.slow

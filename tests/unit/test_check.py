@@ -12,6 +12,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
+from synkhronos.functions.comparing.reasons import of_output
 from synkhronos.functions.comparing.serial_comparison import how_output_differs
 from synkhronos.functions.comparing.trial_runs import ByRank, without_effects
 from synkhronos.world.world import current_world
@@ -39,6 +40,30 @@ def mismatch(f, *args, **kwargs):
     with pytest.raises(synk.MismatchError) as caught:
         f.check(*args, **kwargs)
     return caught.value
+
+
+@pytest.mark.parametrize(
+    "dtype, by_rank, serial, is_narrow",
+    [
+        ("float32", [1e7, 1e7], 2.0**24, True),  # which no longer grows by 1
+        ("float32", [1e7, 1e7], 1e7 + 3e6, True),
+        ("float64", [1e7, 1e7], 2.0**24, False),
+        ("int8", [100, 100], -56, True),
+        ("int32", [9000001, 9000001], 18000000, True),  # a product of Numba
+        ("int32", [9001, 9001], 18000, False),
+    ],
+)
+def test_a_serial_value_of_a_narrow_dtype_may_be_the_wrong_one(dtype, by_rank, serial, is_narrow):
+    by_rank, serial = [np.array([one], dtype) for one in by_rank], np.array([serial], dtype)
+    found = of_output("sum", by_rank, [10**7, 10**7], serial, np.array_equal)
+    assert found.is_found == ("may be the wrong one" in found.text) == is_narrow
+
+
+def test_a_gradient_of_indexing_that_stops_growing_in_the_serial_function_is_told(world):
+    w, group = theano.shared(np.ones(1, "float16"), "w"), tt.lvector("group")
+    gradient = synk.function([group], (tt.grad(w[group].astype("float32").sum(), w), "sum"))
+    text = str(mismatch(gradient, np.zeros(3000, "int64")))
+    assert "float16 is too narrow" in text and "Usual reasons" not in text
 
 
 @pytest.mark.parametrize("size, master_rank", SIZES)

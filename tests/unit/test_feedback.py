@@ -11,7 +11,7 @@ import synkhronos as synk
 from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.checkpoints import archive
 from synkhronos.checkpoints.manifest import Feedback
-from synkhronos.transports.naive import NaiveTransport
+from specifications.transport import NaiveTransport
 from synkhronos.world.here import Command
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world

@@ -288,8 +288,19 @@ def test_a_regrouping_is_an_error_in_slices(world_of):
     x = tt.dmatrix("x")
     function = synk.function([x], tt.sqr(x.reshape((ROWS, -1)).sum(axis=1)).mean())
     function(IMAGES)
-    with pytest.raises(ValueError, match="computes 6 of the 12 rows of the call; the graph fixes 12"):
-        function(IMAGES, num_slices=2)
+    message = "computes 6 of the 12 rows of the call; the graph fixes 12"
+    with pytest.warns(synk.SynkhronosWarning, match="in 2 slices, the call differs"):  # on fewer rows
+        with pytest.raises(ValueError, match=message):
+            function(IMAGES, num_slices=2)
+
+
+@pytest.mark.parametrize("steps", [2, ROWS - 1])
+def test_a_loop_over_some_of_the_rows_only_is_an_error(two, steps):
+    x = tt.dmatrix("x")
+    doubled = scan(lambda row: 2 * row, sequences=[x], n_steps=steps)
+    function = synk.function([x], (doubled, "gather"))
+    with pytest.raises(ValueError, match=f"n_steps={steps} uses the first .* rows by batch={steps}"):
+        function(IMAGES)
 
 
 ERRORS = {
@@ -352,13 +363,37 @@ def test_other_errors_are_as_before(two):
 @theano_only
 @pytest.mark.filterwarnings("ignore:.*conv2d is deprecated:UserWarning")
 def test_the_old_convolution_of_theano(two):
-    x, filters = tt.dtensor4("x"), shared(np.ones((2, 1, 3, 3)), "filters")
     from theano.tensor.nnet import conv
 
-    maps = conv.conv2d(x, filters, image_shape=(ROWS, 1, 6, 6), filter_shape=(2, 1, 3, 3))
-    function = synk.function([x], tt.sqr(maps).mean())
+    losses, images = [], IMAGES.reshape((ROWS, 1, 6, 6))
+    for make in (train.parallel_function, compiler.function):
+        x, filters = tt.dtensor4("x"), shared(np.ones((2, 1, 3, 3)), "filters")
+        maps = conv.conv2d(x, filters, image_shape=(ROWS, 1, 6, 6), filter_shape=(2, 1, 3, 3))
+        loss = tt.sqr(tt.tanh(maps)).mean()
+        step = make([x], loss, updates=[(filters, filters - 0.1 * tt.grad(loss, filters))])
+        losses.append([step(images) for _ in range(2)])
+    np.testing.assert_allclose(losses[0], losses[1])
+    large = conv.conv2d(x, filters, (ROWS, 1, 6, 6), (2, 1, 3, 3), "full", (2, 2))
+    step = synk.function([x], tt.grad(tt.sqr(large).mean(), x).mean())
     with pytest.raises(Exception, match="this rank computes 6 of the 12 rows of the call"):
-        function(IMAGES.reshape((ROWS, 1, 6, 6)))
+        step(images)
+
+
+@theano_only
+@pytest.mark.parametrize("length", [6, 2 * ROWS])
+def test_filters_of_which_each_row_has_its_own(two, length):
+    losses, rng = [], np.random.RandomState(0)
+    values = rng.normal(size=(ROWS, length)), rng.normal(size=(ROWS, 3))
+    for make in (train.parallel_function, compiler.function):
+        x, s, w = tt.dmatrix("x"), tt.dmatrix("s"), shared(np.ones(length), "w")
+        images = (x * w).reshape((x.shape[0], length)).dimshuffle(0, "x", "x", 1)
+        known = {"input_shape": (ROWS, 1, 1, length), "filter_shape": (ROWS, 1, 1, 3)}
+        maps = tt.nnet.conv2d(images, s.dimshuffle(0, "x", "x", 1), **known)
+        rows = tt.arange(x.shape[0])
+        loss = tt.sqr(maps[rows, rows, 0, :]).sum(axis=1).mean()
+        step = make([x, s], loss, updates=[(w, w - 0.01 * tt.grad(loss, w))])
+        losses.append([step(*values) for _ in range(2)])
+    np.testing.assert_allclose(losses[0], losses[1])
 
 
 @theano_only

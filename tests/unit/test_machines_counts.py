@@ -12,7 +12,7 @@ from test_engines import NaiveLab
 import synkhronos as synk
 from synkhronos.machines.leaders import _FIRST
 from synkhronos.machines.links import as_bytes
-from synkhronos.machines.naive import NaiveLinks
+from specifications.links import NaiveLinks
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, enter_world
 

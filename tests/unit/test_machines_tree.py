@@ -17,10 +17,10 @@ from synkhronos.machines.commands import CommandReceiver, CommandSender
 from synkhronos.machines.inbox import NO_WORLD, Inbox, Letter
 from synkhronos.machines.leaders import CONTROL, REPLY, Leaders
 from synkhronos.machines.links import as_bytes
-from synkhronos.machines.naive import NaiveLinks, NaiveNetwork
+from specifications.links import NaiveLinks, NaiveNetwork
 from synkhronos.machines.replies import Replies
 from synkhronos.machines.store import MachinesStore
-from synkhronos.stores.naive import NaiveStore
+from specifications.store import NaiveStore
 from synkhronos.stores.required_rows import Need
 
 LARGE = 10_000  # bytes of an array that is no part of a message

@@ -10,11 +10,11 @@ from test_engines import NaiveLab
 
 import synkhronos as synk
 from synkhronos._errors import SynkhronosError
-from synkhronos.engines.naive import Shared
+from specifications.engine import Shared
 from synkhronos.machines.relay import relay
 from synkhronos.machines.courier import WorkContext
-from synkhronos.machines.naive import NaiveNetwork
-from synkhronos.transports.naive import NaiveTransport
+from specifications.links import NaiveNetwork
+from specifications.transport import NaiveTransport
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, enter_world, world_exists
 

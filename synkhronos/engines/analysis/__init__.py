@@ -6,6 +6,4 @@ of rows; ``shapes`` reads shapes and indices. ``gradient_seeds`` are where gradi
 ``row_axes`` follows the axis of the rows further than ``rows``, for ``windows``, which divides the rows
 that an index selects, and ``recurrence``, which finds loops along them. ``equal_axes`` finds which axes
 have equal extents, for ``fixed_rows``, which replaces numbers of rows that a script gives as constants.
-
-May import: what ``engines`` may.
 """

@@ -1,16 +1,18 @@
-"""Why the value of all rows may differ from the value that the values of parts of the rows give.
+"""Why the value of all rows differs from the value that the values of parts of the rows give.
 
-The graph does not tell whether a result differs, only what to look at if it does.
+Parts are combined by a weighted average or a sum, which is right for whatever is linear in means or sums
+over the rows. So the search follows these *mixed* values, and finds where they are used otherwise.
 """
 
 from __future__ import annotations
 
-from typing import Iterator, Mapping, Sequence
+from typing import Iterator, Mapping, NamedTuple, Sequence
 
 from synkhronos.engines import names
 from synkhronos.engines.analysis.rows import RowGraph, Rows
-from synkhronos.engines.analysis.shapes import normalized_axes
-from synkhronos.engines.base import BOUND
+from synkhronos.engines.analysis.shapes import constant_index, normalized_axes
+from synkhronos.engines.base import BOUND, Causes
+from synkhronos.engines.collectives import Collective
 from synkhronos.engines.names import Apply, Variable, io_toposort, scalar
 
 #: The possible causes, as names
@@ -18,103 +20,158 @@ CONSTANT, QUOTIENT, STATISTICS, NONLINEAR, CLIPPED, RECURRENT, FIXED_BATCH = DIF
     "constant", "quotient", "statistics", "nonlinear", "clipped", "recurrent", "fixed batch",
 )  # fmt: skip
 
-#: How a value depends on the rows: not at all, on their number, on several of them, or row by row.
-_NONE, _COUNT, _MIXED, _ROWS = range(4)
+#: How a value depends on the contents of the rows: not at all, on all of them together, or row by row.
+_NONE, _MIXED, _ROWS = range(3)
 
-_LINEAR = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Cast, scalar.Identity, scalar.Second)
-_SCALED = (scalar.Mul, scalar.TrueDiv, scalar.IntDiv)
+_LINEAR = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Cast, scalar.Identity)
+_TESTS = (scalar.IsNan, scalar.IsInf)  # of results that are wrong anyway
+_PRODUCTS = (names.Dot, names.BatchedDot, *names.CONVOLUTIONS)
+#: Operations that are linear, or that are examined in more detail
+_FOLLOWED = (
+    names.Elemwise, names.CAReduce, names.Reshape, names.Alloc, names.MakeVector, *_PRODUCTS,
+    *names.LINEAR, *names.VIEWS, *names.COPIES, *names.WRITES,
+)  # fmt: skip
 _CLIPPING = ("GradClip", "_ClipGradient")
 _NORMALIZING = ("AbstractBatchNormTrain",)
 
 
 def difference_causes(
-    inputs: Sequence[Variable], axes: Sequence[int | str | None], outputs: Sequence[Variable]
-) -> list[str]:
-    """Return which of `DIFFERENCE_CAUSES` a graph has.
+    inputs: Sequence[Variable], axes: Sequence[int | str | None], results: Sequence[Variable]
+) -> list[Causes]:
+    """Return the `Causes` for which each result may differ, as names in `DIFFERENCE_CAUSES`.
 
     Parameters
     ----------
     inputs : list of variables
     axes : list of int, None or `BOUND`
         The axis of each input along which its rows are split.
-    outputs : list of variables
+    results : list of variables
     """
     search = _Search(dict(zip(inputs, axes)))
-    for node in io_toposort(inputs, outputs):
+    for node in io_toposort(inputs, results):
         search.visit(node)
-    return [one for one in DIFFERENCE_CAUSES if one in search.found]
+    return [search.state(one).causes for one in results]
+
+
+class _State(NamedTuple):
+    """How a value depends on the contents of the rows.
+
+    Attributes
+    ----------
+    kind : int
+    is_shifted : bool
+        Whether rows have a mixed value as a term.
+    is_certain : bool
+        Whether the mixed value is certainly a sum or a mean over the rows.
+    causes : Causes
+        Of this value.
+    """
+
+    kind: int = _NONE
+    is_shifted: bool = False
+    is_certain: bool = True
+    causes: Causes = Causes()
+
+    @property
+    def mixes(self) -> bool:
+        return self.kind == _MIXED or self.is_shifted
 
 
 class _Search:
     def __init__(self, axes: Mapping[Variable, int | str | None]) -> None:
-        self.found: set[str] = set()
         self._graph = RowGraph(axes)
-        self._kinds = {
-            variable: _COUNT if axis == BOUND else _NONE if axis is None else _ROWS
-            for variable, axis in axes.items()
+        self._states = {
+            variable: _State(_ROWS) for variable, axis in axes.items() if axis not in (None, BOUND)
         }
 
+    def state(self, variable: Variable) -> _State:
+        return self._states.get(variable, _State())
+
     def visit(self, node: Apply) -> None:
-        """Find how the outputs of a node depend on the rows, and which causes it adds."""
+        """Find how the outputs of a node depend on the rows."""
         self._graph.add(node)
-        kinds = [self._kinds.get(one, _NONE) for one in node.inputs]
-        kind = self._kind(node, kinds)
-        for output in node.outputs:
-            self._kinds[output] = kind
-        self.found |= set(self._causes(node, kinds))
+        state = self._state(node, [self.state(one) for one in node.inputs])
+        self._states.update(dict.fromkeys(node.outputs, state))
 
-    def _kind(self, node: Apply, kinds: list[int]) -> int:
-        if isinstance(getattr(node.op, "scalar_op", None), scalar.Second):
-            return _ROWS if kinds[0] == _ROWS else kinds[1]  # only the shape of the first matters
-        most = max(kinds, default=_NONE)
-        if isinstance(node.op, (names.Shape, names.Shape_i)):
-            return _COUNT if most == _ROWS else _NONE
-        if most != _ROWS:
-            return most
-        known = self._graph.value(node.outputs[0])
-        if known is not None:
-            return _MIXED if known.axis is None else _ROWS
-        if isinstance(node.op, (names.CAReduce, *names.LARGEST)):
-            return _MIXED if self._reduces_rows(node) else _ROWS
-        return _ROWS
+    def _state(self, node: Apply, states: list[_State]) -> _State:
+        op, operation = node.op, getattr(node.op, "scalar_op", None)
+        if isinstance(op, (names.Shape, names.Shape_i, Collective)) or isinstance(operation, _TESTS):
+            return _State()
+        if isinstance(operation, scalar.Second):
+            return states[1]
+        if isinstance(op, names.COPIES):
+            states = states[:1]  # without conditions
+        found = dict(self._causes(node, states))
+        possible = frozenset(found).union(*[one.causes.possible for one in states])
+        certain = frozenset(one for one in found if found[one])
+        certain = certain.union(*[one.causes.certain for one in states])
+        made = self._without_causes(node, states)
+        return made._replace(causes=Causes(possible, certain))
 
-    def _reduces_rows(self, node: Apply) -> bool:
-        value, axes = self._graph.value(node.inputs[0]), node.op.axis
-        if axes is None:
-            return True
-        axis = 0 if value is None or value.axis is None else value.axis
-        return axis in normalized_axes(axes, node.inputs[0].ndim)
+    def _without_causes(self, node: Apply, states: list[_State]) -> _State:
+        op, value = node.op, self._graph.value(node.outputs[0])
+        kind = max((one.kind for one in states), default=_NONE)
+        has_axis = value is not None and value.axis is not None
+        if kind == _NONE:  # an index in the bounds, or the size of a draw, may say that it has rows
+            is_by_row = has_axis and isinstance(op, (names.Subtensor, *names.RANDOM))
+            return _State(_ROWS if is_by_row else _NONE)
+        if isinstance(op, names.Subtensor) and self._is_one_row(node):
+            return _State()  # of which nothing is known
+        is_certain = isinstance(op, _FOLLOWED) and all(one.is_certain for one in states if one.mixes)
+        if kind == _ROWS and value is not None and value.axis is None:
+            return _State(_MIXED, False, is_certain)
+        if kind == _ROWS and isinstance(op, (names.CAReduce, *names.LARGEST)):
+            axes = normalized_axes(op.axis, node.inputs[0].ndim)
+            if not has_axis and (0 in axes or op.axis is None):  # most values have their rows on axis 0
+                is_of_all = _is_sum(op) and len(axes) == node.inputs[0].ndim
+                return _State(_MIXED, False, is_certain and is_of_all)
+        return _State(kind, kind == _ROWS and any(one.mixes for one in states), is_certain)
 
-    def _causes(self, node: Apply, kinds: list[int]) -> Iterator[str]:
+    def _is_one_row(self, node: Apply) -> bool:
+        """Whether a number is the index along the axis of the rows."""
+        rows, chosen = self._graph.value(node.inputs[0]), constant_index(node)
+        if rows is None or rows.axis is None or rows.axis >= len(chosen):
+            return False
+        return not isinstance(chosen[rows.axis], slice)
+
+    def _causes(self, node: Apply, states: list[_State]) -> Iterator[tuple[str, bool]]:
+        """Yield the causes that a node adds, and whether each is certain."""
         op, name = node.op, type(node.op).__name__
-        if isinstance(op, names.Elemwise):
-            yield from self._of_elementwise(node, kinds)
-        if name in _CLIPPING and _ROWS in kinds:
-            yield CLIPPED
-        if name in _NORMALIZING and _ROWS in kinds:
-            yield STATISTICS
+        has_rows = any(one.kind == _ROWS for one in states)
+        if isinstance(op, names.Elemwise) and any(one.mixes for one in states):
+            yield from self._of_elementwise(node, states)
+        elif isinstance(op, _PRODUCTS):
+            yield from _of_product(states)
+        elif isinstance(op, names.CAReduce) and states[0].kind == _MIXED and not _is_sum(op):
+            yield NONLINEAR, states[0].is_certain
+        if name in _CLIPPING and has_rows:
+            yield CLIPPED, False
+        if name in _NORMALIZING and has_rows:
+            yield STATISTICS, True
         if isinstance(op, names.Scan) and self._runs_along_rows(node):
-            yield RECURRENT
-        if _ROWS in kinds[:1] and _fixes_rows(node, self._graph.value(node.inputs[0])):
-            yield FIXED_BATCH
+            yield RECURRENT, False
+        if has_rows and states[0].kind == _ROWS and _fixes_rows(node, self._graph.value(node.inputs[0])):
+            yield FIXED_BATCH, False
 
-    def _of_elementwise(self, node: Apply, kinds: list[int]) -> Iterator[str]:
+    def _of_elementwise(self, node: Apply, states: list[_State]) -> Iterator[tuple[str, bool]]:
         op, known = node.op.scalar_op, self._graph.value(node.outputs[0])
-        mixed = kinds.count(_MIXED)
-        if not mixed:
+        if isinstance(op, _LINEAR):
             return
-        if _ROWS in kinds:
-            if any(kind == _MIXED and one.ndim for kind, one in zip(kinds, node.inputs)):
-                yield STATISTICS
-        elif isinstance(op, scalar.TrueDiv) and mixed == 2:
-            yield QUOTIENT
-        elif isinstance(op, _SCALED) and mixed == 1 and kinds[0] == _MIXED or _NONE in kinds:
-            if isinstance(op, scalar.IntDiv) or (known is not None and known.degrees == {1}):
-                yield CONSTANT
-            elif not isinstance(op, (*_SCALED, *_LINEAR)):
-                yield NONLINEAR
-        elif not isinstance(op, _LINEAR):
-            yield NONLINEAR
+        if isinstance(op, scalar.Switch) and states[0].kind == _NONE:
+            return
+        is_quotient = isinstance(op, (scalar.TrueDiv, scalar.IntDiv))
+        if isinstance(op, scalar.Mul) or (is_quotient and not states[1].mixes):
+            if sum(one.kind != _NONE for one in states) > 1:
+                yield from _of_product(states)
+            elif isinstance(op, scalar.IntDiv) or (known is not None and known.degrees == {1}):
+                yield CONSTANT, False
+            return
+        mixing = states[1:] if is_quotient else [one for one in states if one.mixes]
+        is_certain = any(one.is_certain for one in mixing)
+        if any(one.kind == _ROWS for one in states):
+            yield STATISTICS, is_certain
+        else:
+            yield QUOTIENT if is_quotient else NONLINEAR, is_certain
 
     def _runs_along_rows(self, node: Apply) -> bool:
         """Whether the steps of a recurrence are rows."""
@@ -128,6 +185,18 @@ class _Search:
         if value is None and node is not None and isinstance(node.op, names.Subtensor):
             return self._has_rows_first(node.inputs[0])  # the first steps, as many as there are
         return value is not None and value.axis == 0
+
+
+def _of_product(factors: Sequence[_State]) -> Iterator[tuple[str, bool]]:
+    """Yield the cause of a product of mixed values with each other or with rows."""
+    factors = [one for one in factors if one.kind != _NONE]
+    mixing = [one.is_certain for one in factors if one.mixes]
+    if mixing and len(factors) > 1:
+        yield STATISTICS if any(one.kind == _ROWS for one in factors) else NONLINEAR, any(mixing)
+
+
+def _is_sum(op: names.Op) -> bool:
+    return isinstance(getattr(op, "scalar_op", None), scalar.Add)
 
 
 def _fixes_rows(node: Apply, value: Rows | None) -> bool:

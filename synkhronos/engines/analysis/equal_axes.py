@@ -14,7 +14,6 @@ from synkhronos.engines import names
 from synkhronos.engines.analysis.shapes import constant_index, dims, item, normalized_axes
 from synkhronos.engines.names import (
     Apply,
-    Constant,
     Elemwise,
     Scan,
     Subtensor,
@@ -175,12 +174,35 @@ class EqualAxes:
                 self.join(*((one, 1) for one in [*matrices, output]))
 
     def convolution(self, node: Apply) -> None:
-        images = node.outputs[0] if isinstance(node.op, names.TO_IMAGES) else node.inputs[0]
-        others = [node.inputs[1]] if not isinstance(node.op, names.FORWARD) else node.outputs
-        self.join((images, 0), *((one, 0) for one in others))
-        number = node.op.imshp[0]
-        if number is not None:
-            self._site(node, 0, int(number), (images, 0))
+        first, second, output = *node.inputs[:2], node.outputs[0]
+        if isinstance(node.op, names.TO_IMAGES):
+            images, filters, maps = output, first, second
+        elif isinstance(node.op, names.FORWARD):
+            images, filters, maps = first, second, output
+        else:
+            images, filters, maps = first, output, second
+        self._convolve(node, images, filters, maps, [node.op.imshp[0], None, node.op.kshp[0]])
+
+    def old_convolution(self, node: Apply) -> None:
+        (images, filters), op = node.inputs, node.op
+        channels = None if op.imshp is None else op.imshp[0]
+        self._convolve(node, images, filters, node.outputs[0], [op.bsize, channels, op.nkern])
+
+    def _convolve(
+        self,
+        node: Apply,
+        images: Variable,
+        filters: Variable,
+        maps: Variable,
+        numbers: Sequence[int | None],
+    ) -> None:
+        """Join axes, and note the numbers of images, of channels and of filters."""
+        keys = [(images, 0), (images, 1), (filters, 0)]
+        self.join(keys[0], (maps, 0))
+        self.join(keys[2], (maps, 1))
+        for place, (number, key) in enumerate(zip(numbers, keys)):
+            if number is not None:
+                self._site(node, place, int(number), key)
 
     def pooling(self, node: Apply) -> None:
         first = node.inputs[0]
@@ -221,11 +243,11 @@ class EqualAxes:
             self.join((output, axis - len(index) + 1), (array, axis))
 
     def joined(self, node: Apply) -> None:
-        axis, *parts = node.inputs
-        if not isinstance(axis, Constant):
+        axis, parts = names.joined(node)
+        if axis is None:
             return
         output = node.outputs[0]
-        for other in set(range(output.ndim)) - {int(axis.data) % output.ndim}:
+        for other in set(range(output.ndim)) - {axis}:
             self.join((output, other), *((one, other) for one in parts))
 
     def reshape(self, node: Apply) -> None:
@@ -350,6 +372,7 @@ _RULES = [
     (names.SOFTMAXES, EqualAxes.same),
     ((*names.BY_ROW, *names.LINEAR_BY_ROW), EqualAxes.by_row),
     (names.ANY_CONVOLUTIONS, EqualAxes.convolution),
+    (names.OLD_CONVOLUTIONS, EqualAxes.old_convolution),
     (names.ANY_POOLS, EqualAxes.pooling),
     (Subtensor, EqualAxes.indexed),
     (names.IncSubtensor, EqualAxes.replaced),

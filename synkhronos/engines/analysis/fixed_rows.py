@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import Any, Iterable, Mapping, Sequence, Tuple
+from typing import Any, Container, Iterable, Mapping, Sequence, Tuple
 
 from synkhronos.engines import names
 from synkhronos.engines.analysis.equal_axes import Axis, EqualAxes, Site
@@ -27,6 +27,9 @@ from synkhronos.engines.names import (
 from synkhronos.engines.names import tensor as tt
 
 _logger = logging.getLogger(__name__)
+
+#: The sites of a convolution
+_IMAGES, _CHANNELS, _FILTERS = range(3)
 
 #: Outputs, updates and givens
 _Parts = Tuple[
@@ -136,7 +139,7 @@ class _Replacements:
         nodes = set(graph.nodes)  # without the nodes inside loops
         for site in self._axes.sites:
             length = self._lengths.get(self._axes.class_of(*site.extent))
-            if length is not None and site.node in nodes:
+            if length is not None and site.node in nodes and not _needs_numbers(site.node.op):
                 self._replaced.setdefault(site.node, {})[site.axis] = length
 
     def _add_condition(self, node: Apply) -> None:
@@ -155,8 +158,10 @@ class _Replacements:
     def apply(self, node: Apply, inputs: list[Variable]) -> list[Variable]:
         """Return the outputs of a node for new inputs."""
         op, lengths = node.op, self._replaced.get(node, {})
-        if isinstance(op, names.ANY_CONVOLUTIONS) and op.imshp[0] is not None:
-            return _remade(node, _of_any_images(op), inputs)
+        if isinstance(op, names.ANY_CONVOLUTIONS) and (lengths or op.imshp[0] is not None):
+            return _remade(node, _of_any_images(op, _FILTERS in lengths), inputs)
+        if lengths and isinstance(op, names.OLD_CONVOLUTIONS):
+            return _remade(node, _of_any_numbers(op, lengths), inputs)
         if lengths:
             return _remade(node, op, _with_lengths(node, inputs, lengths))
         if all(new is old for new, old in zip(inputs, node.inputs)):
@@ -195,7 +200,11 @@ class _Replacements:
             if self._is_dropped or not isinstance(site.node.op, names.ANY_CONVOLUTIONS)
         ]
         for node in graph.nodes:
-            left += [Fixed(number, str(node)) for number in _other_numbers(node) if number > 1]
+            cuts = isinstance(node.op, names.Scan) and any(
+                self._has_rows(_uncut(one)) for one in node.op.outer_seqs(node.inputs)
+            )
+            numbers = [number for number in _other_numbers(node) if number > 1]
+            left += [Fixed(number, str(node), cuts=cuts) for number in numbers]
         return list(dict.fromkeys(left))
 
     def _kind(self, site: Site) -> tuple[bool, bool]:
@@ -210,9 +219,14 @@ def _other_numbers(node: Apply) -> list[int]:
     """Return constants that may fix a number of rows and cannot be replaced."""
     if isinstance(node.op, names.COUNTING):  # as the number of steps of a loop over the rows
         return [int(one.data) for one in node.inputs[:1] if isinstance(one, Constant)]
-    if isinstance(node.op, names.OLD_CONVOLUTIONS):
-        return [one for one in (node.op.bsize, node.op.imshp[0]) if one is not None]
     return []
+
+
+def _uncut(sequence: Variable) -> Variable:
+    """Return the array of which a sequence of a loop has as many items as there are steps."""
+    while sequence.owner is not None and isinstance(sequence.owner.op, names.Subtensor):
+        sequence = sequence.owner.inputs[0]
+    return sequence
 
 
 def _with_lengths(
@@ -249,11 +263,34 @@ def _remade(node: Apply, op: Op, inputs: list[Variable]) -> list[Variable]:
     ]
 
 
-def _of_any_images(op: Op) -> Op:
-    """Return a convolution of any number of images."""
+def _of_any_images(op: Op, with_filters: bool) -> Op:
+    """Return a convolution of any number of images, and perhaps of filters."""
     free = copy.copy(op)
     free.imshp = (None, *op.imshp[1:])
+    if with_filters:
+        free.kshp = (None, *op.kshp[1:])
     return free
+
+
+def _of_any_numbers(op: Op, places: Container[int]) -> Op:
+    """Return an old convolution of any number of images, of channels or of filters."""
+    channels = None if _CHANNELS in places else op.imshp[0]
+    return type(op)(
+        (channels, *op.imshp[1:]),
+        op.kshp,
+        None if _FILTERS in places else op.nkern,
+        None if _IMAGES in places else op.bsize,
+        op.dx,
+        op.dy,
+        op.out_mode,
+        direction_hint=op.direction_hint,
+    )
+
+
+def _needs_numbers(op: Op) -> bool:
+    """Whether this is the gradient of an old convolution with strides, whose code has all numbers."""
+    is_old = isinstance(op, names.OLD_CONVOLUTIONS)
+    return is_old and (op.imshp, op.kshp) != (op.imshp_logical, op.kshp_logical)
 
 
 def _numbers(shape: Variable) -> list[Any] | None:

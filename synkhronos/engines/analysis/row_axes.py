@@ -70,7 +70,8 @@ class RowAxes(RowGraph):
         return None
 
     def joined(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        return None if values[0] is None else _on_one_axis(values[1:]) or of_unlisted(values)
+        axis, parts = names.joined(node)
+        return None if axis is None else _on_one_axis(values[-len(parts) :]) or of_unlisted(values)
 
     def written(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         """The value of an operation that sets or increases items of its first operand."""

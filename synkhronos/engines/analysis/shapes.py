@@ -24,6 +24,7 @@ from synkhronos.engines.names import (
     Variable,
     constant_idx,
     get_idx_list,
+    joined,
     scalar,
 )
 
@@ -55,7 +56,7 @@ def dims(
     if isinstance(op, MakeVector):
         return [item(one, value_of) for one in node.inputs]
     if isinstance(op, Join):
-        parts = [dims(one, value_of, extents_of) for one in node.inputs[1:]]
+        parts = [dims(one, value_of, extents_of) for one in joined(node)[1]]
         known = [one for one in parts if one is not None]
         return sum(known, []) if len(known) == len(parts) else None
     if isinstance(op, Elemwise) and isinstance(op.scalar_op, (scalar.Cast, scalar.Identity)):

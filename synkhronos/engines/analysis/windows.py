@@ -257,9 +257,9 @@ class _Parts:
         if isinstance(op, DimShuffle):
             return op(self.of(first, op.new_order[axis]))
         if isinstance(op, Join):
-            is_along = getattr(node.inputs[0], "data", axis) % node.outputs[0].ndim == axis
-            parts = [self._operand(one, axis) for one in node.inputs[1:]]
-            return None if is_along else op(first, *parts)
+            along, parts = names.joined(node)
+            parts = [self._operand(one, axis) for one in parts]
+            return None if along in (None, axis) else names.tensor.join(along, *parts)
         if isinstance(op, _LOOKUPS):
             return self._looked_up(node)
         value = self._selection.value(first)  # None for a loop over rows and another sequence

@@ -1,6 +1,4 @@
 """PyTensor: ``engine`` runs it on NumPy arrays, and ``jax_engine`` on JAX arrays.
 
 ``jax_linker`` makes functions of JAX from graphs.
-
-May import: what ``engines`` may.
 """

@@ -14,6 +14,7 @@ from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.random.utils import RandomStream
 
+from synkhronos._text import shortened
 from synkhronos.arithmetic.streams import check_has_substreams, reseeded
 from synkhronos.engines.base import TensorType
 from synkhronos.engines.graph_engine import GraphEngine
@@ -138,7 +139,13 @@ class PyTensorEngine(GraphEngine):
             arguments = [_plain(argument) for argument in arguments]
             for container in compiled.input_storage:
                 container.storage[0] = _plain(container.storage[0])
-        outputs = compiled(*arguments)
+        origin: BaseException | None
+        try:
+            outputs, origin = compiled(*arguments), None
+        except SystemError as error:  # by which Numba replaces what a signal handler raises
+            origin = error.__cause__ or error.__context__ or error
+        if origin is not None:
+            raise origin
         return outputs if subset is None else [outputs[index] for index in subset]
 
     # Random streams
@@ -154,7 +161,7 @@ class PyTensorEngine(GraphEngine):
         if not shareds or not all(is_generator(one) for one in shareds):
             raise TypeError(
                 f"expected a RandomStream, or shared random generators, such as "
-                f"pytensor.tensor.random.shared_rng() returns, got {streams!r}"
+                f"pytensor.tensor.random.shared_rng() returns, got {shortened(streams)}"
             )
         if seed is None:
             raise TypeError("reseed: seed: expected an int, as shared generators do not keep theirs")

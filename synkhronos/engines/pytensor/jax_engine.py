@@ -17,8 +17,9 @@ from pytensor.link.jax.linker import JAXLinker
 
 from synkhronos.arithmetic.operations import Arithmetic, Operation
 from synkhronos.arithmetic.partition import as_slice
+from synkhronos.engines.graph_engine import is_referred_to
 from synkhronos.engines.pytensor.engine import PyTensorEngine, is_generator
-from synkhronos.engines.pytensor.jax_linker import JaxLinker, check_convertible
+from synkhronos.engines.pytensor.jax_linker import JaxLinker, check_convertible, register
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, Compiled, DTypeLike, Rows
@@ -57,8 +58,7 @@ class PyTensorJaxEngine(PyTensorEngine):
         if not _has_started():
             jax.config.update("jax_platforms", platform)
         with _number_of_threads(os.environ.get("OMP_NUM_THREADS")):
-            import pytensor.link.jax.dispatch  # noqa: F401
-
+            register()
             found = jax.devices()[0]
         jax.config.update("jax_enable_x64", True)  # PyTensor sets it according to floatX
         if found.platform not in {"cpu": ("cpu",), "cuda": ("cuda", "gpu")}[platform]:
@@ -140,11 +140,11 @@ class PyTensorJaxEngine(PyTensorEngine):
         return [np.array(one) for one in chosen]
 
     def _take_over(self, shared: SharedVariable) -> None:
-        """Move a value that the script has set to the device."""
-        storage = self.storage(shared)
-        if isinstance(storage, np.ndarray):
-            self.store(shared, self.to_device(storage))
-        elif isinstance(storage, np.random.Generator):
+        """Move a value that the script has set to the device, unless it may still write to the array."""
+        kind = type(self.storage(shared))
+        if issubclass(kind, np.ndarray) and not is_referred_to(shared.container.storage):
+            self.store(shared, self.to_device(self.storage(shared)))
+        elif issubclass(kind, np.random.Generator):
             self._state(shared)
 
     # Arrays

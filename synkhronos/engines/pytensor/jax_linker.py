@@ -1,8 +1,10 @@
-"""PyTensor's graphs as functions of JAX: shapes are computed while JAX traces the function.
+"""PyTensor's graphs as functions of JAX: results have the dtypes of variables, and shapes are known.
 
-JAX needs the shapes of all arrays at that time. PyTensor's conversion computes many of them by
-operations of JAX, whose results are known only when the function runs, as in the gradient of ``scan``.
-An operation whose inputs are all known is computed at once here.
+JAX needs the shapes of all arrays when it traces a function. PyTensor's conversion computes many of them
+by operations of JAX, whose results are known only when the function runs, as in the gradient of
+``scan``. An operation whose inputs are all known is computed at once here. Some of PyTensor's
+conversions return another dtype than that of the variable: draws of Bernoulli are bool, for example, and
+the sum of two of them would be, too.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ import warnings
 from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
+from pytensor.graph.fg import AbstractFunctionGraph
 from pytensor.link.jax.linker import JAXLinker
 from pytensor.link.utils import fgraph_to_python
 from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.random.basic import CategoricalRV
 
 if TYPE_CHECKING:
-    from synkhronos.engines.names import FunctionGraph, Variable
+    from synkhronos.engines.names import Apply, FunctionGraph, Variable
 
 
 class JaxLinker(JAXLinker):
@@ -25,7 +29,6 @@ class JaxLinker(JAXLinker):
     def fgraph_convert(
         self, fgraph: FunctionGraph, input_storage: Any, storage_map: Any, **kwargs: Any
     ) -> Callable[..., Any]:
-        from pytensor.link.jax.dispatch import jax_typify
         from pytensor.link.jax.dispatch.shape import JAXShapeTuple
 
         def is_extent(variable: Variable) -> bool:
@@ -38,15 +41,7 @@ class JaxLinker(JAXLinker):
         self.scalar_shape_inputs = tuple(
             place for place, one in enumerate(fgraph.inputs) if is_extent(one)
         )
-        return fgraph_to_python(
-            fgraph,
-            _convert,
-            type_conversion_fn=jax_typify,
-            fgraph_name="jax_funcified_fgraph",  # PyTensor's name
-            input_storage=input_storage,
-            storage_map=storage_map,
-            **kwargs,
-        )
+        return _convert_graph(fgraph, input_storage=input_storage, storage_map=storage_map, **kwargs)
 
     def create_thunk_inputs(self, storage_map: Any) -> list[Any]:
         return [storage_map[one] for one in self.fgraph.inputs]
@@ -62,20 +57,57 @@ def check_convertible(generator: np.random.Generator) -> None:
         )
 
 
-def _convert(op: Any, **kwargs: Any) -> Callable[..., Any]:
+def register() -> None:
+    """Let PyTensor convert graphs inside operations, as of `scan`, and categorical draws as here."""
+    import jax
+    from pytensor.link.jax.dispatch import jax_funcify
+    from pytensor.link.jax.dispatch.random import jax_sample_fn
+
+    def draw(key: Any, size: Any, dtype: Any, p: Any) -> Any:
+        return jax.random.categorical(key, jax.numpy.log(p), shape=size)  # PyTensor takes the odds
+
+    jax_funcify.register(AbstractFunctionGraph, _convert_graph)
+    jax_sample_fn.register(CategoricalRV, lambda op, node: draw)
+
+
+def _convert_graph(
+    graph: AbstractFunctionGraph, node: Apply | None = None, **kwargs: Any
+) -> Callable[..., Any]:
+    """Return the function of a graph."""
+    from pytensor.link.jax.dispatch import jax_typify
+
+    # The name is PyTensor's.
+    options = {"type_conversion_fn": jax_typify, "fgraph_name": "jax_funcified_fgraph", **kwargs}
+    return fgraph_to_python(graph, _convert, **options)
+
+
+def _convert(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     """Return the function of an operation; its results are values if its inputs are, and no tracers."""
     import jax
     from pytensor.link.jax.dispatch import jax_funcify
 
-    function = _checked(op) if isinstance(op, CheckAndRaise) else jax_funcify(op, **kwargs)
+    function = _checked(op) if isinstance(op, CheckAndRaise) else jax_funcify(op, node=node, **kwargs)
 
     def compute(*inputs: Any) -> Any:
+        results = trace_or_compute(*inputs)
+        if len(node.outputs) == 1:
+            return _in_dtype_of(node.outputs[0], results)
+        return [_in_dtype_of(*pair) for pair in zip(node.outputs, results)]
+
+    def trace_or_compute(*inputs: Any) -> Any:
         if any(isinstance(one, jax.core.Tracer) for one in jax.tree_util.tree_leaves(inputs)):
             return function(*inputs)
         with jax.ensure_compile_time_eval():
             return jax.tree_util.tree_map(_as_extent, function(*inputs))
 
     return compute
+
+
+def _in_dtype_of(variable: Variable, value: Any) -> Any:
+    """Return an array in the dtype of a variable."""
+    dtype = getattr(variable.type, "dtype", None)
+    has_other = dtype is not None and getattr(value, "dtype", dtype) != dtype
+    return value.astype(dtype) if has_other else value
 
 
 def _checked(op: CheckAndRaise) -> Callable[..., Any]:

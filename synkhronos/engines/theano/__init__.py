@@ -4,6 +4,4 @@
 among ranks, and ``precompiled_headers`` halves the time of compiling. The folder ``kernels`` has faster
 operations for the CPU. ``gpu_corrections`` works around defects in the GPU code of Theano and
 libgpuarray. The folder ``repairs`` has modules that are loaded in place of Theano's.
-
-May import: what ``engines`` may.
 """

@@ -16,6 +16,7 @@ from theano.tensor.raw_random import RandomStateType
 from theano.tensor.shared_randomstreams import RandomStreams
 
 from synkhronos._errors import SynkhronosError
+from synkhronos._text import shortened
 from synkhronos.arithmetic.streams import jump_mrg
 from synkhronos.engines.graph_engine import GraphEngine
 from synkhronos.engines.pickles import GraphPickler
@@ -143,7 +144,7 @@ class TheanoEngine(GraphEngine):
 
     def seed(self, streams: Any, seed: int | None) -> list[SharedVariable]:
         if not isinstance(streams, (MRG_RandomStreams, RandomStreams)):
-            raise TypeError(f"expected MRG_RandomStreams or RandomStreams, got {streams!r}")
+            raise TypeError(f"expected MRG_RandomStreams or RandomStreams, got {shortened(streams)}")
         streams.seed(seed)
         return [state for state, *_ in streams.state_updates]
 

@@ -1,6 +1,5 @@
 """The parts of `keras`: how models of Keras 2.3.1 compute on all ranks.
 
 ``imports`` imports Keras with current versions of Python and h5py. ``functions`` has the functions
-of a model, ``terms`` finds which of its losses and metrics are means or sums over rows, and ``values``
-sends the values that Keras sets to every rank.
+of a model, and ``terms`` finds which of its losses and metrics are means or sums over rows.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, NamedTuple, Sequence
+from typing import Any, Iterable, NamedTuple, Sequence
 
 import numpy
 import theano
@@ -17,6 +17,7 @@ from synkhronos.extensions.keras_backend.terms import Term, Trial, operation_of,
 from synkhronos.extensions.steps.source_masks import Dependence
 from synkhronos.extensions.steps.traversal import inputs_first, rebuilt
 from synkhronos.extensions.train import parallel_function
+from synkhronos.functions.steps import shares
 
 #: How Keras itself builds functions.
 OPTIONS = {"allow_input_downcast": True, "on_unused_input": "ignore"}
@@ -72,8 +73,8 @@ class PredictFunction:
 
     functions: list[synk.Function]
 
-    def __init__(self, request: Request, send: Callable) -> None:
-        self._data, self._send = _Data(request.inputs), send
+    def __init__(self, request: Request) -> None:
+        self._data = _Data(request.inputs)
         function = synk.function(
             self._data.rows,
             [(one, "gather") for one in request.outputs],
@@ -82,12 +83,12 @@ class PredictFunction:
             **request.options,
         )
         self.functions = [function]
+        shares(self.functions)
 
     def __call__(self, inputs: Sequence[Any]) -> list[numpy.ndarray]:
         """Return the outputs for all rows."""
         values = self._data.of(inputs)
         [function] = self.functions
-        self._send(function.get_shared())
         rows = [value for value, one in zip(values, self._data.inputs) if one.ndim]
         others = [value for value, one in zip(values, self._data.inputs) if not one.ndim]
         return function(*rows, *others)
@@ -185,8 +186,6 @@ class StepFunction:
         Runs with the first batch.
     weights : list of (str, variable)
         Sample weights that have to be equal in each batch, and the names of their outputs.
-    send : callable
-        Sends the values that Keras has set.
     """
 
     def __init__(
@@ -198,10 +197,9 @@ class StepFunction:
         all_rows: Variable | None,
         trial: Trial | None,
         weights: list[tuple[str, Variable]],
-        send: Callable,
     ) -> None:
         self._data, self._metrics, self._order = _Data(request.inputs), metrics, order
-        self._counts, self._trial, self._send = all_rows is not None, trial, send
+        self._counts, self._trial = all_rows is not None, trial
         self._weights = [(name, request.inputs.index(one)) for name, one in weights]
         self._n_outputs = len(request.outputs)
         training = {} if params is None else {"loss": request.outputs[0], "params": params}
@@ -213,7 +211,6 @@ class StepFunction:
             **request.options,
         )
         self.functions = function.functions
-        self._shared = list(dict.fromkeys(one for each in self.functions for one in each.get_shared()))
 
     def __call__(self, inputs: Sequence[Any]) -> list[numpy.ndarray]:
         """Return the loss and the metrics."""
@@ -223,7 +220,6 @@ class StepFunction:
             _check_equal(values[position], name)
         if self._trial is not None and length > 1:
             self._try(self._trial, values)
-        self._send(self._shared)
         results = self._function(*values, *([length] if self._counts else []))
         own = iter(results[: self._n_outputs])
         metrics = iter(self._metrics.add(results[self._n_outputs :]))

@@ -3,16 +3,60 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos._errors import SynkhronosError
+from synkhronos._errors import SynkhronosError, warn
 from synkhronos.extensions.loaders.plan import Plan
 from synkhronos.extensions.loaders.ring import Ring
 from synkhronos.profiles.log import note
+from synkhronos.services.background_processes import describe
 
 CHECK_INTERVAL = 0.1  # seconds between two checks that the processes are alive
+_LONG = 60.0  # seconds of a wait after which there is a warning
+
+
+class Processes(NamedTuple):
+    """The processes of a loader, as any process of the machine knows them.
+
+    Attributes
+    ----------
+    pids : tuple of int
+    stacks : tuple of str
+        Where each writes its stack, for `describe`.
+    timeout : float or None
+        The longest wait for a batch, in seconds.
+    """
+
+    pids: tuple[int, ...]
+    stacks: tuple[str, ...]
+    timeout: float | None
+
+    def watch(self, what: str, find_late: Callable[[], int]) -> Callable[[float], None]:
+        """Return what is called with the seconds of a wait, from time to time.
+
+        It raises after the timeout, and warns after a minute, with the place where the process is that
+        `find_late` returns the number of.
+        """
+        is_known = False
+
+        def look(waited: float) -> None:
+            nonlocal is_known
+            is_over = self.timeout is not None and waited > self.timeout
+            if not is_over and (is_known or waited < _LONG):
+                return
+            number = find_late()
+            found = describe(self.pids[number], self.stacks[number])
+            where = f"process {number} of the loader (pid {self.pids[number]}) {found}"
+            if is_over:
+                raise SynkhronosError(
+                    f"loading: {what} was not loaded within timeout={self.timeout} seconds: {where}"
+                )
+            is_known = True
+            warn(f"loading: {what} has not been loaded for {waited:.0f} seconds: {where}")
+
+        return look
 
 
 class Consumer:
@@ -27,8 +71,7 @@ class Consumer:
     rank : int
     check : callable
         Called from time to time during a wait; it raises if the wait has to end.
-    timeout : float, optional
-        The longest wait for a batch, in seconds.
+    processes : Processes
 
     Attributes
     ----------
@@ -43,10 +86,10 @@ class Consumer:
         generation: int,
         rank: int,
         check: Callable[[], None],
-        timeout: float | None = None,
+        processes: Processes,
     ) -> None:
         self._ring, self._plan, self._generation, self._rank = ring, plan, generation, rank
-        self._check, self._timeout = check, timeout
+        self._check, self._processes = check, processes
         self.waited = 0.0
 
     @property
@@ -93,6 +136,7 @@ class Consumer:
 
     def _wait_for(self, number: int, began: float) -> None:
         ring, bell = self._ring, self._ring.ready(self._rank)
+        look = self._processes.watch(f"batch {number}", lambda: self._late_process(number))
         while True:
             bell.drain()
             if not self._is_missing(number):
@@ -103,12 +147,11 @@ class Consumer:
                     raise SynkhronosError(ring.reason(process))
             self._check()
             if not bell.wait(CHECK_INTERVAL):
-                waited = time.monotonic() - began
-                if self._timeout is not None and waited > self._timeout:
-                    raise SynkhronosError(
-                        f"loading: batch {number} was not loaded within timeout={self._timeout} "
-                        f"seconds; a file may be on a disk that does not answer"
-                    )
+                look(time.monotonic() - began)
+
+    def _late_process(self, number: int) -> int:
+        """Return the number of a process that has not loaded its part of a batch."""
+        return int(self._ring.filled[self._rank, : self._plan.processes].argmin())
 
     def _closed_gaps(self, slot: int, number: int) -> slice:
         """Return the rows of a batch in its slot, after moving up those behind unreadable rows."""

@@ -1,20 +1,62 @@
-"""What a process of a loader does: it reads, transforms and writes its parts of the batches."""
+"""What a process of a loader does: it writes its parts of the batches."""
 
 from __future__ import annotations
 
+import errno
+import os
+import pickle
 import traceback
-from typing import Any, Sequence
+from typing import Any
 
 import numpy as np
 
-from synkhronos.extensions.loaders.draws import Draws
+from synkhronos._errors import SynkhronosError
+from synkhronos.extensions.loaders.generators import seed_generators_without_seed
 from synkhronos.extensions.loaders.plan import Plan
+from synkhronos.extensions.loaders.reader import Expected, Reader, RowsError
 from synkhronos.extensions.loaders.ring import Ring
-from synkhronos.extensions.loaders.sources import Source, UnreadableError
-from synkhronos.extensions.loaders.transforms import Transform
+from synkhronos.extensions.loaders.sources import UnreadableError
+
+#: The first message to the process that loads the first row
+FIRST_ROW = "first row"
 
 _MOST_ORDERS = 4
 _LONGEST = 60.0  # seconds of one wait; a process is woken when there is something to do
+
+
+def serve(number: int, connection: Any, reader: Reader) -> None:
+    """Run as a process of a loader: load the first row if that is asked for, and then batches."""
+    seed_generators_without_seed()
+    try:
+        message = connection.recv()
+        if message == FIRST_ROW:
+            connection.send(_first_row(reader))
+            message = connection.recv()
+    except EOFError:
+        return
+    ring, reader.expected = message
+    Producer(number, ring, reader).serve(connection)
+
+
+def _first_row(reader: Reader) -> Expected | tuple[BaseException, str]:
+    """Return what the first row has, or the exception, and its traceback."""
+    try:
+        return reader.first_row()
+    except Exception as error:
+        text = _exception(0, reader)
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # an exception can hold anything
+            return SynkhronosError(text), text
+        return error, text
+
+
+def _exception(number: int, reader: Reader) -> str:
+    """Describe the exception that is handled."""
+    text = traceback.format_exc()
+    if os.strerror(errno.EBADF) in text:
+        text += "Pipes and sockets of the script cannot be used in the loader; open them in Source.read"
+    return f"loading: process {number} raised an exception while {reader.doing()}:\n{text}"
 
 
 class Producer:
@@ -25,23 +67,11 @@ class Producer:
     number : int
         Of the process.
     ring : Ring
-    source : Source
-    transforms : sequence of callable
-        Applied to the first array of the source.
-    skips : bool
-        Whether rows that cannot be read are left out.
+    reader : Reader
     """
 
-    def __init__(
-        self,
-        number: int,
-        ring: Ring,
-        source: Source,
-        transforms: Sequence[Transform],
-        skips: bool,
-    ) -> None:
-        self._number, self._ring, self._source = number, ring, source
-        self._transforms, self._skips = transforms, skips
+    def __init__(self, number: int, ring: Ring, reader: Reader) -> None:
+        self._number, self._ring, self._reader = number, ring, reader
         self._bell = ring.free(number)
         self._orders: dict[int, np.ndarray] = {}  # of the epochs in which the ranks are
 
@@ -61,12 +91,10 @@ class Producer:
                     f"leave such rows out: Loader(..., unreadable='skip')",
                     plan.ranks,
                 )
+            except RowsError as error:
+                self._ring.fail(self._number, str(error), plan.ranks)
             except BaseException:
-                self._ring.fail(
-                    self._number,
-                    f"loading: process {self._number} raised an exception:\n{traceback.format_exc()}",
-                    plan.ranks,
-                )
+                self._ring.fail(self._number, _exception(self._number, self._reader), plan.ranks)
 
     def _produce(self, generation: int, plan: Plan, connection: Any) -> None:
         """Load batches until there are no more, or something else is asked for."""
@@ -102,68 +130,22 @@ class Producer:
         if len(places):
             epoch, batch = plan.locate(number)
             rows = self._rows_of(plan, epoch)[batch * plan.batch_size :][: plan.batch_size]
-            arrays, kept = self.read(rows[places.start : places.stop])
+            reader = self._reader
+            arrays, kept, lost = reader.read(rows[places.start : places.stop], epoch)
+            self._ring.unreadable[list(lost)] = 1
+            self._ring.n_skipped[self._number] += len(lost)
             count = len(kept)
             if count:
-                draws = Draws(plan.seed, epoch, kept, int(rows[0]))
-                arrays[0] = self.transform(arrays[0], draws)
-                offset = plan.place(rank) - plan.share(batch, rank).start
-                self._write(slot, offset + places.start, arrays)
+                arrays[0] = reader.transform(arrays[0], kept, epoch, int(rows[0]))
+                reader.check(arrays, kept)
+                start = plan.place(rank) - plan.share(batch, rank).start + places.start
+                for array, field in zip(arrays, self._ring.fields):
+                    field[slot, start : start + count] = array
         self._ring.counts[slot, rank, self._number] = count
 
     def _rows_of(self, plan: Plan, epoch: int) -> np.ndarray:
         if epoch not in self._orders:
             if len(self._orders) >= _MOST_ORDERS:
                 del self._orders[min(self._orders)]
-            self._orders[epoch] = plan.order(self._source, epoch)
+            self._orders[epoch] = self._reader.order(plan, epoch)
         return self._orders[epoch]
-
-    def read(self, rows: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-        """Return rows of the source, and the numbers of those that could be read."""
-        try:
-            return list(self._source.read(rows)), rows
-        except UnreadableError:
-            if not self._skips:
-                raise
-        found, kept = [], []
-        for row in rows:
-            try:
-                found.append(self._source.read(np.array([row])))
-                kept.append(row)
-            except UnreadableError:
-                self._ring.unreadable[row] = 1
-                self._ring.n_skipped[self._number] += 1
-        return [np.concatenate(parts) for parts in zip(*found)], np.array(kept, np.int64)
-
-    def transform(self, images: np.ndarray, draws: Draws) -> np.ndarray:
-        """Apply the transforms, in their order."""
-        return apply(self._transforms, images, draws)
-
-    def _write(self, slot: int, start: int, arrays: Sequence[np.ndarray]) -> None:
-        for number, (array, field) in enumerate(zip(arrays, self._ring.fields)):
-            target = field[slot, start : start + len(array)]
-            if array.shape != target.shape:
-                raise ValueError(
-                    f"loading: expected all rows of array {number} to have the shape of the first, "
-                    f"{target.shape[1:]}, got {array.shape[1:]} for {len(array)} of {len(target)} rows"
-                )
-            np.copyto(target, array, casting="same_kind")
-
-
-def apply(transforms: Sequence[Transform], images: np.ndarray, draws: Draws) -> np.ndarray:
-    """Return images after all transforms.
-
-    Raises
-    ------
-    ValueError
-        If a transform returns another number of images.
-    """
-    for transform in transforms:
-        result = np.asarray(transform(images, draws))
-        if result.ndim == 0 or len(result) != len(images):
-            raise ValueError(
-                f"loading: expected {transform!r} to return {len(images)} images, got an array of "
-                f"{result.shape}"
-            )
-        images = result
-    return images

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, NamedTuple, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -219,8 +219,3 @@ def _not_here(path: str) -> SynkhronosError:
         f"loading: the memory of the loader ({path}) is not on this machine, or the loader was closed; "
         f"only ranks on the machine of the script can use its loader"
     )
-
-
-def fields_of(arrays: Sequence[np.ndarray]) -> tuple[Field, ...]:
-    """Return what a row has in arrays."""
-    return tuple(Field(one.shape[1:], one.dtype.str) for one in arrays)

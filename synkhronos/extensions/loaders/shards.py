@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Iterator, Sequence
+from typing import Iterator
 
 import numpy as np
 
 import synkhronos as synk
-from synkhronos.extensions.loaders.consumer import Consumer, check_alive
+from synkhronos.extensions.loaders.consumer import Consumer, Processes, check_alive
 from synkhronos.extensions.loaders.plan import Plan
 from synkhronos.extensions.loaders.ring import Ring
 from synkhronos.services.background_processes import has_ended
@@ -22,16 +22,12 @@ class Shards:
     ring : Ring
     plan : Plan
     generation : int
-    pids : sequence of int
-        The processes of the loader.
-    timeout : float or None
+    processes : Processes
     """
 
-    def __init__(
-        self, ring: Ring, plan: Plan, generation: int, pids: Sequence[int], timeout: float | None
-    ) -> None:
+    def __init__(self, ring: Ring, plan: Plan, generation: int, processes: Processes) -> None:
         self._ring, self._plan, self._generation = ring, plan, generation
-        self._pids, self._timeout = list(pids), timeout
+        self._processes = processes
 
     def __len__(self) -> int:
         """Return the number of minibatches of each rank, in all epochs."""
@@ -63,7 +59,7 @@ class Shards:
                 f"shards were made, got {rank.size}"
             )
         check = functools.partial(self._check, rank)
-        consumer = Consumer(self._ring, self._plan, self._generation, rank.rank, check, self._timeout)
+        consumer = Consumer(self._ring, self._plan, self._generation, rank.rank, check, self._processes)
         while self._plan.has(consumer.number):
             if rank.should_stop:
                 return
@@ -74,7 +70,7 @@ class Shards:
 
     def _check(self, rank: synk.Rank) -> None:
         rank.clock  # noqa: B018  # raises if the program has to end because another rank has failed
-        check_alive(has_ended, self._pids)
+        check_alive(has_ended, self._processes.pids)
 
 
 def _protected(array: np.ndarray) -> np.ndarray:

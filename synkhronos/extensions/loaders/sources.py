@@ -17,6 +17,8 @@ PathLike = Union[str, "os.PathLike[str]"]
 
 #: The names of the array in a file of hickle; the second is that of hickle before version 3.
 _OF_HICKLE = ("data", "data_0")
+#: Modes and formats of Pillow that have 16 bits, although the mode is one of 32
+_OF_16_BITS = (("I", "PNG"), ("I", "PPM"))
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
@@ -42,8 +44,9 @@ class UnreadableError(SynkhronosError):
 class Source(ABC):
     """Rows that can be read by number. Derive a class from it to read from something else.
 
-    The processes of a loader have copies of the source. It should open its files when it first reads,
-    and not when it is created.
+    The processes of a loader have copies of the source. What it opens when it first reads, each of them
+    has for itself. Files that the script has open each process reads at a position of its own; pipes,
+    sockets and connections to databases have to be opened in `read`.
     """
 
     @abstractmethod
@@ -73,9 +76,6 @@ class Source(ABC):
         """Return all row numbers in a random order, for an epoch."""
         return generator.permutation(len(self))
 
-    def release(self) -> None:  # noqa: B027
-        """Close the files that `read` has opened; it may be called again."""
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)} rows>"
 
@@ -100,7 +100,7 @@ class Arrays(Source):
         return len(self._arrays[0])
 
     def read(self, rows: np.ndarray) -> list[np.ndarray]:
-        return [np.asarray(one[rows]) for one in self._arrays]
+        return [one[rows] for one in self._arrays]
 
 
 class HDF5(Source):
@@ -123,6 +123,7 @@ class HDF5(Source):
         self._path, self._names = os.fspath(path), names
         self._block = check_int(block, "HDF5: block", 1)
         self._file: Any = None
+        self._missing: dict[str, list[tuple[str, int, int]]] = {}  # parts of virtual datasets
         if not names:
             raise ValueError("HDF5: expected the name of at least one dataset")
         try:
@@ -130,7 +131,7 @@ class HDF5(Source):
         except KeyError as error:
             raise ValueError(f"HDF5: expected datasets of {self._path}, got {names}: {error}") from error
         finally:
-            self.release()
+            self._close()
         if len(set(lengths.values())) != 1:
             raise ValueError(f"HDF5: expected datasets with the same number of rows, got {lengths}")
         self._length = lengths[names[0]]
@@ -147,9 +148,23 @@ class HDF5(Source):
 
     def read(self, rows: np.ndarray) -> list[np.ndarray]:
         try:
-            return [_read_along(one, rows, 0) for one in self._datasets()]
+            datasets = self._datasets()
+            for name, dataset in zip(self._names, datasets):
+                if dataset.is_virtual:
+                    self._check_parts(name, dataset, rows)
+            return [_read_along(one, rows, 0) for one in datasets]
         except OSError as error:
             raise UnreadableError(f"{self._path}, {_range_of(rows)}", error) from error
+
+    def _check_parts(self, name: str, dataset: Any, rows: np.ndarray) -> None:
+        """Raise if rows of a virtual dataset are in a file that is missing: HDF5 reads zeros instead."""
+        if name not in self._missing:
+            self._missing[name] = list(_missing_parts(dataset, self._path))
+        for file, first, last in self._missing[name]:
+            missing = rows[(rows >= first) & (rows <= last)]
+            if len(missing):
+                reason = f"{file}, which has these rows of the dataset {name!r}, is missing"
+                raise UnreadableError(f"{self._path}, {_range_of(missing)}", reason)
 
     def name(self, row: int) -> str:
         return f"{self._path}, row {row}"
@@ -157,18 +172,19 @@ class HDF5(Source):
     def order(self, generator: np.random.Generator) -> np.ndarray:
         return _blocks_in_order(generator, np.arange(0, self._length, self._block), self._length)
 
-    def release(self) -> None:
+    def _close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
+            self._missing = {}
 
 
 class HickleBatches(Source):
     """Files of hickle with a batch of images each, as Theano-MPI and theano_alexnet prepare them.
 
     A file has the images of a batch in an array of (channels, height, width, images) or, with
-    ``axis=0``, of (images, channels, height, width). The files are shuffled, and not the images in them.
-    h5py reads them; hickle itself is not needed.
+    ``axis=0``, of (images, channels, height, width). The files may have different numbers of images.
+    They are shuffled, and not the images in them. h5py reads them; hickle itself is not needed.
 
     Parameters
     ----------
@@ -191,10 +207,9 @@ class HickleBatches(Source):
         self._files, self._axis = [os.fspath(one) for one in files], check_int(axis, "axis")
         if not self._files:
             raise ValueError("HickleBatches: expected at least one file *.hkl")
-        # Preparing writes full batches only, so the last file may be the only shorter one.
-        first, last = self._length_of(self._files[0]), self._length_of(self._files[-1])
-        self._starts = np.arange(len(self._files)) * first
-        self._length = int(self._starts[-1]) + last
+        self._lengths, self._image = self._measure()
+        self._starts = np.cumsum([0, *self._lengths[:-1]])
+        self._length = sum(self._lengths)
         self._labels = None if labels is None else _opened(labels)
         if self._labels is not None and len(self._labels) < self._length:
             raise ValueError(
@@ -205,11 +220,35 @@ class HickleBatches(Source):
     def __len__(self) -> int:
         return self._length
 
-    def _length_of(self, path: str) -> int:
+    def _measure(self) -> tuple[list[int], tuple[Any, ...]]:
+        """Return the number of images in each file, and the shape and dtype of an image."""
         import h5py
 
-        with h5py.File(path, "r") as file:
-            return int(_of_hickle(file).shape[self._axis])
+        found: list[Any] = []
+        for path in self._files:
+            try:
+                file = h5py.File(path, "r")
+            except FileNotFoundError:
+                raise
+            except OSError:  # it cannot be read, so its rows cannot
+                found.append(None)
+                continue
+            with file:
+                found.append(_size(_of_hickle(file, path, self._axis), self._axis))
+        if not any(found):
+            raise UnreadableError(self._files[0], "none of the files can be read")
+        full, image = next(filter(None, found))
+        for path, size in zip(self._files, found):
+            if size and size[1] != image:
+                raise ValueError(
+                    f"HickleBatches: expected images with the shape and dtype {image} of the first "
+                    f"file, got {size[1]} in {path}"
+                )
+        lengths = [size[0] if size else full for size in found]
+        if None in found and {*lengths[:-1]} - {full}:
+            broken = self._files[found.index(None)]
+            raise UnreadableError(broken, "how many images it has is unknown, as the others differ")
+        return lengths, image
 
     def read(self, rows: np.ndarray) -> list[np.ndarray]:
         import h5py
@@ -218,17 +257,23 @@ class HickleBatches(Source):
         images: Any = None
         for number in np.unique(numbers):
             chosen = np.flatnonzero(numbers == number)
+            path = self._files[number]
             try:
-                with h5py.File(self._files[number], "r") as file:
-                    found = _read_along(
-                        _of_hickle(file), rows[chosen] - self._starts[number], self._axis
-                    )
+                with h5py.File(path, "r") as file:
+                    dataset = _of_hickle(file, path, self._axis)
+                    expected = self._lengths[number], self._image
+                    if _size(dataset, self._axis) != expected:
+                        raise ValueError(
+                            f"expected {expected} as the number, shape and dtype of its images, got "
+                            f"{_size(dataset, self._axis)}"
+                        )
+                    found = _read_along(dataset, rows[chosen] - self._starts[number], self._axis)
             except (OSError, KeyError, ValueError) as error:
-                raise UnreadableError(self._files[number], error) from error
+                raise UnreadableError(path, error) from error
             if images is None:
                 images = np.empty((len(rows), *found.shape[1:]), found.dtype)
             images[chosen] = found
-        return [images] if self._labels is None else [images, np.asarray(self._labels[rows])]
+        return [images] if self._labels is None else [images, self._labels[rows]]
 
     def name(self, row: int) -> str:
         number = int(np.searchsorted(self._starts, row, "right")) - 1
@@ -242,7 +287,8 @@ class ImageFolder(Source):
     """Images in folders, one folder for each class; they need Pillow.
 
     The classes are the folders in the order of their names, and an image's label is the number of its
-    folder, an int32. Images are read as RGB, as arrays of (3, height, width) of dtype uint8.
+    folder, an int32. Images are read as RGB, as arrays of (3, height, width) of dtype uint8. Gray images
+    of 16 bits are divided by 256; images of floats, and of integers with more bits, cannot be read.
 
     Parameters
     ----------
@@ -299,7 +345,7 @@ class ImageFolder(Source):
 
         try:
             with open_image(path) as file:
-                image = file.convert("RGB")
+                image = _of_8_bits(file).convert("RGB")
                 if self._size is not None and image.size != (self._size, self._size):
                     image = fit(image, (self._size, self._size), Resampling.BILINEAR)
                 return np.moveaxis(np.asarray(image), -1, 0)
@@ -310,6 +356,21 @@ class ImageFolder(Source):
 
     def name(self, row: int) -> str:
         return self.files[row]
+
+
+def _of_8_bits(image: Any) -> Any:
+    """Return an image of Pillow with 8 bits per channel; `convert` would clip it at 255."""
+    from PIL.Image import fromarray
+
+    if image.mode not in ("I", "F") and not image.mode.startswith("I;"):
+        return image
+    pixels = np.asarray(image)
+    if not image.mode.startswith("I;16") and (image.mode, image.format) not in _OF_16_BITS:
+        raise ValueError(
+            f"expected pixels of at most 16 bits, got {pixels.dtype} from {pixels.min()} to "
+            f"{pixels.max()}, for which black and white are unknown; save it with 8 bits per channel"
+        )
+    return fromarray((pixels.astype(np.int64) >> 8).astype(np.uint8))
 
 
 def as_source(given: Any) -> Source:
@@ -375,9 +436,49 @@ def _read_along(dataset: Any, rows: np.ndarray, axis: int) -> np.ndarray:
     return result
 
 
-def _of_hickle(file: Any) -> Any:
+def _missing_parts(dataset: Any, path: str) -> Iterator[tuple[str, int, int]]:
+    """Yield the missing files of a virtual dataset, with the first and the last row of each."""
+    import h5py
+
+    folders = [*os.environ.get("HDF5_VDS_PREFIX", "").split(":"), os.path.dirname(path), ""]
+    for part in dataset.virtual_sources():
+        if part.file_name == "." or "%" in part.file_name + part.dset_name:
+            continue  # the same file, or a pattern for any number of files
+        first, last = part.vspace.get_select_bounds()
+        # HDF5 looks for a relative name, and for the last part of a name that it does not find.
+        names = [part.file_name, *(os.path.join(one, part.file_name) for one in folders)]
+        names += [os.path.join(one, os.path.basename(part.file_name)) for one in folders]
+        for name in names:
+            if os.path.isfile(name) and h5py.is_hdf5(name):
+                with h5py.File(name, "r") as file:
+                    if part.dset_name in file:
+                        break
+        else:
+            yield part.file_name, int(first[0]), int(last[0])
+
+
+def _size(dataset: Any, axis: int) -> tuple[int, tuple[Any, ...]]:
+    """Return the number of images in a dataset, and the shape and dtype of an image."""
+    shape = [*dataset.shape]
+    return shape.pop(axis), (tuple(shape), dataset.dtype.str)
+
+
+def _of_hickle(file: Any, path: str, axis: int) -> Any:
     """Return the dataset of a file of hickle that is an array."""
-    for name in _OF_HICKLE:
-        if name in file and hasattr(file[name], "shape"):  # otherwise it is a group
-            return file[name]
-    raise ValueError(f"expected an array named {' or '.join(_OF_HICKLE)}, got {listed(list(file))}")
+    import h5py
+
+    name = next((one for one in _OF_HICKLE if one in file), None)
+    found = file[name] if name else None
+    if isinstance(found, h5py.Dataset) and found.dtype.kind in "biufc" and found.shape:
+        if -found.ndim <= axis < found.ndim:
+            return found
+        got = f"an array of {found.shape}, which has no axis {axis}"
+    elif found is None:
+        got = f"a file with {listed(list(file)) or 'nothing'}"
+    elif isinstance(found, h5py.Group):
+        got = "a list or a dictionary, which hickle stores as a group"
+    else:
+        got = f"a single value of dtype {found.dtype}" if found.shape == () else f"{found.dtype} values"
+    raise ValueError(
+        f"HickleBatches: {path}: expected an array of numbers named {' or '.join(_OF_HICKLE)}, got {got}"
+    )

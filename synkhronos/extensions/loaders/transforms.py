@@ -1,7 +1,8 @@
 """Transforms of images, each for all images of a part of a batch at once.
 
 A transform is any callable ``transform(images, draws)``. It gets an array whose axis 0 has the images,
-and returns one of as many images; all of its random numbers come from `Draws`.
+and returns one of as many images. Its random numbers come from `Draws`. If it draws from other
+generators, it is called for each image by itself.
 """
 
 from __future__ import annotations

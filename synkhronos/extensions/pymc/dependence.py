@@ -26,14 +26,14 @@ class Dependence(NamedTuple):
     ----------
     whole : list of variables
         The terms that have no log-probability for each row.
-    by_row : list of variables
-        The inputs whose items belong to one row each.
+    by_row : dict
+        The inputs whose items belong to one row each, with the axis of the rows.
     across : list of variables
         The inputs whose items belong to several rows, or to other rows.
     """
 
     whole: list[Variable]
-    by_row: list[Variable]
+    by_row: dict[Variable, int]
     across: list[Variable]
 
 
@@ -68,12 +68,19 @@ def dependence(
     random = np.random.default_rng(0)
     is_replaced = random.permutation(n_rows) < n_rows // 2
     replacement = random.integers(0, n_rows, n_rows)  # some of them twice, or a mean would be the same
-    found = Dependence(list(dict.fromkeys(whole)), [], [])
+    found = Dependence(list(dict.fromkeys(whole)), {}, [])
     for number, (one, value) in enumerate(zip(inputs, values)):
-        if np.shape(value)[:1] != (n_rows,):
+        shape = (
+            np.shape(value)[:1]
+            if isinstance(one, (names.Constant, names.SharedVariable))
+            else np.shape(value)
+        )
+        if n_rows not in shape:
             continue
+        axis = shape.index(n_rows)
         new = np.array(value)
-        new[is_replaced] = value[replacement[is_replaced]]
+        items, source = np.moveaxis(new, axis, 0), np.moveaxis(np.asarray(value), axis, 0)
+        items[is_replaced] = source[replacement[is_replaced]]
         after = compute(*values[:number], new, *values[number + 1 :])
         changed = np.zeros(n_rows, bool)
         for part in known:
@@ -81,7 +88,7 @@ def dependence(
         if changed[~is_replaced].any():
             found.across.append(one)
         elif changed.any():
-            found.by_row.append(one)
+            found.by_row[one] = axis
     return found
 
 

@@ -6,6 +6,9 @@ import contextlib
 import itertools
 from typing import Any, Iterator, Mapping, Sequence
 
+import numpy as np
+import pytensor.tensor as pt
+
 from synkhronos._text import listed
 from synkhronos._typing import AnyArray
 from synkhronos.engines.names import Constant, SharedVariable, Variable, ancestors
@@ -78,12 +81,26 @@ class Group:
             reason = error
         found = self._dependence()
         fewer = [one for one in rows if one not in found.across]
-        if self._given is None and 0 < len(fewer) < len(rows):
+        fewer += self._indexed({one: axis for one, axis in found.by_row.items() if one not in rows})
+        if self._given is None and 0 < len(fewer) != len(rows):
             made, inputs = self._made(fewer)
             with contextlib.suppress(ValueError):  # the first error is raised
                 made.test(self._points(inputs))
                 return made, inputs, fewer
         raise self._refusal(found, reason) from reason
+
+    def _indexed(self, parameters: Mapping[Variable, int]) -> list[Variable]:
+        """Have each row use its item of parameters with an item for each row, and return its number."""
+        parameters = {one: axis for one, axis in parameters.items() if one in self._point.parameters}
+        if not parameters:
+            return []
+        numbers = pt.constant(np.arange(self._n_rows), "row")
+        row = self._stand_ins[numbers] = numbers.type("row")
+        known = self._point.parameters
+        by_row = {known[one]: known[one].take(row, axis) for one, axis in parameters.items()}
+        kept = {one: one for one in [*known.values(), *self._stand_ins.values()]}
+        self._log_probs = substitute(self._log_probs, {**kept, **by_row})
+        return [numbers]
 
     def _has_rows(self, leaf: Variable) -> bool:
         return has_length(leaf, self._n_rows) if self._given is None else leaf in self._given
@@ -94,7 +111,11 @@ class Group:
         if not variables:
             raise ValueError(f"{self._title}: data: expected the names of arrays that have rows")
         log_probs = with_rows(self._model, self._log_probs, self._stand_ins, self._n_rows, by_leaf)
-        total = sum(total_of(self._title, one) for one in log_probs)
+        n_rows = len(arrays[0])
+        total = sum(
+            total_of(self._title, one) * (term.scale(n_rows) if term.scale else 1)
+            for term, one in zip(self._terms, log_probs)
+        )
         used = {*ancestors([total])}
         known = {**self._point.parameters, **self._stand_ins}
         inputs = [one for one, new in known.items() if new in used]
@@ -135,21 +156,38 @@ class Group:
         )
 
     def _refusal(self, found: Dependence, reason: Exception) -> ValueError:
-        causes = [
-            f"{one.name!r} has one log-probability for all of its {self._n_rows} rows"
-            for one in found.whole
-        ]
-        latent = [one.name for one in found.by_row if one in self._point.parameters]
+        """Return an error that names the variables and what helps, or what was found by trial."""
+        latent = [one.name for one in found.across if one in self._point.parameters]
+        data = [label_of(one) for one in found.across if one not in self._point.parameters]
+        whole = [one for one in found.whole if one not in self._model.potentials]
+        causes = []
+        if whole:
+            terms = listed(f"{one.name!r} ({_distribution(one)})" for one in whole)
+            causes.append(
+                f"{terms} has one log-probability for all of its {self._n_rows} rows, as one time "
+                f"series or a Gaussian process has; leave it out by observed=[...], with the names of "
+                f"the others, or sample the model without ranks"
+            )
         if latent:
-            causes.append(f"{listed(latent)} has an item for each row, and is not data")
-        if found.across:
-            causes.append(f"rows depend on items of {listed(map(label_of, found.across))} in other rows")
-        remedy = (
-            "Divide other variables only, by observed=[...]; name the arrays that have rows, by "
-            "data={...}; or write the terms of independent rows with rows_potential"
-        )
-        first = f"{self._title}: {'; '.join(causes)}. {remedy}. " if causes else f"{self._title}: "
-        return ValueError(first + str(reason).partition(": ")[2])
+            causes.append(
+                f"rows depend on items of {listed(map(repr, latent))} in other rows; let each row "
+                f"select its item of what is computed from them, as in "
+                f"pt.cumsum(...)[np.arange({self._n_rows})]"
+            )
+        if data:
+            causes.append(
+                f"rows depend on items of {listed(data)} in other rows; if it only happens to be as "
+                f"long as the rows, name the arrays that have rows by data={{...}}"
+            )
+        if causes:
+            return ValueError(f"{self._title}: {'. '.join(causes)}")
+        return ValueError(f"{self._title}: {str(reason).partition(': ')[2]}")
+
+
+def _distribution(variable: Variable) -> str:
+    """Return the name of a variable's distribution, or of another operation."""
+    op = variable.owner.op
+    return str(getattr(op, "_print_name", [type(op).__name__])[0])
 
 
 def arrays_of(
@@ -171,7 +209,7 @@ def arrays_of(
         else:
             kept.append(leaf if array is None else None)
             arrays.append(array_of(leaf) if array is None else array)
-            label = leaf.name or f"data[{len(variables)}]"
+            label = leaf.name or label_of(leaf)
             variables.append(like(arrays[-1], label, leaf.type.shape))
             variable = variables[-1]
         replaced[leaf] = variable

@@ -7,7 +7,7 @@ rows of all items, which `selected_first` computes from the selected rows of the
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import pytensor
@@ -17,7 +17,14 @@ from pytensor.tensor.basic import AllocEmpty
 from synkhronos._typing import AnyArray
 from synkhronos.engines import names
 from synkhronos.engines.names import Apply, Constant, Variable, ancestors, io_toposort
-from synkhronos.extensions.pymc.leaves import array_of, freed, has_length, is_leaf, is_sparse
+from synkhronos.extensions.pymc.leaves import (
+    array_of,
+    freed,
+    has_length,
+    is_leaf,
+    is_sparse,
+    value_of,
+)
 from synkhronos.extensions.pymc.potential import substitute
 
 _SELECTIONS = (names.AdvancedSubtensor, names.AdvancedSubtensor1)
@@ -33,11 +40,9 @@ def joined_by_row(graph: Variable, parameters: Sequence[Variable]) -> Variable:
         for node in io_toposort(parameters, [graph])
         if isinstance(node.op, names.WRITES) and getattr(node.op, "set_instead_of_inc", False)
     ]
-    for join in reversed(writes):  # the last of several writes to an array comes first
-        new = _by_item(join, parameters)
-        if new is not None:
-            (graph,) = substitute([graph], {**dict(zip(parameters, parameters)), join: new})
-    return graph
+    new = {join: _by_item(join, parameters) for join in writes}
+    found = {join: by_item for join, by_item in new.items() if by_item is not None}
+    return substitute([graph], {**dict(zip(parameters, parameters)), **found})[0] if found else graph
 
 
 def _by_item(join: Variable, parameters: Sequence[Variable]) -> Variable | None:
@@ -47,19 +52,20 @@ def _by_item(join: Variable, parameters: Sequence[Variable]) -> Variable | None:
     while base.owner and isinstance(base.owner.op, names.WRITES):
         writes.append(base.owner)
         base = base.owner.inputs[0]
-    is_empty = base.owner and isinstance(base.owner.op, AllocEmpty)
-    if not is_empty or not all(isinstance(one, Constant) for one in base.owner.inputs):
+    if not base.owner or not isinstance(base.owner.op, AllocEmpty):
         return None
-    shape = tuple(int(one.data) for one in base.owner.inputs)
+    extents = [value_of(one) for one in base.owner.inputs]  # shared variables if they are of dims
+    indices = [value_of(one) for node in writes for one in node.inputs[2:]]
+    if any(one is None for one in extents + indices):
+        return None
+    shape = tuple(int(one) for one in extents if one is not None)
     kind, position = np.full(shape, -1), np.zeros(shape, "int64")
     filled = np.zeros(shape, join.type.dtype)
-    joined = [node.inputs[1] for node in reversed(writes)]
-    for number, (node, value) in enumerate(zip(reversed(writes), joined)):
-        if not all(isinstance(one, Constant) for one in node.inputs[2:]):
-            return None
+    joined = [(node, node.inputs[1], value_of(node.inputs[1])) for node in reversed(writes)]
+    for number, (node, value, known) in enumerate(joined):
         kind = _written(node, kind, np.array(number))
-        if isinstance(value, Constant):
-            filled = _written(node, filled, array_of(value))
+        if known is not None:
+            filled = _written(node, filled, known)
         elif {*_sources(value, parameters)} <= {*parameters}:
             items = np.arange((kind == number).sum())
             position = _written(node, position, items.reshape(-1, *shape[1:][: value.type.ndim - 1]))
@@ -68,8 +74,8 @@ def _by_item(join: Variable, parameters: Sequence[Variable]) -> Variable | None:
     if (kind < 0).any():
         return None
     result = pt.constant(filled)
-    for number, value in enumerate(joined):
-        if not isinstance(value, Constant):
+    for number, (_, value, known) in enumerate(joined):
+        if known is None:
             items = value.ravel()[pt.constant(np.where(kind == number, position, 0))]
             result = pt.switch(pt.constant(kind == number), items, result)
     return result
@@ -113,20 +119,22 @@ def selected_first(
         From which rows were selected.
     """
     sources: list[Variable] = []
+    new: dict[Variable, Variable] = {}
     for node in io_toposort(inputs, [graph]):
-        index = _constant_index(node) if isinstance(node.op, _SELECTIONS) else None
-        if index is None or not len(index) or (np.diff(index) <= 0).any():
-            continue
-        if n_rows is not None and len(index) != n_rows:
+        index = _index_of_rows(node) if isinstance(node.op, _SELECTIONS) else None
+        if index is None or n_rows is not None and len(index.rows) != n_rows:
             continue
         (old,) = node.outputs
-        for leaves in _rows_of(node.inputs[0], inputs, index[-1]):
-            new = _from_selected(node.inputs[0], inputs, leaves, index)
-            if new is not None and _agree(old, new, inputs, values()):
-                (graph,) = substitute([graph], {**dict(zip(inputs, inputs)), old: new})
+        for leaves in _rows_of(node.inputs[0], inputs, index.rows[-1]):
+            selected = _from_selected(node.inputs[0], inputs, leaves, index)
+            if selected is not None and _agree(old, selected, inputs, values()):
+                new[old] = selected
                 sources += leaves
                 break
-    return graph, sources
+        else:
+            if index.is_mask:  # the numbers of the rows are rows, and a mask is longer
+                new[old] = node.inputs[0][tuple(index.numbers)]
+    return substitute([graph], {**dict(zip(inputs, inputs)), **new})[0] if new else graph, sources
 
 
 def select_first(variables: Sequence[Variable], values: Callable[[], Sequence[Any]]) -> None:
@@ -152,13 +160,40 @@ def select_first(variables: Sequence[Variable], values: Callable[[], Sequence[An
                 variable.owner.inputs[position] = selected
 
 
-def _constant_index(node: Apply) -> AnyArray | None:
-    """Return the numbers of the rows that a node selects; None if it depends on variables."""
+class _Index(NamedTuple):
+    """The items that a node selects.
+
+    Attributes
+    ----------
+    numbers : list of variables
+        The numbers of the items along the first axes.
+    rows : array
+        Those along axis 0.
+    is_mask : bool
+        Whether a mask selects them.
+    """
+
+    numbers: list[Variable]
+    rows: AnyArray
+    is_mask: bool
+
+
+def _index_of_rows(node: Apply) -> _Index | None:
+    """Return the items that a node selects, in the order of the rows; None if that is not known."""
     index = node.inputs[1:]
-    if len(index) != 1 or not isinstance(index[0], Constant) or index[0].type.ndim != 1:
+    if any(isinstance(one, slice) for one in getattr(node.op, "idx_list", ())):
         return None
-    array: AnyArray = index[0].data
-    return np.flatnonzero(array) if array.dtype == bool else array
+    masks = [one for one in index if getattr(one.type, "dtype", None) == "bool"]
+    numbers = list(index[0].nonzero()) if len(index) == len(masks) == 1 else list(index)
+    arrays = [value_of(one) for one in numbers]
+    if any(one is None or one.ndim != 1 or one.dtype == bool for one in arrays):
+        return None
+    if all(isinstance(one, Constant) for one in index):
+        numbers = [pt.constant(one) for one in arrays]
+    rows = arrays[0]
+    if rows is None or not len(rows) or rows[0] < 0 or (np.diff(rows) < (len(arrays) == 1)).any():
+        return None
+    return _Index(numbers, rows, bool(masks))
 
 
 def _rows_of(operand: Variable, inputs: Sequence[Variable], last: int) -> Iterator[list[Variable]]:
@@ -171,14 +206,19 @@ def _rows_of(operand: Variable, inputs: Sequence[Variable], last: int) -> Iterat
 
 
 def _from_selected(
-    operand: Variable, inputs: Sequence[Variable], leaves: Sequence[Variable], index: AnyArray
+    operand: Variable, inputs: Sequence[Variable], leaves: Sequence[Variable], index: _Index
 ) -> Variable | None:
-    """Return an operand, with selected rows of leaves; None if shapes do not fit."""
-    new = {one: pt.constant(array_of(one)[index], dtype=one.type.dtype) for one in leaves}
-    count = pt.constant(len(index), dtype="int64")
+    """Return the selected items, computed from selected rows of leaves; None if shapes do not fit."""
+    rows, *columns = index.numbers
+    new = {one: one[rows] for one in leaves}
+    if isinstance(rows, Constant):
+        constants = [one for one in leaves if isinstance(one, Constant)]
+        new.update({one: pt.constant(array_of(one)[index.rows], one.name) for one in constants})
+    count = pt.constant(len(index.rows), dtype="int64")
     try:
         chosen = substitute([operand], {**dict(zip(inputs, inputs)), **new})
-        return freed(chosen, len(array_of(leaves[0])), count, inputs)[0]
+        (chosen,) = freed(chosen, len(array_of(leaves[0])), count, [*inputs, *new.values()])
+        return chosen[(pt.arange(chosen.shape[0]), *columns)] if columns else chosen
     except (ValueError, IndexError, TypeError, AssertionError):
         return None
 

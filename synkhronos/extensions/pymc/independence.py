@@ -47,8 +47,9 @@ def is_finite_sum(serial: SerialSum, values: Sequence[Any]) -> bool:
     except (ValueError, IndexError, TypeError, AssertionError) as error:
         raise ValueError(
             f"{serial.name}: the log-probability cannot be computed for a part of the rows. Every array "
-            f"with an item for each row has to be in `data`, with the rows on axis 0, and no random "
-            f"variable may have an item for each row. With a part of them: {str(error).splitlines()[0]}"
+            f"of the data with an item for each row has to have the rows on axis 0, and of a parameter "
+            f"each row has to select its item, as in theta[row]. With a part of the rows: "
+            f"{str(error).splitlines()[0]}"
         ) from error
     for parts in divided:
         _check(serial, values, len(rows[0]), whole, parts)
@@ -58,7 +59,8 @@ def is_finite_sum(serial: SerialSum, values: Sequence[Any]) -> bool:
 def _check(
     serial: SerialSum, values: Sequence[Any], length: int, whole: AnyArray, parts: Sequence[AnyArray]
 ) -> None:
-    rtol = 1e3 * np.finfo(whole.dtype).eps ** 0.75  # sums of many terms are rounded
+    kinds = {np.dtype(one).name for one in (whole.dtype, *serial.computed_with)}
+    rtol = 1e-4 if "float32" in kinds else 1e3 * np.finfo(whole.dtype).eps ** 0.75  # rounded sums
     with np.errstate(invalid="ignore"):
         apart = abs(sum(parts) - whole)  # not a number, or infinite, if a part is not finite
         finite = np.isfinite(whole)
@@ -75,7 +77,8 @@ def _check(
         f"{serial.name}: the log-probability is not a sum over the rows: of {length} rows "
         f"{what if entry else 'it'} is {whole[entry]:.10g}, of two parts of them {parts[0][entry]:.10g} "
         f"and {parts[1][entry]:.10g}. The terms of different rows must not depend on each other, as "
-        f"they do if they are correlated, or contain a mean over the rows"
+        f"they do if they are correlated, or contain a mean over the rows: compute that from the data "
+        f"before"
     )
 
 

@@ -13,8 +13,10 @@ import pytensor
 import pytensor.tensor as pt
 from pymc.logprob.abstract import MeasurableOp
 from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.traversal import walk
 from pytensor.tensor.basic import AllocEmpty
 
+from synkhronos._typing import AnyArray
 from synkhronos.engines import names
 from synkhronos.engines.names import (
     Apply,
@@ -48,6 +50,17 @@ def array_of(leaf: Variable) -> Any:
     return leaf.data if isinstance(leaf, Constant) else leaf.get_value(borrow=True)
 
 
+def value_of(one: Variable) -> AnyArray | None:
+    """Return the value of what is computed from leaves alone, or None."""
+    if is_leaf(one):
+        return np.asarray(array_of(one))
+    sources = [source for source in ancestors([one]) if source.owner is None]
+    if not isinstance(one.type, names.TensorType) or not all(map(_is_known, sources)):
+        return None
+    value: AnyArray = pytensor.function([], one, mode="FAST_COMPILE")()
+    return value
+
+
 def has_length(leaf: Variable, length: int) -> bool:
     """Whether a leaf has this number of items on axis 0."""
     return leaf.type.ndim > 0 and array_of(leaf).shape[0] == length
@@ -66,7 +79,9 @@ def label_of(leaf: Variable) -> str:
 # Constants
 
 
-def folded(outputs: Sequence[Variable], kept: Collection[Variable] = ()) -> list[Variable]:
+def folded(
+    outputs: Sequence[Variable], kept: Collection[Variable] = (), *, only_shapes: bool = False
+) -> list[Variable]:
     """Return a graph with constants for what is computed from constants alone, but not from `kept`."""
     constant: set[Variable] = set()
     others: dict[Variable, None] = dict.fromkeys(outputs)
@@ -77,6 +92,8 @@ def folded(outputs: Sequence[Variable], kept: Collection[Variable] = ()) -> list
         else:
             others.update(dict.fromkeys(node.inputs))
     sources = dict.fromkeys(_source(one) for one in others if one in constant)
+    if only_shapes:
+        sources = dict.fromkeys(one for one in shapes_in(outputs) if one in constant)
     wanted = [one for one in sources if _is_worth_a_constant(one)]
     if not wanted:
         return list(outputs)
@@ -87,6 +104,10 @@ def folded(outputs: Sequence[Variable], kept: Collection[Variable] = ()) -> list
 
 def _is_fixed(one: Variable) -> bool:
     return isinstance(one, Constant)
+
+
+def _is_known(one: Variable) -> bool:
+    return isinstance(one, Constant) or is_leaf(one)
 
 
 def _source(one: Variable) -> Variable:
@@ -102,6 +123,47 @@ def _is_worth_a_constant(one: Variable) -> bool:
     if one.owner is None or not isinstance(one.type, names.TensorType) or is_sparse(one):
         return False
     return not (isinstance(one.owner.op, names.Alloc) and one.owner.inputs[0].type.ndim == 0)
+
+
+def computed_once(
+    outputs: Sequence[Variable], n_rows: int | None = None, kept: Collection[Variable] = ()
+) -> tuple[list[Variable], dict[Variable, Variable]]:
+    """Return a graph with constants for rows that are computed from leaves alone, and what they replace.
+
+    Parameters
+    ----------
+    outputs : list of variables
+    n_rows : int, optional
+        The number of rows, on axis 0; by default, any.
+    kept : list of variables
+        Leaves that remain in the graph.
+
+    Returns
+    -------
+    outputs : list of variables
+    replaced : dict
+        What was computed in the graph, by the constant that has its value.
+    """
+    shapes, fixed = shapes_in(outputs), dict.fromkeys(outputs, False)
+    for node in io_toposort([], outputs):
+        known = [fixed.get(one, False) or _is_known(one) and one not in kept for one in node.inputs]
+        is_fixed = bool(known) and all(known) and not isinstance(node.op, MeasurableOp)
+        fixed.update(dict.fromkeys(node.outputs, is_fixed))
+    arrays = [one for one in fixed if fixed[one] and one.type.ndim and one not in shapes]
+    arrays = [one for one in arrays if _is_worth_a_constant(one)]
+    if not arrays:
+        return list(outputs), {}
+    lengths = pytensor.function([], [one.shape[0] for one in arrays], mode="FAST_COMPILE")()
+    by_row = {one for one, length in zip(arrays, lengths) if n_rows in (None, length)}
+    wanted = [one for one in walk(outputs, lambda one: () if one in by_row else _inputs(one))]
+    wanted = [one for one in dict.fromkeys(wanted) if one in by_row]
+    values = pytensor.function([], wanted, mode="FAST_COMPILE")()
+    new = {one: pt.constant(value, one.name) for one, value in zip(wanted, values)}
+    return substitute(outputs, new), {made: one for one, made in new.items()}
+
+
+def _inputs(one: Variable) -> Sequence[Variable]:
+    return one.owner.inputs if one.owner else ()
 
 
 # The number of rows
@@ -178,6 +240,11 @@ def _positions(node: Apply) -> list[int]:
         return list(range(len(node.inputs)))
     if isinstance(op, names.Reshape):
         return [1]
+    if isinstance(op, names.Scan):  # the steps, and the lengths of results
+        lengths = [node.inputs[0], *op.outer_nitsot(node.inputs)]
+        return [index for index, one in enumerate(node.inputs) if one in lengths]
+    if getattr(op, "extended_signature", "") is None:
+        op = getattr(op, "base_rv_op", None)  # of a truncated distribution, whose inputs come first
     size = op.size_param(node) if hasattr(op, "size_param") else None
     return [] if size is None else [node.inputs.index(size)]
 

@@ -57,7 +57,10 @@ class LostErrors:
         with self._lock:  # another thread that fails now has noted itself when this one is done
             if threading.get_native_id() in self._told:
                 return
-            _log(f"{self._name}: an evaluation failed in a thread of the sampler: {error}")
+            log(
+                logging.ERROR,
+                f"{self._name}: an evaluation failed in a thread of the sampler: {error}",
+            )
             raise_in_main_thread(error)
             self._told |= self._threads
 
@@ -81,9 +84,10 @@ def _place_of(thread: int) -> tuple[int, int]:
     return (id(frame), frame.f_lasti) if frame else (0, 0)
 
 
-def _log(message: str) -> None:
+def log(level: int, message: str) -> None:
+    """Log a message from any thread."""
     # In a thread of Python's, since logging would enter this one among those for good.
-    threading.Thread(target=_logger.log, args=(logging.ERROR, message), daemon=True).start()
+    threading.Thread(target=_logger.log, args=(level, message), daemon=True).start()
 
 
 def _class_for(error: Exception) -> type[Exception]:

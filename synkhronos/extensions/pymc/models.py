@@ -49,7 +49,7 @@ def divide(model: Any, data: Any, observed: Any, mode: Any) -> Any:
     if not isinstance(model, pm.Model):
         raise TypeError(f"parallelize: expected a pymc.Model, got {model!r}")
     point = Point(model)
-    terms = sorted(terms_of(model, observed, point), key=number_of_rows)
+    terms = sorted(terms_of(model, observed, point, data is not None), key=number_of_rows)
     given = _given(model, data, terms, point)
     potentials = []
     for _, group in itertools.groupby(terms, number_of_rows):

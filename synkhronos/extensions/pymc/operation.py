@@ -11,7 +11,6 @@ rows, in place of the node.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -21,10 +20,11 @@ from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import node_rewriter
-from pytensor.link.numba.dispatch.basic import generate_fallback_impl, numba_funcify
+from pytensor.link.numba.dispatch.basic import numba_funcify
 from pytensor.tensor.rewriting.basic import register_specialize
 
 from synkhronos import SynkhronosError
+from synkhronos.extensions.pymc.compiled import operation
 
 if TYPE_CHECKING:
     from pytensor.graph.fg import FunctionGraph
@@ -131,11 +131,21 @@ def local_sum_without_gradient(fgraph: FunctionGraph, node: Apply) -> dict[Varia
 
 @numba_funcify.register(_OfRows)
 def numba_funcify_of_rows(op: Op, node: Apply, storage_map: Any = None, **kwargs: Any) -> Any:
-    """Let Numba code call Python for it, without PyTensor's warning: a call takes only microseconds."""
+    """Return a function that Numba code calls, and that calls Python only where it has to."""
+    rows, with_gradient = op.rows, isinstance(op, RowsSum)
     storage = (storage_map or {}).get(node.outputs[0])
     if storage is not None:  # which belongs to the compiled function; there is none in inner graphs
-        storage.append(op.rows)
+        storage.append(rows)
         vars(node.tag).pop("rows", None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return generate_fallback_impl(op, node=node, **kwargs)
+    value, *gradients = [one.type for one in node.outputs]
+
+    def in_python(values: Sequence[np.ndarray]) -> np.ndarray:
+        return np.array(op.rows.vector(values, with_gradient), np.float64)
+
+    return operation(
+        rows.resident[with_gradient].record,
+        [one.type for one in node.inputs],
+        value,
+        list(zip(rows.wrt, gradients)),
+        in_python,
+    )

@@ -10,7 +10,7 @@ import pytensor.tensor as pt
 from pytensor.graph.rewriting.utils import rewrite_graph
 
 from synkhronos._typing import AnyArray
-from synkhronos.engines.names import Constant, Variable, ancestors
+from synkhronos.engines.names import Constant, TensorType, Variable, ancestors
 from synkhronos.extensions.pymc.leaves import has_dims, is_leaf
 from synkhronos.extensions.pymc.potential import substitute
 
@@ -32,7 +32,7 @@ class Point:
         self._model = model
         self._sources: dict[Variable, Variable] = {}
         self.parameters: dict[Variable, Variable] = {
-            one: pt.tensor(one.name, shape=one.type.shape, dtype=one.type.dtype)
+            one: TensorType(one.type.dtype, one.type.shape)(one.name)  # a name may look like a dtype
             for one in model.free_RVs
         }
         self._known: dict[Variable, Variable] = {

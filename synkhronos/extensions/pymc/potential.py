@@ -117,9 +117,9 @@ def total_of(name: str, value: Variable) -> Variable:
     drawn = _draws(value)
     if drawn:
         raise ValueError(
-            f"{name}: the log-probability draws random numbers, by {listed(drawn)}. Random variables "
-            f"of the model belong into `inputs`; simulators and minibatches cannot be divided over the "
-            f"ranks"
+            f"{name}: the log-probability draws random numbers, by {listed(drawn)}, so its rows cannot "
+            f"be divided: observe all rows in place of a minibatch, leave out simulators, and give "
+            f"rows_potential the random variables of the model as `inputs`"
         )
     total = value.sum() if value.type.ndim else value
     return total if total.type.dtype.startswith("float") else pt.cast(total, "floatX")
@@ -146,7 +146,7 @@ def substitute(outputs: Sequence[Variable], replaced: Mapping[Variable, Variable
 
 def like(one: Any, name: str | None, shape: Sequence[int | None]) -> Variable:
     """Return a variable for rows of the dtype of an array or a variable, of any number."""
-    return pt.tensor(name, shape=(None, *shape[1:]), dtype=str(one.dtype))
+    return pt.TensorType(str(one.dtype), (None, *shape[1:]))(name)  # a name may look like a dtype
 
 
 def _parameter(name: str, position: int, one: Any) -> Variable:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any, Iterable, Sequence
 
 import numpy as np
+from pytensor import config
 from pytensor.compile.mode import Mode, get_mode
 
 import synkhronos as synk
+from synkhronos._text import listed
 from synkhronos._typing import AnyArray
+from synkhronos.engines.analysis.recurrence import recurrent
 from synkhronos.extensions.pymc.first_evaluations import FirstEvaluations
 from synkhronos.extensions.pymc.independence import is_finite_sum
 from synkhronos.extensions.pymc.serial import PlainSum, SerialSum, n_bytes, value_and_gradient
@@ -58,11 +61,12 @@ class Rows(EvaluatedSum):
         plain: Any = None,
     ) -> None:
         _check_lengths(name, variables, data)
+        _check_steps(name, total, variables, parameters)
         wrt = [index for index, wanted in enumerate(differentiable) if wanted]
         self._total, self._variables = total, list(variables)
-        given = get_mode(mode)
+        given = get_mode("NUMBA" if mode is None and _is_usual() else mode)
         self._mode = Mode(given.linker, given.provided_optimizer.including(checks))
-        arrays = [_as_data(*pair) for pair in zip(variables, data)]
+        arrays = [_as_data(name, *pair) for pair in zip(variables, data)]
         slices = max(1, n_bytes(arrays) // (_SLICE * synk.size()))
         super().__init__(SumOnRanks(name, total.type.dtype, list(parameters), wrt, arrays, slices, {}))
         self._arguments: list[Any] = []  # the parameters as `Data`, when there are values
@@ -93,11 +97,18 @@ class Rows(EvaluatedSum):
                 if not self._untested:
                     break
         if self._untested == _POINTS:
+            data = self.on_ranks.data
+            missing = [str(one) for one, rows in zip(self._variables, data) if np.isnan(np.sum(rows))]
             raise ValueError(
                 f"{self.name}: expected that the log-probability is finite at one of {tried} points, "
                 f"near the initial point or drawn from the prior, so that it can be tested whether it "
-                f"is a sum over the rows. Give an initial point (initval), or priors, for which the "
-                f"observed values are possible"
+                f"is a sum over the rows. "
+                + (
+                    f"There are values that are not a number in {listed(missing)}; leave out their rows"
+                    if missing
+                    else "Give an initial point (initval), or priors, for which the observed values are "
+                    "possible"
+                )
             )
         self._untested = 0
 
@@ -116,6 +127,8 @@ class Rows(EvaluatedSum):
                     raise RuntimeError(f"{self.name}: it cannot be evaluated inside a fuse() block")
                 if not self._first.are_over:
                     self._compare(values, result)
+                elif not self.resident[with_gradient].is_impossible:
+                    self.resident[with_gradient].begin(function, data, values, np.size(result))
                 return result
         except (synk.ClosedError, synk.NotForkedError) as error:
             raise synk.ClosedError(
@@ -173,6 +186,21 @@ class Rows(EvaluatedSum):
         )
 
 
+def _check_steps(name: str, total: Any, variables: Sequence[Any], parameters: Sequence[Any]) -> None:
+    """Raise ValueError if a loop along the rows computes each step from earlier ones."""
+    axes = [0] * len(variables) + [None] * len(parameters)
+    if recurrent([*variables, *parameters], axes, [total]):
+        raise ValueError(
+            f"{name}: a scan computes each step along the rows from earlier ones, as in one time "
+            f"series, so they cannot be divided; several series can, if their shape is (series, time)"
+        )
+
+
+def _is_usual() -> bool:
+    """Whether the script has chosen neither a mode nor a linker of PyTensor."""
+    return config.mode == "Mode" and config.linker == "auto"
+
+
 def _check_lengths(name: str, variables: Sequence[Any], data: Sequence[Any]) -> None:
     lengths = {}
     for position, (variable, rows) in enumerate(zip(variables, data)):
@@ -187,7 +215,13 @@ def _check_lengths(name: str, variables: Sequence[Any], data: Sequence[Any]) -> 
         raise ValueError(f"{name}: data: expected at least one array, with at least one row")
 
 
-def _as_data(variable: Any, rows: Any) -> synk.Data:
+def _as_data(name: str, variable: Any, rows: Any) -> synk.Data:
+    if np.ma.is_masked(rows):
+        raise ValueError(
+            f"{name}: data: {variable}: {np.ma.count_masked(rows)} value(s) are masked, and would count "
+            f"as observed. Leave out their rows, or give the masked array as observed= of the model's "
+            f"variable, so that PyMC imputes them"
+        )
     if not isinstance(rows, synk.Data):
         return synk.data(rows, var=variable, constant=True)
     if rows.dtype != variable.type.dtype or rows.ndim != variable.type.ndim:

@@ -60,7 +60,8 @@ class SerialSum:
     ) -> None:
         self.name, self.n_rows = name, len(data[0])
         self.n_bytes = n_bytes(data)
-        self.dtypes = [one.dtype for one in data] + [one.type.dtype for one in parameters]
+        self.computed_with = [one.type.dtype for one in parameters]
+        self.dtypes = [one.dtype for one in data] + self.computed_with
         self._function, self._data = function, list(data)
         self._parameters, self._wrt = parameters, wrt
 

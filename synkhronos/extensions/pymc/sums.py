@@ -13,6 +13,7 @@ import numpy as np
 import synkhronos as synk
 from synkhronos._typing import AnyArray
 from synkhronos.extensions.pymc.lost_errors import LostErrors
+from synkhronos.extensions.pymc.resident import ResidentSum
 
 
 @dataclasses.dataclass
@@ -85,6 +86,9 @@ class EvaluatedSum(ABC):
         self.parameters, self.wrt = on_ranks.parameters, on_ranks.wrt
         self._lost = LostErrors(self.name)
         self._process = os.getpid()
+        slices = on_ranks.num_slices * synk.size()
+        #: Evaluations without Python, by whether they return the gradient
+        self.resident = {kind: ResidentSum(self.name, slices) for kind in (False, True)}
 
     def __reduce__(self) -> Any:
         # PyMC then samples in this process, and says so; Numba does not put it into its cache.
@@ -98,11 +102,11 @@ class EvaluatedSum(ABC):
 
     def sum(self, values: Sequence[Any]) -> AnyArray:
         """Return the sum over all rows."""
-        return self._evaluate(values, False)
+        return self.vector(values, False)[0]
 
     def sum_and_gradient(self, values: Sequence[Any]) -> list[AnyArray]:
         """Return the sum over all rows, and the gradient for each parameter that is differentiable."""
-        flat = self._evaluate(values, True)
+        flat = self.vector(values, True)
         results, start = [flat[0]], 1
         for index in self.wrt:
             shape = values[index].shape
@@ -111,7 +115,8 @@ class EvaluatedSum(ABC):
             start = stop
         return results
 
-    def _evaluate(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
+    def vector(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
+        """Return a vector of the sum over all rows and, if that is wanted, of all derivatives."""
         if os.getpid() != self._process:
             raise synk.SynkhronosError(
                 f"{self.name}: this process was forked from the one that has the ranks, and cannot use "
@@ -119,7 +124,10 @@ class EvaluatedSum(ABC):
             )
         self._lost.note_thread()
         try:
-            return self._evaluate_here(values, with_gradient)
+            found = self.resident[with_gradient].evaluate(values)
+            if found is None:
+                found = np.atleast_1d(self._evaluate_here(values, with_gradient))
+            return found
         except Exception as error:
             self._lost.report(error)
             raise

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
+import numpy as np
 import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from pymc.logprob.basic import conditional_logp
+from pymc.variational.minibatch_rv import MinibatchRandomVariable, get_scaling
 
 from synkhronos.engines.names import SharedVariable, Variable, ancestors
 from synkhronos.extensions.pymc.imputed import joined_by_row, selected_first
 from synkhronos.extensions.pymc.leaves import (
     array_of,
+    computed_once,
     folded,
     has_length,
     is_leaf,
     is_sparse,
     rows_first,
     shapes_in,
+    value_of,
 )
 from synkhronos.extensions.pymc.point import Point
 from synkhronos.extensions.pymc.potential import substitute
@@ -41,6 +48,10 @@ class Term(NamedTuple):
         Shared variables that it depends on, and constants of as many rows.
     sources : list of Constant or SharedVariable
         Variables of the model that have rows, some of which the graph no longer contains.
+    scale : callable or None
+        Returns the factor that ``total_size`` gives the log-probability of a number of rows.
+    computed : dict
+        What the model computes from data, by the constant that has its value.
     """
 
     variable: Variable
@@ -50,6 +61,8 @@ class Term(NamedTuple):
     n_rows: int
     leaves: list[Variable]
     sources: list[Variable]
+    scale: Callable[[int], float] | None
+    computed: dict[Variable, Variable]
 
 
 def number_of_rows(term: Term) -> int:
@@ -57,9 +70,15 @@ def number_of_rows(term: Term) -> int:
     return term.n_rows
 
 
-def terms_of(model: Any, observed: Sequence[str] | None, point: Point) -> list[Term]:
-    """Return the terms of a model that are divided."""
-    return [_term(model, one, point) for one in _chosen(model, observed)]
+def terms_of(
+    model: Any, observed: Sequence[str] | None, point: Point, has_data: bool = False
+) -> list[Term]:
+    """Return the terms of a model that are divided, which keep all data if the script gives others."""
+    kept: list[Variable] = []
+    if has_data:
+        values = [_observed(point.value_of(one)) for one in model.observed_RVs]
+        kept += [one for one in [*values, *map(point.stand_in_of, model.data_vars)] if one is not None]
+    return [_term(model, one, point, kept) for one in _chosen(model, observed)]
 
 
 def _chosen(model: Any, observed: Sequence[str] | None) -> list[Variable]:
@@ -86,8 +105,15 @@ def _unknown(known: Mapping[str, Variable], observed: Any) -> ValueError:
 
 
 def _has_rows(value: Variable) -> bool:
-    observed = _observed(value)
-    return observed is not None and array_of(observed).shape[0] > 1
+    return _number_of_rows(value) > 1
+
+
+def _number_of_rows(value: Variable) -> int:
+    """Return the number of rows of observed values; 0 if they have no rows, or draw random numbers."""
+    known, leaf = value_of(value), _observed(value)
+    if known is None and leaf is not None:
+        known = array_of(leaf)
+    return len(known) if known is not None and np.ndim(known) else 0
 
 
 def _observed(value: Variable) -> Variable | None:
@@ -95,23 +121,25 @@ def _observed(value: Variable) -> Variable | None:
     return next((one for one in ancestors([value]) if is_leaf(one) and one.type.ndim), None)
 
 
-def _term(model: Any, variable: Variable, point: Point) -> Term:
+def _term(model: Any, variable: Variable, point: Point, kept: Sequence[Variable]) -> Term:
     value = None if variable in model.potentials else point.value_of(variable)
     _check_is_whole(model, variable)
-    graph = of_parameters(variable, point)
-    observed = _longest(graph) if value is None else _observed(value)
-    if observed is None:
+    graph, scale = _without_scale(of_parameters(variable, point), value)
+    observed = _longest(computed_once([graph])[0][0]) if value is None else _observed(value)
+    n_rows = 0 if observed is None else _number_of_rows(observed if value is None else value)
+    if not n_rows:
         raise ValueError(
             f"parallelize: expected that {variable.name!r} has observed values with rows on axis 0, got "
             f"{value}; leave it out by observed=[...], with the names of the others"
         )
-    n_rows = array_of(observed).shape[0]
     sources = [one for one in ancestors([graph]) if is_leaf(one) and n_rows in array_of(one).shape]
     graph = padded(f"parallelize({variable.name})", graph, n_rows)
     graph, selected = selected_first(
         graph, n_rows, list(point.parameters.values()), lambda: point.values(list(point.parameters))
     )
-    outputs = folded([graph] if value is None else [graph, value], _all_observed(model, point))
+    outputs = folded([graph] if value is None else [graph, value], kept)
+    outputs, computed = computed_once(outputs, n_rows, kept)
+    sources += [one for one in ancestors(computed.values()) if isinstance(one, SharedVariable)]
     outputs[0] = rows_first(outputs[0], n_rows)
     return Term(
         variable,
@@ -121,7 +149,24 @@ def _term(model: Any, variable: Variable, point: Point) -> Term:
         n_rows,
         leaves_of(outputs, n_rows),
         [*sources, *selected],
+        scale,
+        computed,
     )
+
+
+def _without_scale(
+    graph: Variable, value: Variable | None
+) -> tuple[Variable, Callable[[int], float] | None]:
+    """Return a graph without ``total_size``, and the factor by the number of rows."""
+    if graph.owner is None or not isinstance(graph.owner.op, MinibatchRandomVariable):
+        return graph, None
+    variable, *total_size = graph.owner.inputs
+    (others,) = pytensor.function([], [value.shape[1:]], mode="FAST_COMPILE")()
+
+    def scale(n_rows: int) -> float:
+        return float(get_scaling(total_size, pt.constant([n_rows, *others])).eval(mode="FAST_COMPILE"))
+
+    return variable, scale
 
 
 def _check_is_whole(model: Any, variable: Variable) -> None:
@@ -132,11 +177,6 @@ def _check_is_whole(model: Any, variable: Variable) -> None:
             f"separately; leave it out by observed=[...], with the names of the others, or write its "
             f"log-probability with rows_potential"
         )
-
-
-def _all_observed(model: Any, point: Point) -> list[Variable]:
-    found = [_observed(point.value_of(one)) for one in model.observed_RVs]
-    return [one for one in found if one is not None]
 
 
 def _longest(graph: Variable) -> Variable | None:
@@ -170,13 +210,21 @@ def log_prob_of(term: Term, stand_ins: Mapping[Variable, Variable]) -> Variable:
     if term.value is None:
         return substitute([term.graph], stand_ins)[0]
     graph, value = substitute([term.graph, term.value], stand_ins)
-    return folded([pm.logp(graph, value, warn_rvs=False)])[0]
+    if getattr(graph.owner.op, "n_dependent_rvs", 1) > 1:  # of pymc_extras.marginalize
+        raise ValueError(
+            f"parallelize: {term.variable.name!r} and other observed variables share the marginalized "
+            f"variable {graph.owner.op.marginalized_name!r}, and have one log-probability; leave it out "
+            f"by observed=[...], or observe them as the columns of one variable"
+        )
+    found = pm.logp(graph, value, warn_rvs=False)
+    found = found[0] if isinstance(found, (list, tuple)) else found
+    return folded([found], only_shapes=True)[0]  # other constants may have the number of rows
 
 
 def plain_log_prob_of(term: Term, point: Point, stand_ins: Mapping[Variable, Variable]) -> Variable:
-    """Return the log-probability of a term as the model has it, without rewrites of its graph."""
+    """Return the log-probability of a term as PyMC computes that of the model."""
     variable = term.variable
     if term.value is None:
         return substitute([point.graph_of(variable)], stand_ins)[0]
     graph, value = substitute([point.graph_of(variable), point.value_of(variable)], stand_ins)
-    return pm.logp(graph, value, warn_rvs=False)
+    return conditional_logp({graph: value}, warn_rvs=False)[value]

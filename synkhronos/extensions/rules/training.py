@@ -19,7 +19,8 @@ from synkhronos.extensions.rules.record import Record
 from synkhronos.extensions.rules.rule import Rule, check_count
 from synkhronos.extensions.rules.training_state import Saved
 from synkhronos.extensions.rules.training_step import TrainingStep, updated_by
-from synkhronos.extensions.rules.validation import Validation
+from synkhronos.extensions.rules.validation import Validation, named
+from synkhronos.functions.steps import operations_of
 
 
 class _Programs(NamedTuple):
@@ -76,14 +77,14 @@ def train(
         If training continues from a checkpoint, earlier epochs count as well.
     validate : (Function, list of Data or arrays) or callable, optional
         What is computed after each epoch with `rule.value`: the center, or the average of the ranks. A
-        function's outputs are numbers that are means over the rows. The first output is recorded as
-        ``"loss"``, unless the function returns a dict. A callable ``validate(rank)`` returns numbers by
-        name. The parameters are restored afterwards.
+        function's outputs are numbers that are means over the rows, or have another operation. The first
+        output is recorded as ``"loss"``, unless the function returns a dict. A callable
+        ``validate(rank)`` returns numbers by name. The parameters are restored afterwards.
     validate_by : {"one", "all"}, optional
         Whether one rank validates while the others continue, each in its turn, which is the default for
-        rules without collectives; or all ranks validate together, each on its share of the rows. The
-        averages of their numbers are recorded, weighted by rows; a callable may return ``"rows"`` as the
-        weight.
+        rules without collectives; or all ranks validate together, each on its share of the rows. Their
+        numbers are combined by the operations of the outputs, by default averaged, weighted by rows; a
+        callable may return ``"rows"`` as the weight.
     seed : int, optional
         Determines the order of the rows, and the rule's random draws. By default it is drawn from
         ``numpy.random``.
@@ -208,10 +209,12 @@ def _train_with_checkpoints(programs: _Programs, seed: int | None, path: PathLik
 
 
 def _start_alike(plan: Plan) -> None:
-    """Give every rank the master's parameters, and verify the first step of all ranks."""
+    """Give every rank the master's parameters; verify the first step of all ranks and the validation."""
     synk.broadcast(plan.params)
     n_rows = min(plan.batch_size * synk.size(), len(plan.data[0]))
     plan.rule.verify(plan.data, n_rows)
+    if plan.validation is not None:
+        plan.validation.verify()
 
 
 def _beginning(seed: int | None) -> Saved:
@@ -293,7 +296,8 @@ def _checked_validation(validate: Any, by_all: bool) -> Validation | None:
     if isinstance(validate, (tuple, list)) and len(validate) == 2:
         function, data = validate
         if isinstance(function, synk.Function):
-            return Validation(function, _as_data(function, data, "validate"), by_all)
+            arrays = _as_data(function, data, "validate")
+            return Validation(function, arrays, by_all, named(operations_of(function)))
     elif callable(validate) and not isinstance(validate, synk.Function):
         return Validation(validate, None, by_all)
     raise TypeError(

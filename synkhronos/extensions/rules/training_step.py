@@ -11,7 +11,7 @@ from synkhronos.engines.names import In, SharedVariable, Variable
 from synkhronos.extensions._flat_gradient import FlatGradient
 from synkhronos.extensions._parameters import checked_parameters
 from synkhronos.extensions.steps.update_rules import apply_rule
-from synkhronos.functions.steps import reduces, verify_step
+from synkhronos.functions.steps import reduces, shares, verify_step
 
 
 class TrainingStep(Shown):
@@ -142,9 +142,9 @@ def make_step(
         param_updates = update(list(flat.pieces(flat.gradient)), params, **hyper)
     compute = synk.function(list(inputs), loss, updates=_pairs(grad_updates), name="compute gradients")
     reduces(compute, {one: ("the gradient", "avg") for one in gradient})
-    return TrainingStep(
-        params, gradient, compute, synk.function([], updates=_pairs(param_updates), name="update")
-    )
+    update_params = synk.function([], updates=_pairs(param_updates), name="update")
+    shares([compute, update_params])
+    return TrainingStep(params, gradient, compute, update_params)
 
 
 def _pairs(updates: Any) -> list[Any]:

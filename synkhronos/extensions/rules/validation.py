@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy
 
 import synkhronos as synk
 from synkhronos.extensions.rules.rule import Params, Rule, assign, values_of
+from synkhronos.functions.steps import verify_step
 
 _ROWS = 1000  # computed at a time
+#: How numbers of the ranks are combined by operations of outputs; by the others, they are averaged.
+_COMBINED: dict[str | None, Callable[..., float]] = {"sum": sum, "max": max, "min": min}
 
 
 class Validation(NamedTuple):
@@ -23,11 +26,22 @@ class Validation(NamedTuple):
         The arguments of the function.
     by_all : bool
         Whether all ranks validate together, each on its share of the rows.
+    operations : dict
+        The operations of the function's outputs, by name.
     """
 
     function: Any
     data: list[Any] | None
     by_all: bool
+    operations: Mapping[str, Any] = {}
+
+    def verify(self) -> None:
+        """Verify the combination of the ranks' numbers, and of slices, as in a first call."""
+        if self.data is None:
+            return
+        num_slices = _num_slices(len(self.data[0]) // (synk.size() if self.by_all else 1))
+        if self.by_all or num_slices > 1:
+            verify_step(lambda: self.function(*self.data, num_slices=num_slices))
 
     def run(self, rank: synk.Rank, params: Params, rule: Rule, epoch: int) -> dict[str, Any] | None:
         """Validate after an epoch; return the numbers on one rank, None on the others.
@@ -54,7 +68,7 @@ class Validation(NamedTuple):
         if not self.by_all:
             return {"rank": rank.rank, **numbers}
         every = rank.exchange((rows, numbers))
-        return {"rank": None, **combined(every)} if rank.rank == 0 else None
+        return {"rank": None, **combined(every, self.operations)} if rank.rank == 0 else None
 
     def _compute(self, rank: synk.Rank) -> tuple[dict[str, float], float]:
         """Return the numbers of this rank, and their weight."""
@@ -71,13 +85,13 @@ class Validation(NamedTuple):
                 self.function,
                 *self.data,
                 batch=slice(share.start, share.stop),
-                num_slices=-(-rows // _ROWS),
+                num_slices=_num_slices(rows),
             )
-            numbers = _named(outputs)
+            numbers = named(outputs)
         return {name: float(number) for name, number in numbers.items()}, float(rows)
 
 
-def _named(outputs: Any) -> dict[str, Any]:
+def named(outputs: Any) -> dict[str, Any]:
     """Return the outputs of a function by name."""
     if isinstance(outputs, dict):
         return outputs
@@ -86,11 +100,18 @@ def _named(outputs: Any) -> dict[str, Any]:
     return {f"output {position}" if position else "loss": one for position, one in enumerate(outputs)}
 
 
-def combined(every: Sequence[tuple[float, dict[str, float]]]) -> dict[str, float]:
-    """Return the averages of all ranks' numbers, weighted by rows."""
+def _num_slices(rows: int) -> int:
+    return max(1, -(-rows // _ROWS))
+
+
+def combined(
+    every: Sequence[tuple[float, dict[str, float]]], operations: Mapping[str, Any] = {}
+) -> dict[str, float]:
+    """Return all ranks' numbers, combined by their operations; by default averages, weighted by rows."""
     every = [(rows, numbers) for rows, numbers in every if rows]
     weights = [rows for rows, _ in every]
-    return {
-        name: float(numpy.average([numbers[name] for _, numbers in every], weights=weights))
-        for name in every[0][1]
-    }
+    found = {}
+    for name in every[0][1]:
+        values, combine = [numbers[name] for _, numbers in every], _COMBINED.get(operations.get(name))
+        found[name] = float(combine(values) if combine else numpy.average(values, weights=weights))
+    return found

@@ -7,7 +7,8 @@ ranks: gradients, losses, and ``marked_expressions``. ``plan`` divides a step in
 rank computes on its rows and the part after the all-reduce, ``step`` carries it out on all ranks, and
 ``serial_step`` in one process.
 
-``plan`` has the values to be reduced in ``reduced_vectors``; ``clipped_gradients`` gives operations
+``plan`` has the values to be reduced in ``reduced_vectors``, and stores averages ``in_place``;
+``clipped_gradients`` gives operations
 that change gradients, by their ``homogeneity``, the gradients of the serial loss; ``losses`` warns
 about losses whose gradients are combined by the wrong operation; and ``refusals`` has the errors for
 steps that cannot be divided. ``traversal`` walks, searches and rewrites graphs, ``source_masks`` has the

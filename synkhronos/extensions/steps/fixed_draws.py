@@ -92,4 +92,5 @@ def _fixed(draw: Variable, by_row: Variable, has_rows: bool) -> Variable:
         numbers = tt.switch(is_by_row, numbers, _CONSTANT)
     if not draw.dtype.startswith("float"):
         numbers = numbers < 0.5
-    return draw.type.filter_variable(tt.cast(numbers, draw.dtype))
+    numbers = names.with_pattern(tt.cast(numbers, draw.dtype), draw.type.broadcastable)
+    return draw.type.filter_variable(numbers)

@@ -70,7 +70,7 @@ def _parse_update(entry: Any, where: str) -> Update:
         raise TypeError(f"{where}: expected (shared, new) or (shared, new, op), got {shortened(entry)}")
     target, new, *op = entry
     if not isinstance(target, SharedVariable):
-        raise TypeError(f"{where}: expected a shared variable, got {target!r}")
+        raise TypeError(f"{where}: expected a shared variable, got {shortened(target)}")
     if not isinstance(new, Variable):
         new = target.type.filter_variable(new)
     if op and op[0] is not None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Sequence
 
 from synkhronos.engines import names
+from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.engines.names import GeneratorType, SharedVariable, Variable
 from synkhronos.extensions.steps import refusals
 from synkhronos.extensions.steps.clipped_gradients import GradientScaling
 from synkhronos.extensions.steps.definition import Definition
+from synkhronos.extensions.steps.in_place import in_place, is_in_place
 from synkhronos.extensions.steps.linear import has_rows, is_count, split, terms
-from synkhronos.extensions.steps.losses import check_losses
+from synkhronos.extensions.steps.losses import check_losses, values_of
 from synkhronos.extensions.steps.parsing import Output, Update
 from synkhronos.extensions.steps.reduced_expressions import ReducedExpression
 from synkhronos.extensions.steps.reduced_vectors import ReducedVectors
@@ -265,11 +267,21 @@ class _Planner:
         averaged: list[Update] = []
         last: list[Update] = []
         for update in self.definition.updates:
-            if update.is_own:
+            if update.is_own or self._is_same_everywhere(update.new):
                 own.append(update)
             else:
                 (averaged if self._is_averaged(update) else last).append(update)
         return own, averaged, last
+
+    def _is_same_everywhere(self, new: Variable) -> bool:
+        """Whether a value depends on the rows only through collectives, and not on gradients."""
+        if not self.local.of(new) & ~self.random or self.touched.of(new):
+            return False
+        variables = inputs_first([new], self.local.parents)
+        collected = [
+            one for one in variables if getattr(one.owner and one.owner.op, "is_same_everywhere", False)
+        ]
+        return bool(collected) and not Dependence(self.local.sources, self.givens, collected).of(new)
 
     def _is_averaged(self, update: Update) -> bool:
         """Whether the ranks' new values have to be combined because they depend on the rows directly."""
@@ -300,6 +312,9 @@ class _Planner:
         mask = self.local.of(new)
         if not target.type.dtype.startswith(("float", "complex")):
             raise refusals.not_a_float(target, self.local, mask)
+        # A default update can be given no operation. If it differs, the first call says so.
+        if target in self.definition.defaults or self._is_mean(new):
+            return
         for term, is_summed in terms(new, self.local):
             if targets.of(term):
                 raise refusals.step_without_gradient(target, self.local, mask)
@@ -307,6 +322,16 @@ class _Planner:
                 raise refusals.sum_over_rows(target, self.local, mask, is_summed)
             if is_count(term):
                 raise refusals.sum_over_rows(target, self.local, mask, True)
+
+    def _is_mean(self, new: Variable) -> bool:
+        """Whether the average of the ranks' values is certainly the value for all rows."""
+        rows = self.definition.rows
+        [value], [causes] = (
+            values_of([new], self.definition),
+            difference_causes(list(rows), list(rows.values()), [new]),
+        )
+        is_known = value is not None and value.axis is None and value.degrees <= {0}
+        return is_known and not causes.possible
 
     def _stored(
         self, updates: Sequence[Update], kept: Sequence[Any]
@@ -316,6 +341,8 @@ class _Planner:
         for update, place in zip(updates, kept):
             reduced = self.vectors.reduced_at(place)
             new = update.target + reduced if update.op == "sum" else reduced
+            if update.op != "sum" and is_in_place(update.target, update.new):
+                new = in_place(update.target, reduced)
             pairs.append((update.target, update.target.type.filter_variable(new)))
         return pairs
 

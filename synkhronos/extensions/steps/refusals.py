@@ -10,7 +10,8 @@ from synkhronos.extensions.steps.source_masks import Dependence
 
 _OPERATIONS = (
     "(shared, new, 'sum') adds up the changes of all ranks, 'min' and 'max' keep the least and the "
-    "greatest value, and None lets each rank keep its own value"
+    "greatest value, and None lets each rank keep its own value. Inputs that are not rows, which every "
+    "rank needs as a whole, are given in bcast_inputs"
 )
 
 _MARKED = (
@@ -66,9 +67,11 @@ def step_without_gradient(target: Variable, local: Dependence, mask: int) -> Val
     """An update depends on the rows and on updated variables other than through known gradients."""
     return ValueError(
         f"updates: the new value of {_of(target)} depends on {local.labels_in(mask)}, but no gradient "
-        f"of the loss was found in it, and the average of the ranks' new values would not be the new "
+        f"of the loss was found in it, and the average of the ranks' new values is perhaps not the new "
         f"value for all rows. If it is a step along a gradient, give the loss and the parameters of "
-        f"this gradient, or mark it: {_MARKED}. Otherwise say how to combine the values: {_OPERATIONS}"
+        f"this gradient, or mark it: {_MARKED}. If it is a queue of rows, collect those of all ranks by "
+        f"synk.ops.all_gather(rows). Otherwise say how to combine the values: (shared, new, 'avg') "
+        f"averages them; {_OPERATIONS}"
     )
 
 

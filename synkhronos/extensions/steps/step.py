@@ -12,7 +12,7 @@ from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.fixed_draws import with_fixed_draws
 from synkhronos.extensions.steps.plan import Plan, make_plan
 from synkhronos.extensions.steps.traversal import inputs_first, operands_with
-from synkhronos.functions.steps import RepeatedStep, compare_step, reduces, reported
+from synkhronos.functions.steps import RepeatedStep, compare_step, reduces, reported, shares
 
 
 class _Phase(NamedTuple):
@@ -117,6 +117,7 @@ class Step:
             outputs = [((one, None), one) for one in plan.outputs]  # the master's value
             self._later.append(builder.build("update", outputs, plan.updates))
         self._targets = [target for target, _ in plan.updates]
+        self._own = [one.target for one in definition.updates if one.is_own]
         self._told = _named(plan), plan.is_doubtful
         reduces(self._rows.function, *self._told)
         counts = [] if self._count is None else [self._count]
@@ -125,7 +126,17 @@ class Step:
         self.functions = self._called[len(self._before) :]
         self._repeated = self._repeat()
 
+    @property
+    def n_outputs(self) -> int:
+        return len(self._places)
+
+    @property
+    def function(self) -> synk.Function:
+        """The function that is called on rows."""
+        return self._rows.function
+
     def _repeat(self) -> RepeatedStep:
+        shares(self._called, self._own)
         # The count is called on rows, too.
         return RepeatedStep(self._called, self._place, may_repeat=self._count is None)
 

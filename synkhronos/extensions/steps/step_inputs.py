@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from synkhronos._text import listed
+from synkhronos._text import listed, shortened
 from synkhronos.engines.names import Variable
 
 #: Stands for an input to which a call gives no data.
@@ -29,7 +29,7 @@ def variable_of(given: Any) -> Variable:
     """Return the variable of an input, which may have a wrapper such as ``synk.In``."""
     variable = given if isinstance(given, Variable) else getattr(given, "variable", None)
     if not isinstance(variable, Variable):
-        raise TypeError(f"inputs: expected variables, got {given!r}")
+        raise TypeError(f"inputs: expected variables, got {shortened(given)}")
     return variable
 
 

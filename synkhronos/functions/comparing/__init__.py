@@ -7,6 +7,4 @@ after a call. In the first calls of a function, ``watch`` warns if they are not 
 ``trial_runs`` are runs of calls without effects, on one rank and on all. ``serial_comparison`` compares
 their results, for `Function.check` and, on a few rows, for ``first_calls``; ``reasons`` finds why
 results differ.
-
-May import: what ``functions`` may.
 """

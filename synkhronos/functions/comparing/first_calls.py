@@ -1,6 +1,7 @@
-"""The first call of a function or step, compared with the same call on one rank.
+"""The first call of a function or step, compared with the same call on one rank, in one piece.
 
-Only a few rows are used, which one rank computes alone, and then all ranks together. Outputs whose
+Only a few rows are used, which one rank computes alone, and then all ranks together. If the results
+agree, those that the graph shows to differ on other rows are reported nevertheless. Outputs whose
 operation the script has stated are not compared, and neither are variables that each rank updates from
 its own rows: they may be combined later. Results that depend on random numbers cannot be compared, as
 each rank draws its own.
@@ -12,10 +13,19 @@ import functools
 from typing import Any, Hashable, Mapping, Sequence
 
 from synkhronos._errors import MismatchError, WorldBrokenError, warn
+from synkhronos._text import listed
+from synkhronos.engines.base import Causes
 from synkhronos.functions.agreement import agreement_of
+from synkhronos.functions.analysis import causes_of
 from synkhronos.functions.call import CallFunction
 from synkhronos.functions.columns import Most
-from synkhronos.functions.comparing.serial_comparison import SerialComparison, ToCompare, tolerance_of
+from synkhronos.functions.comparing.reasons import of_graph
+from synkhronos.functions.comparing.serial_comparison import (
+    SerialComparison,
+    ToCompare,
+    how_called,
+    tolerance_of,
+)
 from synkhronos.functions.comparing.trial_runs import Called, Calls, calls_until
 from synkhronos.host.handler_errors import pass_on
 from synkhronos.host.log import logger
@@ -26,6 +36,7 @@ from synkhronos.world.world import World
 #: Rows of each rank that are used at most, and at least if the call has them and takes a short time
 _MOST, _LEAST = 32, 4
 _SMALL = 4 << 20  # bytes of shared variables with which it does
+_LINEAR = ("avg", "sum")  # the operations for what is linear in means or sums over the rows
 
 
 class Verification:
@@ -43,11 +54,14 @@ class Verification:
         self._reduced: dict[int, str] = {}
         self._is_reported = False
         self._reported: set[str] = set()
+        self._causes: tuple[list[Causes], dict[int, Causes]] | None = None
 
     def before(self, function: Any, command: CallFunction) -> None:
         """Verify a call that is about to be made; inside `fuse`, when the block ends."""
         world = self._world
-        if world.size == 1 or world.here.log is not None:  # `profile` measures only the calls themselves
+        if world.size == 1 and command.num_slices == 1:
+            return
+        if world.here.log is not None:  # `profile` measures only the calls themselves
             return
         if self._is_reported and world.options.verify != RAISE:
             return
@@ -73,20 +87,44 @@ class Verification:
 
     def _verify(self, called: Sequence[Called], place: int) -> None:
         """Compare calls that are about to be made, and warn if they differ, or raise an error."""
+        function = called[place].function
         self._done.add(self._kind(called[place].command))
-        if not all([one.command.is_like_serial for one in called]):
+        is_like_serial = all([one.command.is_like_serial for one in called])
+        found = self._found(called, place) if is_like_serial else None
+        names = [] if found is None else [one.what for one in found.complaints]
+        text = found.text(function, "one process") if found is not None and names else ""
+        if not names:
+            names, causes = self._doubtful(called[place])
+            text = (
+                f"{function!r}: {how_called(self._world, called)} the call may equal one process on "
+                f"these rows, but differs on others, in {listed(names)}. {of_graph(causes)}"
+            )
+        if set(names) <= self._reported:
             return
-        found = self._found(called, place)
-        if found is None:
-            return
-        new = {one.what for one in found.complaints} - self._reported
-        if not new:
-            return
-        self._reported |= new
-        text = found.text(called[place].function, "one process")
+        self._reported.update(names)
         if self._world.options.verify == RAISE:
-            raise MismatchError(text, [one.what for one in found.complaints])
+            raise MismatchError(text, names)
         warn(text)
+
+    def _doubtful(self, called: Called) -> tuple[list[str], set[str]]:
+        """Return the results that certainly differ on some rows, and the causes in the graph."""
+        function, subset = called.function, called.command.subset
+        if self._causes is None:
+            self._causes = causes_of(self._world, function)
+        outputs, updates = self._causes
+        of_outputs = {
+            what: outputs[index].certain
+            for what, (_, index) in self._compared.outputs.items()
+            if outputs and (subset is None or index in subset)
+            if function.output_modes[index] in _LINEAR
+        }
+        of_updates: dict[str, frozenset[str]] = {}
+        for number, what in self._reduced.items():
+            if number in updates and function.reduced[number] in _LINEAR:
+                of_updates[what] = of_updates.get(what, frozenset()) | updates[number].certain
+        # Gradients have the causes of their losses, and further ones.
+        causes = set().union(*of_outputs.values()) or set().union(*of_updates.values())
+        return [what for what, found in [*of_outputs.items(), *of_updates.items()] if found], causes
 
     def _found(self, called: Sequence[Called], place: int) -> SerialComparison | None:
         """Return the comparison; None if nothing can be compared, or nothing differs beyond rounding."""
@@ -149,6 +187,7 @@ def _on_few_rows(world: World, called: Sequence[Called]) -> list[Called]:
     is_short = sum(one.size * one.dtype.itemsize for one in tensors) <= _SMALL
     # One rank computes `size` times as many rows, and then all compute these: half of a call or less.
     by_rank = max(1, min(own, _LEAST) if is_short else 1, min(_MOST, own // (2 * (size + 1))))
+    by_rank = max(by_rank, *[getattr(one.command, "num_slices", 1) for one in called])
     most = Most(by_rank * size, by_rank)
     return [one._replace(command=one.command.on_few(most)) if one.function else one for one in called]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Sequence
+from typing import Callable, Collection, NamedTuple, Sequence
 
 import numpy as np
 
@@ -48,15 +48,15 @@ _OF_GRAPHS = {
 }
 
 
-def of_graph(suspects: Sequence[str]) -> str:
+def of_graph(suspects: Collection[str]) -> str:
     """Return the causes to look for if no reduction gives a serial value.
 
     Parameters
     ----------
-    suspects : list of str
+    suspects : collection of str
         The causes in the graph, as of `synkhronos.engines.analysis.difference_causes.DIFFERENCE_CAUSES`.
     """
-    found = "; ".join(_OF_GRAPHS[one] for one in suspects or DIFFERENCE_CAUSES)
+    found = "; ".join(_OF_GRAPHS[one] for one in DIFFERENCE_CAUSES if one in suspects or not suspects)
     return f"The graph has {found}." if suspects else f"Usual reasons: {found}."
 
 
@@ -99,7 +99,31 @@ def of_output(
                 f"its op is {mode!r}, but {what} of the ranks' values equals the serial value: give it "
                 f"as (output, {op!r})"
             )
-    return Reason(f"its op is {mode!r}, but no op gives the serial value", False)
+    text = f"its op is {mode!r}, but no op gives the serial value"
+    if by_rank is not None and serial.dtype.kind in "fiu":
+        exact = combined(mode, [np.asarray(one, np.float64) for one in by_rank], weights)
+        if (
+            exact is not None
+            and exact.shape == serial.shape
+            and _is_inexact(serial, exact, sum(weights))
+        ):
+            return Reason(
+                f"{text}. The serial value may be the wrong one: {serial.dtype} is too narrow for a sum "
+                f"of this many rows, or of this size; compare with a graph in float64 or int64"
+            )
+    return Reason(text, False)
+
+
+def _is_inexact(serial: np.ndarray, exact: np.ndarray, n_rows: int) -> bool:
+    """Whether a serial sum may have lost this much, as its dtype is narrow.
+
+    The gradient of indexing adds rows one by one. Numba computes products of integers in floating point.
+    """
+    if serial.dtype.kind == "f":
+        lost = np.abs(exact - serial)
+        return bool((lost <= np.abs(exact) * n_rows * np.finfo(serial.dtype).eps / 2).all())
+    digits = 53 if serial.dtype.itemsize == 8 else 24
+    return bool(np.abs(exact).max(initial=0) > min(np.iinfo(serial.dtype).max, 2.0**digits))
 
 
 def of_reduced(value: np.ndarray, serial: np.ndarray, size: int, allows: _Allows) -> Reason:

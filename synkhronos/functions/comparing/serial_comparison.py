@@ -13,7 +13,7 @@ from synkhronos._typing import AnyArray, SharedVariable
 from synkhronos.arithmetic.comparison import Difference, Tolerance, difference
 from synkhronos.arithmetic.operations import GATHER
 from synkhronos.functions.agreement import agreement_of, label, labels
-from synkhronos.functions.analysis import analysis_of, has_rows, suspects_of
+from synkhronos.functions.analysis import analysis_of, causes_of, has_rows
 from synkhronos.functions.call import CallFunction
 from synkhronos.functions.comparing import reasons
 from synkhronos.functions.comparing.replicas import find_different
@@ -61,11 +61,14 @@ class ToCompare(NamedTuple):
     reduced : dict
         The operations by which variables are reduced after the calls, by number. The reductions of these
         variables are compared, and of other variables the value of each rank.
+    of_step : bool
+        Whether these are the calls of a training step, with its reductions.
     """
 
     outputs: Mapping[str, tuple[int, int]]
     variables: Mapping[int, str]
     reduced: Mapping[int, str] = {}
+    of_step: bool = False
 
 
 class Complaint(NamedTuple):
@@ -149,12 +152,23 @@ class SerialComparison:
     def text(self, function: Any, other: str) -> str:
         """Return the complaints about a call of a function as text."""
         found = [(one, one.why()) for one in self.complaints]
-        listed = "\n".join(
+        lines = [
             f"- {one.what} {one.how}" + (reason.text and f"; {reason.text}") for one, reason in found
-        )
+        ]
         if not all(reason.is_found for _, reason in found):
-            listed += f"\n{reasons.of_graph(suspects_of(self._world, function))}"
-        return f"{function!r}: on {self._world.size} rank(s) the call differs from {other}:\n{listed}"
+            lines.append(self._of_graph(function))
+        where = how_called(self._world, self._calls.called)
+        return "\n".join([f"{function!r}: {where} the call differs from {other}:", *lines])
+
+    def _of_graph(self, function: Any) -> str:
+        outputs, updates = causes_of(self._world, function)
+        none: frozenset[str] = frozenset()
+        # Gradients have the causes of their losses, and further causes that are harmless.
+        suspects = none.union(*[one.possible for one in outputs])
+        suspects = suspects or none.union(*[one.possible for one in updates.values()])
+        if not suspects and self._calls.are_in_slices and function.replica.has_collectives:
+            return "Collectives in the graph combine only one slice at a time: leave out num_slices."
+        return reasons.of_graph(suspects)
 
     @property
     def is_stale(self) -> bool:
@@ -181,7 +195,7 @@ class SerialComparison:
     def _can_compare(self, what: str, sources: set[int]) -> bool:
         """Note why a result cannot be compared, if its sources differ from rank to rank."""
         world, agreement = self._world, agreement_of(self._world)
-        if world.size == 1:
+        if world.size == 1 and not self._calls.are_in_slices:
             return True
         if sources & agreement.streams:
             self.not_compared[what] = "it depends on random numbers, which each rank draws for itself"
@@ -304,19 +318,19 @@ class SerialComparison:
     ) -> str:
         same_shape = all(value.shape == serial.shape for value in values)
         how = _largest(values, serial) if same_shape else f"in its shape, serially {serial.shape}"
-        if self._is_reduced(values):
+        if len(values) == 1:  # that of the master, as all ranks have it after a reduction
             return f"differs {how}"
         return f"the new value differs {how} on rank(s) {', '.join(map(str, wrong))}"
-
-    def _is_reduced(self, values: Sequence[AnyArray]) -> bool:
-        """Whether this is only the value of the master, which all ranks have after a reduction."""
-        return len(values) == 1 and self._world.size > 1
 
     def _why(
         self, values: Sequence[AnyArray], weights: Sequence[int], serial: AnyArray
     ) -> reasons.Reason:
-        if self._is_reduced(values):
+        if len(values) == 1:
             return reasons.of_reduced(values[0], serial, self._world.size, self._tolerance.allows)
+        if self._compared.of_step:
+            return reasons.Reason(
+                "the gradient, or what else is reduced for it, is not the serial one", False
+            )
         return reasons.of_update(values, weights, serial, self._tolerance.allows)
 
     def _rows_by_rank(self) -> list[int]:
@@ -347,6 +361,12 @@ def how_output_differs(value: AnyArray | None, serial: AnyArray, found: ByRank) 
     return f"differs {difference(value, serial)}"
 
 
+def how_called(world: World, called: Sequence[Called]) -> str:
+    """Return the number of ranks of calls, and the number of slices if there are several."""
+    slices = max(getattr(one.command, "num_slices", 1) for one in called)
+    return f"on {world.size} rank(s)" + (f", in {slices} slices," if slices > 1 else "")
+
+
 def _largest(values: Sequence[AnyArray], serial: AnyArray) -> Difference:
     return max((difference(value, serial) for value in values), key=lambda one: one.absolute)
 
@@ -372,7 +392,7 @@ def check_commands(
     function: Any,
     commands: Sequence[Command],
     outputs: Mapping[str, tuple[int, int]],
-    variables: Iterable[SharedVariable],
+    updated: Iterable[SharedVariable],
     rtol: float | None,
     atol: float | None,
 ) -> Comparison:
@@ -380,8 +400,9 @@ def check_commands(
     tolerances = _check_tolerances(rtol, atol)
     replicate(world)
     calls = Calls(world, [called(world, one) for one in commands])
-    numbers = {world.registry.numbers[shared] for shared in variables}
-    compared = ToCompare(outputs, _named(world, [one for one in calls.tensors if one in numbers]))
+    numbers = {world.registry.numbers[shared] for shared in updated}
+    variables = _named(world, [one for one in calls.tensors if one in numbers])
+    compared = ToCompare(outputs, variables, of_step=True)
     return _checked(world, function, calls, compared, *tolerances)
 
 

@@ -343,6 +343,11 @@ class Calls:
         self.update_sources = {**former, **news}
 
     @property
+    def are_in_slices(self) -> bool:
+        """Whether a rank computes one of the calls in slices."""
+        return any(getattr(command, "num_slices", 1) > 1 for _, command in self.called)
+
+    @property
     def used(self) -> set[int]:
         """The variables from whose values results are computed."""
         outputs = [one for each in self.sources for one in each]

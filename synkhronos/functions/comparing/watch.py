@@ -55,16 +55,17 @@ def watch(world: World, function: Any, given: Sequence[Output]) -> None:
     given : list of Output
         The outputs as the script gave them.
     """
-    if world.size == 1:
-        return
     engine, agreement, numbers = world.here.engine, agreement_of(world), world.registry.numbers
     streams = engine.random_streams(function.replica.compiled)
     agreement.streams.update(numbers[shared] for shared in streams)
-    agreement.sliceable.update(function.replica.sliceable)
-    agreement.watch(world, function.get_shared())
-    analysis = analysis_of(world, function)
     if world.options.verify != OFF and has_rows(function):
         function.verification = Verification(world, _claimed(world, function, given))
+    if world.size == 1:
+        return
+    agreement.sliceable.update(function.replica.sliceable)
+    shareds = function.get_shared()
+    agreement.objects.update(numbers[one] for one in shareds if not engine.is_tensor(one))
+    analysis = analysis_of(world, function)
     kind = Audit if world.options.audits else Watch
     function.watch = function.watcher = kind(world, function, analysis)
 
@@ -117,8 +118,7 @@ class Watch:
     def observe(self, call: Command, finish: Finish) -> tuple[Command, Finish]:
         """Return the command to submit in place of a call, and how it ends; it may return samples."""
         self.calls += 1
-        if self.calls == 1:
-            agreement_of(self._world).updated_from(self.updated)
+        agreement_of(self._world).updated_from(self.updated)
         self._judge_without_comparing()
         numbers = self._to_compare()
         if self.calls >= PATIENCE:
@@ -157,23 +157,20 @@ class Watch:
             by_rank = [each[position] for each in samples]
             amount = largest_difference(by_rank, world.master_rank)
             by_master = number in agreement.set_on_master
+            agreement.set_on_master.discard(number)
             if amount is None:
                 agreement.suspected.pop(number, None)
-                if by_master:
-                    agreement.was_harmless(world, number)
             elif by_master:
                 set_alone[number] = amount
-            elif number not in agreement.combined and not agreement.is_stale(number):
+            elif number not in agreement.combined | agreement.stale:
                 updated[number] = amount
         if set_alone:
-            agreement.set_on_master.difference_update(set_alone)
             agreement.reported.update(set_alone)
             agreement.stale.update(set_alone)
+            agreement.updated_from(self.updated)
             warn(_text(repr(self._function), labels(world, set_alone), set_alone) + _SET_ALONE)
-        for advice in (_UPDATED, _CHANGED_BY_THEANO):
-            found = {one: updated[one] for one in updated if self._advice(one) is advice}
-            if found:
-                self._suspect(_Suspicion(world, self._function, found, advice), found)
+        if updated:
+            self._suspect(_Suspicion(world, self._function, updated), updated)
 
     def _judge_without_comparing(self) -> None:
         """Warn about values that were set on the master only, and cannot be compared."""
@@ -200,10 +197,6 @@ class Watch:
                 del agreement.suspected[number]
             agreement.reported.update(numbers)
             issue()
-
-    def _advice(self, number: int) -> str:
-        by_calls = agreement_of(self._world).differs_by_calls(number)
-        return _UPDATED if by_calls else _CHANGED_BY_THEANO
 
     def _is_settled(self, number: int) -> bool:
         """Whether this function, or a function that updates a variable, was called often enough."""
@@ -274,18 +267,24 @@ class _Suspicion:
         By how much each variable differs, by number.
     """
 
-    def __init__(self, world: World, function: Any, amounts: Mapping[int, float], advice: str) -> None:
-        self._agreement = agreement_of(world)
-        self._name, self._amounts, self._advice = repr(function), amounts, advice
+    def __init__(self, world: World, function: Any, amounts: Mapping[int, float]) -> None:
+        self._agreement, self._world = agreement_of(world), weakref.ref(world)
+        self._name, self._amounts = repr(function), amounts
         self._names = {number: label(world, number) for number in amounts}
         self._issue = prepare_warning()
+
+    def remark(self) -> None:
+        """Have the warning issued when the world is closed."""
+        world = self._world()
+        if world is not None:
+            world.remark(self.warning())
 
     def warning(self) -> Callable[[], None]:
         """Return a function that issues the warning about the variables that are suspected now."""
         suspected = self._agreement.suspected
         left = {one: self._amounts[one] for one in self._names if suspected.get(one) is self}
         text = _text(self._name, listed(self._names[one] for one in left), left)
-        return functools.partial(self._issue, text + self._advice)
+        return functools.partial(self._issue, text + _UPDATED)
 
 
 def _text(function: str, names: str, amounts: Mapping[int, float]) -> str:
@@ -296,9 +295,10 @@ def _text(function: str, names: str, amounts: Mapping[int, float]) -> str:
 
 
 _SET_ALONE = (
-    f"{compiler.TITLE}'s set_value(), and as_theano(), change only the replica of the master; call "
-    "synk.broadcast(variable), or set the value with synk.broadcast(variable, value), or rows of which "
-    "each rank shall have its part with synk.scatter(variable, value)"
+    f"{compiler.TITLE}'s set_value(), functions of {compiler.TITLE}, and as_theano() change only the "
+    "replica of the master; call synk.broadcast(variable), or set the value with "
+    "synk.broadcast(variable, value), or rows of which each rank shall have its part with "
+    "synk.scatter(variable, value)"
 )
 _NOT_RESEEDED = (
     "The other ranks continue with their own states, so a run does not repeat. Instead of the stream's "
@@ -313,9 +313,4 @@ _UPDATED = (
     "train on the whole minibatch, build the step from the same updates with "
     "synkhronos.extensions.train.parallel_function(), or from the loss with make_train_function(); or "
     "call synk.all_reduce(variable) after each call"
-)
-_CHANGED_BY_THEANO = (
-    f"Only the replica of the master was changed, as by a plain {compiler.NAME}.function() with "
-    "updates; build that function with synkhronos.extensions.train.parallel_function(), or call "
-    "synk.broadcast(variable) after it"
 )

@@ -129,7 +129,11 @@ def examine_repairs() -> Finding:
     for one in imports.Finder.needed().rows:
         reasons.setdefault(one.why, []).extend(one.names())
     lines = [f"{why}: {', '.join(sorted(set(names)))}" for why, names in reasons.items()]
-    return "\n".join(["of Theano, Lasagne and Keras, when they are imported", *lines]), ""
+    first = (
+        f"{len(lines)} of Theano, Lasagne and Keras; import theano needs them: start scripts by run, or "
+        f"import synkhronos first"
+    )
+    return "\n".join([first, *lines]), ""
 
 
 def examine_compiler() -> Finding:
@@ -197,10 +201,8 @@ def examine_theano() -> Finding:
         found = "not installed, or another package in its place"
         raise Fault(found, _with_this_python(complaint))
     _check_needed(NEEDED_BY_THEANO)
-    environ = dict(os.environ)
-    environment.set_flags(environ)
     # Importing Theano would use a GPU that is named in the user's flags. The last flag wins.
-    flags = environ.get("THEANO_FLAGS", "") + ",device=cpu"
+    flags = os.environ.get("THEANO_FLAGS", "") + ",device=cpu"
     code = f"NAME, MODE = 'theano', None\n{REPAIRS}{PRODUCT_PROBE}"
     return judge_theano(probe(code, THEANO_FLAGS=flags), *_of_processor())
 
@@ -275,13 +277,13 @@ def examine_cores() -> Finding:
     """Report the number of cores, and the number that this process may use."""
     quota = cpu_quota()
     limit = "none" if quota is None else f"{quota:g}"
-    found = (
-        f"{cores()} usable: {os.cpu_count()} in the machine, {affinity()} in the affinity "
-        f"mask, control group's limit {limit}"
-    )
-    if cores() == 1:
-        return found, "fork() will use one process; request more with fork(n), or raise the limits"
-    return found, ""
+    masked = f"{affinity()} in the affinity mask"
+    found = f"{cores()} usable of {os.cpu_count()}: {masked}, control group's limit {limit}"
+    if cores() > 1:
+        return found, ""
+    is_masked = affinity() == 1 < (os.cpu_count() or 1)
+    way = "start without taskset, or with more cores in its mask" if is_masked else "raise the limit"
+    return found, f"fork() will use one process; {way}, or request more with fork(n)"
 
 
 def examine_load(seconds: float = 0.5) -> Finding:
@@ -323,10 +325,7 @@ def examine_malloc() -> Finding:
     )
     reason = heap.why_not_kept()
     text = "keeps freed memory" if reason is None else f"returns freed memory, as {reason}"
-    text = f"{text}; huge pages by the kernel's settings: {kernel}"
-    if reason is None and heap.huge_pages("enabled") == "madvise":
-        text = f"{text}; scripts started by python -m synkhronos run use them"
-    return text, ""
+    return f"{text}; huge pages: {kernel}", ""
 
 
 PYTHON = Check("Python", examine_python, is_required=True)

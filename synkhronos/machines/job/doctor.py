@@ -7,20 +7,11 @@ import sys
 from typing import Any, Dict, Iterator, List
 
 from synkhronos.host.compiler import TITLE
-from synkhronos.host.doctor.check import PROBLEM, Check, Fault, Finding, ProbeError, Result, ask, probe
+from synkhronos.host.doctor.check import PROBLEM, Check, Fault, Finding, ProbeError, Result, ask
 from synkhronos.machines.job import launcher
 from synkhronos.machines.job.config import Job, JobError, make_job
 
 TIME_LIMIT = 60  # seconds, for what runs on other machines
-
-LIBRARY = """
-import json
-from mpi4py import rc
-rc.initialize = rc.finalize = False
-import mpi4py
-from mpi4py import MPI
-print(json.dumps({"mpi4py": mpi4py.__version__, "library": MPI.Get_library_version()}))
-"""
 
 HOST = """
 import importlib, json, platform, re, socket, sys
@@ -93,31 +84,23 @@ def examine_mpi() -> Finding:
     only = "only several machines need it"
     try:
         mpirun = launcher.find_mpirun()
+        about = launcher.find_mpi4py()
     except JobError as error:
         return f"not usable, but {only}: {error}", ""
-    try:
-        launcher.check_mpi4py()
-        about = probe(LIBRARY)
-    except (JobError, ProbeError) as error:
-        found = f"mpirun of OpenMPI {mpirun.version}"
-        return f"{found}; mpi4py is not usable, but {only}: {error}", ""
-    return judge_mpi(mpirun.version, about)
+    return judge_mpi(mpirun, about)
 
 
 MPI = Check("MPI", examine_mpi, is_required=False)
 
 
-def judge_mpi(version: str, about: Dict[str, str]) -> Finding:
-    """Compare the version of mpirun with the output of `LIBRARY`."""
-    library = about["library"].strip().split("\0")[0].splitlines()[0]
-    found = f"mpirun of OpenMPI {version}, mpi4py {about['mpi4py']}"
-    of_library = re.search(r"Open MPI v?([0-9][^\s,]*)", library)
-    if of_library is None or of_library[1] != version:
-        remedy = (
-            "let both be of one installation: python -m pip install --force-reinstall mpi4py; or put "
-            "the mpirun of this library first in PATH"
-        )
-        return f"{found}, which loads {library.partition(',')[0]}", remedy
+def judge_mpi(mpirun: launcher.Mpirun, about: Dict[str, str]) -> Finding:
+    """Compare the version of mpirun with the output of `launcher.LIBRARY`."""
+    found = f"mpirun of OpenMPI {mpirun.version}, mpi4py {about['mpi4py']}"
+    if about["library"] != f"Open MPI v{mpirun.version}":
+        remedy = launcher.remedy_for_library(mpirun, about)
+        if "Open MPI" in about["library"]:
+            remedy = f"put the mpirun of that library first in PATH; or {remedy}"
+        return f"{found}, which loads {about['library']}", remedy
     return found, ""
 
 
@@ -126,8 +109,9 @@ def check_hosts(hosts: str) -> Iterator[Result]:
     reached: Dict[str, Dict[str, Any]] = {}
     try:
         what = make_job(None, None, hosts, None, None, None)
-        mpirun = launcher.find_mpirun().path
-        launcher.check_mpi4py()
+        found = launcher.find_mpirun()
+        launcher.check_mpi4py(found)
+        mpirun = found.path
     except JobError as error:
         yield Result("hosts", PROBLEM, hosts, str(error))
         return
@@ -196,7 +180,7 @@ def examine_round_trips(mpirun: str, hosts: List[str]) -> Finding:
 
 def ask_hosts(mpirun: str, hosts: List[str], code: str) -> Dict[str, Any]:
     """Run code on machines, and return the JSON that the first one prints."""
-    what = Job(hosts, len(hosts), {}, {}, [])
+    what = launcher.with_networks(Job(hosts, len(hosts), {}, {}, []), mpirun)
     line = launcher.command(what, [sys.executable, "-c", code], mpirun, is_script=False)
     return ask(line, TIME_LIMIT, complaint_of, stdin=subprocess.DEVNULL)
 

@@ -2,10 +2,11 @@
 
 OpenMPI's mpirun starts one task per machine, and passes on the output of the tasks. It is started in a
 session of its own, so that Ctrl-C reaches only ``launch``: mpirun itself would end the job at once.
-``launch`` passes it on as the signal `INTERRUPT`, for which the script has a handler (``host/job``).
+``launch`` passes it on, and SIGTERM, as another signal, of which the script's parent knows the meaning
+(``script_process``).
 """
 
-import importlib.util
+import importlib.metadata
 import os
 import re
 import select
@@ -15,20 +16,22 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from typing import IO, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from pathlib import Path
+from typing import IO, Dict, List, Mapping, MutableMapping, NamedTuple, Optional, Sequence
 
-from synkhronos.host import job
+from synkhronos.host import environment, job
+from synkhronos.host.doctor.check import ProbeError, probe
 from synkhronos.host.signals import die_with_parent
-from synkhronos.machines.job import loss_messages
+from synkhronos.machines.job import loss_messages, networks
 from synkhronos.machines.job.config import Job, JobError
-from synkhronos.machines.job.signals_of_user import INTERRUPT, SignalsOfUser
+from synkhronos.machines.job.script_process import ENDED, EXITED, TERMINATED
+from synkhronos.machines.job.signals_of_user import INTERRUPT, TERMINATE, SignalsOfUser
 
 # The variables that all machines need, with the value that they have here
 _PASSED = ("PYTHONPATH", "PYTHONHASHSEED", "THEANO_FLAGS", "THEANORC", "PYTENSOR_FLAGS",
            "OMP_NUM_THREADS")  # fmt: skip
-_PASSED_PREFIXES = ("SYNKHRONOS_", "NCCL_", "OPENBLAS_", "MKL_")
-_OF_A_TASK = (job.TASK, job.LAUNCHED, job.SPARE, job.JOB, job.RESTARTS)
+_PASSED_PREFIXES = ("SYNKHRONOS_", "NCCL_", "OPENBLAS_", "MKL_", "MPI4PY_")
+_NOT_PASSED = (job.TASK, job.LAUNCHED, job.SPARE, job.JOB, job.RESTARTS, *environment.MPI_VARIABLES)
 
 # The variables in which batch systems, or a user, tell mpirun the machines
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "LOADL_STEP_ID",
@@ -40,11 +43,25 @@ _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "LOADL_
 _KEEPALIVE = {"time": 1, "intvl": 1, "probes": 4}
 #: mpirun's settings, of OpenMPI 4 and 5, of another way than ssh to start processes
 _AGENTS = ("plm_rsh_agent", "plm_ssh_agent")
+# What the parent of the script writes, and the part of it that is not for users
+_SCRIPT = re.compile(f"{ENDED.format(r'(SIG[A-Z0-9]+)')}|{EXITED.format(r'([0-9]+)')}")
+_OWN = re.compile(f"(?:{TERMINATED}|{EXITED.format('[0-9]+')})\n".encode())
 _REMEMBERED = 200  # characters
 _END = 1 << 16  # characters of an output, in which the messages at the end of a job are
 _GRACE = 5.0  # seconds after the end of the script, in which other tasks can end by themselves
-_POLL_INTERVAL = 0.5  # seconds between two checks of whether the terminal is ours
 _LAST = 1.0  # seconds between two checks of whether mpirun has ended
+
+
+#: Prints the versions of mpi4py and of the MPI library that it loads, as JSON
+LIBRARY = """
+import json
+from mpi4py import rc
+rc.initialize = rc.finalize = False
+import mpi4py
+from mpi4py import MPI
+library = MPI.Get_library_version().strip().split("\\0")[0].splitlines()[0].partition(",")[0]
+print(json.dumps({"mpi4py": mpi4py.__version__, "library": " ".join(library.split())}))
+"""
 
 
 class Mpirun(NamedTuple):
@@ -65,36 +82,70 @@ class Mpirun(NamedTuple):
         return int(self.version.split(".")[0]) >= 5
 
 
-def find_mpirun(environ: Mapping[str, str] = os.environ) -> Mpirun:
-    """Return the mpirun in ``PATH``.
+def find_mpirun(environ: MutableMapping[str, str] = os.environ) -> Mpirun:
+    """Return OpenMPI's mpirun, the first one in ``PATH``.
+
+    The variable HOME, without which OpenMPI 5 does not start, is set if it is not.
 
     Raises
     ------
     JobError
-        If there is none, or if it is not OpenMPI's.
+        If there is none.
     """
-    install = "install OpenMPI, on Debian with: apt-get install openmpi-bin"
-    path = shutil.which("mpirun", path=environ.get("PATH"))
-    if path is None:
-        raise JobError(f"several machines need mpirun, which is not in PATH; {install}")
-    try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise JobError(f"{path} does not work: {error}") from None
-    found = re.search(r"\(Open MPI\) (\S+)", done.stdout)
-    if found is None:
+    environ.setdefault("HOME", os.path.expanduser("~"))
+    folders = environ.get("PATH", "").split(os.pathsep)
+    names = [os.path.join(folder, name) for folder in folders for name in ("mpirun", "mpirun.openmpi")]
+    complaint = "several machines need mpirun, which is not in PATH"
+    for path in filter(shutil.which, names):
+        try:
+            done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise JobError(f"{path} does not work: {error}") from None
+        found = re.search(r"\(Open MPI\) (\S+)", done.stdout)
+        if found is not None:
+            return Mpirun(path, found[1])
         said = (done.stdout or done.stderr).strip().splitlines() or ["nothing"]
-        raise JobError(f"{path} is not OpenMPI's, but says {said[0]!r}; {install}")
-    return Mpirun(path, found[1])
+        complaint = f"{path} is not OpenMPI's, but says {said[0]!r}"
+    raise JobError(f"{complaint}; install OpenMPI, on Debian with: apt-get install openmpi-bin")
 
 
-def check_mpi4py() -> None:
-    """Raise a `JobError` if this Python has no mpi4py."""
-    if importlib.util.find_spec("mpi4py") is None:
+def find_mpi4py() -> Dict[str, str]:
+    """Return the output of `LIBRARY`. Raise a `JobError` if there is no mpi4py that works."""
+    try:
+        return probe(LIBRARY)
+    except ProbeError as error:
         raise JobError(
-            f"several machines need mpi4py, which {sys.executable} does not find; install it on every "
-            f"machine: python -m pip install 'synkhronos[mpi]'"
-        )
+            f"several machines need mpi4py, which {sys.executable} cannot import: {error}; install it "
+            f"on every machine: python -m pip install 'synkhronos[mpi]'"
+        ) from None
+
+
+def check_mpi4py(mpirun: Mpirun) -> None:
+    """Raise a `JobError` if mpi4py does not load OpenMPI."""
+    about = find_mpi4py()
+    if "Open MPI" not in about["library"]:
+        complaint = f"mpi4py loads {about['library']}, but {mpirun.path} is OpenMPI's {mpirun.version}"
+        raise JobError(f"{complaint}; to fix this: {remedy_for_library(mpirun, about)}")
+
+
+def remedy_for_library(mpirun: Mpirun, about: Mapping[str, str]) -> str:
+    """Return how mpi4py loads the MPI library of this mpirun, by the output of `LIBRARY`."""
+    name = "mpich" if about["library"].startswith("MPICH") else "impi-rt"
+    ways = [f"python -m pip uninstall {name}"] if about["library"] and _is_installed(name) else []
+    own = Path(mpirun.path).resolve().parent.parent
+    folders = [own / "lib", own / "lib64", *environment.library_folders()[0]]
+    library = environment.find_library(folders, "libmpi.so.40")
+    if library is not None and about["mpi4py"] >= "4.1":
+        ways.append(f"set MPI4PY_LIBMPI={library}")
+    ways = ways or ["python -m pip install --force-reinstall 'mpi4py>=4.1'"]
+    return f"{', or '.join(ways)}, on every machine"
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(distribution))
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def check_machines(what: Job, environ: Mapping[str, str] = os.environ) -> None:
@@ -171,7 +222,7 @@ def command(
         line += ["--oversubscribe", *([] if apart else ["--map-by", f"ppr:{tasks}:node"])]
     for name, count in _KEEPALIVE.items():
         line += ["--mca", f"oob_tcp_keepalive_{name}", str(count)]
-    line += ["--mca", "ess_base_forward_signals", f"{INTERRUPT.name},SIGUSR1,SIGUSR2"]
+    line += ["--mca", "ess_base_forward_signals", f"{INTERRUPT.name},{TERMINATE.name},SIGUSR1,SIGUSR2"]
     line += [*(["--with-ft", "ulfm"] if survives_deaths else []), *what.mpi]
     own = {**what.environment, **({job.LAUNCHED: "1", job.SPARE: "1"} if is_script else {})}
     options = [one for name in passed(environ) if name not in own for one in ("-x", name)]
@@ -189,10 +240,18 @@ def command(
     return line
 
 
+def with_networks(what: Job, mpirun: str, environ: Mapping[str, str] = os.environ) -> Job:
+    """Return a job whose machines exchange messages by the networks that they share."""
+    program = [sys.executable, "-c", networks.ASK]
+    line = command(what, program, mpirun, environ, is_script=False)
+    count = 1 if job.tasks_apart(environ) else what.machines
+    return what._replace(mpi=[*networks.options(line, count, [*environ, *what.mpi]), *what.mpi])
+
+
 def passed(environ: Mapping[str, str]) -> List[str]:
     """Return the names of the variables that other machines get from this one."""
     names = [name for name in environ if name in _PASSED or name.startswith(_PASSED_PREFIXES)]
-    return sorted(name for name in names if name not in _OF_A_TASK)
+    return sorted(name for name in names if name not in _NOT_PASSED)
 
 
 class Ending(NamedTuple):
@@ -225,8 +284,9 @@ def run(
 ) -> Ending:
     """Run an ``mpirun`` line until it ends, and pass signals on to it.
 
-    SIGTERM and SIGHUP end the job. If this process dies, so does the job. The exit code is 1 if mpirun
-    returns 0, but has lost a machine, and with ULFM the code of the signal that has ended the script.
+    SIGTERM and SIGHUP reach the script as SIGTERM; a second one ends the job. If this process dies, so
+    does the job. The exit code is that of the script, unless a signal has ended another task, or 1 if
+    mpirun returns 0, but has lost a machine.
 
     Parameters
     ----------
@@ -237,13 +297,11 @@ def run(
     signals : SignalsOfUser, optional
         The signals that this process gets, if there are several jobs one after another.
     reads_input : bool
-        Whether the script gets the standard input of this process.
+        Whether mpirun gets the standard input of this process.
     reads_output : bool
         Whether the end of stdout is returned. Otherwise, mpirun writes to that of this process itself.
     """
     signals = signals or SignalsOfUser()
-    terminal = reads_input and _is_terminal()
-    stdin = None if reads_input else subprocess.DEVNULL
     with signals.deferred() as mask:
 
         def prepare() -> None:
@@ -253,23 +311,23 @@ def run(
         process = subprocess.Popen(
             line,
             env=environ,
-            stdin=subprocess.PIPE if terminal else stdin,
+            stdin=None if reads_input else subprocess.DEVNULL,
             stdout=subprocess.PIPE if reads_output else None,
             stderr=subprocess.PIPE,
             start_new_session=True,
             preexec_fn=prepare,
         )
         signals.pass_to(process)
-    if terminal:
-        threading.Thread(target=_pass_terminal, args=(process.stdin,), daemon=True).start()
-    output, errors = _Output(process, process.stdout), _Errors(process, process.stderr)
+    output, errors = _Output(process, process.stdout), _Errors(process, process.stderr, signals)
     returned = code = process.wait()
     output.join()
     errors.join()
-    if signals.ended_by:
-        code = 128 + signals.ended_by
-    elif errors.code and (code == 0 or errors.code > 128):
+    if errors.code is not None and 0 <= code <= 128:
         code = errors.code
+    elif signals.ended_by:
+        code = 128 + signals.ended_by
+    elif errors.has_lost_machine:
+        code = code or 1
     return Ending(code if code >= 0 else 128 - code, errors.said, output.said, max(0, -returned))
 
 
@@ -297,7 +355,7 @@ class _Output:
         with self._pipe:
             while data := self._read(self._pipe):
                 text = data.decode(errors="replace")
-                self._look_at(self.said[-_REMEMBERED:] + text)
+                data = self._look_at(self.said[-_REMEMBERED:] + text, data)
                 self.said = (self.said + text)[-_END:]
                 try:
                     while data:
@@ -313,48 +371,70 @@ class _Output:
                 return b""  # processes that mpirun has started live on
         return os.read(pipe.fileno(), 1 << 16)
 
-    def _look_at(self, said: str) -> None:
-        pass
+    def _look_at(self, said: str, data: bytes) -> bytes:
+        """Return what is to be copied of the data."""
+        return data
 
 
 class _Errors(_Output):
-    """Copies the stderr of mpirun.
+    """Copies the stderr of mpirun, without the lines that are for this process.
 
     Attributes
     ----------
-    code : int
-        The exit code of a failure that mpirun reports there; 0 if there is none.
+    code : int or None
+        The exit code of the script, if its parent has written it.
+    has_lost_machine : bool
+        Whether mpirun has written that it has lost a machine.
     """
 
     TARGET, NEEDS_READER = 2, False  # the messages are needed here
-    code = 0
+    code, has_lost_machine = None, False
 
-    def _look_at(self, said: str) -> None:
-        ended = loss_messages.SCRIPT.search(said)
-        if ended and not self.code:  # with ULFM, mpirun goes on while other tasks do, and returns 0
-            self.code = 128 + signal.Signals[ended[1]]
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", pipe: Optional[IO[bytes]], signals: SignalsOfUser
+    ) -> None:
+        self._signals = signals
+        super().__init__(process, pipe)
+
+    def _look_at(self, said: str, data: bytes) -> bytes:
+        ended = _SCRIPT.search(said)
+        if ended and self.code is None:  # with ULFM, mpirun goes on while other tasks do
+            self.code = 128 + signal.Signals[ended[1]] if ended[1] else int(ended[2])
             timer = threading.Timer(_GRACE, self._process.terminate)
             timer.daemon = True
             timer.start()
-        elif loss_messages.DAEMON in said:  # OpenMPI 5.0.11's mpirun ends the job, and returns 0
-            self.code = self.code or 1
+        # OpenMPI 5.0.11's mpirun then ends the job, and returns 0.
+        self.has_lost_machine = self.has_lost_machine or loss_messages.DAEMON in said
+        self._signals.is_passed_on = self._signals.is_passed_on or TERMINATED in said
+        return _OWN.sub(b"", data)
 
 
-def _is_terminal() -> bool:
-    return sys.stdin is not None and os.isatty(0)
+def own_input(what: Job) -> Dict[str, str]:
+    """Return the variable that tells the script where its standard input is.
+
+    A script on this machine opens that of this process. On another machine, it is empty if this is a
+    terminal or ``/dev/null``. Otherwise there is no variable, and mpirun passes on what it reads; that
+    of OpenMPI 5.0 never tells the script that the input has ended.
+    """
+    try:
+        if not what.hosts or _is_here(what.hosts[0]):
+            path = f"/proc/{os.getpid()}/fd/0"
+            os.close(os.open(path, os.O_RDONLY | os.O_NOCTTY))  # not possible with a socket
+            facts = os.stat(path)
+            return {job.INPUT: f"{path}:{facts.st_dev}:{facts.st_ino}"}
+        is_nothing = os.isatty(0) or os.path.samestat(os.fstat(0), os.stat(os.devnull))
+    except OSError:
+        is_nothing = False
+    return {job.INPUT: os.devnull} if is_nothing else {}
 
 
-def _pass_terminal(pipe: IO[bytes]) -> None:
-    """Write the input of the terminal to a pipe: mpirun reads no terminal of another session."""
-    with pipe:
-        while True:
-            if os.tcgetpgrp(0) != os.getpgrp():
-                time.sleep(_POLL_INTERVAL)  # in the background, where reading would stop this process
-            elif select.select([0], [], [], _POLL_INTERVAL)[0]:
-                typed = os.read(0, 4096)
-                if not typed:
-                    return
-                try:
-                    os.write(pipe.fileno(), typed)
-                except BrokenPipeError:
-                    return
+def _is_here(host: str) -> bool:
+    """Whether a host is this machine: one of its addresses is."""
+    try:
+        for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with socket.socket(family, socket.SOCK_STREAM) as one:
+                one.bind(address)
+                return True
+    except OSError:
+        pass
+    return False

@@ -8,7 +8,7 @@ import re
 import signal
 from typing import Optional
 
-from synkhronos.machines.job.exit_code import ENDED
+from synkhronos.machines.job.script_process import ENDED
 from synkhronos.machines.job.start_guard import DIED
 
 #: Signals by which users, and batch systems, end a script
@@ -34,7 +34,7 @@ _STARTING = re.compile(DIED.format(r"\S+"))
 # Of OpenMPI 4's mpirun, which then says more, but in a few runs has not
 _ABORTED_JOB = "Per user-direction, the job has been aborted."
 _MORE = ("mpirun noticed", "mpirun detected")
-#: What the parent of the script says with ULFM, with the name of the signal
+#: What the parent of the script says, with the name of the signal
 SCRIPT = re.compile(ENDED.format(r"(SIG[A-Z0-9]+)"))
 # The last line of a traceback. A rank that has exited by itself is no loss.
 _ERROR = re.compile(r"^synkhronos\.[\w.]*(?:WorldBroken|Lost)Error: (.*)$", re.MULTILINE)

@@ -14,8 +14,10 @@ import stat
 import sys
 from typing import Iterable, Iterator, List, Tuple
 
+from synkhronos.host import job
+
 _PACKET = 4096  # bytes, the most that Linux keeps together, and that mpirun reads at once
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", job.TERMINATE)
 
 
 def prefix_output(name: str) -> None:
@@ -40,8 +42,8 @@ def prefix_output(name: str) -> None:
 
 def _relay(reading: int, prefix: bytes) -> None:
     """Write the output, line by line, until every process has closed its end."""
-    for number in _IGNORED:
-        signal.signal(number, signal.SIG_IGN)
+    for name in _IGNORED:
+        signal.signal(signal.Signals[name], signal.SIG_IGN)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)

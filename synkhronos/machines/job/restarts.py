@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import IO, Callable, Dict, List, NamedTuple, Optional, Sequence
+from types import MappingProxyType
+from typing import IO, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from synkhronos.host import job
 from synkhronos.machines.job import end_processes, launcher, loss_messages
@@ -32,6 +33,7 @@ def run(
     most: int,
     read_job: Callable[[], Job],
     machines: Optional[int] = None,
+    given_input: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
     """Run a job, and run it again after losses, on the hosts that can be reached.
 
@@ -51,14 +53,18 @@ def run(
         Returns the job with all hosts that are named now.
     machines : int, optional
         The largest number of machines. By default, all hosts are used.
+    given_input : dict, optional
+        What `launcher.own_input` has returned. After a restart, the input is empty.
     """
     identity, signals, count = os.urandom(8).hex(), SignalsOfUser(), 0
     while True:
         own = {job.JOB: identity, job.RESTARTS: str(count)}
-        started = what._replace(environment={**what.environment, **own})
+        own.update({job.INPUT: os.devnull} if count else given_input)
+        started = launcher.with_networks(what, mpirun.path)
+        started = started._replace(environment={**what.environment, **own})
         survives = mpirun.survives_deaths
         line = launcher.command(started, program, mpirun.path, survives_deaths=survives)
-        ending = launcher.run(line, signals=signals, reads_input=not count, reads_output=True)
+        ending = launcher.run(line, signals=signals, reads_input=job.INPUT not in own, reads_output=True)
         cause = None
         if ending.code:
             cause = loss_messages.cause_of_loss(ending.said, survives, ending.code, ending.printed)

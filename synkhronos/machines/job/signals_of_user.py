@@ -3,13 +3,15 @@
 import contextlib
 import signal
 import subprocess
-from typing import Iterator, Optional, Set
+import threading
+from typing import Any, Iterator, Optional, Set
 
 from synkhronos.host import job
 
-#: The signal that stands for Ctrl-C between mpirun and the script; mpirun passes on no SIGINT.
-INTERRUPT = signal.Signals[job.INTERRUPT]
+#: The signals that stand for SIGINT and SIGTERM, which mpirun does not pass on, between it and a script
+INTERRUPT, TERMINATE = signal.Signals[job.INTERRUPT], signal.Signals[job.TERMINATE]
 
+_ANSWER = 5.0  # seconds for the parent of the script to pass SIGTERM on, if it has started
 _PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -25,10 +27,12 @@ class SignalsOfUser:
         The signal that ends the job; 0 if there was none.
     interrupted : bool
         Whether there was a SIGINT.
+    is_passed_on : bool
+        Whether the script has got SIGTERM.
     """
 
     def __init__(self) -> None:
-        self.ended_by, self.interrupted = 0, False
+        self.ended_by, self.interrupted, self.is_passed_on = 0, False, False
         self._numbers = {one for one in _PASSED if signal.getsignal(one) != signal.SIG_IGN}
         self._process: Optional[subprocess.Popen[bytes]] = None
 
@@ -56,12 +60,21 @@ class SignalsOfUser:
             process.terminate()
 
     def _handle(self, number: int, frame: object) -> None:
-        self.interrupted = self.interrupted or number == signal.SIGINT
-        process = self._process
-        if number in _ENDING:
-            self.ended_by = self.ended_by or number
-            process.terminate()  # type: ignore[union-attr]  # there are handlers since it was started
+        process: Any = self._process  # there are handlers since it was started
+        if number == signal.SIGINT:
+            self.interrupted = True
+            process.send_signal(INTERRUPT)
+        elif number not in _ENDING:
+            process.send_signal(number)
+        elif self.ended_by:
+            process.terminate()  # it ends the job soon
         else:
-            process.send_signal(  # type: ignore[union-attr]
-                INTERRUPT if number == signal.SIGINT else number
-            )
+            self.ended_by = number
+            process.send_signal(TERMINATE)
+            timer = threading.Timer(_ANSWER, self._terminate_unless_passed_on)
+            timer.daemon = True
+            timer.start()
+
+    def _terminate_unless_passed_on(self) -> None:
+        if not self.is_passed_on:
+            self._process.terminate()  # type: ignore[union-attr]

@@ -4,6 +4,4 @@
 numbers and reports of each machine's ranks to all machines. ``messages`` and ``questions`` are passed on
 to their receivers and to the controller, and ``remote_stripes`` are the stripes of a center for ranks of
 other machines.
-
-May import: what ``machines`` may.
 """

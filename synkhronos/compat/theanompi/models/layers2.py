@@ -272,7 +272,7 @@ class Crop(Layer):
                 f"Crop: output_shape: expected at most the images' {self.input_shape}, got "
                 f"{output_shape}"
             )
-        self.flag_on = theano.shared(np.cast[theano.config.floatX](1))
+        self.flag_on = theano.shared(np.asarray(1, theano.config.floatX))
         cut = cut_batch if flag_batch else cut_each
         self.output = cut(self.input, self.input_shape, size, margin, self.flag_on)
         Crop.layers.add(self)
@@ -291,7 +291,7 @@ class Crop(Layer):
 
 def _switch(layers: weakref.WeakSet[Any], value: float) -> None:
     for layer in layers:
-        layer.flag_on.set_value(np.cast[theano.config.floatX](value))
+        layer.flag_on.set_value(np.asarray(value, theano.config.floatX))
 
 
 class Conv(Layer):
@@ -556,9 +556,9 @@ class Dropout(Layer):
     ) -> None:
         super().__init__(input, input_shape)
         self.prob_drop, self.prob_keep = prob_drop, 1 - prob_drop
-        self.flag_on = theano.shared(np.cast[theano.config.floatX](1))
+        self.flag_on = theano.shared(np.asarray(1, theano.config.floatX))
         self.mask = streams.binomial(size=self.input.shape, p=self.prob_keep, dtype=theano.config.floatX)
-        keep = np.cast[theano.config.floatX](self.prob_keep)
+        keep = np.asarray(self.prob_keep, theano.config.floatX)
         self.output = self.input * tt.switch(self.flag_on > 0, self.mask, keep)
         Dropout.layers.add(self)
         self._finish(self.input_shape, None, printinfo, f"Dropout{prob_drop}")

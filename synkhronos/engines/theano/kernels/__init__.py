@@ -12,6 +12,4 @@ inputs. ``batch_normalization`` and ``moments`` write formulas so that fewer pas
 
 The C++ code is in the files ``*.h``, which ``cpp`` reads; their content is part of the key under which
 Theano keeps a compiled module. ``cpp`` also says how operations are named there.
-
-May import: what ``engines`` may.
 """

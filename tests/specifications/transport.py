@@ -20,8 +20,8 @@ from synkhronos._errors import (
     SynkhronosError,
     WorldBrokenError,
 )
-from synkhronos.comms.naive import NaiveCommunicator
-from synkhronos.stores.naive import NaiveStore
+from specifications.communicator import NaiveCommunicator
+from specifications.store import NaiveStore
 from synkhronos.transports.base import Attendant, Transport, do_nothing
 
 if TYPE_CHECKING:

@@ -1,0 +1,307 @@
+"""Values that the script changes on the master between calls, and how they reach the other ranks.
+
+A variable of a step is one variable to the script. So what the script changes is sent to all ranks
+before the next command: values that it has set, that a function of its own has updated, or that it has
+written into the array of a variable. Where other functions use a variable, a warning follows instead.
+
+Writing into an array cannot be noticed when it happens. So the contents of arrays to which the script
+has a reference are compared, by checksums, before each command, and other arrays if the script has read
+the variable since the last command.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from synkhronos._errors import warn
+from synkhronos._typing import SharedVariable
+from synkhronos.arithmetic.comparison import checksum, sample
+from synkhronos.arrays.data import as_data
+from synkhronos.functions.agreement import agreement_of, labels
+from synkhronos.host.log import logger
+from synkhronos.stores.required_rows import Need
+from synkhronos.world.here import Command, Here
+from synkhronos.world.world import World
+
+if TYPE_CHECKING:
+    from synkhronos.stores.handle import Handle
+
+_WHOLE = 1 << 22  # bytes of an array that are compared before each command
+_SAMPLED = 1 << 14  # elements of a larger array
+_IN_PARTS = 1 << 30  # bytes of an array of which more than a sample is compared
+
+
+class Carry(Command):
+    """Set the replicas of the workers to values of the master, whose own arrays remain in place.
+
+    Parameters
+    ----------
+    handles : dict of Handle
+        Stored arrays, by the number of the variable.
+    states : dict
+        States of random streams, from which each rank moves ahead to its own.
+    objects : dict
+        Other values.
+    """
+
+    def __init__(
+        self,
+        handles: Mapping[int, Handle],
+        states: Mapping[int, Any],
+        objects: Mapping[int, Any],
+    ) -> None:
+        self.handles, self.states, self.objects = handles, states, objects
+
+    def needs(self, ranks: range, size: int) -> list[Need]:
+        return [Need(handle) for handle in self.handles.values()]
+
+    def run(self, here: Here) -> None:
+        if here.is_master:
+            return
+        for number, handle in self.handles.items():
+            here.engine.write(here.shareds[number], here.store.get(handle))
+        for number, value in [*self.states.items(), *self.objects.items()]:
+            here.engine.store(here.shareds[number], value)
+        for number in self.states:
+            here.engine.jump(here.shareds[number], here.stream_index)
+
+
+class _Contents:
+    """What an array contained, by checksums.
+
+    An array of more than `_WHOLE` bytes has one of a sample and, if `in_full`, one of each part.
+
+    Attributes
+    ----------
+    was_read : bool
+        Whether the next comparison is of all parts, and not only of the sample and one part.
+    """
+
+    was_read = False
+
+    def __init__(self, array: np.ndarray, in_full: bool) -> None:
+        self._array = weakref.ref(array)
+        self.in_full = array.nbytes <= (_IN_PARTS if in_full else _WHOLE)
+        self._sums = [checksum(part) for part in self._parts(array)]
+        self._next = 0
+
+    def _parts(self, array: np.ndarray) -> list[np.ndarray]:
+        if array.nbytes <= _WHOLE:
+            return [array]
+        parts = [sample(array, _SAMPLED)]
+        if self.in_full:
+            flat = (array.T if array.flags.f_contiguous else array).reshape(-1)
+            step = _WHOLE // array.itemsize
+            parts += [flat[start : start + step] for start in range(0, flat.size, step)]
+        return parts
+
+    def are_of(self, array: np.ndarray | None) -> bool:
+        return array is not None and self._array() is array
+
+    def changed_part(self, array: np.ndarray | None) -> int | None:
+        """Return the number of a part that has changed, 0 for the sample or a whole array."""
+        if array is None or not self.are_of(array):
+            return 0
+        parts = self._parts(array)
+        chosen = list(range(len(parts)))
+        if len(parts) > 1 and not self.was_read:
+            self._next = self._next % (len(parts) - 1) + 1
+            chosen = [0, self._next]
+        was_read, self.was_read = self.was_read, False
+        found = [one for one in chosen if checksum(parts[one]) != self._sums[one]]
+        return None if not found else 0 if was_read else found[0]
+
+
+class Changes:
+    """What the script changes on the master between calls, in one world."""
+
+    def __init__(self) -> None:
+        self._contents: dict[int, _Contents] = {}  # of arrays that the script may be writing into
+        self._reference: Callable[[], World | None] = lambda: None
+        self._is_logged = False
+
+    @property
+    def _world(self) -> World:
+        return self._reference()  # type: ignore[return-value]  # it has called
+
+    def begin(self, world: World, numbers: Iterable[int]) -> None:
+        """Notice from now on when the script changes some variables, which all ranks have now."""
+        self._reference, engine = weakref.ref(world), world.here.engine
+        for number in numbers:
+            notify = functools.partial(_notice, self._reference, number)
+            engine.notice_changes(world.here.shareds[number], notify)
+        self.look(numbers)
+
+    def close(self) -> None:
+        """Stop noticing changes."""
+        world = self._reference()
+        if world is not None:
+            world.before_command = world.after_command = None
+            for shared in world.here.shareds.values():
+                world.here.engine.notice_changes(shared, None)
+
+    def renew(self) -> None:
+        """Forget all changes: new workers have the values of the master."""
+        self._contents.clear()
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Forget variables that were dropped."""
+        for number in numbers:
+            self._contents.pop(number, None)
+
+    # What the script does
+
+    def changed(self, numbers: Iterable[int]) -> None:
+        """Record that the script has changed variables on the master."""
+        agreement_of(self._world).changed.update(numbers)
+        self._continue()
+
+    def notice(self, number: int, how: str) -> None:
+        """Record that the script has changed a variable, or may be about to."""
+        world, agreement = self._world, agreement_of(self._world)
+        if world.in_program:
+            # The other ranks may do the same. Variables that are meant to be equal are compared later.
+            apart = agreement.carried | agreement.incomparable | agreement.sliceable
+            if how != "set" or number in apart:
+                return
+        if how == "read":
+            self._notice_read(number)
+        elif how == "set" or number not in agreement.streams:  # these are independent in any case
+            self.changed([number])
+
+    def _notice_read(self, number: int) -> None:
+        """Record the contents of an array before the script gets it."""
+        world, agreement = self._world, agreement_of(self._world)
+        array, contents = self._array(number), self._contents.get(number)
+        if agreement.to_carry([number]) & agreement.objects:  # whose contents cannot be compared
+            self.changed([number])
+        if array is None or number in agreement.changed:
+            return
+        if contents is None and array in world.here.store:
+            # References to it, and to views of it, could not be counted.
+            array = array.copy()
+            world.here.engine.store(world.here.shareds[number], array)
+        if contents is not None and not contents.in_full and contents.changed_part(array) is not None:
+            agreement.changed.add(number)
+        if contents is None or not contents.in_full:
+            contents = self._contents[number] = _Contents(array, in_full=True)
+        contents.was_read = True
+        self._continue()
+
+    # Between calls
+
+    def _array(self, number: int) -> np.ndarray | None:
+        """Return the array of a variable, if it is a tensor in the memory of the process."""
+        world = self._world
+        if number not in world.here.shareds or number in agreement_of(world).incomparable:
+            return None
+        array = world.here.engine.storage(world.here.shareds[number])
+        return array if isinstance(array, np.ndarray) else None
+
+    def _is_borrowed(self, number: int) -> bool:
+        if self._array(number) is None or self._array(number) in self._world.here.store:
+            return False
+        return self._world.here.engine.is_borrowed(self._world.here.shareds[number])
+
+    def look(self, numbers: Iterable[int]) -> None:
+        """Record the contents of the arrays of those variables to which the script has a reference."""
+        for number in numbers:
+            self._contents.pop(number, None)
+            if self._is_borrowed(number):
+                in_full = number not in agreement_of(self._world).updaters
+                self._contents[number] = _Contents(self._array(number), in_full)  # type: ignore[arg-type]
+        self._continue()
+
+    def _continue(self) -> None:
+        world = self._world
+        is_due = self._contents or agreement_of(world).changed
+        world.before_command = self.settle if is_due else None
+        world.after_command = self._look_again if self._contents else None
+
+    def _look_again(self) -> None:
+        """Record the contents of arrays that a command may have changed."""
+        updaters = agreement_of(self._world).updaters
+        self.look(
+            [
+                number
+                for number, contents in self._contents.items()
+                if number in updaters or not contents.are_of(self._array(number))
+            ]
+        )
+
+    def settle(self) -> None:
+        """Send what the script has changed to all ranks, or have the next call warn of it."""
+        world, agreement = self._world, agreement_of(self._world)
+        late, kept = set(), dict(world.here.shareds)  # so that Python frees none meanwhile
+        self.forget(self._contents.keys() - kept.keys())
+        agreement.changed.intersection_update(kept)
+        for number, contents in list(self._contents.items()):
+            part = contents.changed_part(self._array(number))
+            if part is not None:
+                agreement.changed.add(number)
+                late |= {number} if part else set()
+            elif not self._is_borrowed(number):
+                del self._contents[number]
+        changed = set(agreement.changed)
+        carried = sorted(agreement.to_carry(changed))
+        agreement.changed_on_master(changed.difference(carried))
+        world.before_command = None
+        try:
+            if carried:
+                self._carry(carried)
+            agreement.changed -= changed
+        finally:
+            self._continue()
+        self.look(changed)
+        if late:
+            warn(
+                f"{labels(world, late)}: the script has written into the array of this large variable, "
+                f"which was noticed only now: the other ranks may have used the old values in the last "
+                f"calls. Call set_value() or synk.broadcast(variable) after writing"
+            )
+
+    def _carry(self, numbers: Sequence[int]) -> None:
+        world, agreement = self._world, agreement_of(self._world)
+        values = {one: world.here.engine.storage(world.here.shareds[one]) for one in numbers}
+        states = {one: values.pop(one) for one in numbers if one in agreement.streams}
+        objects = {
+            one: values.pop(one) for one in [*values] if one in agreement.objects or values[one] is None
+        }
+        datas = {one: as_data(world, world.here.engine.to_host(value)) for one, value in values.items()}
+        values.clear()  # references would count as the script's
+        if not self._is_logged:
+            self._is_logged = True
+            logger.info(
+                "the script has changed %s: such changes are sent to all ranks before the next call",
+                labels(world, numbers),
+            )
+        handles = {one: data.handle() for one, data in datas.items()}
+        world.run(Carry(handles, states, objects))
+        agreement.restored(numbers)
+
+
+def _notice(reference: Callable[[], World | None], number: int, how: str) -> None:
+    world = reference()
+    # Variables that are not replicated yet will be replicated with the new value.
+    if world is not None and not world.closed and number < world.registry.replicated:
+        world.part(Changes).notice(number, how)
+
+
+def carry(world: World, shareds: Iterable[SharedVariable], own: Iterable[SharedVariable] = ()) -> None:
+    """Have what the script changes reach all ranks, except for variables that each rank has its own of.
+
+    Parameters
+    ----------
+    shareds : iterable of shared variables
+        The variables that a step uses.
+    own : iterable of shared variables
+        Those of which each rank keeps its own value.
+    """
+    if world.size > 1:
+        agreement, numbers = agreement_of(world), world.registry.numbers
+        agreement.carried.update(numbers[one] for one in shareds)
+        agreement.own.update(numbers[one] for one in own)
