@@ -227,7 +227,7 @@ def check_subset(function: Any, subset: Sequence[int]) -> list[int]:
     return check_indices(subset, len(function.replica.output_modes), function.form)
 
 
-def check_indices(subset: Sequence[int], n_outputs: int, form: list[str] | bool) -> list[int]:
+def check_indices(subset: Sequence[Any], n_outputs: int, form: list[str] | bool) -> list[int]:
     """Return `output_subset` as a list of ints; raise if an index is out of range."""
     try:
         indices = list(subset)

@@ -130,8 +130,9 @@ class _Search:
         if kind == _ROWS and value is not None and value.axis is None:
             return _State(_MIXED, False, is_certain)
         if kind == _ROWS and isinstance(op, (names.CAReduce, *names.LARGEST)):
-            axes = normalized_axes(op.axis, node.inputs[0].ndim)
-            if not has_axis and (0 in axes or op.axis is None):  # most values have their rows on axis 0
+            axis = getattr(op, "axis", None)
+            axes = normalized_axes(axis, node.inputs[0].ndim)
+            if not has_axis and (0 in axes or axis is None):  # most values have their rows on axis 0
                 is_of_all = _is_sum(op) and len(axes) == node.inputs[0].ndim
                 return _State(_MIXED, False, is_certain and is_of_all)
         is_shifted = kind == _ROWS and any(one.mixes for one in states)

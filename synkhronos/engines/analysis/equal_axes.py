@@ -174,7 +174,7 @@ class EqualAxes:
                 self.join(*((one, 1) for one in [*matrices, output]))
 
     def convolution(self, node: Apply) -> None:
-        first, second, output = *node.inputs[:2], node.outputs[0]
+        (first, second, *_), (output, *_) = node.inputs, node.outputs
         if isinstance(node.op, names.TO_IMAGES):
             images, filters, maps = output, first, second
         elif isinstance(node.op, names.FORWARD):

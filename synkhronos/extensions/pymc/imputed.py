@@ -218,7 +218,8 @@ def _from_selected(
     try:
         chosen = substitute([operand], {**dict(zip(inputs, inputs)), **new})
         (chosen,) = freed(chosen, len(array_of(leaves[0])), count, [*inputs, *new.values()])
-        return chosen[(pt.arange(chosen.shape[0]), *columns)] if columns else chosen
+        places = pt.arange(chosen.shape[0]), *columns
+        return chosen[places] if columns else chosen
     except (ValueError, IndexError, TypeError, AssertionError):
         return None
 

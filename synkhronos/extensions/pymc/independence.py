@@ -64,11 +64,11 @@ def _check(
     with np.errstate(invalid="ignore"):
         apart = abs(sum(parts) - whole)  # not a number, or infinite, if a part is not finite
         finite = np.isfinite(whole)
-        wrong = finite & ~(apart <= rtol * abs(whole))
+        wrong = finite & ~np.less_equal(apart, rtol * abs(whole))
     if wrong.any():  # terms of both signs may nearly cancel each other
         scale = np.maximum(abs(whole), serial.magnitudes(values))
         scale[~np.isfinite(scale)] = 0
-        wrong = finite & ~(apart <= rtol * scale + least_difference(scale))
+        wrong = finite & ~np.less_equal(apart, rtol * scale + least_difference(scale))
     if not wrong.any():
         return
     entry = int(np.argmax(wrong))

@@ -131,9 +131,9 @@ class Rows(EvaluatedSum):
             named = list(zip(self._variables, self.on_ranks.data))
             data = [changed.get(number, rows) for number, (_, rows) in enumerate(named)]
             _check_lengths(self.name, self._variables, data)
-            data = [_as_data(self.name, *pair) for pair in zip(self._variables, data)]
-            self.on_ranks.data, self.on_ranks.num_slices = data, _slices(data)
-            self._serial.take(data)
+            arrays = [_as_data(self.name, *pair) for pair in zip(self._variables, data)]
+            self.on_ranks.data, self.on_ranks.num_slices = arrays, _slices(arrays)
+            self._serial.take(arrays)
             self._sources.use()
         return bool(changed)
 
@@ -232,7 +232,7 @@ def _check_steps(name: str, total: Any, variables: Sequence[Any], parameters: Se
 
 def _is_usual() -> bool:
     """Whether the script has chosen neither a mode nor a linker of PyTensor."""
-    return config.mode == "Mode" and config.linker == "auto"
+    return bool(config.mode == "Mode" and config.linker == "auto")
 
 
 def _check_lengths(name: str, variables: Sequence[Any], data: Sequence[Any]) -> None:
@@ -250,9 +250,9 @@ def _check_lengths(name: str, variables: Sequence[Any], data: Sequence[Any]) -> 
 
 
 def _as_data(name: str, variable: Any, rows: Any) -> synk.Data:
-    if np.ma.is_masked(rows):
+    if np.ma.is_masked(rows):  # type: ignore[no-untyped-call]
         raise ValueError(
-            f"{name}: data: {variable}: {np.ma.count_masked(rows)} value(s) are masked, and would count "
+            f"{name}: data: {variable}: {np.count_nonzero(rows.mask)} value(s) are masked, and would count "
             f"as observed. Leave out their rows, or give the masked array as observed= of the model's "
             f"variable, so that PyMC imputes them"
         )

@@ -173,7 +173,8 @@ def _without_scale(
     if graph.owner is None or not isinstance(graph.owner.op, MinibatchRandomVariable):
         return graph, None
     variable, *total_size = graph.owner.inputs
-    (others,) = pytensor.function([], [value.shape[1:]], mode="FAST_COMPILE")()
+    shape: Any = value
+    (others,) = pytensor.function([], [shape.shape[1:]], mode="FAST_COMPILE")()
 
     def scale(n_rows: int) -> float:
         return float(get_scaling(total_size, pt.constant([n_rows, *others])).eval(mode="FAST_COMPILE"))

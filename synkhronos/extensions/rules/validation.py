@@ -37,11 +37,12 @@ class Validation(NamedTuple):
 
     def verify(self) -> None:
         """Verify the combination of the ranks' numbers, and of slices, as in a first call."""
-        if self.data is None:
+        data = self.data
+        if data is None:
             return
-        num_slices = _num_slices(len(self.data[0]) // (synk.size() if self.by_all else 1))
+        num_slices = _num_slices(len(data[0]) // (synk.size() if self.by_all else 1))
         if self.by_all or num_slices > 1:
-            verify_step(lambda: self.function(*self.data, num_slices=num_slices))
+            verify_step(lambda: self.function(*data, num_slices=num_slices))
 
     def run(self, rank: synk.Rank, params: Params, rule: Rule, epoch: int) -> dict[str, Any] | None:
         """Validate after an epoch; return the numbers on one rank, None on the others.
