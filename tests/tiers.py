@@ -31,12 +31,6 @@ UNKNOWN = 20.0  # seconds of a file of which there is no record
 LIMIT = 600.0  # seconds of the tests of a change, by the record
 PARTS = 20  # of all tests, of at most 20 minutes on two cores
 OF_PYMC = ("pymc", "nutpie", "chains", "rows_potential", "resident")  # in names of files
-    "pymc",
-    "nutpie",
-    "chains",
-    "rows_potential",
-    "resident",
-)  # in the names of files that import PyMC
 
 
 class Environment:

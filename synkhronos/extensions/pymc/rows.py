@@ -252,9 +252,9 @@ def _check_lengths(name: str, variables: Sequence[Any], data: Sequence[Any]) -> 
 def _as_data(name: str, variable: Any, rows: Any) -> synk.Data:
     if np.ma.is_masked(rows):  # type: ignore[no-untyped-call]
         raise ValueError(
-            f"{name}: data: {variable}: {np.count_nonzero(rows.mask)} value(s) are masked, and would count "
-            f"as observed. Leave out their rows, or give the masked array as observed= of the model's "
-            f"variable, so that PyMC imputes them"
+            f"{name}: data: {variable}: {np.count_nonzero(rows.mask)} value(s) are masked, and would "
+            f"count as observed. Leave out their rows, or give the masked array as observed= of the "
+            f"model's variable, so that PyMC imputes them"
         )
     if not isinstance(rows, synk.Data):
         return synk.data(rows, var=variable, constant=True)
