@@ -401,6 +401,17 @@ def test_observed_values_that_are_impossible_are_refused(two):
         parallelize(model)
 
 
+def test_independent_rows_are_accepted_in_single_precision(two):
+    for seed in range(3):
+        counts = np.random.default_rng(seed).poisson(3.0, size=400)
+        with pytensor.config.change_flags(floatX="float32"):
+            with pm.Model() as model:
+                pm.Poisson("y", pt.exp(pm.Normal("rate")), observed=counts)
+            point = {"rate": np.float32(0.7)}
+            values = [one.compile_logp()(point) for one in (model, parallelize(model))]
+        np.testing.assert_allclose(*values, rtol=1e-5)
+
+
 def test_terms_that_cancel_each_other_are_accepted(two):
     y = np.concatenate([NUMBERS, -NUMBERS]) * 1e6
     with pm.Model() as model:
