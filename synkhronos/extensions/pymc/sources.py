@@ -8,6 +8,7 @@ import pytensor
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import ancestors
 
+from synkhronos._text import listed
 from synkhronos._typing import AnyArray
 
 
