@@ -13,10 +13,10 @@ sampler run on the master, as they do without ranks.
 what such a sum and that of a chain's ranks share. ``terms`` has these variables with their graphs, and
 ``groups`` the rows in those of equal numbers of rows. ``leaves`` are the constants and shared variables
 of a graph, ``sources`` the shared variables whose new values reach the ranks, and ``dependence`` finds
-on which of their items rows depend. ``imputed`` and ``sparse_rows``
-rewrite graphs with missing values and with sparse matrices so that they have rows. ``point`` has the
-values with which graphs are tried. ``deterministics`` has `compute_deterministics`, which ``row_values``
-does, and ``chains`` has what `sample` does. ``potential`` makes a sum over rows without a model.
+on which of their items rows depend. ``imputed`` and ``sparse_rows`` rewrite graphs with missing values,
+selections and sparse matrices so that they have rows. ``point`` has the values with which graphs are
+tried. ``deterministics`` has `compute_deterministics`, which ``row_values`` does, and ``chains`` what
+`sample` does. ``potential`` makes a sum over rows without a model.
 
 Samplers do not show that a sum is wrong. So ``independence`` tests at ``points`` of the model whether
 the rows are independent, ``first_evaluations`` compares with ``serial`` sums, and ``lost_errors`` has

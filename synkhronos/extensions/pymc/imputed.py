@@ -1,5 +1,6 @@
-"""Missing values: PyMC divides a variable into the observed items and a free variable for the others.
+"""Missing values, and rows that are selected by masks and indices.
 
+PyMC divides a variable with missing values into the observed items and a free variable for the others.
 The variable itself becomes a join of both, which `joined_by_row` computes item by item: from constants,
 and from the free values by their positions. The parameters of the observed items are a selection of the
 rows of all items, which `selected_first` computes from the selected rows of the data.

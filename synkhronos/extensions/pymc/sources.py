@@ -8,6 +8,7 @@ import pytensor
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import ancestors
 
+from synkhronos._text import listed
 from synkhronos._typing import AnyArray
 
 
@@ -46,10 +47,11 @@ class Sources:
         new = [one for one, old, now in zip(self._shared, self._seen, values) if old is not now]
         if not new:
             return {}
-        fixed = [one.name for one in new if one in self._fixed]
+        fixed = [str(one) for one in new if one in self._fixed]
         if fixed:
             raise ValueError(
-                f"data: {fixed} had another value when the rows were found; parallelize again"
+                f"the rows were chosen by the values of {listed(fixed)}, which have changed; call "
+                f"parallelize again"
             )
         if self._compute is None:
             graphs = list(self._graphs.values())
