@@ -15,9 +15,8 @@ notebooks show its ``description``.
 keeps track of the replicas of shared variables that are meant to be equal. The folder ``comparing``
 compares replicas, and results with the serial ones.
 
-``steps`` is for extensions, whose steps are several calls, and so is ``stay``, for workers that stay in a
-function. ``on_step`` tells a function of the script of
-each step.
+``steps`` is for extensions, whose steps are several calls, and ``stay`` for extensions whose workers
+stay in a function. ``on_step`` tells a function of the script of each step.
 
 May import: ``arithmetic``, ``comms``, ``host``, ``stores``, ``engines``, ``world``, ``arrays``.
 """

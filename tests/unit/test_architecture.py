@@ -42,7 +42,8 @@ COMPILERS = {"theano", "pygpu", "pytensor", "lasagne"}
 FOR_EXTENSIONS = {
     "synkhronos._checks", "synkhronos._errors", "synkhronos._html", "synkhronos._text",
     "synkhronos._typing",
-    "synkhronos.arithmetic.comparison", "synkhronos.engines.names", "synkhronos.engines.swap_argument",
+    "synkhronos.arithmetic.comparison", "synkhronos.arithmetic.partition", "synkhronos.engines.names",
+    "synkhronos.engines.swap_argument", "synkhronos.functions.stay",
     "synkhronos.engines.analysis.gradient_seeds", "synkhronos.engines.analysis.rows",
     "synkhronos.engines.analysis.windows", "synkhronos.functions.steps", "synkhronos.host.compiler",
     "synkhronos.host.progress", "synkhronos.profiles.log", "synkhronos.services.background_processes",
