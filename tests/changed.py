@@ -74,7 +74,9 @@ OTHERS = {
         "test_nutpie.py",
         "test_chains.py",
         "test_rows_potential.py",
+        "test_resident.py",
     ],
+    "functions/stay.py": ["test_resident.py"],
     "extensions/rules/*": [
         "test_rules.py",
         "test_rules_train.py",

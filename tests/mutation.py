@@ -192,6 +192,7 @@ FOLDERS = ("comms", "transports", "machines", "functions", "variables", "world")
 #: Modules of these folders whose mutants are not tested, and why.
 EXCLUDED = {
     "comms/nccl.py": "only the tests in tests/gpu run it, on GPUs of NVIDIA",
+    "functions/stay.py": "only models of PyMC use it, which need PyTensor",
 }
 
 MARK = "MUTATION_RUN"  # environment variable that identifies the processes of one test run

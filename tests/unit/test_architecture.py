@@ -20,6 +20,7 @@ from processes import find_test
 
 import synkhronos as synk
 from synkhronos.engines import names as compiler
+from synkhronos.functions.stay import Workers
 
 ROOT = Path(synk.__file__).resolve().parent
 DOCS = ROOT.parent / "docs"
@@ -52,6 +53,8 @@ FOR_EXTENSIONS = {
 OF_KERAS = {"optimizer", "targets", "weights"}
 #: An attribute of Theano-MPI's models, which a class of this package has, too.
 OF_MODELS = {"epoch"}
+#: An attribute of Numba's functions, which a class of this package has, too.
+OF_NUMBA = {"address"}
 #: The extensions that are for one compiler, and import it by its own name.
 OF_ONE_COMPILER = re.compile(
     r"synkhronos\.(extensions\.(keras|pymc|zoo)|compat\.theanompi\.(lib|models))"
@@ -348,12 +351,13 @@ def named_attributes(kind):
 
 
 def attributes_for_extensions():
-    """Return the attributes of what the engines' modules tell extensions, and of processes for them."""
+    """Return the attributes of what engines tell extensions, and of processes and workers for them."""
     modules = [importlib.import_module(name) for name in FOR_EXTENSIONS]
     modules = [one for one in modules if room(one.__name__) in ("engines", "services")]
     classes = {one for module in modules for one in vars(module).values() if inspect.isclass(one)}
     rooms = {"engines", "services", "stores", "transports"}
     classes = {one for one in classes if room(one.__module__) in rooms}
+    classes.add(Workers)
     return {key for one in classes for key in (*dir(one), *named_attributes(one))}
 
 
@@ -376,7 +380,7 @@ def test_extensions_use_documented_attributes_only():
     hidden = set().union(*map(attributes_defined, others))
     hidden -= set().union(*(attributes_defined(TREES[name]) for name in extensions))
     hidden -= documented_attributes() | attributes_for_extensions() | attributes_of_others()
-    hidden -= OF_KERAS | OF_MODELS
+    hidden -= OF_KERAS | OF_MODELS | OF_NUMBA
     found = [
         (name, line, attribute)
         for name in extensions
