@@ -11,7 +11,10 @@ turns, or each chain has a rank of its own. What counts is the time per effectiv
 parameter that has the fewest.
 """
 
+import contextlib
 import functools
+import subprocess
+import sys
 
 import common
 import numpy as np
@@ -19,8 +22,11 @@ from common import Contestant, line
 
 RANKS, COLUMNS, CHAINS, GROUPS = 2, 10, 2, 50
 #: How many times as fast the gradient of 2 ranks is, by kind of model
-GOALS = {"normal": 1.6, "logistic": 1.9, "hierarchical": 1.9}
+GOALS = {"normal": 1.8, "logistic": 1.85, "hierarchical": 1.85}
+SMALL = {("logistic", 10**4): 1.7}  # goals for fewer rows; of the smallest models, LEAST
+LEAST, BUSY = 0.95, 0.8  # with few rows, and beside two programs that keep both cores busy
 APART = 0.95  # of the speed of the ideal
+BEYOND = 15e-6  # seconds that an evaluation may take beyond those of half of the rows
 SIZES = [10**3, 10**4, 10**5, 10**6]
 USUAL = 10**5  # the number of rows for which more than nutpie's gradient is measured
 DRAWS = 200  # of each chain, and as many before them for tuning
@@ -54,7 +60,7 @@ def make(kind, rows):
     return model
 
 
-def inference(kind, rows, ranks, mode=None):
+def inference(kind, rows, ranks):
     """Evaluate and sample a model, by ranks or, with None of them, by itself."""
     import logging
     import warnings
@@ -69,7 +75,7 @@ def inference(kind, rows, ranks, mode=None):
     model = make(kind, rows)
     if ranks:
         synk.fork(ranks)
-        model = parallelize(model, mode=mode)
+        model = parallelize(model)
     compiled = nutpie.compile_pymc_model(model)
     gradient = model.logp_dlogp_function(ravel_inputs=True)
     gradient.set_extra_values({})
@@ -94,7 +100,8 @@ def inference(kind, rows, ranks, mode=None):
             }[what]
         )  # fmt: skip
 
-    turn("gradient", 3)
+    turn("gradient", 10)  # the first are compared, and then the ranks compile
+    turn("nutpie gradient", 200 if rows < USUAL else 30)  # until the ranks and one process are compared
     yield turn
     if ranks:
         synk.close()
@@ -130,7 +137,7 @@ def seconds_per_effective_draw(draw_all):
 
 
 def measure(options):
-    sizes = [USUAL] if options.quick else SIZES
+    sizes = [10**3, USUAL] if options.quick else SIZES
     rounds, number = (2, 20) if options.quick else (7, 100)
     lines, curves = [], {}
     for kind, goal in GOALS.items():
@@ -139,11 +146,10 @@ def measure(options):
             found = compare(kind, rows, rounds, number, goal)
             curves[kind].append((rows, found["gain"].ratio))
             lines += found["lines"]
-    for title, environment, mode in (
-        ("float32", FLOAT32, None),
-        ("NUMBA on the ranks", common.ONE_THREAD, "NUMBA"),
-    ):
-        lines += compare_settings(title, environment, mode, rounds, number)
+    lines += compare_setting("float32", FLOAT32, rounds, number)
+    with busy_cores():
+        title = "beside two busy programs"
+        lines += compare_setting(title, common.ONE_THREAD, rounds, number, goal=BUSY)
     notes = [
         f"regressions on {COLUMNS} columns, the hierarchical one logistic with {GROUPS} groups; "
         f"nutpie's gradient: the median of {number} evaluations, {rounds} turns each",
@@ -159,7 +165,7 @@ def compare(kind, rows, rounds, number, goal):
     one = common.ONE_THREAD
     made = {
         "alone": Contestant(inference, kind, rows, None, environment=one),
-        "ranks": Contestant(inference, kind, rows, RANKS),
+        "ranks": Contestant(inference, kind, rows, RANKS, environment=one),
     }
     apart = [Contestant(inference, kind, rows // RANKS, None, environment=one) for _ in range(RANKS)]
 
@@ -177,8 +183,8 @@ def compare(kind, rows, rounds, number, goal):
             called = {name: functools.partial(each, what, number) for name, each in called.items()}
             times = common.take_turns(called, rounds, f"{title}, {what}")
             name = f"{title}, {what}"
-            wanted = goal if rows >= USUAL and what == "nutpie gradient" else None
-            gain = speed_up(name, times, wanted)
+            wanted = goal if rows >= USUAL else SMALL.get((kind, rows), LEAST)
+            gain = speed_up(name, times, wanted if what == "nutpie gradient" else None)
             ratios = list(np.divide(times["ideal"], times["ranks"]))
             lines += [
                 line(f"{name}: one thread", "ms", times["alone"]),
@@ -188,9 +194,14 @@ def compare(kind, rows, rounds, number, goal):
             ]
             if what == "nutpie gradient":
                 found = gain
-                if wanted:
+                if rows >= USUAL:
                     lines[-1].goal = f"≥ {APART}"
                     lines[-1].reached = lines[-1].median >= APART
+                beyond = line(
+                    f"{name}: beyond the ideal", "µs", np.subtract(times["ranks"], times["ideal"])
+                )
+                beyond.goal, beyond.reached = f"≤ {BEYOND * 1e6:g}", beyond.median <= BEYOND * 1e6
+                lines.append(beyond)
         if rows == USUAL and kind == "logistic":
             lines += compare_samplers(made, title, min(rounds, 3))
     return {"lines": lines, "gain": found}
@@ -210,11 +221,23 @@ def compare_samplers(made, title, turns):
     return [line(f"{title}: {name}", "ms", taken, plain, "nutpie") for name, taken in times.items()]
 
 
-def compare_settings(title, environment, mode, rounds, number):
-    """Compare nutpie's gradient of the logistic model with other settings."""
+@contextlib.contextmanager
+def busy_cores():
+    """Keep a core busy for each rank."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(RANKS)]
+    try:
+        yield
+    finally:
+        for one in others:
+            one.kill()
+            one.wait()
+
+
+def compare_setting(title, environment, rounds, number, goal=None):
+    """Compare nutpie's gradient of the logistic model in another setting."""
     made = {
         "alone": Contestant(inference, "logistic", USUAL, None, environment=environment),
-        "ranks": Contestant(inference, "logistic", USUAL, RANKS, mode, environment=environment),
+        "ranks": Contestant(inference, "logistic", USUAL, RANKS, environment=environment),
     }
     title = f"logistic, 1e5 rows, {title}, nutpie gradient"
     with common.contestants(**made):
@@ -224,7 +247,7 @@ def compare_settings(title, environment, mode, rounds, number):
         times = common.take_turns(called, rounds, title)
     return [
         line(f"{title}: one thread", "ms", times["alone"]),
-        speed_up(title, times),
+        speed_up(title, times, goal),
     ]
 
 

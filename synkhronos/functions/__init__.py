@@ -16,6 +16,6 @@ keeps track of the replicas of shared variables that are meant to be equal, and 
 the script changes on the master to the other ranks. The folder ``comparing`` compares replicas, and
 results with the serial ones.
 
-``steps`` is for extensions, whose steps are several calls. ``on_step`` tells a function of the script of
-each step.
+``steps`` is for extensions, whose steps are several calls, and ``stay`` for extensions whose workers
+stay in a function. ``on_step`` tells a function of the script of each step.
 """

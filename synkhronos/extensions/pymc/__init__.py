@@ -5,18 +5,19 @@
 several chains at once. All need PyTensor. PyMC is imported when one of them is called.
 
 The rows stay on the ranks. An evaluation sends the values of the parameters to every rank, and the sum
-of the log-probability and of its gradient to the master, in one command. Priors, transformations and the
-sampler run on the master, as they do without ranks.
+of the log-probability and of its gradient to the master. Priors, transformations and the sampler run on
+the master, as they do without ranks.
 
 ``parallel`` has `parallelize`, and ``models`` makes its model, a ``divided`` model: with the sum of
 ``rows`` over all ranks, which ``operation`` is in a graph, in place of observed variables. ``sums`` has
-what such a sum and that of a chain's ranks share. ``terms`` has these variables with their graphs, and
-``groups`` the rows in those of equal numbers of rows. ``leaves`` are the constants and shared variables
-of a graph, ``sources`` the shared variables whose new values reach the ranks, and ``dependence`` finds
-on which of their items rows depend. ``imputed`` and ``sparse_rows`` rewrite graphs with missing values,
-selections and sparse matrices so that they have rows. ``point`` has the values with which graphs are
-tried. ``deterministics`` has `compute_deterministics`, which ``row_values`` does, and ``chains`` what
-`sample` does. ``potential`` makes a sum over rows without a model.
+what such a sum and that of a chain's ranks share. ``resident`` evaluates it without Python, by functions
+that are ``compiled`` for it and the loop of ``native``. ``terms`` has these variables with their graphs,
+and ``groups`` the rows in those of equal numbers of rows. ``leaves`` are the constants and shared
+variables of a graph, ``sources`` the shared variables whose new values reach the ranks, and
+``dependence`` finds on which of their items rows depend. ``imputed`` and ``sparse_rows`` rewrite graphs
+with missing values, selections and sparse matrices so that they have rows. ``point`` has the values with
+which graphs are tried. ``deterministics`` has `compute_deterministics`, which ``row_values`` does, and
+``chains`` what `sample` does. ``potential`` makes a sum over rows without a model.
 
 Samplers do not show that a sum is wrong. So ``independence`` tests at ``points`` of the model whether
 the rows are independent, ``first_evaluations`` compares with ``serial`` sums, and ``lost_errors`` has
