@@ -5,9 +5,9 @@ The next command of the world has them leave it. So nothing else differs for the
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Sequence, TypeVar
 
-from synkhronos._typing import Compiled
+from synkhronos._typing import Compiled, SharedVariable
 from synkhronos.arrays.data import Data
 from synkhronos.functions.function import Function
 from synkhronos.functions.replicate import replicate
@@ -111,6 +111,33 @@ def workers_of(function: Function) -> Workers | None:
     """Return the workers that have a function, or None if they cannot stay in a command."""
     world = function._usable_world()
     return Workers(world) if world.transport.can_stay else None
+
+
+def call_on_change(
+    function: Function, shareds: Iterable[SharedVariable], call: Callable[[], None]
+) -> None:
+    """Have a function called whenever the script has given one of some variables a new value.
+
+    Parameters
+    ----------
+    function : Function
+        A function of the world with whose engine the variables are used.
+    shareds : iterable of shared variables
+        Variables that the world's functions do not use.
+    call : callable
+        Called without arguments, after what was asked for before.
+    """
+    engine = function._usable_world().here.engine
+    for shared in shareds:
+        before = getattr(shared.container, "notify", None)
+
+        def notify(how: str, before: Callable[[str], None] | None = before) -> None:
+            if before is not None:
+                before(how)
+            if how != "read":
+                call()
+
+        engine.notice_changes(shared, notify)
 
 
 def compiled_of(function: Function) -> Compiled:

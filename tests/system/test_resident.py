@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import psutil
+import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
@@ -14,7 +15,7 @@ from processes import own_process
 from pytensor.raise_op import Assert
 
 import synkhronos as synk
-from synkhronos.extensions.pymc import native, rows_potential
+from synkhronos.extensions.pymc import native, parallelize, rows_potential
 from synkhronos.extensions.pymc.resident import read, write
 from synkhronos.extensions.pymc.rows import Rows
 
@@ -162,3 +163,17 @@ def test_what_takes_less_time_is_chosen(times, use, said):
     found, has_said = choices(times)
     assert found.count(use) > 350 and found[-1] == use
     assert has_said == said
+
+
+def test_data_that_are_set_end_evaluations_without_python(evaluated):
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mean"), 1.0, observed=pm.Data("rows", np.arange(41.0)))
+    parallel = parallelize(model, mode="NUMBA")
+    compiled, plain = (one.compile_logp(mode="FAST_COMPILE") for one in (parallel, model))
+    point = model.initial_point()
+    for values in (np.arange(41.0), np.arange(41.0) / 2, np.arange(20.0)):
+        pm.set_data({"rows": values}, model=model)
+        for _ in range(5):  # the later ones without Python
+            np.testing.assert_allclose(compiled(point), plain(point), rtol=1e-9)
+        (rows,) = parallel.sums_over_rows()
+        assert read(rows.resident[False].record + native.IS_ON)

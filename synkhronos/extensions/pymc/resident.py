@@ -147,6 +147,7 @@ class ResidentSum:
         self.is_impossible = False
         self._residence: Any = None
         self.layout: Layout | None = None
+        self.data: list[Any] = []
 
     def begin(
         self, function: synk.Function, data: Sequence[Any], values: Sequence[AnyArray], n_outputs: int
@@ -173,7 +174,7 @@ class ResidentSum:
             return
         parameters = tuple((one.shape, one.dtype.name) for one in values)
         layout = Layout(parameters, n_outputs, self._n_slices)
-        if layout != self.layout:
+        if layout != self.layout or any(one is not other for one, other in zip(data, self.data)):
             self._wait_for_others()
             box = np.zeros(layout.start + workers.size * layout.stride, np.uint8)
             self.layout, self.box = layout, synk.data(box)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Iterable, Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ from synkhronos.extensions.pymc.independence import is_finite_sum
 from synkhronos.extensions.pymc.serial import PlainSum, SerialSum, n_bytes, value_and_gradient
 from synkhronos.extensions.pymc.sources import Sources
 from synkhronos.extensions.pymc.sums import EvaluatedSum, SumOnRanks
+from synkhronos.functions.stay import call_on_change
 from synkhronos.functions.steps import turn_of
 
 _POINTS = 3  # points at which it is tested whether the rows are independent
@@ -83,6 +85,7 @@ class Rows(EvaluatedSum):
         model = None if plain is None else PlainSum(plain, self.parameters, wrt, self._mode)
         self._first = FirstEvaluations(self._serial, model)
         self._untested = _POINTS
+        self._are_noticed = False
         self._refusal: Exception | None = None  # the error that a test of this sum has raised
 
     @property
@@ -158,6 +161,7 @@ class Rows(EvaluatedSum):
                 if not self._first.are_over:
                     self._compare(values, result)
                 elif not self.resident[with_gradient].is_impossible:
+                    self._notice_new_values(function)
                     self.resident[with_gradient].begin(function, data, values, np.size(result))
                 return result
         except (synk.ClosedError, synk.NotForkedError) as error:
@@ -165,6 +169,13 @@ class Rows(EvaluatedSum):
                 f"{self.name}: its processes were closed; after synk.fork(), call parallelize() or "
                 f"rows_potential() again"
             ) from error
+
+    def _notice_new_values(self, function: synk.Function) -> None:
+        """From now on, new values of what the rows are computed from end evaluations without Python."""
+        if not self._are_noticed:
+            self._are_noticed = True
+            sums = weakref.WeakSet(self.resident.values())
+            call_on_change(function, self._sources, lambda: [one.set_on(False) for one in sums])
 
     def build_all(self) -> None:
         """Build all functions, before a program uses them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import pytensor
 from pytensor.compile.sharedvalue import SharedVariable
@@ -31,6 +31,9 @@ class Sources:
         self._shared = [one for one in found if isinstance(one, SharedVariable)]
         self._seen = self._new = [_value(one) for one in self._shared]
         self._compute: Any = None
+
+    def __iter__(self) -> Iterator[SharedVariable]:
+        return iter(self._shared)
 
     def __contains__(self, one: Any) -> bool:
         return one in self._shared
