@@ -129,7 +129,8 @@ def call_on_change(
     """
     engine = function._usable_world().here.engine
     for shared in shareds:
-        before = getattr(shared.container, "notify", None)
+        container: Any = getattr(shared, "container", None)
+        before = getattr(container, "notify", None)
 
         def notify(how: str, before: Callable[[str], None] | None = before) -> None:
             if before is not None:

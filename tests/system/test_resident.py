@@ -173,7 +173,7 @@ def test_data_that_are_set_end_evaluations_without_python(evaluated):
     point = model.initial_point()
     for values in (np.arange(41.0), np.arange(41.0) / 2, np.arange(20.0)):
         pm.set_data({"rows": values}, model=model)
-        for _ in range(5):  # the later ones without Python
+        for _ in range(12):  # the later ones without Python
             np.testing.assert_allclose(compiled(point), plain(point), rtol=1e-9)
         (rows,) = parallel.sums_over_rows()
         assert read(rows.resident[False].record + native.IS_ON)

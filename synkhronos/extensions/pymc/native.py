@@ -9,6 +9,7 @@ outputs are. No Python is entered: a wait that lasts long returns `LATE`, and th
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numba
 import numpy as np
@@ -69,10 +70,10 @@ _memcmp = types.ExternalFunction("memcmp", _int(_long, _long, _long))
 _unlock = types.ExternalFunction("pthread_mutex_unlock", _int(_long))
 
 
-def _kept(compiler):  # type: ignore[no-untyped-def]
+def _kept(compiler: Any) -> Any:
     """Have Numba compile a function, and keep the code for other processes, if it may write anywhere."""
 
-    def compiled(function):  # type: ignore[no-untyped-def]
+    def compiled(function: Any) -> Any:
         try:
             return compiler(cache=True)(function)
         except RuntimeError:

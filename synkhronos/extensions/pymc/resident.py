@@ -146,7 +146,8 @@ class ResidentSum:
         self._name, self._n_slices = name, n_slices
         self.is_impossible = False
         self._residence: Any = None
-        self.layout: Layout | None = None
+        self.layout: Any = None  # a `Layout` once it has begun
+        self.box: Any = None
         self.data: list[Any] = []
 
     def begin(

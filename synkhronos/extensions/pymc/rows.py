@@ -175,7 +175,12 @@ class Rows(EvaluatedSum):
         if not self._are_noticed:
             self._are_noticed = True
             sums = weakref.WeakSet(self.resident.values())
-            call_on_change(function, self._sources, lambda: [one.set_on(False) for one in sums])
+
+            def end() -> None:
+                for one in sums:
+                    one.set_on(False)
+
+            call_on_change(function, self._sources, end)
 
     def build_all(self) -> None:
         """Build all functions, before a program uses them."""
