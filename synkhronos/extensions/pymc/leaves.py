@@ -149,8 +149,8 @@ def computed_once(
         known = [fixed.get(one, False) or _is_known(one) and one not in kept for one in node.inputs]
         is_fixed = bool(known) and all(known) and not isinstance(node.op, MeasurableOp)
         fixed.update(dict.fromkeys(node.outputs, is_fixed))
-    arrays = [one for one in fixed if fixed[one] and getattr(one.type, "ndim", False) and one not in shapes]
-    arrays = [one for one in arrays if _is_worth_a_constant(one)]
+    arrays = [one for one in fixed if fixed[one] and one not in shapes]
+    arrays = [one for one in arrays if getattr(one.type, "ndim", False) and _is_worth_a_constant(one)]
     if not arrays:
         return list(outputs), {}
     lengths = pytensor.function([], [one.shape[0] for one in arrays], mode="FAST_COMPILE")()
