@@ -75,8 +75,8 @@ def match(saved: Side, here: Side, strict: bool) -> dict[Key, Key]:
         doubtful = {name for name, _ in in_doubt}
         complaints += [
             f"{label(key)} is in the file, but no function here uses it"
-            for key in saved.kinds
-            if key in left and key[0] not in doubtful
+            for key, kind in saved.kinds.items()
+            if key in left and key[0] not in doubtful and kind is not None  # else save() left it out
         ]
         complaints += [f"{label(key)} is not in the file" for key in rest if key not in in_doubt]
     remedy = "build the same functions, with the same names, as in the script that saved it"

@@ -14,7 +14,7 @@ from synkhronos.functions.replicate import replicate
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.required_rows import Need
 from synkhronos.world.here import Command, Here
-from synkhronos.world.world import World
+from synkhronos.world.world import World, current_world
 
 _Part = TypeVar("_Part")
 
@@ -142,5 +142,7 @@ def call_on_change(
 
 
 def compiled_of(function: Function) -> Compiled:
-    """Return the compiled function of this process."""
+    """Return the compiled function of this rank, also in a program."""
+    if function._world is None:
+        return current_world().here.functions[function.specification.number].compiled
     return function.replica.compiled

@@ -72,8 +72,7 @@ class InStore(Command):
 def known():
     """Return how much the master knows about variables, by what it is."""
     groups = vars(agreement_of(current_world()))
-    found = {name: len(one) for name, one in groups.items() if isinstance(one, (set, dict))}
-    return {**found, "all sources": sum(map(len, groups["sources"].values()))}
+    return {name: len(one) for name, one in groups.items() if isinstance(one, (set, dict))}
 
 
 def model(length=3):
@@ -322,20 +321,6 @@ def test_what_was_dropped_is_forgotten_before_a_restart(world_of, known_to_ranks
     del function
     synk.restart()
     assert known() == before
-
-
-def test_a_variable_remembers_that_it_was_computed_from_one_that_differed_and_was_dropped(world_of):
-    world_of(2)
-    shared, cause = theano.shared(np.ones(2), "shared"), theano.shared(np.ones(2), "cause")
-    update = synk.function([], updates=[(shared, shared + cause.sum())], mode="FAST_COMPILE")
-    synk.scatter(cause, np.arange(4.0))
-    update()
-    agreement, number = agreement_of(current_world()), current_world().registry.numbers[shared]
-    assert agreement.differs_by_calls(number)
-    del cause, update
-    assert [len(shareds) for _, shareds in held()] == [1, 1]
-    assert agreement.sources == {number: {(True, frozenset([number]))}}
-    assert agreement.differs_by_calls(number)
 
 
 @own_process

@@ -38,11 +38,20 @@ def made():
         return -pt.sqr(pt.dot(x, positive))
 
     total = rows_potential(log_prob, [w], [ROWS], mode="NUMBA")
-    found = pytensor.function([w], [total, pt.grad(total, w)], mode="FAST_COMPILE")
-    for number in range(4):  # the first ones are compared
-        found(np.ones(3) + number)
-    found.rows = total.owner.op.rows
-    return found
+    return Evaluated([w], [total, pt.grad(total, w)], total.owner.op.rows)
+
+
+class Evaluated:
+    """A function that has been evaluated several times, and its rows."""
+
+    def __init__(self, inputs, outputs, rows):
+        self._function = pytensor.function(inputs, outputs, mode="FAST_COMPILE")
+        self.rows = rows
+        for number in range(4):  # the first ones are compared
+            self(np.ones(3) + number)
+
+    def __call__(self, *values):
+        return self._function(*values)
 
 
 def expected(w):

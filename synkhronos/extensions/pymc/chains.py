@@ -46,10 +46,16 @@ class Team:
         The ranks of the chain; the first of them samples.
     sums : list of SumOnRanks
         The sums over rows in the model.
+
+    Attributes
+    ----------
+    size : int
+        The number of ranks. One alone evaluates without Python.
     """
 
     def __init__(self, rank: synk.Rank, group: synk.RankGroup, sums: Sequence[SumOnRanks]) -> None:
         self._rank, self._group, self._sums = rank, group, list(sums)
+        self.size = group.size
 
     def evaluate(self, number: int, values: Sequence[Any], with_gradient: bool) -> AnyArray:
         """Return a sum, and its gradient if that is wanted, for these values of the parameters.
@@ -99,7 +105,13 @@ class SumOfTeam(EvaluatedSum):
 
     def _evaluate_here(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
         self._interrupts.in_evaluation()
-        return self._team.evaluate(self._number, values, with_gradient)
+        result, resident = self._team.evaluate(self._number, values, with_gradient), None
+        if self._team.size == 1:
+            resident = self.resident[with_gradient]
+        if resident is not None and not resident.is_impossible:
+            function = self.on_ranks.functions[with_gradient]
+            resident.begin_alone(function, self.on_ranks.data, values, np.size(result))
+        return result
 
 
 class Interrupts:

@@ -19,15 +19,15 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 #: What `evaluate` and `serve` return
-DONE, OFF, LATE, FAILED, SAY, LEFT = range(6)
+DONE, OFF, LATE, FAILED, SAY, LEFT, CROWDED = range(7)
 
 #: Words of the board: the number of the last evaluation, the sum, whether the ranks have to leave
 NUMBER, SUM, LEAVE = 0, 8, 16
 #: The bytes of the board before the lines, and those of a line
 LINE = 128
 #: Words of a line: the evaluation that was finished last, its code, whether the rank sleeps,
-#: whether it has left the loop, and the times at which its last part began and ended
-FINISHED, CODE, SLEEPS, GONE, BEGAN, ENDED = range(0, 48, 8)
+#: whether it has left the loop, the times at which its last part began and ended, and its core
+FINISHED, CODE, SLEEPS, GONE, BEGAN, ENDED, CORE = range(0, 56, 8)
 SEMAPHORE = 64
 
 #: Words of a record. The first ones belong to all sums of a process.
@@ -61,6 +61,7 @@ _word = ir.IntType(64)
 _int, _long = types.int32, types.int64
 _sched_yield = types.ExternalFunction("sched_yield", _int())
 _usleep = types.ExternalFunction("usleep", _int(types.uint32))
+_core = types.ExternalFunction("sched_getcpu", _int())
 _sem_post = types.ExternalFunction("sem_post", _int(_long))
 _sem_timedwait = types.ExternalFunction("sem_timedwait", _int(_long, _long))
 _try_lock = types.ExternalFunction("pthread_mutex_trylock", _int(_long))
@@ -274,6 +275,8 @@ def wake(board, size, own):  # type: ignore[no-untyped-def]
 def _serve(board, size, own, master, polls, parts, tables, halvings):  # type: ignore[no-untyped-def]
     """Compute this rank's part in evaluations; return `LEFT` when told to, or `LATE` when idle.
 
+    It returns `CROWDED` if it was woken on the core of the master, which it has to leave.
+
     ``halvings`` is the address of a word in which it keeps how long to poll.
     """
     line, boss = board + LINE * (1 + own), board + LINE * (1 + master)
@@ -304,6 +307,8 @@ def _serve(board, size, own, master, polls, parts, tables, halvings):  # type: i
             store(halvings, min(load(halvings) + 1, _MOST_HALVINGS))
         else:
             store(halvings, 0)
+        if slept and _core() == load(boss + CORE) and polls:
+            return CROWDED
         seen = load(board + NUMBER)
         number = load(board + SUM)
         store(line + CODE, call(load(parts + 8 * number), load(tables + 8 * number)))
@@ -337,6 +342,7 @@ def _with_ranks(record, parameters, result):  # type: ignore[no-untyped-def]
     if started != number + 1 or _memcmp(here, parameters, n_bytes):
         store(common + STARTED, 0)
         _memcpy(here, parameters, n_bytes)
+        store(board + LINE * (1 + own) + CORE, _core())
         store(board + SUM, number)
         add(board + NUMBER, 1)
         wake(board, size, own)

@@ -34,8 +34,8 @@ def parallelize(
         The observed variables and potentials to divide. The others remain as they are. By default, all
         observed variables that have rows, or, in a model without observed variables, all potentials.
     mode : str or Mode, optional
-        The mode of PyTensor in which the ranks compile, such as ``"NUMBA"``; by default the mode of
-        PyTensor's settings.
+        The mode of PyTensor in which the ranks compile; by default ``"NUMBA"``, with which evaluations
+        need no Python, or the mode of PyTensor's settings if they name one.
 
     Returns
     -------

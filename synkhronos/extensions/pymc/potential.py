@@ -44,8 +44,8 @@ def rows_potential(
         copied to shared memory once, unless they are `Data` or ``numpy.memmap``. With a variable as
         `log_prob`, a dictionary: the array by the variable that stands for it.
     mode : str or Mode, optional
-        The mode of PyTensor in which the ranks compile, such as ``"NUMBA"``; by default the mode of
-        PyTensor's settings.
+        The mode of PyTensor in which the ranks compile; by default ``"NUMBA"``, with which evaluations
+        need no Python, or the mode of PyTensor's settings if they name one.
     name : str, optional
         A name for messages.
 

@@ -7,6 +7,7 @@ until another command of the world, for which the workers leave the loop.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
@@ -166,25 +167,40 @@ class ResidentSum:
         n_outputs : int
             The number of outputs.
         """
-        self.set_on(False)
-        workers, compiled = workers_of(function), compiled_of(function)
-        rows = [np.asarray(one) for one in data]
+        workers = workers_of(function)
+        if workers is not None and self._take(function, data, values, n_outputs, workers.size):
+            self._residence = workers.part(Residence)
+            self._residence.begin(workers, self)
+
+    def begin_alone(
+        self, function: synk.Function, data: Sequence[Any], values: Sequence[AnyArray], n_outputs: int
+    ) -> None:
+        """The same for a rank that computes all rows, in a program."""
+        if self._take(function, data, values, n_outputs, 1):
+            common = _memory(native.COMMON_BYTES)
+            write(common + native.SIZE, 1)
+            self.settle(common, 0, 1)
+            self.set_on(self.compile())
+
+    def _take(
+        self, function: synk.Function, data: Sequence[Any], values: Any, n_outputs: int, size: int
+    ) -> bool:
+        """Take what is to be evaluated; return whether Numba can."""
+        self._wait_for_others()
+        rows, compiled = [np.asarray(one) for one in data], compiled_of(function)
         usable = all(one.flags.c_contiguous and one.flags.aligned for one in rows)
-        if workers is None or not usable or not is_compiled_by_numba(compiled):
-            self.is_impossible = True
-            return
-        parameters = tuple((one.shape, one.dtype.name) for one in values)
-        layout = Layout(parameters, n_outputs, self._n_slices)
-        if layout != self.layout or any(one is not other for one, other in zip(data, self.data)):
-            self._wait_for_others()
-            box = np.zeros(layout.start + workers.size * layout.stride, np.uint8)
-            self.layout, self.box = layout, synk.data(box)
+        self.is_impossible = not usable or not is_compiled_by_numba(compiled)
+        layout = Layout(tuple((one.shape, one.dtype.name) for one in values), n_outputs, self._n_slices)
+        is_other = layout != self.layout or any(one is not old for one, old in zip(data, self.data))
+        if is_other and not self.is_impossible:
+            box = np.zeros(layout.start + size * layout.stride, np.uint8)
+            self.layout, self.box = layout, box if size == 1 else synk.data(box)
             self.function, self.data, self._rows = function, list(data), rows
-        self._residence = workers.part(Residence)
-        self._residence.begin(workers, self)
+        return not self.is_impossible
 
     def settle(self, common: int, index: int, size: int) -> None:
         """Write the record, for one of the sums of a number of ranks."""
+        self._wait_for_others()
         layout, box = self.layout, np.asarray(self.box).ctypes.data
         tables = [layout.table(self._rows, box, rank, size) for rank in range(size)]
         tables.append(layout.table(self._rows, box, 0, 1))
@@ -304,11 +320,24 @@ def serve(
         addresses = [np.array(one, np.int64) for one in words]
         write(line + native.FINISHED, read(board + native.NUMBER))
         places = [one.ctypes.data for one in addresses]
-        while loop(board, size, rank, master, polls, *places) == native.LATE:
-            check()
+        code = native.LATE
+        while code != native.LEFT:
+            code = loop(board, size, rank, master, polls, *places)
+            if code == native.LATE:
+                check()
+            elif code == native.CROWDED:
+                _leave_core(read(board + native.LINE * (1 + master) + native.CORE))
     finally:
         write(line + native.GONE, 1)
         write(line + native.FINISHED, read(board + native.NUMBER))
+
+
+def _leave_core(number: int) -> None:
+    """Move this thread to another core; see `transports.waiting`."""
+    allowed = os.sched_getaffinity(0)
+    with contextlib.suppress(OSError):  # cores were just taken away
+        os.sched_setaffinity(0, allowed - {number} or allowed)
+        os.sched_setaffinity(0, allowed)
 
 
 def _switch_off(reference: weakref.ref[weakref.WeakSet[ResidentSum]]) -> None:
