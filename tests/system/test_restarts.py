@@ -35,6 +35,7 @@ MPIRUN = """#!/bin/sh
 cd {folder}
 case "$*" in
 *--version*) echo "mpirun (Open MPI) {version}" ;;
+*net_if_stats*) exit 1 ;; # which addresses the machines have
 *end_processes*) for host in a b c; do
     case "$*" in *"-H $host "*) test -e off-$host && echo "no route to $host" >&2 && exit 1 ;; esac
     done; exit 0 ;;
