@@ -185,4 +185,4 @@ def test_data_that_are_set_end_evaluations_without_python(evaluated):
         for _ in range(12):  # the later ones without Python
             np.testing.assert_allclose(compiled(point), plain(point), rtol=1e-9)
         (rows,) = parallel.sums_over_rows()
-        assert read(rows.resident[False].record + native.IS_ON)
+        assert read(rows.resident[True].record + native.IS_ON)
