@@ -222,16 +222,6 @@ def test_rows_that_an_index_selects(ranks):
         assert_same_params(*nets)
 
 
-@theano_only
-def test_sliceable_rows(two):
-    images = compiler.shared(IMAGES, "images")
-    net = Net()
-    loss = mean_of_squares(net)
-    function = synk.function([], loss, givens=[(net.x, images)], sliceable_shareds=[images])
-    synk.scatter(images, IMAGES)
-    np.testing.assert_allclose(function(), compiler.function([net.x], loss)(IMAGES))
-
-
 def test_default_updates_of_what_is_replaced(two):
     """The stream continues by what was drawn, and an average is that of the rows."""
     x, streams = tt.dmatrix("x"), Streams(5)
@@ -324,15 +314,6 @@ def test_errors_of_the_compiler_say_which_number_is_fixed(two, name):
         function(IMAGES)
 
 
-def test_errors_in_steps_say_which_number_is_fixed(two):
-    x, w = tt.dmatrix("x"), shared(np.ones(36), "w")
-    loss = tt.dot(tt.dot(tt.eye(ROWS), x), w).mean()
-    step = train.parallel_function([x], loss, updates=[(w, w - 0.1 * tt.grad(loss, w))])
-    with pytest.raises(Exception, match=f"this rank computes 6 of the {ROWS} rows of the call"):
-        step(IMAGES)
-    np.testing.assert_array_equal(synk.gather(w), np.ones((2, 36)))
-
-
 @theano_only
 @pytest.mark.parametrize("makes_step", [False, True])
 def test_errors_say_that_an_operand_has_all_rows(two, makes_step):
@@ -349,15 +330,6 @@ def test_errors_say_that_an_operand_has_all_rows(two, makes_step):
     with pytest.raises(ValueError, match=message):
         function(IMAGES, 1)
     np.testing.assert_array_equal(w.get_value(), np.ones(36))
-
-
-def test_other_errors_are_as_before(two):
-    x = tt.dmatrix("x")
-    loss = (tt.dot(tt.eye(ROWS), tt.ones((ROWS, 36))) * x[0]).mean()
-    function = synk.function([x], loss)
-    with pytest.raises(Exception) as caught:
-        function(IMAGES[:4, :5])
-    assert "rows of the call" not in str(caught.value)
 
 
 @theano_only

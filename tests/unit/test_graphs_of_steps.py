@@ -82,15 +82,6 @@ def test_which_sources_an_expression_depends_on():
     assert given.of(y + 1) and not given.of(B)
 
 
-def test_the_gradient_of_a_term_does_not_depend_on_the_others():
-    """Though it begins with ones in the shape of the loss."""
-    loss = X.mean() + tt.sqr(W).sum()
-    (slope,) = tt.grad(loss, [W])
-    assert not dependence().of(slope)
-    (alone,) = rebuilt([slope], {}, {})
-    np.testing.assert_allclose(alone.eval(), 2 * W.get_value())
-
-
 # Linear expressions
 
 PIECES = {
@@ -166,17 +157,6 @@ def test_a_sum_of_more_terms_than_the_stack_has_room_for():
     dependent, free = split(loss, dependence())
     assert dependence().of(dependent) and not dependence().of(free)
     assert len(list(terms(loss, dependence(X, B)))) == 3001
-
-
-def test_the_free_part_of_a_gradient():
-    loss = tt.tanh(tt.dot(X, W)).sum() + 0.5 * tt.sqr(W).sum() + 2 * W.sum()
-    _, free = split(tt.grad(loss, W), dependence())
-    (free,) = rebuilt([free], {}, {})
-    np.testing.assert_allclose(free.eval(), W.get_value() + 2)
-
-
-def test_a_constant_that_is_added_to_each_row_is_no_free_part():
-    assert split((tt.sqr(X).sum(axis=1, keepdims=True) + tt.sqr(B).sum()).sum(), dependence())[1] is None
 
 
 def test_terms_and_rows():

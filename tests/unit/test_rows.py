@@ -138,10 +138,6 @@ def test_what_a_graph_tells_about_rows(kind, expression):
     assert extents(INPUTS, AXES, [expression]) == [kind]
 
 
-def test_one_graph_with_all_of_them_gives_the_same_answers():
-    assert extents(INPUTS, AXES, [one for *_, one in CASES]) == [kind for kind, *_ in CASES]
-
-
 def test_without_split_inputs_nothing_depends_on_rows():
     assert set(extents(INPUTS, [None] * 6, [one for *_, one in CASES])) == {None}
 

@@ -15,8 +15,6 @@ import synkhronos as synk
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function, parallel_function
-from synkhronos.functions.call import CallFunction
-from synkhronos.functions.columns import Most
 
 pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
 ROWS, TARGETS = np.arange(12.0).reshape(6, 2), np.array([1.0, 0, 1, 1, 0, 0])
@@ -78,28 +76,6 @@ def test_an_output_that_differs_is_named_with_its_reason(world, noticed, output,
     assert not noticed()
 
 
-def test_the_warning_is_one_of_the_line_of_the_call(world):
-    f = synk.function([x], x.sum())
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", synk.SynkhronosWarning)
-        f(ROWS)
-    assert [one.filename for one in caught if one.category is synk.SynkhronosWarning] == [__file__]
-
-
-@pytest.mark.parametrize("op", ["avg", "sum", "gather", "max", "min", "prod", None, "c_avg"])
-def test_an_operation_that_is_given_is_meant(world, op):
-    f = synk.function([x], [(x.sum(axis=0), op), (tt.exp(-x), op)])
-    f(ROWS)
-
-
-def test_several_outputs_are_one_warning(world, noticed):
-    f = synk.function([x], [x.sum(), x.mean(), x.sum(axis=1), tt.sqr(x).sum(), (x.sum(), "sum")])
-    f(ROWS)
-    [text] = noticed()
-    named = [line.split()[2] for line in text.splitlines()[1:-1]]  # the last one names the entry
-    assert named == ["0", "2", "3"]
-
-
 def test_averages_and_what_is_not_split_are_right(world):
     w, whole, rows = weights(), tt.dvector("whole"), theano.shared(ROWS, "rows")
     loss = loss_of(w)
@@ -130,16 +106,6 @@ def test_one_process_is_not_verified(world_of):
     total, rows = synk.function([x], [x.sum(), x])(ROWS)
     assert_same(total, ROWS.sum())
     assert_same(rows, ROWS)
-
-
-@pytest.mark.parametrize(
-    "n_rows, most, expected", [(10, 4, [0, 2, 4, 6]), (9, 4, [0, 2, 4, 6]), (3, 4, [0, 1, 2])]
-)
-def test_a_call_on_few_rows_takes_them_at_equal_distances(n_rows, most, expected):
-    call = CallFunction(0, (), None, range(n_rows), None, 1, None)
-    few = call.on_few(Most(most))
-    assert list(few.rows) == expected and few.most.together == most
-    assert call.rows == range(n_rows) and call.most.together is None
 
 
 def test_rounding_is_no_difference(world):
@@ -305,32 +271,6 @@ def test_a_wrong_step_is_warned_of_once_and_refused_by_check(world, noticed, los
         assert "build it with" not in str(refused.value)  # a step is what it is
 
 
-@pytest.mark.parametrize(
-    "output, expected",
-    [
-        (x.sum() / 6, ["constant"]),
-        (x.sum() // 6, ["constant"]),
-        (x.sum() * (1 / 6), ["constant"]),
-        ((x[:, 0] * y).sum() / y.sum(), ["quotient"]),
-        (tt.sqr(x - x.mean(axis=0)).mean(), ["statistics"]),
-        (tt.nnet.bn.batch_normalization_train(x, x[0], x[0])[0].mean(), ["statistics"]),
-        (tt.sqrt(tt.sqr(x).mean()), ["nonlinear"]),
-        (theano.gradient.grad_clip(x, -1, 1).mean(), ["clipped"]),
-        (theano.scan(lambda row, t: t + row, x, tt.zeros_like(x[0]))[0][-1].mean(), ["recurrent"]),
-        (tt.sqr(x.reshape((6, 2, 1))).mean(), ["fixed batch"]),
-        (x.mean(), []),
-        (tt.grad(tt.sqr(x).mean(), x).sum(axis=0), []),
-        (theano.scan(lambda row: row * 2, x)[0].mean(), []),
-        (theano.scan(lambda t, s: s + t, x.T, tt.zeros_like(x[:, 0]))[0].mean(), []),
-        (x.sum() / x.shape[0], []),
-        (tt.sqr(x.reshape((-1, 2, 1))).mean(), []),
-        (tt.nnet.softmax(x).mean(axis=0), []),
-    ],
-)
-def test_what_is_suspect_in_a_graph(output, expected):
-    assert sorted(difference_causes([x, y], [0, 0], [output])[0].possible) == expected
-
-
 ONES = np.ones((4, 2))
 e = tt.sqr(x - 3)
 p, t = x, y.dimshuffle(0, "x")  # predictions and labels, 0 or 1
@@ -424,14 +364,6 @@ def test_a_sum_is_right_with_the_operation_for_it(world):
         step.check(ROWS, TARGETS)
 
 
-def test_a_mean_is_warned_of_with_the_operation_for_sums(world, noticed):
-    w = weights()
-    loss = loss_of(w)
-    for step in steps(loss, w, {"loss": loss}, loss_op="sum"):
-        step(ROWS, TARGETS)
-        assert "leave out loss_op='sum'" in noticed()[0]
-
-
 # Random numbers
 
 
@@ -475,10 +407,3 @@ def test_steps_that_draw_are_compared_with_numbers_that_follow_from_the_rows(
         assert {"output 0", "shared variable w"} == set(compared.differences)
         assert not compared.not_compared
         assert "shared variable w" in step.check(ROWS, TARGETS).not_compared
-
-
-def test_a_step_that_draws_nothing_has_nothing_to_replace(world):
-    w = weights()
-    for step in steps(loss_of(w), w):
-        with pytest.raises(ValueError, match="random=True is for steps that draw random numbers"):
-            step.check(ROWS, TARGETS, random=True)
