@@ -56,19 +56,6 @@ BINARY = """
 SPECIAL_UNARY = "erf erfc erfcx erfinv erfcinv gamma gammaln psi tri_gamma j0 j1 i0 i1".split()
 SPECIAL_BINARY = "chi2sf gammainc gammaincc gammau gammal jv iv".split()
 
-#: The name of each family of cases, and the ways that its results are computed.
-FAMILIES = {}
-
-
-def family(*ways):
-    """Make a family of a function that yields the name of each case, and a function that builds it."""
-
-    def add(function):
-        FAMILIES[function.__name__] = (function, ways)
-        return function
-
-    return add
-
 
 def variable(value, broadcastable=None, dtype=None):
     """Return an input that carries its value."""
@@ -269,7 +256,6 @@ def of_vectors(module, name, *vectors):
     return getattr(module, name)(*[variable(values, dtype=dtype) for values, dtype in vectors])
 
 
-@family("python", "constant")
 def unary():
     """Functions of one argument."""
     of_networks = "sigmoid softplus hard_sigmoid ultra_fast_sigmoid softsign relu elu".split()
@@ -281,7 +267,6 @@ def unary():
             yield f"{name} {dtype}", partial(of_vectors, module, name, (values, dtype))
 
 
-@family("python")
 def binary():
     """Functions of two arguments, of all pairs of values."""
 
@@ -304,28 +289,18 @@ def pairs(names):
             yield name, first, second
 
 
-@family("scalar", "compiled")
-def scalar_unary():
+def scalars_of_one():
     """Functions of one scalar."""
     for name, dtype in itertools.product(UNARY + SPECIAL_UNARY, DTYPES):
         yield f"{name} {dtype}", partial(Scalars, name, (dtype,))
 
 
-@family("scalar", "compiled")
-def scalar_binary():
-    """Functions of two scalars."""
-    for name, first, second in pairs(BINARY):
+def scalars_of_two(names):
+    """Functions of two scalars. The C code of some aborts for numbers outside their domain."""
+    for name, first, second in pairs(names):
         yield f"{name} {first} {second}", partial(Scalars, name, (first, second))
 
 
-@family("scalar", "compiled")
-def scalar_special():
-    """Special functions of two scalars. The C code of some aborts for numbers outside their domain."""
-    for name, first, second in pairs(SPECIAL_BINARY):
-        yield f"{name} {first} {second}", partial(Scalars, name, (first, second))
-
-
-@family("scalar", "compiled")
 def scalar_casts():
     """Casts of scalars, to dtypes that have the value: the compiler decides about others."""
     for first, second in itertools.product(DTYPES, DTYPES):
@@ -345,7 +320,6 @@ def cast_values(first, second):
     return values
 
 
-@family("python", "optimized", "constant")
 def casts():
     """Casts of vectors, to dtypes that have the value, and two casts, which may be combined."""
 
@@ -358,18 +332,6 @@ def casts():
     for first, second in itertools.product(DTYPES, DTYPES):
         yield f"{first} {second}", partial(cast, cast_values(first, second), first, second)
         yield f"{first} int16 {second}", partial(cast, [0, 1], first, "int16", second)
-
-
-@family("python", "optimized", "constant")
-def ternary():
-    """Functions of more arguments."""
-    yield from functions_of_more(REAL)
-
-
-@family("compiled")
-def ternary_compiled():
-    """The same by C code."""
-    yield from functions_of_more(["int8", "float32"])
 
 
 OF_MORE = """
@@ -420,24 +382,6 @@ def with_python_numbers(dtypes):
             yield from cases_of(one, f", {dtype} number", x=partial(variable, values[1], dtype=dtype))
 
 
-@family("python", "optimized", "constant")
-def numbers():
-    """Python's numbers in expressions."""
-    yield from with_python_numbers(DTYPES)
-
-
-@family("python", "optimized", "constant")
-def numbers_floatx_float32():
-    """The same if ``floatX`` is ``float32``."""
-    yield from with_python_numbers(["bool", "int8", "uint8", "int64", "float16", "float32", "float64"])
-
-
-@family("compiled")
-def numbers_compiled():
-    """The same for C code."""
-    yield from with_python_numbers(["int8", "float32"])
-
-
 OF_NUMBERS = """
     tt.constant(number); tt.as_tensor_variable(number); tt.as_tensor_variable([number]);
     tt.as_tensor_variable([number, 1]); tt.tensor_from_scalar(theano.scalar.as_scalar(number));
@@ -472,7 +416,6 @@ PYTHON_NUMBERS += [True, False]
 PYTHON_NUMBERS += [0.5, 0.1, 1.0, -2.5, 1e10, 1e-40, 1e300, math.inf, 3.0]
 
 
-@family("python")
 def constants():
     """The dtypes and values of constants."""
 
@@ -496,12 +439,6 @@ def constants():
     for value in (1, 127, 128, 300, 2**40, 0.5, 0.1):
         for dtype in ("int8", "uint8", "int64", "float32", "float64"):
             yield f"scalar filter {value} {dtype}", partial(filtered_scalar, value, dtype)
-
-
-@family("python")
-def constants_floatx_float32():
-    """The same if ``floatX`` is ``float32``."""
-    yield from constants_of([1, 300, 2**40, 0.5, 0.1, 1e-40, 3.0])
 
 
 def matrix(dtype):
@@ -545,18 +482,6 @@ def reductions_of(dtypes):
         yield from cases_of(REDUCTIONS, f" {dtype}", m=partial(matrix, dtype))
 
 
-@family("python", "optimized", "constant")
-def reductions():
-    """Reductions."""
-    yield from reductions_of(DTYPES)
-
-
-@family("compiled")
-def reductions_compiled():
-    """Reductions by C code."""
-    yield from reductions_of(["bool", "int8", "float32", "complex128"])
-
-
 #: What is incremented, from a vector of five and a matrix of three by four
 INCREMENTED = """
     v[1:4]; v[::-2]; v[-1]; v[variable([0, 3, 0, 0])]; v[variable([-1, 2, -1])];
@@ -598,13 +523,6 @@ def increments_of(dtypes, table=INCREMENTED, others=None):
             yield f"{how.__name__} {name} {dtype} vector", partial(change_by_vector, how, name, dtype)
 
 
-@family("python", "optimized")
-def increments():
-    """Reading, setting and adding at indices."""
-    yield from increments_of("bool int8 uint8 int64 float16 float32 float64 complex64".split())
-
-
-@family("compiled")
 def increments_compiled():
     """The same by C code."""
     table = """
@@ -639,7 +557,6 @@ OF_SHAPES = """
 """
 
 
-@family("python", "optimized", "constant")
 def shapes():
     """Shapes, and what they are computed with."""
     x, empty = partial(variable, np.zeros((3, 4))), partial(variable, np.zeros((0, 4)))
@@ -683,7 +600,6 @@ OF_ARRAYS = """
 """
 
 
-@family("python", "optimized", "constant")
 def arrays():
     """Making, joining, splitting, ordering and counting."""
     ranges = [(0, 5, 1), (2, 10, 3), (0, 1, 0.25), (5, 0, -2), (0, 300, 100), (-200, 0, 50)]
@@ -703,7 +619,6 @@ def arrays():
                 yield from cases_of(one, f" {dtype}", v=lambda m=m: m()[1], m=m)
 
 
-@family("python", "optimized")
 def products():
     """Matrix products of pairs of dtypes."""
 
@@ -783,18 +698,6 @@ def gradient(output):
     return tt.grad(tt.sqr(output).sum(), wrt[0])
 
 
-@family("python", "optimized")
-def networks():
-    """What networks are made of, and gradients."""
-    yield from graphs_for_networks(["float32", "float64"])
-
-
-@family("python", "optimized")
-def networks_floatx_float32():
-    """The same if ``floatX`` is ``float32``."""
-    yield from graphs_for_networks(["float32"])
-
-
 DIFFERENTIABLE = """
     x.mean(); x.var(); x.std(); x.prod(); x.max(); x ** 3; x ** (-0.5); 2 ** x; x.norm(2);
     tt.cumsum(x); tt.cumprod(x); x.clip(0.3, 1); tt.switch(x > 0.4, x, 300); tt.repeat(x, 2);
@@ -805,7 +708,6 @@ DIFFERENTIABLE = """
 """
 
 
-@family("python", "optimized", "constant")
 def gradients():
     """Gradients of scalar operations and others."""
     for dtype in FLOATS:
@@ -828,7 +730,6 @@ LINEAR_ALGEBRA = """
 """
 
 
-@family("python")
 def linear_algebra():
     """Linear algebra. The dtype of SciPy's solution for int8 has changed."""
     for dtype in ("int8", "float32", "float64"):
@@ -861,7 +762,6 @@ OF_MRG = """
 """
 
 
-@family("python")
 def random_mrg():
     """The streams of ``MRG_RandomStreams``."""
     for floatx in ("float32", "float64"):
@@ -873,7 +773,6 @@ def random_mrg():
     yield "states", lambda: np.asarray(MRG_RandomStreams(5).get_substream_rstates(4, "float32"))
 
 
-@family("compiled")
 def random_mrg_compiled():
     """The same by C code."""
     for one in expressions("""
@@ -900,11 +799,57 @@ OF_NUMPY = """
 """
 
 
-@family("python")
 def random_numpy():
     """The streams of ``RandomStreams``."""
     for floatx, one in itertools.product(("float32", "float64"), expressions(OF_NUMPY)):
         yield f"{one} floatX={floatx}", partial(drawn, one, RandomStreams, floatx=floatx)
+
+
+#: The cases of each family, and the ways that their results are computed
+FAMILIES = {
+    "unary": (unary, ("python", "constant")),
+    "binary": (binary, ("python",)),
+    "scalar_unary": (scalars_of_one, ("scalar", "compiled")),
+    "scalar_binary": (partial(scalars_of_two, BINARY), ("scalar", "compiled")),
+    "scalar_special": (partial(scalars_of_two, SPECIAL_BINARY), ("scalar", "compiled")),
+    "scalar_casts": (scalar_casts, ("scalar", "compiled")),
+    "casts": (casts, ("python", "optimized", "constant")),
+    "ternary": (partial(functions_of_more, REAL), ("python", "optimized", "constant")),
+    "ternary_compiled": (partial(functions_of_more, ["int8", "float32"]), ("compiled",)),
+    "numbers": (partial(with_python_numbers, DTYPES), ("python", "optimized", "constant")),
+    "numbers_floatx_float32": (
+        partial(
+            with_python_numbers, ["bool", "int8", "uint8", "int64", "float16", "float32", "float64"]
+        ),
+        ("python", "optimized", "constant"),
+    ),
+    "numbers_compiled": (partial(with_python_numbers, ["int8", "float32"]), ("compiled",)),
+    "constants": (constants, ("python",)),
+    "constants_floatx_float32": (
+        partial(constants_of, [1, 300, 2**40, 0.5, 0.1, 1e-40, 3.0]),
+        ("python",),
+    ),
+    "reductions": (partial(reductions_of, DTYPES), ("python", "optimized", "constant")),
+    "reductions_compiled": (
+        partial(reductions_of, ["bool", "int8", "float32", "complex128"]),
+        ("compiled",),
+    ),
+    "increments": (
+        partial(increments_of, "bool int8 uint8 int64 float16 float32 float64 complex64".split()),
+        ("python", "optimized"),
+    ),
+    "increments_compiled": (increments_compiled, ("compiled",)),
+    "shapes": (shapes, ("python", "optimized", "constant")),
+    "arrays": (arrays, ("python", "optimized", "constant")),
+    "products": (products, ("python", "optimized")),
+    "networks": (partial(graphs_for_networks, ["float32", "float64"]), ("python", "optimized")),
+    "networks_floatx_float32": (partial(graphs_for_networks, ["float32"]), ("python", "optimized")),
+    "gradients": (gradients, ("python", "optimized", "constant")),
+    "linear_algebra": (linear_algebra, ("python",)),
+    "random_mrg": (random_mrg, ("python",)),
+    "random_mrg_compiled": (random_mrg_compiled, ("compiled",)),
+    "random_numpy": (random_numpy, ("python",)),
+}
 
 
 # Computing the results

@@ -233,20 +233,6 @@ def test_collectives_in_the_graph(ranks):
     assert_same_values(nets[0].params, nets[1].params)
 
 
-def test_rows_that_an_index_selects(two):
-    nets, steps = [Network(), Network()], []
-    x, y = digits()
-    for net, make in zip(nets, (train.parallel_function, compiler.function)):
-        index, loss = tt.lscalar("index"), twice(net)
-        rows = slice(9 * index, 9 * index + 9)
-        givens = {net.x: compiler.shared(x)[rows], net.y: compiler.shared(y)[rows]}
-        new = descent(tt.grad(loss, net.params), net.params)
-        steps.append(make([index], loss, updates=new, givens=givens))
-    for index in range(5):  # the last has fewer rows
-        assert_same_results(steps[0](index), steps[1](index))
-        assert_same_values(nets[0].params, nets[1].params)
-
-
 def test_rows_of_sliceable_variables(two):
     nets = [Network(), Network()]
     x, y = digits()

@@ -366,30 +366,3 @@ def test_filters_of_which_each_row_has_its_own(two, length):
         step = make([x, s], loss, updates=[(w, w - 0.01 * tt.grad(loss, w))])
         losses.append([step(*values) for _ in range(2)])
     np.testing.assert_allclose(losses[0], losses[1])
-
-
-@theano_only
-@pytest.mark.filterwarnings("ignore::UserWarning:lasagne")
-def test_layers_of_lasagne_with_a_fixed_batch_size(two):
-    lasagne = pytest.importorskip("lasagne")
-    layers, nets, steps = lasagne.layers, [], []
-    for make in (train.parallel_function, compiler.function):
-        lasagne.random.set_rng(np.random.RandomState(1))
-        x, y = tt.dtensor4("x"), tt.ivector("y")
-        network = layers.InputLayer((ROWS, 1, 6, 6), x)
-        network = layers.Conv2DLayer(network, 3, (3, 3))
-        network = layers.MaxPool2DLayer(network, 2)
-        network = layers.DenseLayer(layers.DropoutLayer(network, p=1e-12), 4)
-        network = layers.ReshapeLayer(network, (ROWS, 2, 2))
-        network = layers.DenseLayer(network, 3, nonlinearity=lasagne.nonlinearities.softmax)
-        output = layers.get_output(network)
-        loss = lasagne.objectives.categorical_crossentropy(output, y).mean()
-        params = layers.get_all_params(network, trainable=True)
-        steps.append(make([x, y], loss, updates=lasagne.updates.adam(loss, params)))
-        nets.append(params)
-    images = IMAGES.reshape((ROWS, 1, 6, 6))
-    for _ in range(3):
-        np.testing.assert_allclose(steps[0](images, LABELS), steps[1](images, LABELS), rtol=1e-9)
-    for one, other in zip(*nets):
-        for replica in synk.gather(one):
-            np.testing.assert_allclose(replica, other.get_value(), rtol=1e-7, atol=1e-12)

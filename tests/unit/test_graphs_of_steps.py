@@ -10,7 +10,7 @@ from compilers import Streams, compiler, softplus, tt
 from synkhronos.extensions.steps.traversal import rebuilt
 from synkhronos.extensions.steps.source_masks import Dependence
 from synkhronos.extensions.steps.equality import Numbering
-from synkhronos.extensions.steps.linear import has_rows, split, terms
+from synkhronos.extensions.steps.linear import split, terms
 
 X = tt.dmatrix("x")
 W = compiler.shared(np.arange(6.0).reshape(2, 3) / 7, "w")
@@ -157,13 +157,3 @@ def test_a_sum_of_more_terms_than_the_stack_has_room_for():
     dependent, free = split(loss, dependence())
     assert dependence().of(dependent) and not dependence().of(free)
     assert len(list(terms(loss, dependence(X, B)))) == 3001
-
-
-def test_terms_and_rows():
-    local = dependence()
-    found = list(terms(0.9 * B + 0.1 * (tt.dot(X, W).sum(axis=0) - X.mean()), local))
-    assert [summed for _, summed in found] == [True, False]
-    assert [has_rows(term, [X], local) for term, _ in found] == [True, False]
-    assert not has_rows(tt.dot(W.T, X.T), [X], local)
-    assert not has_rows(X / X.shape[0], [X], local)
-    assert not has_rows(B, [X], local)

@@ -5,7 +5,6 @@ computes in Python, which compiles nothing.
 """
 
 import itertools
-import pickle
 
 import numpy as np
 import pytest
@@ -319,15 +318,6 @@ def test_an_updated_variable_is_overwritten():
     np.testing.assert_allclose(w.get_value(), 1 + 0.43 + 0.187, 1e-6)
 
 
-def test_a_result_of_an_earlier_call_stays():
-    x, y = tt.fmatrices("xy")
-    f = theano.function([x, y], [x * tt.sgn(y), (x * tt.sgn(y)).sum(0)])
-    ones = np.ones((2, 3), "f")
-    first = f(ones, ones)
-    f(2 * ones, ones)
-    assert (first[0] == 1).all() and (first[1] == 2).all()
-
-
 # Batch normalization
 
 
@@ -405,12 +395,3 @@ def test_theanos_operations_can_be_chosen():
     registration.use(True)
     registration.use(True)
     assert loops_of(theano.function([x], x.sum(0)))
-
-
-def test_loops_can_be_pickled_and_compared():
-    x = tt.fmatrix("x")
-    first, second = (loops_of(theano.function([x], (x * x).sum(0)))[0].op for _ in range(2))
-    assert first == second and hash(first) == hash(second)
-    copy = pickle.loads(pickle.dumps(first))
-    assert copy == first and copy(x).type == first(x).type
-    assert first != loops_of(theano.function([x], (x * x).sum(1)))[0].op

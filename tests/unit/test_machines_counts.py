@@ -389,15 +389,6 @@ def total(lab):
     return made
 
 
-def test_only_the_rows_that_a_machine_needs_travel(total, sent):
-    rows = synk.data(ROWS)
-    sent()
-    for batch, nbytes in ((None, HALF), (slice(0, 500), HALF // 2), (np.arange(999, -1, -2), HALF // 2)):
-        chosen = ROWS if batch is None else ROWS[batch]
-        np.testing.assert_allclose(total(rows, batch=batch), chosen.sum(axis=0))
-        assert sent() == [nbytes]
-
-
 def test_a_constant_array_travels_once_and_is_dropped_with_its_data(total, sent):
     constant = synk.data(ROWS, constant=True)
     sent()

@@ -220,17 +220,6 @@ def test_rule_equals_lasagnes(name):
     assert_values(params, [param.get_value() for param in params_of_lasagne], "float64")
 
 
-def test_flat_gradient_holds_all_gradients_in_the_order_of_params():
-    params = make_parameters("float32")
-    grad_updates, _, grad_shared = updates.sgd(loss_of(params), params, 0.1)
-    assert grad_shared.name == "flat_gradient"
-    assert grad_shared.get_value().dtype == "float32"
-    assert not grad_shared.get_value().any()
-    compiler.function([], updates=grad_updates, mode=FAST_COMPILE)()
-    expected = numpy.concatenate([gradient_at(value).ravel() for value in INITIAL.values()])
-    numpy.testing.assert_allclose(grad_shared.get_value(), expected, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("container", [list, tuple])
 def test_gradients_are_accepted_in_place_of_a_loss(container):
     params = make_parameters("float32")

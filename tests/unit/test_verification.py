@@ -85,22 +85,6 @@ def test_averages_and_what_is_not_split_are_right(world):
     synk.function([], [rows.sum()])()
 
 
-@pytest.mark.parametrize("kind", ["sliceable", "window"])
-def test_rows_of_shared_variables_count_as_rows(world, noticed, kind):
-    index, rows = tt.lscalar("index"), theano.shared(ROWS, "rows")
-    outputs = [x.sum(), x.mean(axis=0), x.sum() / x.shape[0]]
-    if kind == "sliceable":
-        f = synk.function([], outputs, givens={x: rows}, sliceable_shareds=[rows])
-        synk.distribute()
-        synk.scatter(rows, ROWS)
-        f()
-    else:
-        f = synk.function([index], outputs, givens={x: rows[2 * index : 2 * index + 4]})
-        f(1)
-    [text] = noticed()
-    assert "output 0" in text and "output 1" not in text and "output 2" not in text
-
-
 def test_one_process_is_not_verified(world_of):
     world_of(1)
     total, rows = synk.function([x], [x.sum(), x])(ROWS)
@@ -354,14 +338,6 @@ def test_slices_that_differ_from_one_piece_are_reported(world_of, noticed, size)
         texts = noticed()
         assert len(texts) == (words is not None)
         assert not texts or (words in texts[0] and "in 2 slices, the call differs" in texts[0])
-
-
-def test_a_sum_is_right_with_the_operation_for_it(world):
-    w = weights()
-    loss = tt.sqr(tt.dot(x, w) - y).sum()
-    for step in steps(loss, w, {"loss": loss}, loss_op="sum"):
-        step(ROWS, TARGETS)
-        step.check(ROWS, TARGETS)
 
 
 # Random numbers

@@ -212,15 +212,6 @@ def test_scattered_rows_and_values_of_single_ranks_are_meant_to_differ(world, no
     assert not noticed()
 
 
-def test_random_numbers_alone_are_no_reason(world, noticed):
-    streams = MRG_RandomStreams(1)
-    f = synk.function([x], (x * streams.uniform(x.shape)).mean())
-    for _ in range(PATIENCE + 1):
-        f(ROWS)
-    synk.close()
-    assert not noticed()
-
-
 # Values set on the master
 
 
@@ -293,28 +284,6 @@ def test_rows_that_are_set_on_the_master_only_are_noticed(world, noticed):
     assert "synk.scatter(variable, value)" in text
     f()
     assert not noticed()
-
-
-def test_rows_of_each_rank_that_are_set_on_the_master_are_noticed(world, noticed):
-    rows, f = sliced()
-    synk.scatter(rows, ROWS)
-    f()
-    synk.set_value(1, rows, ROWS[:1])
-    f()
-    synk.set_value(0, rows, ROWS[:2])
-    f()
-    rows.set_value(ROWS)
-    synk.scatter(rows, ROWS)
-    assert f() == ROWS.mean()
-    rows.set_value(ROWS)
-    synk.broadcast(rows)
-    assert f() == ROWS.mean()
-    assert not noticed()
-    synk.scatter(rows, ROWS)
-    rows.set_value(ROWS)
-    f()
-    [text] = noticed()
-    assert "sliced> uses rows, whose replicas differ" in text
 
 
 def test_ranks_may_set_their_own_rows_in_a_program(world, noticed):
