@@ -446,16 +446,9 @@ def by_make_train_function(made):
     updates = made.updates or descent(made)
     params = [target for target, _ in updates]
     return train.make_train_function(
-        made.loss,
-        params,
-        rows,
-        None,
-        updates,
-        givens=made.givens,
-        bcast_inputs=whole,
-        function_options={"mode": made.mode},
-        **options,
-    )
+        made.loss, params, rows, None, updates, givens=made.givens, bcast_inputs=whole,
+        function_options={"mode": made.mode}, **options,
+    )  # fmt: skip
 
 
 def is_given_whole(given):

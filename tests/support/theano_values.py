@@ -1066,13 +1066,9 @@ def record(path, names=None):
                 kept[case] = index[text]
             families[f"{name} {way}"] = kept
             print(
-                name,
-                way,
-                len(kept),
-                sum(isinstance(one, Exception) for one in results.values()),
-                f"{time.time() - start:.1f} s",
-                flush=True,
-            )
+                name, way, len(kept), sum(isinstance(one, Exception) for one in results.values()),
+                f"{time.time() - start:.1f} s", flush=True,
+            )  # fmt: skip
     try:
         import scipy
     except ImportError:

@@ -189,13 +189,10 @@ def by_gradients(gradients, params, learning_rate):
 
 
 BUILDERS = {
-    "function": of_function,
-    "gradients": of_gradients,
-    "marks": of_marks,
-    "training": of_training(by_gradients),
-    "flat training": of_training(updates.sgd),
+    "function": of_function, "gradients": of_gradients, "marks": of_marks,
+    "training": of_training(by_gradients), "flat training": of_training(updates.sgd),
     "training by parameters": of_training(updates.sgd_nonflat),
-}
+}  # fmt: skip
 
 
 def compare(loss_of, build, steps=9, **options):

@@ -131,21 +131,13 @@ def masked(net):
 
 #: Losses in which the operations show which numbers are those of the rows.
 LOSSES = {
-    "LeNet": lenet,
-    "mean of squares": mean_of_squares,
-    "global mean": global_mean,
-    "global largest": global_largest,
-    "flattened": flattened,
-    "over the shape": over_the_shape,
+    "LeNet": lenet, "mean of squares": mean_of_squares, "global mean": global_mean,
+    "global largest": global_largest, "flattened": flattened, "over the shape": over_the_shape,
     "regrouped after a convolution": regrouped_after_a_convolution,
-    "regrouped elements": regrouped_elements,
-    "regrouped twice": regrouped_twice,
-    "regrouped beside rows": regrouped_beside_rows,
-    "zeros": zeros,
-    "first state": first_state,
-    "counted": counted,
-    "masked": masked,
-}
+    "regrouped elements": regrouped_elements, "regrouped twice": regrouped_twice,
+    "regrouped beside rows": regrouped_beside_rows, "zeros": zeros, "first state": first_state,
+    "counted": counted, "masked": masked,
+}  # fmt: skip
 #: With PyTensor, the numbers are in the types of what follows, so that calls fail.
 IN_TYPES = {"regrouped twice", "zeros", "first state", "masked"}
 OF_THEANO = {
@@ -240,13 +232,10 @@ def test_other_extents_of_the_same_number_are_kept(ranks):
     x, w = tt.dmatrix("x"), shared(RNG.randn(ROWS, ROWS), "w")
     square = w + tt.zeros((ROWS, ROWS)) + tt.alloc(1.0, ROWS, ROWS).T
     outputs = [
-        tt.dot(x[:, :ROWS], square).mean(),
-        (x.reshape((-1, ROWS)), "gather"),
-        x.reshape((x.shape[0], ROWS, 3)).mean(axis=0),
-        (w + tt.arange(ROWS), None),
-        (w.reshape((ROWS, -1, 2)), None),
-        tt.dot(x, tt.zeros((36, ROWS))).mean(),
-    ]
+        tt.dot(x[:, :ROWS], square).mean(), (x.reshape((-1, ROWS)), "gather"),
+        x.reshape((x.shape[0], ROWS, 3)).mean(axis=0), (w + tt.arange(ROWS), None),
+        (w.reshape((ROWS, -1, 2)), None), tt.dot(x, tt.zeros((36, ROWS))).mean(),
+    ]  # fmt: skip
     plain = [one[0] if isinstance(one, tuple) else one for one in outputs]
     function, serial = synk.function([x], outputs), compiler.function([x], plain)
     for rows in (IMAGES, IMAGES[:7]):

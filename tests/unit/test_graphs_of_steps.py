@@ -107,17 +107,13 @@ def build(expression):
         return PIECES[name]()
     parts = [build(part) for part in parts]
     return {
-        "add": lambda a, b: a + b,
-        "sub": lambda a, b: a - b,
-        "mul": lambda a, b: a * b,
-        "div": lambda a, b: a / (2 + tt.sqr(b)),
-        "neg": lambda a: -a,
+        "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
+        "div": lambda a, b: a / (2 + tt.sqr(b)), "neg": lambda a: -a,
         "cast": lambda a: tt.cast(tt.cast(a, "float32"), "float64"),
         "fill": lambda a: tt.fill(X.sum().dimshuffle("x", "x"), a),
         "shuffle": lambda a: a.dimshuffle(1, 0).dimshuffle(0, 1).T,
-        "sum": lambda a: a.sum(axis=0, keepdims=True),
-        "square": lambda a: tt.sqr(a),
-    }[name](*parts)
+        "sum": lambda a: a.sum(axis=0, keepdims=True), "square": lambda a: tt.sqr(a),
+    }[name](*parts)  # fmt: skip
 
 
 @settings(deadline=None, max_examples=60)

@@ -99,13 +99,10 @@ def convolutions(draw):
     more = draw(st.tuples(st.integers(0, 30), st.integers(0, 30)))
     images = (draw(st.integers(0, 5)), groups * channels, extent[0] + more[0], extent[1] + more[1])
     return {
-        "images": images,
-        "filters": (groups * filters, channels, *kernel),
-        "border_mode": border,
-        "subsample": draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
-        "filter_dilation": dilation,
+        "images": images, "filters": (groups * filters, channels, *kernel), "border_mode": border,
+        "subsample": draw(st.tuples(st.integers(1, 3), st.integers(1, 3))), "filter_dilation": dilation,
         "num_groups": groups,
-    }
+    }  # fmt: skip
 
 
 @examples(60)

@@ -15,19 +15,9 @@ from synkhronos.arithmetic.operations import (
 )
 
 DTYPES = [
-    "float16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint32",
-    "bool",
-]
+    "float16", "float32", "float64", "complex64", "complex128", "int8", "int16", "int32", "int64",
+    "uint8", "uint32", "bool",
+]  # fmt: skip
 DEFINED = [
     (op, dtype)
     for op in OPERATIONS

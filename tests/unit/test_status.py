@@ -85,21 +85,13 @@ def call(number):
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
-        (PLAN_NUMBER.pack(7), "function f"),
-        ((7, None), "function f"),
-        ((7, (0, 5, 1)), "function f"),
-        ((7, None, call(8)), "function f"),
-        (call(7), "function f"),
-        (call(300), "function large"),
-        (call(9), "CallFunction"),
-        ([(7, (0, 5, 1)), (8, None)], "function f"),
-        ([call(7), Assign([7], [1.0])], "function f"),
-        (Assign([7], [1.0]), "Assign"),
-        (b"", ""),
-        (b"no pickle at all", ""),
-        (PLAN_NUMBER.pack(1234), ""),
+        (PLAN_NUMBER.pack(7), "function f"), ((7, None), "function f"), ((7, (0, 5, 1)), "function f"),
+        ((7, None, call(8)), "function f"), (call(7), "function f"), (call(300), "function large"),
+        (call(9), "CallFunction"), ([(7, (0, 5, 1)), (8, None)], "function f"),
+        ([call(7), Assign([7], [1.0])], "function f"), (Assign([7], [1.0]), "Assign"), (b"", ""),
+        (b"no pickle at all", ""), (PLAN_NUMBER.pack(1234), ""),
     ],
-)
+)  # fmt: skip
 def test_the_last_command_is_named(page, reader, sent, words):
     page.name(7, "function f")
     page.name(300, "function large")

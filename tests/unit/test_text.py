@@ -13,13 +13,10 @@ from synkhronos.extensions import train
 @pytest.mark.parametrize(
     "names, text",
     [
-        ([], ""),
-        (["a", 2], "a, 2"),
-        (["a", "b", "a", "a"], "a (3 times), b"),
-        ("abcdefgg", "a, b, c, d, e and 3 more"),
-        (["x" * 300], "x" * 100 + " ... " + "x" * 100),
+        ([], ""), (["a", 2], "a, 2"), (["a", "b", "a", "a"], "a (3 times), b"),
+        ("abcdefgg", "a, b, c, d, e and 3 more"), (["x" * 300], "x" * 100 + " ... " + "x" * 100),
     ],
-)
+)  # fmt: skip
 def test_a_list_of_names_is_short(names, text):
     assert listed(names) == text
 

@@ -72,13 +72,10 @@ RULES = {
 }
 ONLY_LEARNING_RATE = {"sgd": 0.05, "momentum": 0.05, "nesterov_momentum": 0.05}
 INITIAL = OrderedDict(
-    scalar=numpy.array(0.7),
-    row=numpy.linspace(-1, 1, 4).reshape(1, 4),
-    vector=numpy.linspace(2, -1, 3),
-    single=numpy.array([[0.4]]),
-    empty=numpy.zeros((0, 2)),
+    scalar=numpy.array(0.7), row=numpy.linspace(-1, 1, 4).reshape(1, 4), vector=numpy.linspace(2, -1, 3),
+    single=numpy.array([[0.4]]), empty=numpy.zeros((0, 2)),
     kernel=numpy.sin(numpy.arange(36.0)).reshape(3, 2, 3, 2),
-)
+)  # fmt: skip
 BROADCASTABLE = {"row": (True, False), "single": (True, False)}
 
 
