@@ -9,6 +9,8 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
+from synkhronos.functions.comparing.serial_comparison import how_output_differs
+from synkhronos.functions.comparing.trial_runs import ByRank
 from synkhronos.world.world import current_world
 
 pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
@@ -201,6 +203,14 @@ def test_values_and_counts_of_rows_are_put_back_on_every_rank_also_after_an_erro
     assert_same(synk.get_value(1, flat), (2 * before[1][0] + 1) / 3)
 
 
+def test_a_comparison_is_no_call_whose_rows_could_be_weights(world):
+    w, values = weights(), tt.dvector("values")
+    f = synk.function([values], values.mean(), updates=[(w, w)])
+    f.check(np.ones(3))
+    with pytest.raises(ValueError):
+        synk.all_reduce(w, weights=f)
+
+
 def test_an_error_of_a_worker_alone_puts_everything_back(world):
     rows, w = theano.shared(np.zeros((1, 2)), "rows"), weights()
     bounded = theano.tensor.opt.Assert("too large")(rows, tt.lt(rows.shape[0], 4))
@@ -233,6 +243,14 @@ def test_values_that_are_not_numbers_are_equal_where_both_are(world):
     f = synk.function([x], [tt.log(x.mean() - 100), (tt.log(x - 5), "gather")])
     with np.errstate(all="ignore"):
         assert set(f.check(ROWS).differences.values()) == {0.0}
+
+
+def test_values_that_cannot_be_combined_are_named_with_their_shapes():
+    found = ByRank([np.ones(2), np.ones(3)], [1, 1], [0, 1])
+    assert how_output_differs(None, np.ones(2), found) == (
+        "cannot be combined, as the ranks' values have the shapes (2,), (3,)"
+    )
+    assert how_output_differs(np.ones(2), np.ones(3), found) == "has the shape (2,), not (3,)"
 
 
 def test_wrong_arguments_are_refused_before_anything_runs(world):

@@ -15,6 +15,8 @@ import synkhronos as synk
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function, parallel_function
+from synkhronos.functions.call import CallFunction
+from synkhronos.functions.columns import Most
 
 pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
 ROWS, TARGETS = np.arange(12.0).reshape(6, 2), np.array([1.0, 0, 1, 1, 0, 0])
@@ -90,6 +92,16 @@ def test_one_process_is_not_verified(world_of):
     total, rows = synk.function([x], [x.sum(), x])(ROWS)
     assert_same(total, ROWS.sum())
     assert_same(rows, ROWS)
+
+
+@pytest.mark.parametrize(
+    "n_rows, most, expected", [(10, 4, [0, 2, 4, 6]), (9, 4, [0, 2, 4, 6]), (3, 4, [0, 1, 2])]
+)
+def test_a_call_on_few_rows_takes_them_at_equal_distances(n_rows, most, expected):
+    call = CallFunction(0, (), None, range(n_rows), None, 1, None)
+    few = call.on_few(Most(most))
+    assert list(few.rows) == expected and few.most.together == most
+    assert call.rows == range(n_rows) and call.most.together is None
 
 
 def test_rounding_is_no_difference(world):
