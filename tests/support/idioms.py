@@ -26,8 +26,6 @@ IMAGES = RNG.normal(size=(N, 1, 6, 6))
 SEQUENCES = RNG.normal(size=(N, TIME, D))
 STEPS = 2
 
-IDIOMS: Dict[str, Any] = {}
-
 
 class Idiom(NamedTuple):
     """A script's function, and the data of one call.
@@ -66,12 +64,6 @@ class Idiom(NamedTuple):
     mode: Any = None
 
 
-def idiom(function):
-    """Add an idiom to the table, by its docstring."""
-    IDIOMS[function.__doc__.rstrip(".")] = function
-    return function
-
-
 def weights(*shape, name="w"):
     values = np.linspace(-0.5, 0.7, int(np.prod(shape)))
     return theano.shared(values.reshape(shape), name)
@@ -97,409 +89,6 @@ def convolved(loss_of, input_shape):
     return Idiom([x], loss_of(maps), [w], [IMAGES], mode=mode)
 
 
-# Means over the rows
-
-
-@idiom
-def _():
-    """a mean of squares."""
-    return linear(lambda e, *_: tt.sqr(e).mean())
-
-
-@idiom
-def _():
-    """a mean over all elements, not only rows."""
-    return linear(lambda e, x, y, w: tt.sqr(x * w - y.dimshuffle(0, "x")).mean())
-
-
-@idiom
-def _():
-    """a sum over the columns, a mean over the rows."""
-    return linear(lambda e, x, y, w: tt.sqr(x * w - y.dimshuffle(0, "x")).sum(axis=1).mean())
-
-
-@idiom
-def _():
-    """a sum divided by x.shape[0]."""
-    return linear(lambda e, x, *_: tt.sqr(e).sum() / x.shape[0])
-
-
-@idiom
-def _():
-    """a sum divided by a cast of x.shape[0]."""
-    return linear(lambda e, x, *_: tt.sqr(e).sum() / tt.cast(x.shape[0], "float64"))
-
-
-@idiom
-def _():
-    """binary cross-entropy."""
-    target = (Y > 0).astype("float64")
-    return linear(
-        lambda e, x, y, w: tt.nnet.binary_crossentropy(tt.nnet.sigmoid(tt.dot(x, w)), y).mean(),
-        (X, target),
-    )
-
-
-@idiom
-def _():
-    """-mean(log(p)[arange(n), y])."""
-    return classified(lambda p, x, y, w: -tt.mean(tt.log(p)[tt.arange(y.shape[0]), y]))
-
-
-@idiom
-def _():
-    """categorical_crossentropy(p, y).mean()."""
-    return classified(lambda p, x, y, w: tt.nnet.categorical_crossentropy(p, y).mean())
-
-
-@idiom
-def _():
-    """a mean and an L2 penalty."""
-    return linear(lambda e, x, y, w: tt.sqr(e).mean() + 0.1 * tt.sqr(w).sum())
-
-
-@idiom
-def _():
-    """a mean and an L1 penalty."""
-    return linear(lambda e, x, y, w: tt.sqr(e).mean() + 0.1 * abs(w).sum())
-
-
-@idiom
-def _():
-    """a hinge loss of each row."""
-    return linear(lambda e, *_: tt.maximum(0, 1 - e).mean())
-
-
-@idiom
-def _():
-    """a mean within each row, by a mask, and then over the rows."""
-    x, m, w = tt.dmatrix("x"), tt.dmatrix("m"), weights(D)
-    mask = np.maximum(MASK, np.eye(D)[0])
-    by_row = (tt.sqr(x * w) * m).sum(axis=1) / m.sum(axis=1)
-    return Idiom([x, m], by_row.mean(), [w], [X, mask])
-
-
-@idiom
-def _():
-    """a target without a gradient (disconnected_grad)."""
-    return linear(lambda e, x, y, w: tt.sqr(e - theano.gradient.disconnected_grad(e) * 0.5).mean())
-
-
-@idiom
-def _():
-    """consider_constant in the gradient."""
-    fixed = tt.dvector
-    x, y, w = tt.dmatrix("x"), fixed("y"), weights(D)
-    predicted = tt.dot(x, w)
-    target = predicted * 0.5 + y
-    loss = tt.sqr(predicted - target).mean()
-    gradient = tt.grad(loss, w, consider_constant=[target])
-    return Idiom([x, y], loss, [w], [X, Y], updates=[(w, w - 0.1 * gradient)],
-                 options={"gradients": [gradient], "params": [w]})  # fmt: skip
-
-
-# Sums
-
-
-@idiom
-def _():
-    """a sum over the rows."""
-    return linear(lambda e, *_: tt.sqr(e).sum())
-
-
-@idiom
-def _():
-    """a sum over the rows, with loss_op='sum' or op 'sum'."""
-    made = linear(lambda e, *_: tt.sqr(e).sum(), options={"loss_op": "sum"})
-    return made._replace(output=(made.loss, "sum"))
-
-
-@idiom
-def _():
-    """a sum and a penalty, with loss_op='sum'."""
-    made = linear(lambda e, x, y, w: tt.sqr(e).sum() + tt.sqr(w).sum(), options={"loss_op": "sum"})
-    return made
-
-
-@idiom
-def _():
-    """a sum divided by the script's batch size."""
-    return linear(lambda e, *_: tt.sqr(e).sum() / N)
-
-
-@idiom
-def _():
-    """a sum times 1 / the script's batch size."""
-    return linear(lambda e, *_: tt.sqr(e).sum() * (1.0 / N))
-
-
-@idiom
-def _():
-    """a sum // the script's batch size, beside a mean."""
-    return linear(lambda e, x, y, w: tt.sqr(e).mean() + (tt.sqr(x) * w).sum() // N)
-
-
-# Functions of several rows
-
-
-@idiom
-def _():
-    """a masked mean, sum(e * m) / sum(m)."""
-    x, m, w = tt.dmatrix("x"), tt.dmatrix("m"), weights(D)
-    return Idiom([x, m], (tt.sqr(x * w - 1) * m).sum() / m.sum(), [w], [X, MASK])
-
-
-@idiom
-def _():
-    """a masked mean with an epsilon, sum(e * m) / (sum(m) + 1e-6)."""
-    x, m, w = tt.dmatrix("x"), tt.dmatrix("m"), weights(D)
-    return Idiom([x, m], (tt.sqr(x * w - 1) * m).sum() / (m.sum() + 1e-6), [w], [X, MASK])
-
-
-@idiom
-def _():
-    """a weighted mean, sum(e * weights) / sum(weights)."""
-    return linear(lambda e, x, y, w: (tt.sqr(e) * tt.sqr(y)).sum() / tt.sqr(y).sum())
-
-
-@idiom
-def _():
-    """the root of a mean (RMSE)."""
-    return linear(lambda e, *_: tt.sqrt(tt.sqr(e).mean()))
-
-
-@idiom
-def _():
-    """the logarithm of a mean."""
-    return linear(lambda e, *_: tt.log(1 + tt.sqr(e).mean()))
-
-
-@idiom
-def _():
-    """feature matching: a difference of means, squared."""
-    return linear(lambda e, x, y, w: tt.sqr((x * w).mean(axis=0) - y.mean()).sum())
-
-
-@idiom
-def _():
-    """a variance with Bessel's factor."""
-    return linear(lambda e, x, *_: tt.sqr(e - e.mean()).sum() / (x.shape[0] - 1))
-
-
-@idiom
-def _():
-    """rows minus their mean."""
-    return linear(lambda e, *_: tt.tanh(e - e.mean()).sum() / e.shape[0] + tt.sqr(e - e.mean()).mean())
-
-
-@idiom
-def _():
-    """batch normalization by hand."""
-    return linear(lambda e, *_: tt.tanh((e - e.mean()) / tt.sqrt(e.var() + 1e-3) + 1).mean())
-
-
-@idiom
-def _():
-    """batch_normalization_train."""
-
-    def loss(e, x, y, w):
-        gamma, beta = tt.ones_like(w), tt.zeros_like(w)
-        out, _, _ = tt.nnet.bn.batch_normalization_train(x * w, gamma, beta)
-        return tt.tanh(out + y.dimshuffle(0, "x")).mean()
-
-    return linear(loss)
-
-
-@idiom
-def _():
-    """batch normalization over all ranks (extensions.batch_norm)."""
-
-    def loss(e, x, y, w):
-        mean, variance = batch_norm.moments(x * w, [0])[:2]
-        return tt.tanh((x * w - mean) / tt.sqrt(variance + 1e-3) + y.dimshuffle(0, "x")).mean()
-
-    return linear(loss)
-
-
-@idiom
-def _():
-    """the largest of the rows."""
-    return linear(lambda e, *_: tt.sqr(e).max())
-
-
-@idiom
-def _():
-    """differences of all pairs of rows."""
-    return linear(lambda e, *_: tt.sqr(e.dimshuffle(0, "x") - e.dimshuffle("x", 0)).mean())
-
-
-@idiom
-def _():
-    """a cumulative sum along the rows."""
-    return linear(lambda e, *_: tt.sqr(tt.cumsum(e)).mean())
-
-
-@idiom
-def _():
-    """differences of successive rows."""
-    return linear(lambda e, *_: tt.sqr(e[1:] - e[:-1]).mean())
-
-
-@idiom
-def _():
-    """sorted rows."""
-    return linear(lambda e, *_: (tt.sort(e) * tt.arange(e.shape[0])).mean())
-
-
-@idiom
-def _():
-    """a softmax over the rows."""
-    return linear(lambda e, *_: tt.sqr(tt.nnet.softmax(e.dimshuffle("x", 0))).sum())
-
-
-# Gradients
-
-
-@idiom
-def _():
-    """grad_clip in the graph."""
-    return linear(lambda e, *_: tt.sqr(theano.gradient.grad_clip(e, -0.1, 0.1)).mean())
-
-
-@idiom
-def _():
-    """the norm of the gradient, bounded after it."""
-    x, y, w = tt.dmatrix("x"), tt.dvector("y"), weights(D)
-    loss = tt.sqr(tt.dot(x, w) - y).mean()
-    gradient = tt.grad(loss, w)
-    bounded = gradient / tt.maximum(1, gradient.norm(2))
-    return Idiom([x, y], loss, [w], [X, Y], updates=[(w, w - 0.1 * bounded)])
-
-
-@idiom
-def _():
-    """Lasagne's adam."""
-    x, y, w = tt.dmatrix("x"), tt.dvector("y"), weights(D)
-    loss = tt.sqr(tt.dot(x, w) - y).mean()
-    return Idiom([x, y], loss, [w], [X, Y], updates=list(lasagne.updates.adam(loss, [w]).items()))
-
-
-@idiom
-def _():
-    """Lasagne's total_norm_constraint and momentum."""
-    x, y, w = tt.dmatrix("x"), tt.dvector("y"), weights(D)
-    loss = tt.sqr(tt.dot(x, w) - y).mean()
-    gradients = lasagne.updates.total_norm_constraint(tt.grad(loss, [w]), 0.1)
-    updates = lasagne.updates.apply_momentum(lasagne.updates.sgd(gradients, [w], 0.1))
-    return Idiom([x, y], loss, [w], [X, Y], updates=list(updates.items()))
-
-
-@idiom
-def _():
-    """rows of an embedding, with sparse_grad."""
-    i, w = tt.ivector("i"), weights(K, 2, name="E")
-    chosen = theano.sparse_grad(w[i])
-    loss = tt.sqr(chosen.sum(axis=1) - 1).mean()
-    gradient = theano.sparse.dense_from_sparse(tt.grad(loss, w))
-    return Idiom([i], loss, [w], [LABELS], updates=[(w, w - 0.1 * gradient)])
-
-
-@idiom
-def _():
-    """rows of an embedding."""
-    i, w = tt.ivector("i"), weights(K, 2, name="E")
-    return Idiom([i], tt.sqr(w[i].sum(axis=1) - 1).mean(), [w], [LABELS])
-
-
-@idiom
-def _():
-    """gradients that one function stores for another (f_grad_shared)."""
-    x, y, w = tt.dmatrix("x"), tt.dvector("y"), weights(D)
-    loss = tt.sqr(tt.dot(x, w) - y).mean()
-    gradient = tt.grad(loss, w)
-    stored, squares = (theano.shared(np.zeros(D), name) for name in ("w_grad", "w_rgrad2"))
-    updates = [(stored, gradient), (squares, 0.95 * squares + 0.05 * gradient**2)]
-    return Idiom([x, y], loss, [stored, squares], [X, Y], updates=updates)
-
-
-@idiom
-def _():
-    """a running average of the rows, beside the gradient."""
-    x, y, w = tt.dmatrix("x"), tt.dvector("y"), weights(D)
-    mean = theano.shared(np.zeros(D), "running")
-    loss = tt.sqr(tt.dot(x, w) - y).mean()
-    updates = [(w, w - 0.1 * tt.grad(loss, w)), (mean, 0.9 * mean + 0.1 * x.mean(axis=0))]
-    return Idiom([x, y], loss, [w, mean], [X, Y], updates=updates)
-
-
-@idiom
-def _():
-    """a count of the steps, and a rate that follows from it."""
-    x, y, w = tt.dmatrix("x"), tt.dvector("y"), weights(D)
-    count = theano.shared(0.0, "count")
-    loss = tt.sqr(tt.dot(x, w) - y).mean()
-    updates = [(w, w - 0.1 / (1 + count) * tt.grad(loss, w)), (count, count + 1)]
-    return Idiom([x, y], loss, [w, count], [X, Y], updates=updates)
-
-
-@idiom
-def _():
-    """a learning rate among the inputs."""
-    x, y, w, rate = tt.dmatrix("x"), tt.dvector("y"), weights(D), tt.dscalar("rate")
-    loss = tt.sqr(tt.dot(x, w) - y).mean()
-    updates = [(w, w - rate * tt.grad(loss, w))]
-    return Idiom([x, y, rate], loss, [w], [X, Y, 0.1], updates=updates, output=loss + 0 * rate)
-
-
-# Networks
-
-
-@idiom
-def _():
-    """a convolution of any number of images."""
-    return convolved(lambda maps: tt.sqr(maps).mean(), (None, 1, 6, 6))
-
-
-@idiom
-def _():
-    """a convolution with the batch size in input_shape."""
-    return convolved(lambda maps: tt.sqr(maps).mean(), (N, 1, 6, 6))
-
-
-@idiom
-def _():
-    """the same, and global pooling."""
-    return convolved(lambda maps: tt.sqr(maps.mean(axis=(2, 3))).sum(axis=1).mean(), (N, 1, 6, 6))
-
-
-@idiom
-def _():
-    """reshape((batch size, -1))."""
-    return convolved(lambda maps: tt.sqr(maps.reshape((N, -1))).sum(axis=1).mean(), None)
-
-
-@idiom
-def _():
-    """reshape((-1, columns))."""
-    return convolved(lambda maps: tt.sqr(maps.reshape((-1, 32))).sum(axis=1).mean(), None)
-
-
-@idiom
-def _():
-    """flatten(2)."""
-    return convolved(lambda maps: tt.sqr(maps.flatten(2)).sum(axis=1).mean(), None)
-
-
-@idiom
-def _():
-    """Lasagne's InputLayer with a batch size."""
-    x, y = tt.dmatrix("x"), tt.dvector("y")
-    layer = lasagne.layers.InputLayer((N, D), x)
-    layer = lasagne.layers.DenseLayer(layer, 2, W=weights(D, 2), b=None)
-    loss = tt.sqr(lasagne.layers.get_output(layer).sum(axis=1) - y).mean()
-    return Idiom([x, y], loss, lasagne.layers.get_all_params(layer), [X, Y])
-
-
 def recurrent(sequences, wrap, first, mean_of=lambda h: tt.sqr(h).mean(), data=None):
     w = weights(D, D)
     x = tt.dtensor3("x")
@@ -507,56 +96,6 @@ def recurrent(sequences, wrap, first, mean_of=lambda h: tt.sqr(h).mean(), data=N
         lambda x_t, h: tt.tanh(x_t + tt.dot(h, w)), sequences=sequences(x), outputs_info=first(x)
     )
     return Idiom([wrap(x)], mean_of(hidden), [w], [SEQUENCES if data is None else data])
-
-
-@idiom
-def _():
-    """a recurrence over the time of batch-major sequences."""
-    return recurrent(
-        lambda x: x.dimshuffle(1, 0, 2), lambda x: x, lambda x: tt.zeros((x.shape[0], D), "float64")
-    )
-
-
-@idiom
-def _():
-    """a recurrence over time-major sequences, given with synk.In(x, axis=1)."""
-    return recurrent(
-        lambda x: x,
-        lambda x: synk.In(x, axis=1),
-        lambda x: tt.zeros((x.shape[1], D), "float64"),
-        data=np.ascontiguousarray(SEQUENCES.transpose(1, 0, 2)),
-    )
-
-
-@idiom
-def _():
-    """a recurrence over time-major sequences, given without an axis."""
-    return recurrent(
-        lambda x: x,
-        lambda x: x,
-        lambda x: tt.zeros((x.shape[1], D), "float64"),
-        data=np.ascontiguousarray(SEQUENCES.transpose(1, 0, 2)),
-    )
-
-
-@idiom
-def _():
-    """a recurrence whose first state has the batch size."""
-    return recurrent(
-        lambda x: x.dimshuffle(1, 0, 2),
-        lambda x: x,
-        lambda x: tt.alloc(np.float64(0), N, D),
-        lambda h: tt.sqr(h[-1]).sum(axis=1).mean(),
-    )
-
-
-@idiom
-def _():
-    """a scan that maps over the rows."""
-    return linear(lambda e, *_: theano.scan(lambda one: tt.sqr(one), e)[0].mean())
-
-
-# Data
 
 
 def selected(rows_of, targets_of=None, data=(1,), index=None):
@@ -572,69 +111,109 @@ def selected(rows_of, targets_of=None, data=(1,), index=None):
     return Idiom(inputs, loss, [w], list(data), givens)
 
 
-@idiom
-def _():
-    """data[i * b : (i + 1) * b]."""
-    window = lambda one, i: one[i * 4 : (i + 1) * 4]  # noqa: E731
-    return selected(window, window)
+def with_output(made, output):
+    """The same idiom with another output of a plain function."""
+    return made._replace(output=output(made))
 
 
-@idiom
-def _():
-    """data[perm[i * b : (i + 1) * b]]."""
-    order = theano.shared(np.random.RandomState(1).permutation(N), "perm")
-    return selected(lambda one, i: one[order[i * 4 : (i + 1) * 4]])
+def masked(loss_of, target=1, mask=MASK):
+    """An idiom of a loss that is computed from squares and a mask."""
+    x, m, w = tt.dmatrix("x"), tt.dmatrix("m"), weights(D)
+    return Idiom([x, m], loss_of(tt.sqr(x * w - target), m), [w], [X, mask])
 
 
-@idiom
-def _():
-    """data[arange(i * b, (i + 1) * b)]."""
-    return selected(lambda one, i: one[tt.arange(i * 4, (i + 1) * 4)])
+def stepped(updates_of, *more):
+    """An idiom of least squares with updates of its own, and with further shared variables."""
+    made = linear(lambda e, *_: tt.sqr(e).mean())
+    updates = updates_of(made.loss, made.params[0], made.inputs[0], *more)
+    return made._replace(params=[*made.params, *more], updates=list(updates))
 
 
-@idiom
-def _():
-    """data[rows], with the numbers of the rows as the input."""
-    return selected(lambda one, i: one[i], data=[[3, 1, 7, 9, 2]], index=tt.lvector("rows"))
+def predicted(output_of):
+    """An idiom of a classifier whose output is computed from the classes."""
+    made = classified(lambda p, x, y, w: tt.nnet.categorical_crossentropy(p, y).mean())
+    classes = tt.argmax(tt.dot(made.inputs[0], made.params[0]), axis=1)
+    return made._replace(output=output_of(classes, made.inputs[1]))
 
 
-@idiom
-def _():
-    """a window of shared data, then reshape((-1, columns))."""
-    return selected(lambda one, i: one[i * 4 : (i + 1) * 4].reshape((-1, D)))
+def window(rows, i):
+    return rows[i * 4 : (i + 1) * 4]
 
 
-@idiom
-def _():
-    """a window of shared data beside rows that are given."""
+def held_rows(options_of):
+    """An idiom of a shared variable that `set_value` changes before each call."""
+    held, w = theano.shared(np.zeros((N, D)), "held"), weights(D)
+    batches = iter([X, X + 1, X - 1])
+    loss = tt.sqr(tt.dot(held, w) - 1).mean()
+    return Idiom(
+        [], loss, [w], [], options=options_of(held), before=lambda: held.set_value(next(batches))
+    )
+
+
+def considered_constant():
+    fixed = tt.dvector
+    x, y, w = tt.dmatrix("x"), fixed("y"), weights(D)
+    predicted = tt.dot(x, w)
+    target = predicted * 0.5 + y
+    loss = tt.sqr(predicted - target).mean()
+    gradient = tt.grad(loss, w, consider_constant=[target])
+    return Idiom([x, y], loss, [w], [X, Y], updates=[(w, w - 0.1 * gradient)],
+                 options={"gradients": [gradient], "params": [w]})  # fmt: skip
+
+
+def normalized_over_all_ranks():
+    def loss(e, x, y, w):
+        mean, variance = batch_norm.moments(x * w, [0])[:2]
+        return tt.tanh((x * w - mean) / tt.sqrt(variance + 1e-3) + y.dimshuffle(0, "x")).mean()
+
+    return linear(loss)
+
+
+def sparse_embedding():
+    i, w = tt.ivector("i"), weights(K, 2, name="E")
+    chosen = theano.sparse_grad(w[i])
+    loss = tt.sqr(chosen.sum(axis=1) - 1).mean()
+    gradient = theano.sparse.dense_from_sparse(tt.grad(loss, w))
+    return Idiom([i], loss, [w], [LABELS], updates=[(w, w - 0.1 * gradient)])
+
+
+def embedding():
+    i, w = tt.ivector("i"), weights(K, 2, name="E")
+    return Idiom([i], tt.sqr(w[i].sum(axis=1) - 1).mean(), [w], [LABELS])
+
+
+def stored_gradients():
+    x, y, w = tt.dmatrix("x"), tt.dvector("y"), weights(D)
+    loss = tt.sqr(tt.dot(x, w) - y).mean()
+    gradient = tt.grad(loss, w)
+    stored, squares = (theano.shared(np.zeros(D), name) for name in ("w_grad", "w_rgrad2"))
+    updates = [(stored, gradient), (squares, 0.95 * squares + 0.05 * gradient**2)]
+    return Idiom([x, y], loss, [stored, squares], [X, Y], updates=updates)
+
+
+def rate_among_the_inputs():
+    x, y, w, rate = tt.dmatrix("x"), tt.dvector("y"), weights(D), tt.dscalar("rate")
+    loss = tt.sqr(tt.dot(x, w) - y).mean()
+    updates = [(w, w - rate * tt.grad(loss, w))]
+    return Idiom([x, y, rate], loss, [w], [X, Y, 0.1], updates=updates, output=loss + 0 * rate)
+
+
+def lasagnes_input_layer():
+    x, y = tt.dmatrix("x"), tt.dvector("y")
+    layer = lasagne.layers.InputLayer((N, D), x)
+    layer = lasagne.layers.DenseLayer(layer, 2, W=weights(D, 2), b=None)
+    loss = tt.sqr(lasagne.layers.get_output(layer).sum(axis=1) - y).mean()
+    return Idiom([x, y], loss, lasagne.layers.get_all_params(layer), [X, Y])
+
+
+def window_beside_rows():
     x, y, i, w = tt.dmatrix("x"), tt.dvector("y"), tt.lscalar("i"), weights(D)
     shared = theano.shared(X, "data")
     loss = tt.sqr(tt.dot(x, w) - y).mean()
     return Idiom([y, i], loss, [w], [Y[:4], 1], {x: shared[i * 4 : (i + 1) * 4]})
 
 
-@idiom
-def _():
-    """a minibatch that set_value puts into a shared variable, in a function without inputs."""
-    held, w = theano.shared(np.zeros((N, D)), "held"), weights(D)
-    batches = iter([X, X + 1, X - 1])
-    loss = tt.sqr(tt.dot(held, w) - 1).mean()
-    return Idiom([], loss, [w], [], before=lambda: held.set_value(next(batches)))
-
-
-@idiom
-def _():
-    """a minibatch that set_value puts into a sliceable shared variable."""
-    held, w = theano.shared(np.zeros((N, D)), "held"), weights(D)
-    batches = iter([X, X + 1, X - 1])
-    loss = tt.sqr(tt.dot(held, w) - 1).mean()
-    options = {"sliceable_shareds": [held]}
-    return Idiom([], loss, [w], [], options=options, before=lambda: held.set_value(next(batches)))
-
-
-@idiom
-def _():
-    """a learning rate that set_value changes."""
+def changed_rate():
     x, y, w = tt.dmatrix("x"), tt.dvector("y"), weights(D)
     rate, rates = theano.shared(0.1, "rate"), iter([0.1, 0.05, 0.025])
     loss = tt.sqr(tt.dot(x, w) - y).mean()
@@ -643,47 +222,199 @@ def _():
                  output=loss * rate, before=lambda: rate.set_value(next(rates)))  # fmt: skip
 
 
-# Outputs
-
-
-@idiom
-def _():
-    """predictions of the rows, without an op."""
-    made = classified(lambda p, x, y, w: tt.nnet.categorical_crossentropy(p, y).mean())
-    predicted = tt.argmax(tt.dot(made.inputs[0], made.params[0]), axis=1)
-    return made._replace(output=tt.cast(tt.eq(predicted, made.inputs[1]), "float64"))
-
-
-@idiom
-def _():
-    """predictions of the rows, gathered."""
-    made = classified(lambda p, x, y, w: tt.nnet.categorical_crossentropy(p, y).mean())
-    predicted = tt.argmax(tt.dot(made.inputs[0], made.params[0]), axis=1)
-    return made._replace(output=(tt.eq(predicted, made.inputs[1]), "gather"))
-
-
-@idiom
-def _():
-    """the share of errors, mean(neq(...))."""
-    made = classified(lambda p, x, y, w: tt.nnet.categorical_crossentropy(p, y).mean())
-    predicted = tt.argmax(tt.dot(made.inputs[0], made.params[0]), axis=1)
-    return made._replace(output=tt.mean(tt.neq(predicted, made.inputs[1])))
-
-
-@idiom
-def _():
-    """the number of errors, sum(neq(...)), without an op."""
-    made = classified(lambda p, x, y, w: tt.nnet.categorical_crossentropy(p, y).mean())
-    predicted = tt.argmax(tt.dot(made.inputs[0], made.params[0]), axis=1)
-    return made._replace(output=tt.sum(tt.cast(tt.neq(predicted, made.inputs[1]), "float64")))
-
-
-@idiom
-def _():
-    """noise in the loss, from a random stream."""
-    streams = MRG_RandomStreams(3)
-    made = linear(lambda e, x, *_: tt.sqr(e * streams.uniform(e.shape)).mean())
-    return made._replace(is_random=True)
+IDIOMS = {
+    # Means over the rows
+    "a mean of squares": lambda: linear(lambda e, *_: tt.sqr(e).mean()),
+    "a mean over all elements, not only rows": lambda: linear(
+        lambda e, x, y, w: tt.sqr(x * w - y.dimshuffle(0, "x")).mean()
+    ),
+    "a sum over the columns, a mean over the rows": lambda: linear(
+        lambda e, x, y, w: tt.sqr(x * w - y.dimshuffle(0, "x")).sum(axis=1).mean()
+    ),
+    "a sum divided by x.shape[0]": lambda: linear(lambda e, x, *_: tt.sqr(e).sum() / x.shape[0]),
+    "a sum divided by a cast of x.shape[0]": lambda: linear(
+        lambda e, x, *_: tt.sqr(e).sum() / tt.cast(x.shape[0], "float64")
+    ),
+    "binary cross-entropy": lambda: linear(
+        lambda e, x, y, w: tt.nnet.binary_crossentropy(tt.nnet.sigmoid(tt.dot(x, w)), y).mean(),
+        (X, (Y > 0).astype("float64")),
+    ),
+    "-mean(log(p)[arange(n), y])": lambda: classified(
+        lambda p, x, y, w: -tt.mean(tt.log(p)[tt.arange(y.shape[0]), y])
+    ),
+    "categorical_crossentropy(p, y).mean()": lambda: classified(
+        lambda p, x, y, w: tt.nnet.categorical_crossentropy(p, y).mean()
+    ),
+    "a mean and an L2 penalty": lambda: linear(
+        lambda e, x, y, w: tt.sqr(e).mean() + 0.1 * tt.sqr(w).sum()
+    ),
+    "a mean and an L1 penalty": lambda: linear(lambda e, x, y, w: tt.sqr(e).mean() + 0.1 * abs(w).sum()),
+    "a hinge loss of each row": lambda: linear(lambda e, *_: tt.maximum(0, 1 - e).mean()),
+    "a mean within each row, by a mask, and then over the rows": lambda: masked(
+        lambda e, m: ((e * m).sum(axis=1) / m.sum(axis=1)).mean(), 0, np.maximum(MASK, np.eye(D)[0])
+    ),
+    "a target without a gradient (disconnected_grad)": lambda: linear(
+        lambda e, x, y, w: tt.sqr(e - theano.gradient.disconnected_grad(e) * 0.5).mean()
+    ),
+    "consider_constant in the gradient": considered_constant,
+    # Sums
+    "a sum over the rows": lambda: linear(lambda e, *_: tt.sqr(e).sum()),
+    "a sum over the rows, with loss_op='sum' or op 'sum'": lambda: with_output(
+        linear(lambda e, *_: tt.sqr(e).sum(), options={"loss_op": "sum"}),
+        lambda made: (made.loss, "sum"),
+    ),
+    "a sum and a penalty, with loss_op='sum'": lambda: linear(
+        lambda e, x, y, w: tt.sqr(e).sum() + tt.sqr(w).sum(), options={"loss_op": "sum"}
+    ),
+    "a sum divided by the script's batch size": lambda: linear(lambda e, *_: tt.sqr(e).sum() / N),
+    "a sum times 1 / the script's batch size": lambda: linear(lambda e, *_: tt.sqr(e).sum() * (1.0 / N)),
+    "a sum // the script's batch size, beside a mean": lambda: linear(
+        lambda e, x, y, w: tt.sqr(e).mean() + (tt.sqr(x) * w).sum() // N
+    ),
+    # Functions of several rows
+    "a masked mean, sum(e * m) / sum(m)": lambda: masked(lambda e, m: (e * m).sum() / m.sum()),
+    "a masked mean with an epsilon, sum(e * m) / (sum(m) + 1e-6)": lambda: masked(
+        lambda e, m: (e * m).sum() / (m.sum() + 1e-6)
+    ),
+    "a weighted mean, sum(e * weights) / sum(weights)": lambda: linear(
+        lambda e, x, y, w: (tt.sqr(e) * tt.sqr(y)).sum() / tt.sqr(y).sum()
+    ),
+    "the root of a mean (RMSE)": lambda: linear(lambda e, *_: tt.sqrt(tt.sqr(e).mean())),
+    "the logarithm of a mean": lambda: linear(lambda e, *_: tt.log(1 + tt.sqr(e).mean())),
+    "feature matching: a difference of means, squared": lambda: linear(
+        lambda e, x, y, w: tt.sqr((x * w).mean(axis=0) - y.mean()).sum()
+    ),
+    "a variance with Bessel's factor": lambda: linear(
+        lambda e, x, *_: tt.sqr(e - e.mean()).sum() / (x.shape[0] - 1)
+    ),
+    "rows minus their mean": lambda: linear(
+        lambda e, *_: tt.tanh(e - e.mean()).sum() / e.shape[0] + tt.sqr(e - e.mean()).mean()
+    ),
+    "batch normalization by hand": lambda: linear(
+        lambda e, *_: tt.tanh((e - e.mean()) / tt.sqrt(e.var() + 1e-3) + 1).mean()
+    ),
+    "batch_normalization_train": lambda: linear(
+        lambda e, x, y, w: tt.tanh(
+            tt.nnet.bn.batch_normalization_train(x * w, tt.ones_like(w), tt.zeros_like(w))[0]
+            + y.dimshuffle(0, "x")
+        ).mean()
+    ),
+    "batch normalization over all ranks (extensions.batch_norm)": normalized_over_all_ranks,
+    "the largest of the rows": lambda: linear(lambda e, *_: tt.sqr(e).max()),
+    "differences of all pairs of rows": lambda: linear(
+        lambda e, *_: tt.sqr(e.dimshuffle(0, "x") - e.dimshuffle("x", 0)).mean()
+    ),
+    "a cumulative sum along the rows": lambda: linear(lambda e, *_: tt.sqr(tt.cumsum(e)).mean()),
+    "differences of successive rows": lambda: linear(lambda e, *_: tt.sqr(e[1:] - e[:-1]).mean()),
+    "sorted rows": lambda: linear(lambda e, *_: (tt.sort(e) * tt.arange(e.shape[0])).mean()),
+    "a softmax over the rows": lambda: linear(
+        lambda e, *_: tt.sqr(tt.nnet.softmax(e.dimshuffle("x", 0))).sum()
+    ),
+    # Gradients
+    "grad_clip in the graph": lambda: linear(
+        lambda e, *_: tt.sqr(theano.gradient.grad_clip(e, -0.1, 0.1)).mean()
+    ),
+    "the norm of the gradient, bounded after it": lambda: stepped(
+        lambda loss, w, x: [(w, w - 0.1 * tt.grad(loss, w) / tt.maximum(1, tt.grad(loss, w).norm(2)))]
+    ),
+    "Lasagne's adam": lambda: stepped(lambda loss, w, x: lasagne.updates.adam(loss, [w]).items()),
+    "Lasagne's total_norm_constraint and momentum": lambda: stepped(
+        lambda loss, w, x: lasagne.updates.momentum(
+            lasagne.updates.total_norm_constraint(tt.grad(loss, [w]), 0.1), [w], 0.1
+        ).items()
+    ),
+    "rows of an embedding, with sparse_grad": sparse_embedding,
+    "rows of an embedding": embedding,
+    "gradients that one function stores for another (f_grad_shared)": stored_gradients,
+    "a running average of the rows, beside the gradient": lambda: stepped(
+        lambda loss, w, x, mean: [
+            (w, w - 0.1 * tt.grad(loss, w)),
+            (mean, 0.9 * mean + 0.1 * x.mean(axis=0)),
+        ],
+        theano.shared(np.zeros(D), "running"),
+    ),
+    "a count of the steps, and a rate that follows from it": lambda: stepped(
+        lambda loss, w, x, count: [(w, w - 0.1 / (1 + count) * tt.grad(loss, w)), (count, count + 1)],
+        theano.shared(0.0, "count"),
+    ),
+    "a learning rate among the inputs": rate_among_the_inputs,
+    # Networks
+    "a convolution of any number of images": lambda: convolved(
+        lambda maps: tt.sqr(maps).mean(), (None, 1, 6, 6)
+    ),
+    "a convolution with the batch size in input_shape": lambda: convolved(
+        lambda maps: tt.sqr(maps).mean(), (N, 1, 6, 6)
+    ),
+    "the same, and global pooling": lambda: convolved(
+        lambda maps: tt.sqr(maps.mean(axis=(2, 3))).sum(axis=1).mean(), (N, 1, 6, 6)
+    ),
+    "reshape((batch size, -1))": lambda: convolved(
+        lambda maps: tt.sqr(maps.reshape((N, -1))).sum(axis=1).mean(), None
+    ),
+    "reshape((-1, columns))": lambda: convolved(
+        lambda maps: tt.sqr(maps.reshape((-1, 32))).sum(axis=1).mean(), None
+    ),
+    "flatten(2)": lambda: convolved(lambda maps: tt.sqr(maps.flatten(2)).sum(axis=1).mean(), None),
+    "Lasagne's InputLayer with a batch size": lasagnes_input_layer,
+    "a recurrence over the time of batch-major sequences": lambda: recurrent(
+        lambda x: x.dimshuffle(1, 0, 2), lambda x: x, lambda x: tt.zeros((x.shape[0], D), "float64")
+    ),
+    "a recurrence over time-major sequences, given with synk.In(x, axis=1)": lambda: recurrent(
+        lambda x: x,
+        lambda x: synk.In(x, axis=1),
+        lambda x: tt.zeros((x.shape[1], D), "float64"),
+        data=np.ascontiguousarray(SEQUENCES.transpose(1, 0, 2)),
+    ),
+    "a recurrence over time-major sequences, given without an axis": lambda: recurrent(
+        lambda x: x,
+        lambda x: x,
+        lambda x: tt.zeros((x.shape[1], D), "float64"),
+        data=np.ascontiguousarray(SEQUENCES.transpose(1, 0, 2)),
+    ),
+    "a recurrence whose first state has the batch size": lambda: recurrent(
+        lambda x: x.dimshuffle(1, 0, 2),
+        lambda x: x,
+        lambda x: tt.alloc(np.float64(0), N, D),
+        lambda h: tt.sqr(h[-1]).sum(axis=1).mean(),
+    ),
+    "a scan that maps over the rows": lambda: linear(
+        lambda e, *_: theano.scan(lambda one: tt.sqr(one), e)[0].mean()
+    ),
+    # Data
+    "data[i * b : (i + 1) * b]": lambda: selected(window, window),
+    "data[perm[i * b : (i + 1) * b]]": lambda: selected(
+        lambda one, i: one[window(theano.shared(np.random.RandomState(1).permutation(N), "perm"), i)]
+    ),
+    "data[arange(i * b, (i + 1) * b)]": lambda: selected(
+        lambda one, i: one[tt.arange(i * 4, (i + 1) * 4)]
+    ),
+    "data[rows], with the numbers of the rows as the input": lambda: selected(
+        lambda one, i: one[i], data=[[3, 1, 7, 9, 2]], index=tt.lvector("rows")
+    ),
+    "a window of shared data, then reshape((-1, columns))": lambda: selected(
+        lambda one, i: window(one, i).reshape((-1, D))
+    ),
+    "a window of shared data beside rows that are given": window_beside_rows,
+    "a minibatch that set_value puts into a shared variable, in a function without inputs": lambda: (
+        held_rows(lambda held: {})
+    ),
+    "a minibatch that set_value puts into a sliceable shared variable": lambda: held_rows(
+        lambda held: {"sliceable_shareds": [held]}
+    ),
+    "a learning rate that set_value changes": changed_rate,
+    # Outputs
+    "predictions of the rows, without an op": lambda: predicted(
+        lambda p, y: tt.cast(tt.eq(p, y), "float64")
+    ),
+    "predictions of the rows, gathered": lambda: predicted(lambda p, y: (tt.eq(p, y), "gather")),
+    "the share of errors, mean(neq(...))": lambda: predicted(lambda p, y: tt.mean(tt.neq(p, y))),
+    "the number of errors, sum(neq(...)), without an op": lambda: predicted(
+        lambda p, y: tt.sum(tt.cast(tt.neq(p, y), "float64"))
+    ),
+    "noise in the loss, from a random stream": lambda: linear(
+        lambda e, x, *_: tt.sqr(e * MRG_RandomStreams(3).uniform(e.shape)).mean(), is_random=True
+    ),
+}
 
 
 # Trials
@@ -715,16 +446,9 @@ def by_make_train_function(made):
     updates = made.updates or descent(made)
     params = [target for target, _ in updates]
     return train.make_train_function(
-        made.loss,
-        params,
-        rows,
-        None,
-        updates,
-        givens=made.givens,
-        bcast_inputs=whole,
-        function_options={"mode": made.mode},
-        **options,
-    )
+        made.loss, params, rows, None, updates, givens=made.givens, bcast_inputs=whole,
+        function_options={"mode": made.mode}, **options,
+    )  # fmt: skip
 
 
 def is_given_whole(given):

@@ -27,12 +27,9 @@ FACTOR = float(os.environ.get("EXAMPLES", 1))
 def examples(number):
     """Return Hypothesis settings for a number of examples, the same in each run by default."""
     return settings(
-        max_examples=max(1, round(number * FACTOR)),
-        derandomize=FACTOR <= 1,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+        max_examples=max(1, round(number * FACTOR)), derandomize=FACTOR <= 1, deadline=None,
+        database=None, suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
 
 
 # Graphs
@@ -46,17 +43,10 @@ def reductions(dtype):
     x, y = tt.matrix("x", dtype=dtype), tt.ivector("y")
     scale = tt.scalar("scale", dtype=dtype)
     outputs = [
-        (x * scale).mean(),
-        (x * scale).mean(axis=0),
-        x.sum(axis=0),
-        y.sum(),
-        tt.prod(1 + abs(x) / 64, axis=0),
-        x.min(axis=0),
-        y.max(),
-        x * y.dimshuffle(0, "x") + scale,
-        y - 1,
-        tt.sqr(x).sum(),
-    ]
+        (x * scale).mean(), (x * scale).mean(axis=0), x.sum(axis=0), y.sum(),
+        tt.prod(1 + abs(x) / 64, axis=0), x.min(axis=0), y.max(), x * y.dimshuffle(0, "x") + scale,
+        y - 1, tt.sqr(x).sum(),
+    ]  # fmt: skip
     ops = ["avg", "avg", "sum", "sum", "prod", "min", "max", "gather", "c_gather", "c_sum"]
     return Graph([x, y], [scale], outputs, ops, [], {}, [], {})
 
@@ -131,13 +121,10 @@ def collectives(dtype):
     loss = (tt.sqr(y - mean) / (1 + largest)).mean() + tt.tanh(tt.dot(y, everyone.T)).mean()
     number = synk.ops.all_reduce(x.shape[0])
     outputs = [
-        loss,
-        tt.grad(loss, shared["w"]),
-        y - mean,
-        (x - synk.ops.all_reduce(x.min(axis=0), "min")).sum(axis=0),
-        tt.tanh(everyone).sum(axis=0),
+        loss, tt.grad(loss, shared["w"]), y - mean,
+        (x - synk.ops.all_reduce(x.min(axis=0), "min")).sum(axis=0), tt.tanh(everyone).sum(axis=0),
         synk.ops.all_reduce(tt.prod(1 + abs(x) / 64, axis=0), "prod"),
-    ]
+    ]  # fmt: skip
     ops = ["avg", "avg", "gather", "sum", "max", "min"]
     updates = [
         (shared["average"], shared["average"] / 2 + mean),
@@ -160,20 +147,13 @@ def build(make, *args):
     """Return a graph's parallel function, and the serial function of its copy."""
     graph, copy = make(*args), make(*args)
     parallel = synk.function(
-        graph.inputs,
-        list(zip(graph.outputs, graph.ops)),
-        bcast_inputs=graph.bcast,
-        updates=graph.updates,
-        givens=graph.givens,
-        sliceable_shareds=graph.sliceable,
-    )
+        graph.inputs, list(zip(graph.outputs, graph.ops)), bcast_inputs=graph.bcast,
+        updates=graph.updates, givens=graph.givens, sliceable_shareds=graph.sliceable,
+    )  # fmt: skip
     serial = compiler.function(
-        [*copy.inputs, *copy.bcast],
-        copy.outputs,
-        updates=[update[:2] for update in copy.updates],
-        givens=copy.givens,
-        mode=ON_CPU,
-    )
+        [*copy.inputs, *copy.bcast], copy.outputs, updates=[update[:2] for update in copy.updates],
+        givens=copy.givens, mode=ON_CPU,
+    )  # fmt: skip
     return Pair(parallel, serial, graph, copy)
 
 

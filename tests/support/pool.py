@@ -18,12 +18,9 @@ FIXED = {
     "large": np.zeros((130, 130), "float32"),  # as wire formats are for
 }
 RAGGED = {
-    "a": np.zeros((3, 2)),
-    "matrix": np.zeros((2, 3), "float32"),
-    "vector": np.zeros(4),
-    "long": np.zeros(3, "int64"),
-    "byte": np.zeros(2, "uint8"),
-}
+    "a": np.zeros((3, 2)), "matrix": np.zeros((2, 3), "float32"), "vector": np.zeros(4),
+    "long": np.zeros(3, "int64"), "byte": np.zeros(2, "uint8"),
+}  # fmt: skip
 STARTS = {**FIXED, **RAGGED, "late": np.array(2, "float32")}
 
 
@@ -38,16 +35,9 @@ def formulas():
     def reductions(i, s):
         x, y, scale = i["x"], i["y"], i["scale"]
         return [
-            (x * scale).mean(0),
-            x.sum(0),
-            y.sum(),
-            np.prod(1 + abs(x) / 1024, 0),
-            x.min(0),
-            y.max(),
-            x * y[:, None] + scale,
-            len(x),
-            np.square(x).sum(),
-        ], {}
+            (x * scale).mean(0), x.sum(0), y.sum(), np.prod(1 + abs(x) / 1024, 0), x.min(0), y.max(),
+            x * y[:, None] + scale, len(x), np.square(x).sum(),
+        ], {}  # fmt: skip
 
     def training(i, s):
         x, scale = i["x"], i["scale"]
@@ -82,50 +72,27 @@ def formulas():
         one.name: one
         for one in (
             Formula(
-                "reductions",
-                x + y,
-                scale,
-                (),
+                "reductions", x + y, scale, (),
                 ["avg", "sum", "sum", "prod", "min", "c_max", "gather", None, "c_sum"],
-                [f4, f4, i8, f4, f4, "int32", "float64", i8, f4],
-                {},
-                reductions,
+                [f4, f4, i8, f4, f4, "int32", "float64", i8, f4], {}, reductions,
             ),
             Formula(
-                "training",
-                x,
-                scale,
-                (),
-                ["avg"],
-                [f4],
-                {"w": "avg", "count": "sum", "largest": "max", "last": None},
-                training,
+                "training", x, scale, (), ["avg"], [f4],
+                {"w": "avg", "count": "sum", "largest": "max", "last": None}, training,
             ),
             Formula("look_up", y, (), (), ["sum"], [f8], {"hits": "avg"}, look_up, True),
             Formula(
-                "sliceable",
-                (),
-                (),
-                ("a",),
-                ["gather", "avg", "sum", "max"],
-                [f8] * 4,
-                {"count": "max"},
+                "sliceable", (), (), ("a",), ["gather", "avg", "sum", "max"], [f8] * 4, {"count": "max"},
                 sliceable,
             ),
             Formula("both", x, (), ("a",), ["avg", "gather"], [f8] * 2, {}, both),
             Formula(
-                "whole",
-                (),
-                scale,
-                (),
-                ["avg", "sum", "avg", "sum", "sum", "sum"],
-                [f4, f8, f4, f8, i8, "uint64"],
-                {"hits": "avg", "large": "max"},
-                whole,
+                "whole", (), scale, (), ["avg", "sum", "avg", "sum", "sum", "sum"],
+                [f4, f8, f4, f8, i8, "uint64"], {"hits": "avg", "large": "max"}, whole,
             ),
             Formula("late", x, (), (), ["sum"], [f4], {"late": "avg"}, late, True),
         )
-    }
+    }  # fmt: skip
 
 
 FORMULAS = formulas()
@@ -142,15 +109,8 @@ class Graphs:
         w, a = s["w"], s["a"]
         self.outputs = {
             "reductions": [
-                (x * scale).mean(axis=0),
-                x.sum(axis=0),
-                y.sum(),
-                tt.prod(1 + abs(x) / 1024, axis=0),
-                x.min(axis=0),
-                y.max(),
-                x * y.dimshuffle(0, "x") + scale,
-                x.shape[0],
-                tt.sqr(x).sum(),
+                (x * scale).mean(axis=0), x.sum(axis=0), y.sum(), tt.prod(1 + abs(x) / 1024, axis=0),
+                x.min(axis=0), y.max(), x * y.dimshuffle(0, "x") + scale, x.shape[0], tt.sqr(x).sum(),
             ],
             "training": [(x * w).mean()],
             "look_up": [s["table"][y].sum()],
@@ -158,7 +118,7 @@ class Graphs:
             "both": [(x[:, :2] * a).mean(), x[:, :2] - a],
             "whole": [w * scale, *(s[name].sum() for name in RAGGED)],
             "late": [x.sum() * s["late"] + w.sum()],
-        }
+        }  # fmt: skip
         self.updates = {
             "training": {
                 "w": w / 2 + scale * x.mean(axis=0),

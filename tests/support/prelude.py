@@ -30,14 +30,10 @@ def raise_trouble():
 
 
 ACTIONS = {
-    NOTHING: lambda: None,
-    RAISE: raise_trouble,
-    SLEEP: lambda: time.sleep(1),
-    DOZE: lambda: [time.sleep(0.1) for _ in range(10)],
-    LONG: lambda: time.sleep(60),
-    KILL: lambda: os.kill(os.getpid(), signal.SIGKILL) or time.sleep(60),
-    EXIT: lambda: os._exit(7),
-}
+    NOTHING: lambda: None, RAISE: raise_trouble, SLEEP: lambda: time.sleep(1),
+    DOZE: lambda: [time.sleep(0.1) for _ in range(10)], LONG: lambda: time.sleep(60),
+    KILL: lambda: os.kill(os.getpid(), signal.SIGKILL) or time.sleep(60), EXIT: lambda: os._exit(7),
+}  # fmt: skip
 
 
 class Act(Op):

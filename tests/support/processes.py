@@ -144,12 +144,9 @@ class Programs:
 
     def _run(self, program, call, timeout, cwd, environment):
         request = {
-            "program": program,
-            "arguments": pickle.dumps(call),
-            "cwd": str(cwd or os.getcwd()),
-            "environment": {**os.environ, **(environment or {})},
-            "timeout": timeout,
-        }
+            "program": program, "arguments": pickle.dumps(call), "cwd": str(cwd or os.getcwd()),
+            "environment": {**os.environ, **(environment or {})}, "timeout": timeout,
+        }  # fmt: skip
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
             descriptors = [stdout.fileno(), stderr.fileno()]
             _send(self._connection, request, descriptors)

@@ -16,12 +16,14 @@ with the reason.
 
 import contextlib
 import gzip
+import itertools
 import json
 import logging
 import math
 import sys
 import time
 import warnings
+from functools import partial
 
 import numpy as np
 import theano
@@ -31,6 +33,8 @@ import theano.tensor.nnet.neighbours
 import theano.tensor.signal.pool
 import theano.tensor.slinalg
 from theano.gof.graph import inputs as inputs_of, io_toposort
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.shared_randomstreams import RandomStreams
 
 SIGNED = ["int8", "int16", "int32", "int64"]
 UNSIGNED = ["uint8", "uint16", "uint32", "uint64"]
@@ -51,19 +55,6 @@ BINARY = """
 """.split()
 SPECIAL_UNARY = "erf erfc erfcx erfinv erfcinv gamma gammaln psi tri_gamma j0 j1 i0 i1".split()
 SPECIAL_BINARY = "chi2sf gammainc gammaincc gammau gammal jv iv".split()
-
-#: The name of each family of cases, and the ways that its results are computed.
-FAMILIES = {}
-
-
-def family(*ways):
-    """Make a family of a function that yields the name of each case, and a function that builds it."""
-
-    def add(function):
-        FAMILIES[function.__name__] = (function, ways)
-        return function
-
-    return add
 
 
 def variable(value, broadcastable=None, dtype=None):
@@ -244,129 +235,78 @@ def joined(results):
 # The families
 
 
-@family("python", "constant")
-def unary(dtypes=DTYPES):
+def expressions(text):
+    """Return the expressions of a table, which are the names of cases as well."""
+    return [one.strip() for one in " ".join(text.split()).split(";")]
+
+
+def build(expression, **names):
+    """Return what an expression of a table is with some names."""
+    return eval(expression, {**globals(), **names})
+
+
+def cases_of(table, suffix, **names):
+    """Yield the cases of a table; functions of the names are called in each case."""
+    for one in expressions(table):
+        yield f"{one}{suffix}", lambda one=one: build(one, **{key: f() for key, f in names.items()})
+
+
+def of_vectors(module, name, *vectors):
+    """Return a function of vectors."""
+    return getattr(module, name)(*[variable(values, dtype=dtype) for values, dtype in vectors])
+
+
+def unary():
     """Functions of one argument."""
-    for dtype in dtypes:
-        for name in UNARY:
-            values = unary_values(name, dtype, extremes)
-            yield (
-                f"{name} {dtype}",
-                lambda name=name, values=values, dtype=dtype: getattr(tt, name)(
-                    variable(values, dtype=dtype)
-                ),
-            )
-        for name in SPECIAL_UNARY:
-            values = special_values(name, dtype)
-            yield (
-                f"{name} {dtype}",
-                lambda name=name, values=values, dtype=dtype: getattr(tt, name)(
-                    variable(values, dtype=dtype)
-                ),
-            )
-        for name in (
-            "sigmoid",
-            "softplus",
-            "hard_sigmoid",
-            "ultra_fast_sigmoid",
-            "softsign",
-            "relu",
-            "elu",
-        ):
-            values = unary_values(name, dtype, small)
-            yield (
-                f"{name} {dtype}",
-                lambda name=name, values=values, dtype=dtype: getattr(tt.nnet, name)(
-                    variable(values, dtype=dtype)
-                ),
-            )
+    of_networks = "sigmoid softplus hard_sigmoid ultra_fast_sigmoid softsign relu elu".split()
+    for dtype in DTYPES:
+        chosen = [(tt, name, unary_values(name, dtype, extremes)) for name in UNARY]
+        chosen += [(tt, name, special_values(name, dtype)) for name in SPECIAL_UNARY]
+        chosen += [(tt.nnet, name, unary_values(name, dtype, small)) for name in of_networks]
+        for module, name, values in chosen:
+            yield f"{name} {dtype}", partial(of_vectors, module, name, (values, dtype))
 
 
-@family("python")
-def binary(dtypes=DTYPES):
+def binary():
     """Functions of two arguments, of all pairs of values."""
-    for name in BINARY + SPECIAL_BINARY:
-        for first in dtypes:
-            for second in dtypes:
-                if has_changed(name, (first, second)):
-                    continue
-                if name in SPECIAL_BINARY:
-                    left, right = special_values(name, first), special_values(name, second)
-                else:
-                    left, right = binary_values(name, (first, second), extremes)
 
-                def build(name=name, left=left, right=right, first=first, second=second):
-                    left = variable(np.array(left, first)[:, None], (False, True))
-                    return getattr(tt, name)(
-                        left, variable(np.array(right, second)[None], (True, False))
-                    )
+    def outer(name, left, right, first, second):
+        left = variable(np.array(left, first)[:, None], (False, True))
+        return getattr(tt, name)(left, variable(np.array(right, second)[None], (True, False)))
 
-                yield f"{name} {first} {second}", build
+    for name, first, second in pairs(BINARY + SPECIAL_BINARY):
+        if name in SPECIAL_BINARY:
+            left, right = special_values(name, first), special_values(name, second)
+        else:
+            left, right = binary_values(name, (first, second), extremes)
+        yield f"{name} {first} {second}", partial(outer, name, left, right, first, second)
 
 
-@family("scalar", "compiled")
-def scalar_unary():
+def pairs(names):
+    """Yield names with all pairs of dtypes of which the results have not changed."""
+    for name, first, second in itertools.product(names, DTYPES, DTYPES):
+        if not has_changed(name, (first, second)):
+            yield name, first, second
+
+
+def scalars_of_one():
     """Functions of one scalar."""
-    for name in UNARY + SPECIAL_UNARY:
-        for dtype in DTYPES:
-            yield f"{name} {dtype}", lambda name=name, dtype=dtype: Scalars(name, (dtype,))
+    for name, dtype in itertools.product(UNARY + SPECIAL_UNARY, DTYPES):
+        yield f"{name} {dtype}", partial(Scalars, name, (dtype,))
 
 
-@family("scalar")
-def scalar_networks():
-    """Functions of one scalar, of networks."""
-    for name in ("scalar_sigmoid", "scalar_softplus", "ultra_fast_scalar_sigmoid"):
-        for dtype in REAL:
-            yield (
-                f"{name} {dtype}",
-                lambda name=name, dtype=dtype: Scalars(
-                    name,
-                    (dtype,),
-                    [(value,) for value in small(dtype)],
-                    getattr(tt.nnet.sigm, name),
-                ),
-            )
+def scalars_of_two(names):
+    """Functions of two scalars. The C code of some aborts for numbers outside their domain."""
+    for name, first, second in pairs(names):
+        yield f"{name} {first} {second}", partial(Scalars, name, (first, second))
 
 
-@family("scalar", "compiled")
-def scalar_binary():
-    """Functions of two scalars."""
-    yield from pairs_of_scalars(BINARY)
-
-
-@family("scalar", "compiled")
-def scalar_special():
-    """Special functions of two scalars. The C code of some aborts for numbers outside their domain."""
-    yield from pairs_of_scalars(SPECIAL_BINARY)
-
-
-def pairs_of_scalars(names):
-    """Yield functions of scalars of all pairs of dtypes."""
-    for name in names:
-        for first in DTYPES:
-            for second in DTYPES:
-                if has_changed(name, (first, second)):
-                    continue
-                yield (
-                    f"{name} {first} {second}",
-                    lambda name=name, dtypes=(first, second): Scalars(name, dtypes),
-                )
-
-
-@family("scalar", "compiled")
 def scalar_casts():
     """Casts of scalars, to dtypes that have the value: the compiler decides about others."""
-    for first in DTYPES:
-        for second in DTYPES:
-            yield (
-                f"{first} {second}",
-                lambda first=first, second=second: Scalars(
-                    "cast",
-                    (first,),
-                    [(value,) for value in cast_values(first, second)],
-                    theano.scalar.basic._cast_mapping[second],
-                ),
-            )
+    for first, second in itertools.product(DTYPES, DTYPES):
+        values = [(value,) for value in cast_values(first, second)]
+        operation = theano.scalar.basic._cast_mapping[second]
+        yield f"{first} {second}", partial(Scalars, "cast", (first,), values, operation)
 
 
 def cast_values(first, second):
@@ -380,195 +320,94 @@ def cast_values(first, second):
     return values
 
 
-@family("python", "optimized", "constant")
-def casts(dtypes=DTYPES):
-    """Casts of vectors, to dtypes that have the value."""
-    for first in dtypes:
-        for second in dtypes:
-            values = cast_values(first, second)
-            yield (
-                f"{first} {second}",
-                lambda first=first, second=second, values=values: tt.cast(
-                    variable(values, dtype=first), second
-                ),
-            )
-            # Two casts, which an optimization may combine.
-            yield (
-                f"{first} int16 {second}",
-                lambda first=first, second=second: tt.cast(
-                    tt.cast(variable([0, 1], dtype=first), "int16"), second
-                ),
-            )
+def casts():
+    """Casts of vectors, to dtypes that have the value, and two casts, which may be combined."""
+
+    def cast(values, *dtypes):
+        result = variable(values, dtype=dtypes[0])
+        for dtype in dtypes[1:]:
+            result = tt.cast(result, dtype)
+        return result
+
+    for first, second in itertools.product(DTYPES, DTYPES):
+        yield f"{first} {second}", partial(cast, cast_values(first, second), first, second)
+        yield f"{first} int16 {second}", partial(cast, [0, 1], first, "int16", second)
 
 
-@family("python", "optimized", "constant")
-def ternary():
-    """Functions of more arguments."""
-    yield from functions_of_more(REAL)
-
-
-@family("compiled")
-def ternary_compiled():
-    """The same by C code."""
-    yield from functions_of_more(["int8", "float32"])
+OF_MORE = """
+    tt.clip(v, 0, b); tt.clip(v, -1, 100) + b; tt.switch(tt.gt(v, 0), v, b);
+    tt.switch(tt.gt(b, 0), 300, v); tt.add(v, b, c); tt.mul(v, b, c)
+"""
+ROUNDED = """
+    tt.round(r, 'half_to_even'); tt.iround(r, 'half_to_even');
+    tt.round(r, 'half_away_from_zero'); tt.iround(r, 'half_away_from_zero')
+"""
 
 
 def functions_of_more(dtypes):
     """Yield functions of three arguments, and the like."""
     for dtype in dtypes:
-        values = extremes(dtype)
+        v = partial(variable, extremes(dtype), dtype=dtype)
         for other in ("bool", "int8", "uint8", "int64", "float32", "float64"):
-            v = lambda: variable(extremes(dtype), dtype=dtype)  # noqa: B023, E731
-            b = lambda: variable(small(other)[1], dtype=other)  # noqa: B023, E731
-            c = lambda: variable(small(other)[-1], dtype=other)  # noqa: B023, E731
-            yield f"clip {dtype} {other}", lambda v=v, b=b: tt.clip(v(), 0, b())
-            yield f"clip {dtype} {other} -1 100", lambda v=v, b=b: tt.clip(v(), -1, 100) + b()
-            yield f"switch {dtype} {other}", lambda v=v, b=b: tt.switch(tt.gt(v(), 0), v(), b())
-            yield f"switch {dtype} {other} 300", lambda v=v, b=b: tt.switch(tt.gt(b(), 0), 300, v())
-            yield f"add {dtype} {other}", lambda v=v, b=b, c=c: tt.add(v(), b(), c())
-            yield f"mul {dtype} {other}", lambda v=v, b=b, c=c: tt.mul(v(), b(), c())
+            b, c = (partial(variable, small(other)[place], dtype=other) for place in (1, -1))
+            yield from cases_of(OF_MORE, f" {dtype} {other}", v=v, b=b, c=c)
         yield f"isclose {dtype}", lambda v=v: tt.isclose(v(), v())
         if dtype in FLOATS:
-            for mode in ("half_to_even", "half_away_from_zero"):
-                yield (
-                    f"round {dtype} {mode}",
-                    lambda dtype=dtype, mode=mode: tt.round(
-                        variable([0.5, 1.5, -0.5, -2.5, 2.4, -2.6], dtype=dtype), mode
-                    ),
-                )
-                yield (
-                    f"iround {dtype} {mode}",
-                    lambda dtype=dtype, mode=mode: tt.iround(
-                        variable([0.5, 1.5, -0.5, -2.5, 2.4, -2.6], dtype=dtype), mode
-                    ),
-                )
-        del values
+            r = partial(variable, [0.5, 1.5, -0.5, -2.5, 2.4, -2.6], dtype=dtype)
+            yield from cases_of(ROUNDED, f" {dtype}", r=r)
 
 
 #: Python's numbers in expressions, which Theano casts by their values
-WITH_PYTHON = {
-    "x + 1": lambda x: x + 1,
-    "x * 300": lambda x: x * 300,
-    "x + 0.5": lambda x: x + 0.5,
-    "2 ** x": lambda x: 2 ** abs(x),
-    "x - 1000": lambda x: x - 1000,
-    "1 - x": lambda x: 1 - x,
-    "300 - x": lambda x: 300 - x,
-    "x * 70000": lambda x: x * 70000,
-    "x + 2 ** 40": lambda x: x + 2**40,
-    "x + 255": lambda x: x + 255,
-    "x - 128": lambda x: x - 128,
-    "x / 3": lambda x: x / 3,
-    "x / 2.0": lambda x: x / 2.0,
-    "x // 3": lambda x: x // 3,
-    "x % 7": lambda x: x % 7,
-    "x ** 2": lambda x: x**2,
-    "x ** 0.5": lambda x: abs(x) ** 0.5,
-    "x ** 3": lambda x: x**3,
-    "x > 300": lambda x: x > 300,
-    "x < -1": lambda x: x < -1,
-    "x == 256": lambda x: tt.eq(x, 256),
-    "x == 0.1": lambda x: tt.eq(x, 0.1),
-    "maximum(x, 200)": lambda x: tt.maximum(x, 200),
-    "minimum(x, -200)": lambda x: tt.minimum(x, -200),
-    "x & 15": lambda x: x & 15,
-    "x | 256": lambda x: x | 256,
-    "x ^ 255": lambda x: x ^ 255,
-    "x * 2 * 3": lambda x: x * 2 * 3,
-    "x * 200 * 2": lambda x: x * 200 * 2,
-    "x * 2 / 4": lambda x: x * 2 / 4,
-    "x + 100 + 100": lambda x: x + 100 + 100,
-    "x * 0.1 * 10": lambda x: x * 0.1 * 10,
-    "x - x * 2": lambda x: x - x * 2,
-    "-x * 3 * -1": lambda x: -x * 3 * -1,
-    "clip(x, 0, 300)": lambda x: tt.clip(x, 0, 300),
-    "switch(x > 1, 1, 300)": lambda x: tt.switch(x > 1, 1, 300),
-    "x + np.int8(1)": lambda x: x + np.int8(1),
-    "x * np.float32(0.1)": lambda x: x * np.float32(0.1),
-    "x * np.float64(0.1)": lambda x: x * np.float64(0.1),
-    "x + np.uint8(200)": lambda x: x + np.uint8(200),
-    "x + np.array([1000])": lambda x: x + np.array([1000]),
-    "x.mean() * 2": lambda x: x.mean() * 2,
-    "(x + 1).sum() - 1": lambda x: (x + 1).sum() - 1,
-    "x + True": lambda x: x + True,
-    "x * 1e-10": lambda x: x * 1e-10,
-    "x * 1e300": lambda x: x * 1e300,
-    "exp(x * 0.5) + 1": lambda x: tt.exp(x * 0.5) + 1,
-    "log(1 + exp(x * 0.1))": lambda x: tt.log(1 + tt.exp(x * 0.1)),
-    "sqrt(x * x + 1)": lambda x: tt.sqrt(x * x + 1),
-    "x * (1 - x)": lambda x: x * (1 - x),
-    "(x * 4) * (1 / 8)": lambda x: (x * 4) * (1 / 8),
-    "x + 1 - 1 + 7": lambda x: x + 1 - 1 + 7,
-    "zeros_like(x) + 3": lambda x: tt.zeros_like(x) + 3,
-    "ones_like(x) * 300": lambda x: tt.ones_like(x) * 300,
-    "x.astype('int8') * 100": lambda x: x.astype("int8") * 100 * 3,
-}
+WITH_PYTHON = """
+    x + 1; x * 300; x + 0.5; 2 ** abs(x); x - 1000; 1 - x; 300 - x; x * 70000; x + 2 ** 40; x + 255;
+    x - 128; x / 3; x / 2.0; x // 3; x % 7; x ** 2; abs(x) ** 0.5; x ** 3; x > 300; x < -1;
+    tt.eq(x, 256); tt.eq(x, 0.1); tt.maximum(x, 200); tt.minimum(x, -200); x & 15; x | 256; x ^ 255;
+    x * 2 * 3; x * 200 * 2; x * 2 / 4; x + 100 + 100; x * 0.1 * 10; x - x * 2; -x * 3 * -1;
+    tt.clip(x, 0, 300); tt.switch(x > 1, 1, 300); x + np.int8(1); x * np.float32(0.1);
+    x * np.float64(0.1); x + np.uint8(200); x + np.array([1000]); x.mean() * 2; (x + 1).sum() - 1;
+    x + True; x * 1e-10; x * 1e+300; tt.exp(x * 0.5) + 1; tt.log(1 + tt.exp(x * 0.1));
+    tt.sqrt(x * x + 1); x * (1 - x); x * 4 * (1 / 8); x + 1 - 1 + 7; tt.zeros_like(x) + 3;
+    tt.ones_like(x) * 300; x.astype('int8') * 100 * 3
+"""
 
 
 def with_python_numbers(dtypes):
     """Yield expressions of vectors and scalars with Python's numbers."""
     for dtype in dtypes:
-        for name, expression in WITH_PYTHON.items():
-            if name == "x // 3" and dtype in COMPLEX:
+        values = [0, 1] if dtype == "bool" else [0, 1, 3, 60] + [-2] * (dtype not in UNSIGNED)
+        for one in expressions(WITH_PYTHON):
+            if one == "x // 3" and dtype in COMPLEX:
                 continue  # NumPy has removed it
-            values = [0, 1] if dtype == "bool" else [0, 1, 3, 60] + [-2] * (dtype not in UNSIGNED)
-            yield f"{name}, {dtype}", lambda f=expression, v=values, d=dtype: f(variable(v, dtype=d))
-            yield (
-                f"{name}, {dtype} number",
-                lambda f=expression, v=values, d=dtype: f(variable(v[1], dtype=d)),
-            )
+            yield from cases_of(one, f", {dtype}", x=partial(variable, values, dtype=dtype))
+            yield from cases_of(one, f", {dtype} number", x=partial(variable, values[1], dtype=dtype))
 
 
-@family("python", "optimized", "constant")
-def numbers():
-    """Python's numbers in expressions."""
-    yield from with_python_numbers(DTYPES)
-
-
-@family("python", "optimized", "constant")
-def numbers_floatx_float32():
-    """The same if ``floatX`` is ``float32``."""
-    yield from with_python_numbers(["bool", "int8", "uint8", "int64", "float16", "float32", "float64"])
-
-
-@family("compiled")
-def numbers_compiled():
-    """The same for C code."""
-    yield from with_python_numbers(["int8", "float32"])
+OF_NUMBERS = """
+    tt.constant(number); tt.as_tensor_variable(number); tt.as_tensor_variable([number]);
+    tt.as_tensor_variable([number, 1]); tt.tensor_from_scalar(theano.scalar.as_scalar(number));
+    np.asarray(tt.get_scalar_constant_value(tt.constant(number) * 1));
+    theano.shared(number).get_value()
+"""
+WITH_DTYPES = "tt.constant(number, dtype=dtype); theano._asarray(number, dtype=dtype)"
+OF_ONES = """
+    tt.constant(one); tt.as_tensor_variable([one, 1]); tt.as_tensor_variable([one, 0.5]);
+    tt.as_tensor_variable(np.array([one])); theano.shared(np.array([one])) + 1;
+    tt.fvector().type.filter(np.array([one]), allow_downcast=True); tt.bscalar.filter(one);
+    tt.iscalar.filter(one); tt.fscalar.filter(one); tt.dscalar.filter(one)
+"""
 
 
 def constants_of(numbers):
     """Yield constants of Python's and NumPy's numbers."""
     for number in numbers:
-        yield f"constant({number!r})", lambda number=number: tt.constant(number)
-        yield f"as_tensor_variable({number!r})", lambda number=number: tt.as_tensor_variable(number)
-        yield f"as_tensor_variable([{number!r}])", lambda number=number: tt.as_tensor_variable([number])
-        yield (
-            f"as_tensor_variable([{number!r}, 1])",
-            lambda number=number: tt.as_tensor_variable([number, 1]),
-        )
-        yield (
-            f"scalar {number!r}",
-            lambda number=number: tt.tensor_from_scalar(theano.scalar.as_scalar(number)),
-        )
-        yield (
-            f"get_scalar_constant_value({number!r})",
-            lambda number=number: np.asarray(tt.get_scalar_constant_value(tt.constant(number) * 1)),
-        )
-        yield f"shared({number!r})", lambda number=number: theano.shared(number).get_value()
+        names = {"number": lambda number=number: number}
+        yield from cases_of(OF_NUMBERS, f" {number!r}", **names)
         for dtype in ("int8", "uint8", "int32", "float32", "float64"):
             if isinstance(number, float) and "int" in dtype and not abs(number) < 128:
                 continue  # the compiler decides what this is
             if isinstance(number, float) and dtype == "uint8" and number < 0:
                 continue
-            yield (
-                f"constant({number!r}, dtype={dtype})",
-                lambda number=number, dtype=dtype: tt.constant(number, dtype=dtype),
-            )
-            yield (
-                f"_asarray({number!r}, {dtype})",
-                lambda number=number, dtype=dtype: theano._asarray(number, dtype=dtype),
-            )
+            yield from cases_of(WITH_DTYPES, f" {number!r} {dtype}", dtype=partial(str, dtype), **names)
 
 
 PYTHON_NUMBERS = [0, 1, -1, 100, 127, 128, -128, -129, 255, 256, 300, 32767, 32768, -32769, 65535, 65536]
@@ -577,70 +416,29 @@ PYTHON_NUMBERS += [True, False]
 PYTHON_NUMBERS += [0.5, 0.1, 1.0, -2.5, 1e10, 1e-40, 1e300, math.inf, 3.0]
 
 
-@family("python")
 def constants():
     """The dtypes and values of constants."""
+
+    def filtered(target, what, options):
+        return np.asarray(getattr(tt, target).filter(what, **options))
+
+    def filtered_scalar(value, dtype):
+        return np.asarray(theano.scalar.get_scalar_type(dtype).filter(value, allow_downcast=True))
+
     yield from constants_of(PYTHON_NUMBERS)
     for dtype in DTYPES:
-        number = np.dtype(dtype).type(1)
-        yield f"constant({dtype})", lambda number=number: tt.constant(number)
-        yield (
-            f"as_tensor_variable([{dtype}, 1])",
-            lambda number=number: tt.as_tensor_variable([number, 1]),
-        )
-        yield (
-            f"as_tensor_variable([{dtype}, 0.5])",
-            lambda number=number: tt.as_tensor_variable([number, 0.5]),
-        )
-        yield (
-            f"as_tensor_variable(array {dtype})",
-            lambda number=number: tt.as_tensor_variable(np.array([number])),
-        )
-        yield f"shared {dtype}", lambda number=number: theano.shared(np.array([number])) + 1
-        yield (
-            f"filter {dtype}",
-            lambda number=number: tt.fvector().type.filter(np.array([number]), allow_downcast=True),
-        )
-        for target in ("bscalar", "iscalar", "fscalar", "dscalar"):
-            yield (
-                f"filter {dtype} {target}",
-                lambda number=number, target=target: getattr(tt, target).filter(number),
-            )
-    for target in (
-        "bscalar",
-        "wscalar",
-        "iscalar",
-        "lscalar",
-        "fscalar",
-        "dscalar",
-        "fvector",
-        "bvector",
-    ):
-        for value in (1, 127, 128, 300, -129, 2**40, 0.5, 0.1, 1e300):
-            what = [value] if "vector" in target else value
-            for options in ({}, {"allow_downcast": True}, {"strict": True}):
-                if isinstance(value, float) and target[0] in "bwil" and abs(value) > 1:
-                    continue  # the compiler decides what this is
-                yield (
-                    f"filter {what} {target} {options}",
-                    lambda target=target, what=what, options=options: np.asarray(
-                        getattr(tt, target).filter(what, **options)
-                    ),
-                )
+        yield from cases_of(OF_ONES, f" {dtype}", one=partial(np.dtype(dtype).type, 1))
+    targets = "bscalar wscalar iscalar lscalar fscalar dscalar fvector bvector".split()
+    values = (1, 127, 128, 300, -129, 2**40, 0.5, 0.1, 1e300)
+    ways = ({}, {"allow_downcast": True}, {"strict": True})
+    for target, value, options in itertools.product(targets, values, ways):
+        what = [value] if "vector" in target else value
+        if isinstance(value, float) and target[0] in "bwil" and abs(value) > 1:
+            continue  # the compiler decides what this is
+        yield f"filter {what} {target} {options}", partial(filtered, target, what, options)
     for value in (1, 127, 128, 300, 2**40, 0.5, 0.1):
         for dtype in ("int8", "uint8", "int64", "float32", "float64"):
-            yield (
-                f"scalar filter {value} {dtype}",
-                lambda value=value, dtype=dtype: np.asarray(
-                    theano.scalar.get_scalar_type(dtype).filter(value, allow_downcast=True)
-                ),
-            )
-
-
-@family("python")
-def constants_floatx_float32():
-    """The same if ``floatX`` is ``float32``."""
-    yield from constants_of([1, 300, 2**40, 0.5, 0.1, 1e-40, 3.0])
+            yield f"scalar filter {value} {dtype}", partial(filtered_scalar, value, dtype)
 
 
 def matrix(dtype):
@@ -656,461 +454,241 @@ def matrix(dtype):
     return variable(values.astype(dtype))
 
 
+REDUCED = "sum prod mean var std max min argmax argmin any all".split()
+REDUCTIONS = """
+    m.sum(axis=1, keepdims=True); m.var(axis=0, ddof=1); tt.var(m, axis=0, corrected=True);
+    tt.mean(m, axis=0, dtype='float32'); tt.cumsum(m, None); tt.cumprod(m, None); tt.cumsum(m, 0);
+    tt.cumprod(m, 0); tt.cumsum(m, 1); tt.cumprod(m, 1); m.norm(1, axis=0);
+    m.norm(2, axis=0); m.norm(math.inf, axis=0); tt.ptp(m, axis=0); m[:0].sum(axis=0);
+    tt.tile(m.flatten(), 60).sum(); tt.tile(m.flatten(), 60).mean()
+"""
+
+
 def reductions_of(dtypes):
     """Yield reductions."""
+
+    def reduced(name, dtype, options):
+        return getattr(tt, name)(matrix(dtype), **options)
+
+    axes = [{"axis": axis} for axis in (None, 0, 1, -1, (0, 1))]
+    ways = [{"dtype": "float32"}, {"dtype": "int8"}, {"acc_dtype": "float64"}]
     for dtype in dtypes:
-        for name in (
-            "sum",
-            "prod",
-            "mean",
-            "var",
-            "std",
-            "max",
-            "min",
-            "argmax",
-            "argmin",
-            "any",
-            "all",
-        ):
-            for axis in (None, 0, 1, -1, (0, 1)):
-                yield (
-                    f"{name} {dtype} {axis}",
-                    lambda name=name, dtype=dtype, axis=axis: getattr(tt, name)(
-                        matrix(dtype), axis=axis
-                    ),
-                )
-        for name in ("sum", "prod"):
-            for options in ({"dtype": "float32"}, {"dtype": "int8"}, {"acc_dtype": "float64"}):
-                if dtype in FLOATS and options == {"dtype": "int8"}:
-                    continue  # the compiler decides what negative numbers are
-                yield (
-                    f"{name} {dtype} {options}",
-                    lambda name=name, dtype=dtype, options=options: getattr(tt, name)(
-                        matrix(dtype), axis=0, **options
-                    ),
-                )
-        yield f"sum keepdims {dtype}", lambda dtype=dtype: matrix(dtype).sum(axis=1, keepdims=True)
-        yield f"var ddof {dtype}", lambda dtype=dtype: matrix(dtype).var(axis=0, ddof=1)
-        yield f"var corrected {dtype}", lambda dtype=dtype: tt.var(matrix(dtype), axis=0, corrected=True)
-        yield (
-            f"mean float32 {dtype}",
-            lambda dtype=dtype: tt.mean(matrix(dtype), axis=0, dtype="float32"),
-        )
-        for axis in (None, 0, 1):
-            yield f"cumsum {dtype} {axis}", lambda dtype=dtype, axis=axis: tt.cumsum(matrix(dtype), axis)
-            yield (
-                f"cumprod {dtype} {axis}",
-                lambda dtype=dtype, axis=axis: tt.cumprod(matrix(dtype), axis),
-            )
-        for order in (None, 1, 2, "inf"):
-            yield (
-                f"norm {dtype} {order}",
-                lambda dtype=dtype, order=order: matrix(dtype).norm(
-                    math.inf if order == "inf" else (order or 2), axis=0
-                ),
-            )
-        yield f"ptp {dtype}", lambda dtype=dtype: tt.ptp(matrix(dtype), axis=0)
-        yield f"sum of nothing {dtype}", lambda dtype=dtype: matrix(dtype)[:0].sum(axis=0)
-        yield f"sum of many {dtype}", lambda dtype=dtype: tt.tile(matrix(dtype).flatten(), 60).sum()
-        yield f"mean of many {dtype}", lambda dtype=dtype: tt.tile(matrix(dtype).flatten(), 60).mean()
-
-
-@family("python", "optimized", "constant")
-def reductions():
-    """Reductions."""
-    yield from reductions_of(DTYPES)
-
-
-@family("compiled")
-def reductions_compiled():
-    """Reductions by C code."""
-    yield from reductions_of(["bool", "int8", "float32", "complex128"])
+        chosen = list(itertools.product(REDUCED, axes))
+        # The compiler decides what negative numbers are.
+        wanted = [one for one in ways if dtype not in FLOATS or one != {"dtype": "int8"}]
+        chosen += [(name, {"axis": 0, **one}) for name in ("sum", "prod") for one in wanted]
+        for name, options in chosen:
+            yield f"{name} {dtype} {options}", partial(reduced, name, dtype, options)
+        yield from cases_of(REDUCTIONS, f" {dtype}", m=partial(matrix, dtype))
 
 
 #: What is incremented, from a vector of five and a matrix of three by four
-INCREMENTED = {
-    "v[1:4]": lambda v, m: v[1:4],
-    "v[::-2]": lambda v, m: v[::-2],
-    "v[-1]": lambda v, m: v[-1],
-    "v[repeated]": lambda v, m: v[variable([0, 3, 0, 0])],
-    "v[negative]": lambda v, m: v[variable([-1, 2, -1])],
-    "v[int32]": lambda v, m: v[variable([1, 1], dtype="int32")],
-    "v[uint8]": lambda v, m: v[variable([1, 1], dtype="uint8")],
-    "v[mask]": lambda v, m: v[variable([True, False, True, False, True])],
-    "v[v > 2]": lambda v, m: v[tt.gt(v, 2)],
-    "v[matrix]": lambda v, m: v[variable([[0, 1], [1, -1]])],
-    "v[[0, 2, 2]]": lambda v, m: v[[0, 2, 2]],
-    "m[1]": lambda v, m: m[1],
-    "m[:, 1:3]": lambda v, m: m[:, 1:3],
-    "m[::2, -1]": lambda v, m: m[::2, -1],
-    "m[repeated]": lambda v, m: m[variable([0, 2, 0])],
-    "m[negative]": lambda v, m: m[variable([-1, -1])],
-    "m[pairs]": lambda v, m: m[variable([0, 2, 0]), variable([1, -1, 1])],
-    "m[:, repeated]": lambda v, m: m[:, variable([1, 1, -1])],
-    "m[1:, repeated]": lambda v, m: m[1:, variable([1, 1, -1])],
-    "m[mask]": lambda v, m: m[variable(np.arange(12).reshape(3, 4) % 5 == 0)],
-    "m[row mask]": lambda v, m: m[variable([True, False, True])],
-    "m[column, row]": lambda v, m: m[variable([[0], [2]]), variable([[1, 3]])],
-    "m[0, repeated]": lambda v, m: m[0, variable([2, 2])],
-}
+INCREMENTED = """
+    v[1:4]; v[::-2]; v[-1]; v[variable([0, 3, 0, 0])]; v[variable([-1, 2, -1])];
+    v[variable([1, 1], dtype='int32')]; v[variable([1, 1], dtype='uint8')];
+    v[variable([True, False, True, False, True])]; v[tt.gt(v, 2)]; v[variable([[0, 1], [1, -1]])];
+    v[[0, 2, 2]]; m[1]; m[:, 1:3]; m[::2, -1]; m[variable([0, 2, 0])]; m[variable([-1, -1])];
+    m[variable([0, 2, 0]), variable([1, -1, 1])]; m[:, variable([1, 1, -1])];
+    m[1:, variable([1, 1, -1])]; m[variable(np.arange(12).reshape(3, 4) % 5 == 0)];
+    m[variable([True, False, True])]; m[variable([[0], [2]]), variable([[1, 3]])];
+    m[0, variable([2, 2])]
+"""
 
 
-def increments_of(dtypes, names=INCREMENTED, others=None):
+def increments_of(dtypes, table=INCREMENTED, others=None):
     """Yield what is read from, set and added at indices."""
-    for dtype in dtypes:
-        for name in names:
 
-            def part(name=name, dtype=dtype):
-                v = variable(np.arange(5).astype(dtype))
-                m = variable(np.arange(12).reshape(3, 4).astype(dtype))
-                return INCREMENTED[name](v, m)
+    def part(name, dtype):
+        v = variable(np.arange(5).astype(dtype))
+        return build(name, v=v, m=variable(np.arange(12).reshape(3, 4).astype(dtype)))
 
-            yield f"{name} {dtype}", part
-            yield f"set {name} {dtype} 1", lambda part=part: tt.set_subtensor(part(), 1)
-            yield f"inc {name} {dtype} 100", lambda part=part: tt.inc_subtensor(part(), 100)
-            yield f"inc {name} {dtype} 300", lambda part=part: tt.inc_subtensor(part(), 300)
-            for other in others or (dtype, "int8", "uint8", "float32"):
-                number = lambda other=other: variable(1, dtype=other)  # noqa: E731
-                yield (
-                    f"inc {name} {dtype} {other}",
-                    lambda part=part, number=number: tt.inc_subtensor(part(), number()),
-                )
-                yield (
-                    f"set {name} {dtype} {other}",
-                    lambda part=part, number=number: tt.set_subtensor(part(), number()),
-                )
+    def change(how, name, dtype, number):
+        return how(part(name, dtype), number if isinstance(number, int) else variable(1, dtype=number))
 
-            def vector(part=part, dtype=dtype):
-                where = part()
-                shape = evaluate(where).shape
-                values = np.arange(1, shape[-1] + 1 if shape else 2).astype(dtype)
-                return where, variable(values if shape else values[0])
+    def change_by_vector(how, name, dtype):
+        where = part(name, dtype)
+        shape = evaluate(where).shape
+        values = np.arange(1, shape[-1] + 1 if shape else 2).astype(dtype)
+        return how(where, variable(values if shape else values[0]))
 
-            yield f"inc {name} {dtype} vector", lambda vector=vector: tt.inc_subtensor(*vector())
-            yield f"set {name} {dtype} vector", lambda vector=vector: tt.set_subtensor(*vector())
+    add, put = tt.inc_subtensor, tt.set_subtensor
+    for dtype, name in itertools.product(dtypes, expressions(table)):
+        yield f"{name} {dtype}", partial(part, name, dtype)
+        changes = [(put, 1), (add, 100), (add, 300)]
+        others_of = others or (dtype, "int8", "uint8", "float32")
+        changes += [(how, other) for other in others_of for how in (add, put)]
+        for how, number in changes:
+            yield f"{how.__name__} {name} {dtype} {number}", partial(change, how, name, dtype, number)
+        for how in (add, put):
+            yield f"{how.__name__} {name} {dtype} vector", partial(change_by_vector, how, name, dtype)
 
 
-@family("python", "optimized")
-def increments():
-    """Reading, setting and adding at indices."""
-    yield from increments_of(
-        ["bool", "int8", "uint8", "int64", "float16", "float32", "float64", "complex64"]
-    )
-
-
-@family("compiled")
 def increments_compiled():
     """The same by C code."""
-    names = ["v[1:4]", "v[-1]", "v[repeated]", "v[int32]", "m[1]", "m[:, 1:3]", "m[repeated]"]
-    yield from increments_of(["int8", "float32"], names, ("float32", "int8"))
-    yield from increments_of(["float64", "complex64"], ["v[repeated]", "m[negative]"], ("float32",))
+    table = """
+        v[1:4]; v[-1]; v[variable([0, 3, 0, 0])]; v[variable([1, 1], dtype='int32')]; m[1]; m[:, 1:3];
+        m[variable([0, 2, 0])]
+    """
+    yield from increments_of(["int8", "float32"], table, ("float32", "int8"))
+    table = "v[variable([0, 3, 0, 0])]; m[variable([-1, -1])]"
+    yield from increments_of(["float64", "complex64"], table, ("float32",))
 
 
-@family("python", "optimized", "constant")
+OF_LENGTHS = """
+    n + 1; n * 2; n / 2; n // 2; n % 2; n ** 2; n - 1000; n * 0.5; tt.ceil(n / 2).astype('int64');
+    variable(1, dtype='int8') + n; variable(1, dtype='uint64') + n; variable(1, dtype='float32') * n;
+    tt.maximum(n, 1); tt.arange(n); tt.arange(n * 0.5); tt.zeros((n, 2));
+    tt.zeros((n + 1,), dtype='int8'); tt.ones((n, variable(2, dtype='uint8'))); tt.alloc(300, n);
+    tt.alloc(np.float32(0.1), n, 2); tt.eye(n); tt.eye(n, n + 1, 1, dtype='int8'); tt.stack([n, 2]);
+    tt.stack([n, 2.5]); tt.as_tensor_variable([n, 1]);
+    tt.as_tensor_variable([n, variable(1, dtype='int8')]); tt.as_tensor_variable((n,))
+"""
+OF_SHAPES = """
+    x().shape; x().size; tt.prod(x().shape); x().shape.sum(); x().shape * 2; x().shape / 2;
+    x().shape[::-1]; x().reshape((2, -1)).shape; variable(np.arange(12)).reshape((4, 3));
+    variable(np.arange(12)).reshape((variable(4), -1), ndim=2);
+    variable(np.arange(12)).reshape(variable([4, 3], dtype='int8'), ndim=2);
+    variable(np.arange(12)).reshape(variable([4, 3], dtype='uint64'), ndim=2);
+    variable([7]).reshape([]); empty().reshape((2, 0)); x().flatten().shape; variable(1.0).shape;
+    tt.as_tensor_variable([]); tt.as_tensor_variable(np.array([], dtype='int8'));
+    tt.dot(x(), x().T).shape; tt.join(0, x(), x()).shape; x()[1:variable(100, dtype='int8')].shape;
+    x()[::variable(-2, dtype='int8')].shape; tt.zeros((variable(2, dtype='int8'), 3)).shape;
+    x().mean(axis=0).shape; x()[x().shape[0] - 1]
+"""
+
+
 def shapes():
     """Shapes, and what they are computed with."""
-    x = lambda: variable(np.zeros((3, 4)))  # noqa: E731
-    empty = lambda: variable(np.zeros((0, 4)))  # noqa: E731
-    yield "x.shape", lambda: x().shape
-    yield "x.size", lambda: x().size
-    for name, f in {
-        "n + 1": lambda n: n + 1,
-        "n * 2": lambda n: n * 2,
-        "n / 2": lambda n: n / 2,
-        "n // 2": lambda n: n // 2,
-        "n % 2": lambda n: n % 2,
-        "n ** 2": lambda n: n**2,
-        "n - 1000": lambda n: n - 1000,
-        "n * 0.5": lambda n: n * 0.5,
-        "ceil(n / 2)": lambda n: tt.ceil(n / 2).astype("int64"),
-        "int8 + n": lambda n: variable(1, dtype="int8") + n,
-        "uint64 + n": lambda n: variable(1, dtype="uint64") + n,
-        "float32 + n": lambda n: variable(1, dtype="float32") * n,
-        "maximum(n, 1)": lambda n: tt.maximum(n, 1),
-        "arange(n)": lambda n: tt.arange(n),
-        "arange(n * 0.5)": lambda n: tt.arange(n * 0.5),
-        "zeros(n)": lambda n: tt.zeros((n, 2)),
-        "zeros(n + 1, int8)": lambda n: tt.zeros((n + 1,), dtype="int8"),
-        "ones(uint8)": lambda n: tt.ones((n, variable(2, dtype="uint8"))),
-        "alloc(300, n)": lambda n: tt.alloc(300, n),
-        "alloc(float32, n)": lambda n: tt.alloc(np.float32(0.1), n, 2),
-        "eye(n)": lambda n: tt.eye(n),
-        "eye(n, n + 1, 1, int8)": lambda n: tt.eye(n, n + 1, 1, dtype="int8"),
-        "stack([n, 2])": lambda n: tt.stack([n, 2]),
-        "stack([n, 2.5])": lambda n: tt.stack([n, 2.5]),
-        "as_tensor_variable([n, 1])": lambda n: tt.as_tensor_variable([n, 1]),
-        "as_tensor_variable([n, int8])": lambda n: tt.as_tensor_variable([n, variable(1, dtype="int8")]),
-        "as_tensor_variable((n,))": lambda n: tt.as_tensor_variable((n,)),
-    }.items():
-        yield name, lambda f=f: f(x().shape[0])
-        yield f"{name}, empty", lambda f=f: f(empty().shape[0])
-    yield "prod(shape)", lambda: tt.prod(x().shape)
-    yield "sum(shape)", lambda: x().shape.sum()
-    yield "shape * 2", lambda: x().shape * 2
-    yield "shape / 2", lambda: x().shape / 2
-    yield "shape[::-1]", lambda: x().shape[::-1]
-    yield "shape of reshape", lambda: x().reshape((2, -1)).shape
-    yield "reshape", lambda: variable(np.arange(12)).reshape((4, 3))
-    yield "reshape variable", lambda: variable(np.arange(12)).reshape((variable(4), -1), ndim=2)
-    yield "reshape int8", lambda: variable(np.arange(12)).reshape(variable([4, 3], dtype="int8"), ndim=2)
-    yield (
-        "reshape uint64",
-        lambda: variable(np.arange(12)).reshape(variable([4, 3], dtype="uint64"), ndim=2),
-    )
-    yield "reshape number", lambda: variable([7]).reshape([])
-    yield "reshape nothing", lambda: empty().reshape((2, 0))
-    yield "flatten", lambda: x().flatten().shape
-    yield "shape of number", lambda: variable(1.0).shape
-    yield "empty list", lambda: tt.as_tensor_variable([])
-    yield "empty int list", lambda: tt.as_tensor_variable(np.array([], dtype="int8"))
-    yield "shape of dot", lambda: tt.dot(x(), x().T).shape
-    yield "shape of join", lambda: tt.join(0, x(), x()).shape
-    yield "shape of slice", lambda: x()[1 : variable(100, dtype="int8")].shape
-    yield "shape of negative slice", lambda: x()[:: variable(-2, dtype="int8")].shape
-    yield "shape of alloc", lambda: tt.zeros((variable(2, dtype="int8"), 3)).shape
-    yield "shape of mean", lambda: x().mean(axis=0).shape
-    yield "len", lambda: x()[x().shape[0] - 1]
+    x, empty = partial(variable, np.zeros((3, 4))), partial(variable, np.zeros((0, 4)))
+    for one in expressions(OF_LENGTHS):
+        yield from cases_of(one, "", n=lambda: x().shape[0])
+        yield from cases_of(one, ", empty", n=lambda: empty().shape[0])
+    yield from cases_of(OF_SHAPES, "", x=lambda: x, empty=lambda: empty)
 
 
-@family("python", "optimized", "constant")
+OF_ARRAYS = """
+    tt.eye(3, 4, 1, dtype=v.dtype); tt.zeros_like(v); tt.ones_like(m); tt.fill(m, 300);
+    tt.alloc(v, 2, 3); tt.identity_like(m); tt.diag(v); tt.diag(m); tt.tri(3, 3, 0, dtype=v.dtype);
+    tt.tril(m); tt.triu(m, 1); tt.join(0, v, v); tt.join(0, v, variable([1], dtype='int8'));
+    tt.join(0, variable([1], dtype='uint8'), v); tt.join(0, v, variable([0.5], dtype='float32'));
+    tt.concatenate([m, m], axis=1); tt.stack([v, v], axis=1); tt.stack([v[0], 1, 300]);
+    tt.stack([v[0], 0.1]); tt.split(v, [1, 2], 2)[1]; tt.tile(m, (2, 1)); tt.repeat(v, 2);
+    tt.repeat(v, variable([1, 0, 2]), axis=0);
+    tt.repeat(v, variable([1, 0, 2], dtype='uint8'), axis=0); tt.roll(v, 1); tt.extra_ops.diff(v);
+    tt.extra_ops.diff(v, n=2); tt.sort(v); tt.sort(m, axis=0); tt.argsort(v, kind='mergesort');
+    tt.sort(tt.topk(v, 2, sorted=False)); tt.argtopk(m, 1, axis=0, sorted=False);
+    tt.topk_and_argtopk(m, 1, axis=1, sorted=False)[0]; tt.max_and_argmax(m, axis=1)[1];
+    tt.extra_ops.searchsorted(tt.sort(v), v); tt.extra_ops.searchsorted(tt.sort(v), v, side='right');
+    tt.extra_ops.searchsorted(tt.sort(v), variable([2], dtype='int8')); tt.extra_ops.Unique()(m);
+    tt.fill_diagonal(m, tt.cast(1, m.dtype)); tt.fill_diagonal_offset(m, tt.cast(1, m.dtype), 1);
+    tt.bincount(abs(v)); tt.bincount(variable([1, 0, 1]), weights=v);
+    tt.bincount(variable([1, 0, 1], dtype=v.dtype if 'int' in v.dtype else 'int8'), minlength=4);
+    tt.extra_ops.to_one_hot(variable([1, 0, 2], dtype='uint8'), 3, v.dtype);
+    tt.extra_ops.to_one_hot(v % 2, 3); tt.extra_ops.compress(variable([1, 0, 1]), v);
+    tt.choose(variable([0, 1, 0]), m); tt.choose(v % 2, variable([[1, 2, 3], [4, 5, 6]]));
+    tt.take(m, variable([1, 0, -1]), axis=1); tt.take(variable(np.arange(200)), v);
+    variable(np.arange(200))[v]; tt.nonzero(m)[1]; tt.nonzero_values(m); tt.flatnonzero(m);
+    tt.extra_ops.squeeze(tt.addbroadcast(m[:1], 0)); tt.unbroadcast(v.dimshuffle('x', 0), 0); m.T;
+    tt.inverse_permutation(variable([2, 0, 1])); tt.permute_row_elements(m, variable([2, 0, 1]));
+    tt.ravel_multi_index((v % 2, v % 2), (3, 4)); tt.unravel_index(v % 5, (3, 4))[1];
+    tt.mgrid[0:3, 0:2][0] + v[0]; tt.as_tensor_variable([v[0], v[1], 2]); tt.allclose(v, v);
+    m.swapaxes(0, 1); v.clip(0, 10); v.round(); v.imag; v.conj(); tt.stack(divmod(v, 3));
+    tt.batched_dot(m, m); tt.outer(v, v); tt.tensordot(m, m, axes=[[1], [1]]);
+    tt.dot(m, variable([[1], [2], [3]], dtype='int8')); tt.slinalg.kron(m, m); tt.maximum(v, 0.1);
+    tt.smallest(v, v + 1); tt.largest(v, 300); tt.bartlett(5); tt.power(v, 2);
+    tt.nnet.confusion_matrix(v % 3, v % 2)[0]; ~v & 7 | v ^ 3
+"""
+
+
 def arrays():
     """Making, joining, splitting, ordering and counting."""
-    for start, stop, step in (
-        (0, 5, 1),
-        (2, 10, 3),
-        (0, 1, 0.25),
-        (5, 0, -2),
-        (0, 300, 100),
-        (-200, 0, 50),
-    ):
-        yield f"arange({start}, {stop}, {step})", lambda a=(start, stop, step): tt.arange(*a)
+    ranges = [(0, 5, 1), (2, 10, 3), (0, 1, 0.25), (5, 0, -2), (0, 300, 100), (-200, 0, 50)]
+    for one in ranges:
+        yield f"arange{one}", partial(tt.arange, *one)
         for dtype in ("int8", "uint8", "int32", "float32", "float64"):
-            if dtype == "uint8" and min(start, stop, step) < 0:
-                continue
-            yield (
-                f"arange({start}, {stop}, {step}, {dtype})",
-                lambda a=(start, stop, step), d=dtype: tt.arange(*a, dtype=d),
-            )
+            if dtype != "uint8" or min(one) >= 0:
+                yield f"arange{one} {dtype}", partial(tt.arange, *one, dtype=dtype)
     for dtype in REAL:
-        yield f"arange({dtype})", lambda dtype=dtype: tt.arange(variable(1, dtype=dtype) + 4)
-        yield f"arange(1, {dtype})", lambda dtype=dtype: tt.arange(1, variable(1, dtype=dtype) * 5)
+        table = "tt.arange(one + 4); tt.arange(1, one * 5)"
+        yield from cases_of(table, f" {dtype}", one=partial(variable, 1, dtype=dtype))
     for dtype in DTYPES:
-        v = lambda dtype=dtype: matrix(dtype)[1]  # noqa: E731
-        m = lambda dtype=dtype: matrix(dtype)  # noqa: E731
-        for name, f in {
-            "eye": lambda v, m: tt.eye(3, 4, 1, dtype=v.dtype),
-            "zeros_like": lambda v, m: tt.zeros_like(v),
-            "ones_like": lambda v, m: tt.ones_like(m),
-            "fill": lambda v, m: tt.fill(m, 300),
-            "alloc": lambda v, m: tt.alloc(v, 2, 3),
-            "identity_like": lambda v, m: tt.identity_like(m),
-            "diag": lambda v, m: tt.diag(v),
-            "extract diag": lambda v, m: tt.diag(m),
-            "tri": lambda v, m: tt.tri(3, 3, 0, dtype=v.dtype),
-            "tril": lambda v, m: tt.tril(m),
-            "triu": lambda v, m: tt.triu(m, 1),
-            "join": lambda v, m: tt.join(0, v, v),
-            "join int8": lambda v, m: tt.join(0, v, variable([1], dtype="int8")),
-            "join uint8": lambda v, m: tt.join(0, variable([1], dtype="uint8"), v),
-            "join float32": lambda v, m: tt.join(0, v, variable([0.5], dtype="float32")),
-            "concatenate": lambda v, m: tt.concatenate([m, m], axis=1),
-            "stack": lambda v, m: tt.stack([v, v], axis=1),
-            "stack numbers": lambda v, m: tt.stack([v[0], 1, 300]),
-            "stack fractions": lambda v, m: tt.stack([v[0], 0.1]),
-            "split": lambda v, m: tt.split(v, [1, 2], 2)[1],
-            "tile": lambda v, m: tt.tile(m, (2, 1)),
-            "repeat": lambda v, m: tt.repeat(v, 2),
-            "repeat each": lambda v, m: tt.repeat(v, variable([1, 0, 2]), axis=0),
-            "repeat uint8": lambda v, m: tt.repeat(v, variable([1, 0, 2], dtype="uint8"), axis=0),
-            "roll": lambda v, m: tt.roll(v, 1),
-            "diff": lambda v, m: tt.extra_ops.diff(v),
-            "diff 2": lambda v, m: tt.extra_ops.diff(v, n=2),
-            "sort": lambda v, m: tt.sort(v),
-            "sort columns": lambda v, m: tt.sort(m, axis=0),
-            "argsort": lambda v, m: tt.argsort(v, kind="mergesort"),
-            "topk": lambda v, m: tt.sort(tt.topk(v, 2, sorted=False)),
-            "argtopk": lambda v, m: tt.argtopk(m, 1, axis=0, sorted=False),
-            "topk sorted": lambda v, m: tt.topk_and_argtopk(m, 1, axis=1, sorted=False)[0],
-            "max_and_argmax": lambda v, m: tt.max_and_argmax(m, axis=1)[1],
-            "searchsorted": lambda v, m: tt.extra_ops.searchsorted(tt.sort(v), v),
-            "searchsorted right": lambda v, m: tt.extra_ops.searchsorted(tt.sort(v), v, side="right"),
-            "searchsorted int8": lambda v, m: tt.extra_ops.searchsorted(
-                tt.sort(v), variable([2], dtype="int8")
-            ),
-            "unique": lambda v, m: tt.extra_ops.Unique()(m),
-            "fill_diagonal": lambda v, m: tt.fill_diagonal(m, tt.cast(1, m.dtype)),
-            "fill_diagonal_offset": lambda v, m: tt.fill_diagonal_offset(m, tt.cast(1, m.dtype), 1),
-            "bincount": lambda v, m: tt.bincount(abs(v)),
-            "bincount weights": lambda v, m: tt.bincount(variable([1, 0, 1]), weights=v),
-            "bincount length": lambda v, m: tt.bincount(
-                variable([1, 0, 1], dtype=v.dtype if "int" in v.dtype else "int8"), minlength=4
-            ),
-            "one hot": lambda v, m: tt.extra_ops.to_one_hot(
-                variable([1, 0, 2], dtype="uint8"), 3, v.dtype
-            ),
-            "one hot of": lambda v, m: tt.extra_ops.to_one_hot(v % 2, 3),
-            "compress": lambda v, m: tt.extra_ops.compress(variable([1, 0, 1]), v),
-            "choose": lambda v, m: tt.choose(variable([0, 1, 0]), m),
-            "choose by": lambda v, m: tt.choose(v % 2, variable([[1, 2, 3], [4, 5, 6]])),
-            "take": lambda v, m: tt.take(m, variable([1, 0, -1]), axis=1),
-            "take by": lambda v, m: tt.take(variable(np.arange(200)), v),
-            "index by": lambda v, m: variable(np.arange(200))[v],
-            "nonzero": lambda v, m: tt.nonzero(m)[1],
-            "nonzero_values": lambda v, m: tt.nonzero_values(m),
-            "flatnonzero": lambda v, m: tt.flatnonzero(m),
-            "squeeze": lambda v, m: tt.extra_ops.squeeze(tt.addbroadcast(m[:1], 0)),
-            "unbroadcast": lambda v, m: tt.unbroadcast(v.dimshuffle("x", 0), 0),
-            "transpose": lambda v, m: m.T,
-            "inverse_permutation": lambda v, m: tt.inverse_permutation(variable([2, 0, 1])),
-            "permute_row_elements": lambda v, m: tt.permute_row_elements(m, variable([2, 0, 1])),
-            "ravel_multi_index": lambda v, m: tt.ravel_multi_index((v % 2, v % 2), (3, 4)),
-            "unravel_index": lambda v, m: tt.unravel_index(v % 5, (3, 4))[1],
-            "mgrid": lambda v, m: tt.mgrid[0:3, 0:2][0] + v[0],
-            "dtype of list": lambda v, m: tt.as_tensor_variable([v[0], v[1], 2]),
-            "all close": lambda v, m: tt.allclose(v, v),
-            "swapaxes": lambda v, m: m.swapaxes(0, 1),
-            "clip": lambda v, m: v.clip(0, 10),
-            "round": lambda v, m: v.round(),
-            "imag": lambda v, m: v.imag,
-            "conj": lambda v, m: v.conj(),
-            "divmod": lambda v, m: tt.stack(divmod(v, 3)),
-            "batched_dot": lambda v, m: tt.batched_dot(m, m),
-            "outer": lambda v, m: tt.outer(v, v),
-            "tensordot": lambda v, m: tt.tensordot(m, m, axes=[[1], [1]]),
-            "dot int8": lambda v, m: tt.dot(m, variable([[1], [2], [3]], dtype="int8")),
-            "kron": lambda v, m: tt.slinalg.kron(m, m),
-            "max of number": lambda v, m: tt.maximum(v, 0.1),
-            "smallest": lambda v, m: tt.smallest(v, v + 1),
-            "largest": lambda v, m: tt.largest(v, 300),
-            "bartlett": lambda v, m: tt.bartlett(5),
-            "power": lambda v, m: tt.power(v, 2),
-            "confusion": lambda v, m: tt.nnet.confusion_matrix(v % 3, v % 2)[0],
-            "bits": lambda v, m: ~v & 7 | v ^ 3,
-        }.items():
-            if dtype in FLOATS and name.startswith(("choose by", "bincount length")):
-                continue
-            yield f"{name} {dtype}", lambda f=f, v=v, m=m: f(v(), m())
+        m = partial(matrix, dtype)
+        for one in expressions(OF_ARRAYS):
+            of_integers = one.startswith(("tt.choose(v %", "tt.bincount(variable([1, 0, 1], "))
+            if not of_integers or dtype not in FLOATS:
+                yield from cases_of(one, f" {dtype}", v=lambda m=m: m()[1], m=m)
 
 
-@family("python", "optimized")
 def products():
     """Matrix products of pairs of dtypes."""
+
+    def product(left, right, first, second):
+        a = np.arange(np.prod(left)).reshape(left) * 3 % 50
+        b = np.arange(np.prod(right)).reshape(right) * 7 % 30
+        return tt.dot(variable(a.astype(first)), variable(b.astype(second)))
+
     shapes = {"vv": ((4,), (4,)), "mv": ((3, 4), (4,)), "vm": ((4,), (4, 2)), "mm": ((3, 4), (4, 2))}
-    for name, (left, right) in shapes.items():
-        for first in DTYPES:
-            for second in DTYPES:
-
-                def build(left=left, right=right, first=first, second=second):
-                    a = np.arange(np.prod(left)).reshape(left) * 3 % 50
-                    b = np.arange(np.prod(right)).reshape(right) * 7 % 30
-                    return tt.dot(variable(a.astype(first)), variable(b.astype(second)))
-
-                yield f"{name} {first} {second}", build
+    for name, first, second in itertools.product(shapes, DTYPES, DTYPES):
+        yield f"{name} {first} {second}", partial(product, *shapes[name], first, second)
+    table = """
+        2 * m + 0.5 * tt.dot(m, m.T) - tt.dot(m, m); 2 * m[0] + 0.1 * tt.dot(m, m[1]);
+        m + 0.1 * tt.outer(m[1], m[2])
+    """
     for dtype in ("float32", "float64", "complex64", "complex128"):
+        m = partial(variable, (np.arange(9).reshape(3, 3) / 7).astype(dtype))
+        yield from cases_of(table, f" {dtype}", m=m)
 
-        def gemm(dtype=dtype):
-            m = variable((np.arange(9).reshape(3, 3) / 7).astype(dtype))
-            return 2 * m + 0.5 * tt.dot(m, m.T) - tt.dot(m, m)
 
-        def gemv(dtype=dtype):
-            m = variable((np.arange(9).reshape(3, 3) / 7).astype(dtype))
-            return 2 * m[0] + 0.1 * tt.dot(m, m[1])
-
-        def ger(dtype=dtype):
-            m = variable((np.arange(9).reshape(3, 3) / 7).astype(dtype))
-            return m + 0.1 * tt.outer(m[1], m[2])
-
-        yield f"gemm {dtype}", gemm
-        yield f"gemv {dtype}", gemv
-        yield f"ger {dtype}", ger
+DIFFERENTIATED = """
+    nnet.softmax(x()); nnet.logsoftmax(x()); tt.log(nnet.softmax(x())); nnet.sigmoid(x());
+    tt.log(nnet.sigmoid(x())); nnet.softplus(x()); nnet.relu(x()); nnet.relu(x(), 0.1);
+    nnet.elu(x(), 0.5); nnet.sigmoid_binary_crossentropy(x(), p());
+    nnet.categorical_crossentropy(p(), p());
+    nnet.categorical_crossentropy(nnet.softmax(x()), y('int64'));
+    -tt.mean(tt.log(p())[tt.arange(3), y()]);
+    nnet.bn.batch_normalization_train(x(), b() + 2, b())[0]; nnet.conv2d(i(), k());
+    nnet.conv2d(i(), k(), border_mode='half');
+    tt.signal.pool.pool_2d(i(), (2, 2), ignore_border=True);
+    tt.signal.pool.pool_2d(i(), (2, 2), ignore_border=True, mode='average_inc_pad');
+    nnet.sigmoid(tt.dot(x(), p()))
+"""
+NETWORKS = """
+    nnet.softmax_with_bias(x(), b()); tt.log(1 - nnet.sigmoid(x())); nnet.ultra_fast_sigmoid(x());
+    nnet.hard_sigmoid(x()); nnet.selu(x()); nnet.binary_crossentropy(p() * 0.9, p());
+    nnet.categorical_crossentropy(p(), y());
+    nnet.crossentropy_softmax_1hot_with_bias(x(), b(), y())[0];
+    tt.neq(tt.argmax(x(), axis=1), y()).mean();
+    nnet.bn.batch_normalization_test(x(), b() + 2, b(), b(), b() + 3);
+    nnet.bn.batch_normalization(x(), b() + 2, b(), b(), b() + 3);
+    nnet.conv2d(i(), k(), subsample=(2, 2));
+    tt.signal.pool.pool_2d(i(), (4, 4), ignore_border=False, mode='sum');
+    nnet.neighbours.images2neibs(i(), (2, 3));
+    nnet.abstract_conv.bilinear_upsampling(i(), ratio=2, batch_size=2, num_input_channels=3);
+    nnet.h_softmax(x() / 50, 3, 9, 3, 3, p(), b(), tt.stack([p(), p(), p()]), p())
+"""
 
 
 def graphs_for_networks(dtypes):
-    """Yield what networks are made of."""
-    nnet = tt.nnet
+    """Yield what networks are made of, and gradients of some."""
     for dtype in dtypes:
+        d, third = dtype, 1 / 3
         rows = np.array([[0.5, -1.5, 3.25], [100, -50, 0], [0.1, 0.2, 0.3]])
-        x = lambda d=dtype: variable((np.arange(3)[:, None] + rows).astype(d))  # noqa: B023, E731
-        p = lambda d=dtype: variable(  # noqa: E731
-            np.array([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [1 / 3, 1 / 3, 1 / 3]], d)
-        )
-        b = lambda d=dtype: variable(np.array([0.5, -0.5, 1], d))  # noqa: E731
-        y = lambda kind="int32": variable(np.array([0, 2, 1], kind))  # noqa: E731
-        image = lambda d=dtype: variable(  # noqa: E731
-            (np.arange(2 * 3 * 6 * 6).reshape(2, 3, 6, 6) % 17 / 8).astype(d)
-        )
-        kernel = lambda d=dtype: variable(  # noqa: E731
-            (np.arange(2 * 3 * 3 * 3).reshape(2, 3, 3, 3) % 7 / 4 - 0.5).astype(d)
-        )
-        graphs = {
-            "softmax": lambda x=x: nnet.softmax(x()),
-            "logsoftmax": lambda x=x: nnet.logsoftmax(x()),
-            "log softmax": lambda x=x: tt.log(nnet.softmax(x())),
-            "softmax with bias": lambda x=x, b=b: nnet.softmax_with_bias(x(), b()),
-            "sigmoid": lambda x=x: nnet.sigmoid(x()),
-            "log sigmoid": lambda x=x: tt.log(nnet.sigmoid(x())),
-            "log 1 - sigmoid": lambda x=x: tt.log(1 - nnet.sigmoid(x())),
-            "softplus": lambda x=x: nnet.softplus(x()),
-            "ultra_fast_sigmoid": lambda x=x: nnet.ultra_fast_sigmoid(x()),
-            "hard_sigmoid": lambda x=x: nnet.hard_sigmoid(x()),
-            "relu": lambda x=x: nnet.relu(x()),
-            "leaky relu": lambda x=x: nnet.relu(x(), 0.1),
-            "elu": lambda x=x: nnet.elu(x(), 0.5),
-            "selu": lambda x=x: nnet.selu(x()),
-            "binary_crossentropy": lambda p=p: nnet.binary_crossentropy(p() * 0.9, p()),
-            "sigmoid_binary_crossentropy": lambda x=x, p=p: nnet.sigmoid_binary_crossentropy(x(), p()),
-            "categorical_crossentropy": lambda p=p: nnet.categorical_crossentropy(p(), p()),
-            "categorical_crossentropy labels": lambda p=p, y=y: nnet.categorical_crossentropy(p(), y()),
-            "crossentropy of softmax": lambda x=x, y=y: nnet.categorical_crossentropy(
-                nnet.softmax(x()), y("int64")
-            ),
-            "crossentropy with bias": lambda x=x, b=b, y=y: nnet.crossentropy_softmax_1hot_with_bias(
-                x(), b(), y()
-            )[0],
-            "mean error": lambda x=x, y=y: tt.neq(tt.argmax(x(), axis=1), y()).mean(),
-            "log of chosen": lambda p=p, y=y: -tt.mean(tt.log(p())[tt.arange(3), y()]),
-            "batch normalization": lambda x=x, b=b: nnet.bn.batch_normalization_test(
-                x(), b() + 2, b(), b(), b() + 3
-            ),
-            "batch normalization train": lambda x=x, b=b: nnet.bn.batch_normalization_train(
-                x(), b() + 2, b()
-            )[0],
-            "old batch normalization": lambda x=x, b=b: nnet.bn.batch_normalization(
-                x(), b() + 2, b(), b(), b() + 3
-            ),
-            "conv2d": lambda i=image, k=kernel: nnet.conv2d(i(), k()),
-            "conv2d half": lambda i=image, k=kernel: nnet.conv2d(i(), k(), border_mode="half"),
-            "conv2d steps": lambda i=image, k=kernel: nnet.conv2d(i(), k(), subsample=(2, 2)),
-            "pool max": lambda i=image: tt.signal.pool.pool_2d(i(), (2, 2), ignore_border=True),
-            "pool mean": lambda i=image: tt.signal.pool.pool_2d(
-                i(), (2, 2), ignore_border=True, mode="average_inc_pad"
-            ),
-            "pool border": lambda i=image: tt.signal.pool.pool_2d(
-                i(), (4, 4), ignore_border=False, mode="sum"
-            ),
-            "images2neibs": lambda i=image: nnet.neighbours.images2neibs(i(), (2, 3)),
-            "bilinear": lambda i=image: nnet.abstract_conv.bilinear_upsampling(
-                i(), ratio=2, batch_size=2, num_input_channels=3
-            ),
-            "spatial transformer": lambda i=image, d=dtype: (
-                nnet.spatialtf(i(), variable(np.array([[[0.9, 0.1, 0], [-0.1, 0.8, 0.1]]] * 2, d)))
-                if hasattr(nnet, "spatialtf")
-                else i()
-            ),
-            "dot sigmoid": lambda x=x, p=p: nnet.sigmoid(tt.dot(x(), p())),
-            "h_softmax": lambda x=x, p=p, b=b: nnet.h_softmax(
-                x() / 50, 3, 9, 3, 3, p(), b(), tt.stack([p(), p(), p()]), p()
-            ),
+        images = np.arange(2 * 3 * 6 * 6).reshape(2, 3, 6, 6) % 17 / 8
+        kernels = np.arange(2 * 3 * 3 * 3).reshape(2, 3, 3, 3) % 7 / 4 - 0.5
+        names = {
+            "nnet": tt.nnet,
+            "d": dtype,
+            "x": partial(variable, (np.arange(3)[:, None] + rows).astype(d)),
+            "p": partial(variable, [[0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [third] * 3], dtype=d),
+            "b": partial(variable, [0.5, -0.5, 1], dtype=d),
+            "y": lambda kind="int32": variable([0, 2, 1], dtype=kind),
+            "i": partial(variable, images.astype(d)),
+            "k": partial(variable, kernels.astype(d)),
         }
-        for name, build in graphs.items():
-            yield f"{name} {dtype}", build
-        for name in (
-            "softmax", "logsoftmax", "log softmax", "sigmoid", "log sigmoid", "softplus", "relu",
-            "leaky relu", "elu", "crossentropy of softmax", "sigmoid_binary_crossentropy", "conv2d",
-            "conv2d half", "pool max", "pool mean", "batch normalization train", "dot sigmoid",
-            "categorical_crossentropy", "log of chosen",
-        ):  # fmt: skip
-            yield f"gradient of {name} {dtype}", lambda build=graphs[name]: gradient(build())
+        for one in expressions(DIFFERENTIATED) + expressions(NETWORKS):
+            yield f"{one} {dtype}", partial(build, one, **names)
+        for one in expressions(DIFFERENTIATED):
+            yield f"gradient of {one} {dtype}", partial(build, f"gradient({one})", **names)
 
 
 def gradient(output):
@@ -1120,254 +698,158 @@ def gradient(output):
     return tt.grad(tt.sqr(output).sum(), wrt[0])
 
 
-@family("python", "optimized")
-def networks():
-    """What networks are made of, and gradients."""
-    yield from graphs_for_networks(["float32", "float64"])
+DIFFERENTIABLE = """
+    x.mean(); x.var(); x.std(); x.prod(); x.max(); x ** 3; x ** (-0.5); 2 ** x; x.norm(2);
+    tt.cumsum(x); tt.cumprod(x); x.clip(0.3, 1); tt.switch(x > 0.4, x, 300); tt.repeat(x, 2);
+    x[variable([0, 0, 2])]; x[::2]; x[variable([True, False, True])]; x[variable([[0, 0], [2, 1]])];
+    tt.inc_subtensor(x[1:], x[0]); tt.set_subtensor(x[variable([0, 1])], x[2]); tt.join(0, x, x);
+    tt.dot(x, x); tt.outer(x, x); tt.extra_ops.diff(x); tt.tile(x, 3); tt.sort(x); x.reshape((1, 3));
+    tt.alloc(x, 2, 3); tt.grad((x ** 3).sum(), x); theano.gradient.grad_clip(x, -0.1, 0.1) * 2
+"""
 
 
-@family("python", "optimized")
-def networks_floatx_float32():
-    """The same if ``floatX`` is ``float32``."""
-    yield from graphs_for_networks(["float32"])
-
-
-@family("python", "optimized", "constant")
 def gradients():
     """Gradients of scalar operations and others."""
     for dtype in FLOATS:
-        x = lambda d=dtype: variable(np.array([0.25, 0.5, 0.9], d))  # noqa: E731
-        for name in UNARY + SPECIAL_UNARY:
-            if name in ("arccosh", "invert", "tri_gamma", "conj"):
-                continue
-            yield f"{name} {dtype}", lambda x=x, name=name: gradient(getattr(tt, name)(x()))
-        yield f"arccosh {dtype}", lambda x=x: gradient(tt.arccosh(x() + 1))
-        for name in BINARY:
-            for other in ("int8", "float32", "float64"):
-
-                def build(x=x, name=name, other=other):
-                    return gradient(getattr(tt, name)(x(), variable([1, 2, 3], dtype=other)))
-
-                yield f"{name} {dtype} {other}", build
-        for name, f in {
-            "mean": lambda x: x.mean(),
-            "var": lambda x: x.var(),
-            "std": lambda x: x.std(),
-            "prod": lambda x: x.prod(),
-            "max": lambda x: x.max(),
-            "x ** 3": lambda x: x**3,
-            "x ** -0.5": lambda x: x**-0.5,
-            "2 ** x": lambda x: 2**x,
-            "norm": lambda x: x.norm(2),
-            "cumsum": lambda x: tt.cumsum(x),
-            "cumprod": lambda x: tt.cumprod(x),
-            "clip": lambda x: x.clip(0.3, 1),
-            "switch": lambda x: tt.switch(x > 0.4, x, 300),
-            "repeat": lambda x: tt.repeat(x, 2),
-            "x[repeated]": lambda x: x[variable([0, 0, 2])],
-            "x[::2]": lambda x: x[::2],
-            "x[mask]": lambda x: x[variable([True, False, True])],
-            "x[matrix]": lambda x: x[variable([[0, 0], [2, 1]])],
-            "inc_subtensor": lambda x: tt.inc_subtensor(x[1:], x[0]),
-            "set_subtensor": lambda x: tt.set_subtensor(x[variable([0, 1])], x[2]),
-            "join": lambda x: tt.join(0, x, x),
-            "dot": lambda x: tt.dot(x, x),
-            "outer": lambda x: tt.outer(x, x),
-            "diff": lambda x: tt.extra_ops.diff(x),
-            "tile": lambda x: tt.tile(x, 3),
-            "sort": lambda x: tt.sort(x),
-            "reshape": lambda x: x.reshape((1, 3)),
-            "alloc": lambda x: tt.alloc(x, 2, 3),
-            "grad of grad": lambda x: tt.grad((x**3).sum(), x),
-            "clipped": lambda x: theano.gradient.grad_clip(x, -0.1, 0.1) * 2,
-        }.items():
-            yield f"{name} {dtype}", lambda f=f, x=x: gradient(f(x()))
+        x = partial(variable, [0.25, 0.5, 0.9], dtype=dtype)
+        left_out = ("arccosh", "invert", "tri_gamma", "conj")
+        texts = [f"tt.{name}(x)" for name in UNARY + SPECIAL_UNARY if name not in left_out]
+        texts.append("tt.arccosh(x + 1)")
+        for name, other in itertools.product(BINARY, ("int8", "float32", "float64")):
+            texts.append(f"tt.{name}(x, variable([1, 2, 3], dtype='{other}'))")
+        for one in texts + expressions(DIFFERENTIABLE):
+            yield f"{one} {dtype}", lambda one=one, x=x: gradient(build(one, x=x()))
 
 
-@family("python")
+LINEAR_ALGEBRA = """
+    tt.nlinalg.det(m); tt.nlinalg.matrix_inverse(m); tt.nlinalg.pinv(m); tt.nlinalg.trace(m);
+    tt.slinalg.cholesky(m); tt.slinalg.solve(m if m.dtype != 'int8' else m / 1, v);
+    tt.slinalg.eigvalsh(m, tt.eye(3)); tt.slinalg.expm(m / 10); tt.nlinalg.matrix_power(m, 3);
+    tt.nlinalg.svd(m)[1]; tt.nlinalg.eigh(m)[0]; abs(tt.nlinalg.qr(m)[1]); tt.nlinalg.norm(m, 'fro');
+    tt.nlinalg.tensorsolve(m, v); tt.nlinalg.lstsq()(m, v, -1)[0]; tt.fft.rfft(m)
+"""
+
+
 def linear_algebra():
-    """Linear algebra."""
+    """Linear algebra. The dtype of SciPy's solution for int8 has changed."""
     for dtype in ("int8", "float32", "float64"):
-        m = lambda d=dtype: variable(np.array([[4, 1, 2], [1, 5, 3], [2, 3, 6]], d))  # noqa: E731
-        v = lambda d=dtype: variable(np.array([1, 2, 3], d))  # noqa: E731
-        for name, f in {
-            "det": lambda m, v: tt.nlinalg.det(m),
-            "inverse": lambda m, v: tt.nlinalg.matrix_inverse(m),
-            "pinv": lambda m, v: tt.nlinalg.pinv(m),
-            "trace": lambda m, v: tt.nlinalg.trace(m),
-            "cholesky": lambda m, v: tt.slinalg.cholesky(m),
-            # The dtype of SciPy's result for int8 has changed.
-            "solve": lambda m, v: tt.slinalg.solve(m if m.dtype != "int8" else m / 1, v),
-            "eigvalsh": lambda m, v: tt.slinalg.eigvalsh(m, tt.eye(3)),
-            "expm": lambda m, v: tt.slinalg.expm(m / 10),
-            "matrix_power": lambda m, v: tt.nlinalg.matrix_power(m, 3),
-            "svd": lambda m, v: tt.nlinalg.svd(m)[1],
-            "eigh": lambda m, v: tt.nlinalg.eigh(m)[0],
-            "qr": lambda m, v: abs(tt.nlinalg.qr(m)[1]),
-            "norm": lambda m, v: tt.nlinalg.norm(m, "fro"),
-            "tensorsolve": lambda m, v: tt.nlinalg.tensorsolve(m, v),
-            "lstsq": lambda m, v: tt.nlinalg.lstsq()(m, v, -1)[0],
-            "fft": lambda m, v: tt.fft.rfft(m),
-        }.items():
-            yield f"{name} {dtype}", lambda f=f, m=m, v=v: f(m(), v())
+        m = partial(variable, [[4, 1, 2], [1, 5, 3], [2, 3, 6]], dtype=dtype)
+        v = partial(variable, [1, 2, 3], dtype=dtype)
+        yield from cases_of(LINEAR_ALGEBRA, f" {dtype}", m=m, v=v)
 
 
-def drawn(make, n_steps=3, floatx="float64", linker="py"):
+def drawn(expression, kind, seed=234, n_steps=3, floatx="float64", linker="py"):
     """Return what a function draws in several steps."""
     with theano.configparser.change_flags(floatX=floatx):
-        outputs = make()
+        outputs = build(expression, s=kind(seed=seed))
         f = theano.function([], outputs, mode=theano.Mode(linker, None))
         return np.array([f() for _ in range(n_steps)])
 
 
-@family("python")
+OF_MRG = """
+    s.uniform((2, 3)); s.uniform((4,), dtype='float16'); s.uniform((4,), dtype='float32');
+    s.uniform((4,), dtype='float64'); s.uniform((4,), low=-3, high=2.5);
+    s.uniform((2, 2), low=tt.constant([0, 10], dtype='int8'), high=tt.constant([1, 300]));
+    s.uniform((130,)); s.uniform((10,), nstreams=3);
+    s.uniform(tt.constant([2, 2], dtype='int8'), ndim=2); s.normal((4,));
+    s.normal((3, 3), avg=1, std=2); s.normal((4,), dtype='float32'); s.normal((4,), dtype='float16');
+    s.truncated_normal((5,)); s.binomial((6,), p=0.3); s.binomial((6,), n=1, p=0.5, dtype='float32');
+    s.binomial((6,), p=0.5, dtype='int8'); s.multinomial(pvals=tt.constant([[0.1, 0.2, 0.7]] * 3));
+    s.multinomial(n=4, pvals=tt.constant([[0.1, 0.2, 0.7]] * 3));
+    s.multinomial(pvals=tt.constant(np.float32([[0.25, 0.25, 0.5]] * 3)), dtype='float32');
+    s.choice(size=2, replace=False, p=tt.constant([[0.1, 0.2, 0.7], [0.5, 0.25, 0.25]]));
+    s.uniform((2,)) + s.uniform((2,))
+"""
+
+
 def random_mrg():
     """The streams of ``MRG_RandomStreams``."""
-    from theano.sandbox.rng_mrg import MRG_RandomStreams
-
     for floatx in ("float32", "float64"):
-        for name, make in {
-            "uniform": lambda s: s.uniform((2, 3)),
-            "uniform float16": lambda s: s.uniform((4,), dtype="float16"),
-            "uniform float32": lambda s: s.uniform((4,), dtype="float32"),
-            "uniform float64": lambda s: s.uniform((4,), dtype="float64"),
-            "uniform between": lambda s: s.uniform((4,), low=-3, high=2.5),
-            "uniform between variables": lambda s: s.uniform(
-                (2, 2), low=tt.constant([0, 10], dtype="int8"), high=tt.constant([1, 300])
-            ),
-            "uniform many": lambda s: s.uniform((130,)),
-            "uniform streams": lambda s: s.uniform((10,), nstreams=3),
-            "uniform int8 size": lambda s: s.uniform(tt.constant([2, 2], dtype="int8"), ndim=2),
-            "normal": lambda s: s.normal((4,)),
-            "normal odd": lambda s: s.normal((3, 3), avg=1, std=2),
-            "normal float32": lambda s: s.normal((4,), dtype="float32"),
-            "normal float16": lambda s: s.normal((4,), dtype="float16"),
-            "truncated_normal": lambda s: s.truncated_normal((5,)),
-            "binomial": lambda s: s.binomial((6,), p=0.3),
-            "binomial n": lambda s: s.binomial((6,), n=1, p=0.5, dtype="float32"),
-            "binomial int8": lambda s: s.binomial((6,), p=0.5, dtype="int8"),
-            "multinomial": lambda s: s.multinomial(pvals=tt.constant([[0.1, 0.2, 0.7]] * 3)),
-            "multinomial n": lambda s: s.multinomial(n=4, pvals=tt.constant([[0.1, 0.2, 0.7]] * 3)),
-            "multinomial float32": lambda s: s.multinomial(
-                pvals=tt.constant(np.float32([[0.25, 0.25, 0.5]] * 3)), dtype="float32"
-            ),
-            "choice": lambda s: s.choice(
-                size=2, replace=False, p=tt.constant([[0.1, 0.2, 0.7], [0.5, 0.25, 0.25]])
-            ),
-            "permuted uniform twice": lambda s: s.uniform((2,)) + s.uniform((2,)),
-        }.items():
-            yield (
-                f"{name} floatX={floatx}",
-                lambda make=make, floatx=floatx: drawn(
-                    lambda: make(MRG_RandomStreams(seed=234)), 3, floatx
-                ),
-            )
+        for one in expressions(OF_MRG):
+            yield f"{one} floatX={floatx}", partial(drawn, one, MRG_RandomStreams, floatx=floatx)
         for seed in (1, 2**31 - 2**15, [1, 2, 3, 4, 5, 6]):
-            yield (
-                f"seed {seed} floatX={floatx}",
-                lambda seed=seed, floatx=floatx: drawn(
-                    lambda: MRG_RandomStreams(seed=seed).uniform((3,)), 2, floatx
-                ),
-            )
-    yield (
-        "states",
-        lambda: np.asarray(MRG_RandomStreams(5).get_substream_rstates(4, "float32")),
-    )
+            case = partial(drawn, "s.uniform((3,))", MRG_RandomStreams, seed, 2, floatx)
+            yield f"seed {seed} floatX={floatx}", case
+    yield "states", lambda: np.asarray(MRG_RandomStreams(5).get_substream_rstates(4, "float32"))
 
 
-@family("compiled")
 def random_mrg_compiled():
     """The same by C code."""
-    from theano.sandbox.rng_mrg import MRG_RandomStreams
-
-    for dtype in ("float32", "float64"):
-        yield (
-            f"uniform {dtype}",
-            lambda dtype=dtype: drawn(
-                lambda: MRG_RandomStreams(seed=234).uniform((70,), dtype=dtype), linker="c|py"
-            ),
-        )
-    yield (
-        "multinomial",
-        lambda: drawn(
-            lambda: MRG_RandomStreams(seed=234).multinomial(pvals=tt.constant([[0.1, 0.2, 0.7]] * 3)),
-            linker="c|py",
-        ),
-    )
+    for one in expressions("""
+        s.uniform((70,), dtype='float32'); s.uniform((70,), dtype='float64');
+        s.multinomial(pvals=tt.constant([[0.1, 0.2, 0.7]] * 3))
+    """):
+        yield one, partial(drawn, one, MRG_RandomStreams, linker="c|py")
 
 
-@family("python")
+OF_NUMPY = """
+    s.uniform((2, 3)); s.uniform((4,), low=-3, high=2.5);
+    s.uniform(low=tt.constant([0, 10], dtype='int8'), high=tt.constant([1, 300]));
+    s.uniform((4,), dtype='float32'); s.uniform(); s.normal((4,), avg=1, std=2);
+    s.normal((4,), dtype='float32'); s.binomial((6,), n=10, p=0.3);
+    s.binomial(n=tt.constant([5, 200]), p=tt.constant([0.25, 0.5]));
+    s.binomial((6,), n=1, p=0.5, dtype='int8'); s.random_integers((5,), low=-5, high=300);
+    s.random_integers((5,), low=0, high=100, dtype='int8');
+    s.random_integers((5,), low=0, high=255, dtype='uint8');
+    s.random_integers(low=tt.constant([0, 10]), high=tt.constant([1, 30])); s.permutation(n=6);
+    s.permutation((2,), n=4); s.permutation(n=6, dtype='int8'); s.choice((4,), a=10);
+    s.choice((4,), a=3, p=tt.constant([0.25, 0.25, 0.5])); s.poisson((4,), lam=3.5);
+    s.multinomial((3,), n=5, pvals=[0.25, 0.25, 0.5]);
+    s.shuffle_row_elements(tt.constant(np.arange(8).reshape(2, 4)))
+"""
+
+
 def random_numpy():
     """The streams of ``RandomStreams``."""
-    from theano.tensor.shared_randomstreams import RandomStreams
-
-    for floatx in ("float32", "float64"):
-        for name, make in {
-            "uniform": lambda s: s.uniform((2, 3)),
-            "uniform between": lambda s: s.uniform((4,), low=-3, high=2.5),
-            "uniform variables": lambda s: s.uniform(
-                low=tt.constant([0, 10], dtype="int8"), high=tt.constant([1, 300])
-            ),
-            "uniform float32": lambda s: s.uniform((4,), dtype="float32"),
-            "uniform number": lambda s: s.uniform(),
-            "normal": lambda s: s.normal((4,), avg=1, std=2),
-            "normal float32": lambda s: s.normal((4,), dtype="float32"),
-            "binomial": lambda s: s.binomial((6,), n=10, p=0.3),
-            "binomial variables": lambda s: s.binomial(
-                n=tt.constant([5, 200]), p=tt.constant([0.25, 0.5])
-            ),
-            "binomial int8": lambda s: s.binomial((6,), n=1, p=0.5, dtype="int8"),
-            "random_integers": lambda s: s.random_integers((5,), low=-5, high=300),
-            "random_integers int8": lambda s: s.random_integers((5,), low=0, high=100, dtype="int8"),
-            "random_integers uint8": lambda s: s.random_integers((5,), low=0, high=255, dtype="uint8"),
-            "random_integers variables": lambda s: s.random_integers(
-                low=tt.constant([0, 10]), high=tt.constant([1, 30])
-            ),
-            "permutation": lambda s: s.permutation(n=6),
-            "permutations": lambda s: s.permutation((2,), n=4),
-            "permutation int8": lambda s: s.permutation(n=6, dtype="int8"),
-            "choice": lambda s: s.choice((4,), a=10),
-            "choice p": lambda s: s.choice((4,), a=3, p=tt.constant([0.25, 0.25, 0.5])),
-            "poisson": lambda s: s.poisson((4,), lam=3.5),
-            "multinomial": lambda s: s.multinomial((3,), n=5, pvals=[0.25, 0.25, 0.5]),
-            "shuffle_row_elements": lambda s: s.shuffle_row_elements(
-                tt.constant(np.arange(8).reshape(2, 4))
-            ),
-        }.items():
-            yield (
-                f"{name} floatX={floatx}",
-                lambda make=make, floatx=floatx: drawn(lambda: make(RandomStreams(seed=234)), 3, floatx),
-            )
+    for floatx, one in itertools.product(("float32", "float64"), expressions(OF_NUMPY)):
+        yield f"{one} floatX={floatx}", partial(drawn, one, RandomStreams, floatx=floatx)
 
 
-@family("python")
-def loops():
-    """Loops of scan."""
-
-    def looped(make):
-        output = make()
-        inputs = [one for one in inputs_of([output]) if hasattr(one.tag, "value")]
-        f = theano.function(
-            inputs, output, mode=theano.Mode("py", "fast_compile"), on_unused_input="ignore"
-        )
-        return np.asarray(f(*[one.tag.value for one in inputs]))
-
-    for dtype in ("int8", "int64", "float32", "float64"):
-        v = lambda d=dtype: variable(np.array([1, 2, 3], d))  # noqa: E731
-        for name, make in {
-            "map": lambda v: theano.map(lambda x: x * 2 + 1, v)[0],
-            "sum": lambda v: theano.scan(lambda x, s: (s + x).astype(v.dtype), v, v[0])[0],
-            "reduce": lambda v: theano.reduce(lambda x, s: (s * x).astype(v.dtype), v, v[1])[0],
-            "steps": lambda v: theano.scan(
-                lambda s: (s * 3 + 1).astype(v.dtype), outputs_info=v[0], n_steps=5
-            )[0],
-            "until": lambda v: theano.scan(
-                lambda s: ((s * 2).astype(v.dtype), theano.scan_module.until(s > 20)),
-                outputs_info=v[0],
-                n_steps=10,
-            )[0],
-        }.items():
-            yield f"{name} {dtype}", lambda make=make, v=v: looped(lambda: make(v()))
+#: The cases of each family, and the ways that their results are computed
+FAMILIES = {
+    "unary": (unary, ("python", "constant")),
+    "binary": (binary, ("python",)),
+    "scalar_unary": (scalars_of_one, ("scalar", "compiled")),
+    "scalar_binary": (partial(scalars_of_two, BINARY), ("scalar", "compiled")),
+    "scalar_special": (partial(scalars_of_two, SPECIAL_BINARY), ("scalar", "compiled")),
+    "scalar_casts": (scalar_casts, ("scalar", "compiled")),
+    "casts": (casts, ("python", "optimized", "constant")),
+    "ternary": (partial(functions_of_more, REAL), ("python", "optimized", "constant")),
+    "ternary_compiled": (partial(functions_of_more, ["int8", "float32"]), ("compiled",)),
+    "numbers": (partial(with_python_numbers, DTYPES), ("python", "optimized", "constant")),
+    "numbers_floatx_float32": (
+        partial(
+            with_python_numbers, ["bool", "int8", "uint8", "int64", "float16", "float32", "float64"]
+        ),
+        ("python", "optimized", "constant"),
+    ),
+    "numbers_compiled": (partial(with_python_numbers, ["int8", "float32"]), ("compiled",)),
+    "constants": (constants, ("python",)),
+    "constants_floatx_float32": (
+        partial(constants_of, [1, 300, 2**40, 0.5, 0.1, 1e-40, 3.0]),
+        ("python",),
+    ),
+    "reductions": (partial(reductions_of, DTYPES), ("python", "optimized", "constant")),
+    "reductions_compiled": (
+        partial(reductions_of, ["bool", "int8", "float32", "complex128"]),
+        ("compiled",),
+    ),
+    "increments": (
+        partial(increments_of, "bool int8 uint8 int64 float16 float32 float64 complex64".split()),
+        ("python", "optimized"),
+    ),
+    "increments_compiled": (increments_compiled, ("compiled",)),
+    "shapes": (shapes, ("python", "optimized", "constant")),
+    "arrays": (arrays, ("python", "optimized", "constant")),
+    "products": (products, ("python", "optimized")),
+    "networks": (partial(graphs_for_networks, ["float32", "float64"]), ("python", "optimized")),
+    "networks_floatx_float32": (partial(graphs_for_networks, ["float32"]), ("python", "optimized")),
+    "gradients": (gradients, ("python", "optimized", "constant")),
+    "linear_algebra": (linear_algebra, ("python",)),
+    "random_mrg": (random_mrg, ("python",)),
+    "random_mrg_compiled": (random_mrg_compiled, ("compiled",)),
+    "random_numpy": (random_numpy, ("python",)),
+}
 
 
 # Computing the results
@@ -1584,13 +1066,9 @@ def record(path, names=None):
                 kept[case] = index[text]
             families[f"{name} {way}"] = kept
             print(
-                name,
-                way,
-                len(kept),
-                sum(isinstance(one, Exception) for one in results.values()),
-                f"{time.time() - start:.1f} s",
-                flush=True,
-            )
+                name, way, len(kept), sum(isinstance(one, Exception) for one in results.values()),
+                f"{time.time() - start:.1f} s", flush=True,
+            )  # fmt: skip
     try:
         import scipy
     except ImportError:

@@ -189,13 +189,10 @@ def by_gradients(gradients, params, learning_rate):
 
 
 BUILDERS = {
-    "function": of_function,
-    "gradients": of_gradients,
-    "marks": of_marks,
-    "training": of_training(by_gradients),
-    "flat training": of_training(updates.sgd),
+    "function": of_function, "gradients": of_gradients, "marks": of_marks,
+    "training": of_training(by_gradients), "flat training": of_training(updates.sgd),
     "training by parameters": of_training(updates.sgd_nonflat),
-}
+}  # fmt: skip
 
 
 def compare(loss_of, build, steps=9, **options):
@@ -222,19 +219,6 @@ def test_all_ways_to_build_a_step_equal_the_serial_step(two, builder):
     compare(twice, BUILDERS[builder])
 
 
-def test_a_step_that_is_repeated_equals_the_serial_one(two):
-    """With `Data`, whose later steps differ in their rows only."""
-    nets = [Network(), Network()]
-    step = of_training(updates.sgd)(nets[0], twice(nets[0]), train.parallel_function)
-    serial = of_function(nets[1], twice(nets[1]), compiler.function)
-    arrays = digits()
-    data = [synk.data(one) for one in arrays]
-    for rows in batches(12):
-        expected = serial(*[one[rows] for one in arrays])
-        assert_same_results(step(*data, batch=rows), expected)
-    assert_same_values(nets[0].params, nets[1].params)
-
-
 def test_collectives_in_the_graph(ranks):
     """The gradient passes the ranks' collectives as well; slices would have their own statistics."""
     nets = [Network(), Network()]
@@ -244,34 +228,6 @@ def test_collectives_in_the_graph(ranks):
     for rows in batches(9):
         assert_same_results(ours(x[rows], y[rows]), theirs(x[rows], y[rows]))
     assert_same_values(nets[0].params, nets[1].params)
-
-
-def test_rows_that_an_index_selects(two):
-    nets, steps = [Network(), Network()], []
-    x, y = digits()
-    for net, make in zip(nets, (train.parallel_function, compiler.function)):
-        index, loss = tt.lscalar("index"), twice(net)
-        rows = slice(9 * index, 9 * index + 9)
-        givens = {net.x: compiler.shared(x)[rows], net.y: compiler.shared(y)[rows]}
-        new = descent(tt.grad(loss, net.params), net.params)
-        steps.append(make([index], loss, updates=new, givens=givens))
-    for index in range(5):  # the last has fewer rows
-        assert_same_results(steps[0](index), steps[1](index))
-        assert_same_values(nets[0].params, nets[1].params)
-
-
-def test_rows_on_another_axis(two):
-    x, w = tt.dmatrix("x"), compiler.shared(np.ones(3), "w")
-    v = compiler.shared(np.ones(3), "v")
-    steps = []
-    for param, make in ((w, train.parallel_function), (v, compiler.function)):
-        loss = tt.sqr(limited(tt.dot(param, x), 0.1) - 3).mean()
-        inputs = [synk.In(x, axis=1) if param is w else x]
-        steps.append(make(inputs, loss, updates=descent(tt.grad(loss, [param]), [param])))
-    columns = np.random.RandomState(1).randn(3, 7)
-    for step in range(4):
-        assert_same_results(steps[0](columns, num_slices=1 + step % 2), steps[1](columns))
-    assert_same_values([w], [v])
 
 
 def test_rows_of_sliceable_variables(two):
@@ -416,15 +372,6 @@ def test_an_unknown_operation_on_a_parameter_is_accepted(two):
         return of_function(net, loss, make)
 
     compare(loss_of, build)
-
-
-def test_a_penalty_may_be_clipped(two):
-    """Its gradient is the same on every rank."""
-
-    def loss_of(net):
-        return net.loss + tt.sqr(limited(net.params[0])).sum()
-
-    compare(loss_of, of_function)
 
 
 def test_given_gradients_with_a_penalty_of_the_script(two):

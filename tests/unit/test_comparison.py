@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from synkhronos.arithmetic.comparison import agree, difference, digest, rounding, sample, tolerance
+from synkhronos.arithmetic.comparison import agree, difference, digest, sample, tolerance
 
 
 def test_digests_tell_arrays_apart_by_values_shape_and_dtype():
@@ -63,9 +63,3 @@ def test_single_precision_of_the_operands_limits_the_precision():
     assert tolerance("float64", ["float16", "int8"]) == 1e-7
     assert tolerance("float16") == 1e-2
     assert tolerance("int64", ["float32"]) == 0 == tolerance("bool")
-
-
-def test_rounding_is_a_few_bits_of_the_largest_value():
-    assert 0 < rounding(np.array([1.0, -100.0])) < 1e-12
-    assert 1e-6 < rounding(np.array([1.0], "float32")) < 1e-5
-    assert rounding(np.array([7])) == 0 == rounding(np.zeros(3))

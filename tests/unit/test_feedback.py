@@ -301,18 +301,6 @@ def test_what_couriers_keep_is_saved_and_restored_bit_for_bit(path, sizes, wire)
         assert Feedback(*kept).counts == [2, 0, 2], "a small bucket travels as it is"
 
 
-def test_what_couriers_keep_is_sent_by_another_number_of_machines(path):
-    world = Sending(synk.TopK(0.25), 1, 1, 1)
-    exact = sum(Step(world.buckets, seed).vector(rank) for seed in range(2) for rank in range(3))
-    sent = world.reduce(range(2)).sum(axis=0)
-    assert (sent != exact).any()
-    synk.save(path)
-    world = Sending(synk.TopK(0.25), 1, 2)
-    synk.load(path)
-    sent += world.reduce([None] * 12).sum(axis=0)
-    np.testing.assert_array_equal(sent, exact)
-
-
 def test_without_what_couriers_have_kept_they_begin_anew(path, caplog):
     world = Sending("int8", 1, 1)
     first = world.reduce([1])

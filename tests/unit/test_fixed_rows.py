@@ -131,21 +131,13 @@ def masked(net):
 
 #: Losses in which the operations show which numbers are those of the rows.
 LOSSES = {
-    "LeNet": lenet,
-    "mean of squares": mean_of_squares,
-    "global mean": global_mean,
-    "global largest": global_largest,
-    "flattened": flattened,
-    "over the shape": over_the_shape,
+    "LeNet": lenet, "mean of squares": mean_of_squares, "global mean": global_mean,
+    "global largest": global_largest, "flattened": flattened, "over the shape": over_the_shape,
     "regrouped after a convolution": regrouped_after_a_convolution,
-    "regrouped elements": regrouped_elements,
-    "regrouped twice": regrouped_twice,
-    "regrouped beside rows": regrouped_beside_rows,
-    "zeros": zeros,
-    "first state": first_state,
-    "counted": counted,
-    "masked": masked,
-}
+    "regrouped elements": regrouped_elements, "regrouped twice": regrouped_twice,
+    "regrouped beside rows": regrouped_beside_rows, "zeros": zeros, "first state": first_state,
+    "counted": counted, "masked": masked,
+}  # fmt: skip
 #: With PyTensor, the numbers are in the types of what follows, so that calls fail.
 IN_TYPES = {"regrouped twice", "zeros", "first state", "masked"}
 OF_THEANO = {
@@ -222,16 +214,6 @@ def test_rows_that_an_index_selects(ranks):
         assert_same_params(*nets)
 
 
-@theano_only
-def test_sliceable_rows(two):
-    images = compiler.shared(IMAGES, "images")
-    net = Net()
-    loss = mean_of_squares(net)
-    function = synk.function([], loss, givens=[(net.x, images)], sliceable_shareds=[images])
-    synk.scatter(images, IMAGES)
-    np.testing.assert_allclose(function(), compiler.function([net.x], loss)(IMAGES))
-
-
 def test_default_updates_of_what_is_replaced(two):
     """The stream continues by what was drawn, and an average is that of the rows."""
     x, streams = tt.dmatrix("x"), Streams(5)
@@ -250,13 +232,10 @@ def test_other_extents_of_the_same_number_are_kept(ranks):
     x, w = tt.dmatrix("x"), shared(RNG.randn(ROWS, ROWS), "w")
     square = w + tt.zeros((ROWS, ROWS)) + tt.alloc(1.0, ROWS, ROWS).T
     outputs = [
-        tt.dot(x[:, :ROWS], square).mean(),
-        (x.reshape((-1, ROWS)), "gather"),
-        x.reshape((x.shape[0], ROWS, 3)).mean(axis=0),
-        (w + tt.arange(ROWS), None),
-        (w.reshape((ROWS, -1, 2)), None),
-        tt.dot(x, tt.zeros((36, ROWS))).mean(),
-    ]
+        tt.dot(x[:, :ROWS], square).mean(), (x.reshape((-1, ROWS)), "gather"),
+        x.reshape((x.shape[0], ROWS, 3)).mean(axis=0), (w + tt.arange(ROWS), None),
+        (w.reshape((ROWS, -1, 2)), None), tt.dot(x, tt.zeros((36, ROWS))).mean(),
+    ]  # fmt: skip
     plain = [one[0] if isinstance(one, tuple) else one for one in outputs]
     function, serial = synk.function([x], outputs), compiler.function([x], plain)
     for rows in (IMAGES, IMAGES[:7]):
@@ -324,15 +303,6 @@ def test_errors_of_the_compiler_say_which_number_is_fixed(two, name):
         function(IMAGES)
 
 
-def test_errors_in_steps_say_which_number_is_fixed(two):
-    x, w = tt.dmatrix("x"), shared(np.ones(36), "w")
-    loss = tt.dot(tt.dot(tt.eye(ROWS), x), w).mean()
-    step = train.parallel_function([x], loss, updates=[(w, w - 0.1 * tt.grad(loss, w))])
-    with pytest.raises(Exception, match=f"this rank computes 6 of the {ROWS} rows of the call"):
-        step(IMAGES)
-    np.testing.assert_array_equal(synk.gather(w), np.ones((2, 36)))
-
-
 @theano_only
 @pytest.mark.parametrize("makes_step", [False, True])
 def test_errors_say_that_an_operand_has_all_rows(two, makes_step):
@@ -349,15 +319,6 @@ def test_errors_say_that_an_operand_has_all_rows(two, makes_step):
     with pytest.raises(ValueError, match=message):
         function(IMAGES, 1)
     np.testing.assert_array_equal(w.get_value(), np.ones(36))
-
-
-def test_other_errors_are_as_before(two):
-    x = tt.dmatrix("x")
-    loss = (tt.dot(tt.eye(ROWS), tt.ones((ROWS, 36))) * x[0]).mean()
-    function = synk.function([x], loss)
-    with pytest.raises(Exception) as caught:
-        function(IMAGES[:4, :5])
-    assert "rows of the call" not in str(caught.value)
 
 
 @theano_only
@@ -394,30 +355,3 @@ def test_filters_of_which_each_row_has_its_own(two, length):
         step = make([x, s], loss, updates=[(w, w - 0.01 * tt.grad(loss, w))])
         losses.append([step(*values) for _ in range(2)])
     np.testing.assert_allclose(losses[0], losses[1])
-
-
-@theano_only
-@pytest.mark.filterwarnings("ignore::UserWarning:lasagne")
-def test_layers_of_lasagne_with_a_fixed_batch_size(two):
-    lasagne = pytest.importorskip("lasagne")
-    layers, nets, steps = lasagne.layers, [], []
-    for make in (train.parallel_function, compiler.function):
-        lasagne.random.set_rng(np.random.RandomState(1))
-        x, y = tt.dtensor4("x"), tt.ivector("y")
-        network = layers.InputLayer((ROWS, 1, 6, 6), x)
-        network = layers.Conv2DLayer(network, 3, (3, 3))
-        network = layers.MaxPool2DLayer(network, 2)
-        network = layers.DenseLayer(layers.DropoutLayer(network, p=1e-12), 4)
-        network = layers.ReshapeLayer(network, (ROWS, 2, 2))
-        network = layers.DenseLayer(network, 3, nonlinearity=lasagne.nonlinearities.softmax)
-        output = layers.get_output(network)
-        loss = lasagne.objectives.categorical_crossentropy(output, y).mean()
-        params = layers.get_all_params(network, trainable=True)
-        steps.append(make([x, y], loss, updates=lasagne.updates.adam(loss, params)))
-        nets.append(params)
-    images = IMAGES.reshape((ROWS, 1, 6, 6))
-    for _ in range(3):
-        np.testing.assert_allclose(steps[0](images, LABELS), steps[1](images, LABELS), rtol=1e-9)
-    for one, other in zip(*nets):
-        for replica in synk.gather(one):
-            np.testing.assert_allclose(replica, other.get_value(), rtol=1e-7, atol=1e-12)

@@ -103,17 +103,6 @@ def test_no_tensor_of_batch_normalization_is_float64(two, axes):
         assert step(data if x.ndim == 2 else data[:, :, None, None]).dtype == "float32"
 
 
-@pytest.mark.filterwarnings("ignore:.*differs from one process")
-def test_no_tensor_of_a_collective_is_float64(two):
-    with flags(floatX="float32", warn_float64="raise"):
-        x = tt.matrix("x")
-        found = [synk.ops.all_gather(x).sum(), synk.ops.broadcast(x[0]).sum()]
-        found += [synk.ops.all_reduce(x.mean(), op) for op in ("avg", "sum", "min", "max")]
-        gradient = tt.grad(sum(found), x)
-        f = synk.function([x], [*found, (gradient, "gather")])
-        assert {one.dtype.name for one in f(ROWS.astype("float32"))} == {"float32"}
-
-
 # Test values
 
 
@@ -128,13 +117,6 @@ def windows():
     return index, loss, [(w, w - 0.1 * tt.grad(loss, w))], givens
 
 
-def test_a_function_with_windows_needs_no_further_test_values(two, tested):
-    index, loss, _, givens = windows()
-    serial = theano.function([index], loss, givens=givens)
-    ours = synk.function([index], loss, givens=givens)
-    assert_same_results(ours(2), serial(2))
-
-
 def test_a_step_with_windows_needs_no_further_test_values(two, tested):
     results = []
     for build in (theano.function, train.parallel_function):
@@ -142,14 +124,6 @@ def test_a_step_with_windows_needs_no_further_test_values(two, tested):
         f = build([index], loss, updates=updates, givens=givens)
         results.append([f(0), f(2), updates[0][0].get_value()])
     assert_same_results(results[1], results[0])
-
-
-def test_windows_of_variables_without_test_values_are_as_without_the_flag(two):
-    index, loss, _, givens = windows()
-    del index.tag.test_value
-    with flags(compute_test_value="ignore"):
-        f = synk.function([index], loss, givens=givens)
-    np.testing.assert_allclose(f(2), theano.function([index], loss, givens=givens)(2))
 
 
 def test_sliceable_variables_have_test_values(two, all_tested):

@@ -6,7 +6,6 @@ import pytest
 from synkhronos.arithmetic.streams import (
     check_has_substreams,
     jump_generator,
-    reseeded,
     state_from_array,
     state_to_array,
 )
@@ -74,8 +73,3 @@ def test_a_generator_without_substreams_is_refused():
         check_has_substreams(generator("SFC64"))
     check_has_substreams(generator("PCG64"))
     check_has_substreams(np.random.RandomState(0))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_generator_is_seeded_as_a_new_one_of_its_kind(kind):
-    np.testing.assert_array_equal(reseeded(generator(kind), 7).random(9), generator(kind, 7).random(9))

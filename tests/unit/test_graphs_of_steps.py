@@ -10,7 +10,7 @@ from compilers import Streams, compiler, softplus, tt
 from synkhronos.extensions.steps.traversal import rebuilt
 from synkhronos.extensions.steps.source_masks import Dependence
 from synkhronos.extensions.steps.equality import Numbering
-from synkhronos.extensions.steps.linear import has_rows, split, terms
+from synkhronos.extensions.steps.linear import split, terms
 
 X = tt.dmatrix("x")
 W = compiler.shared(np.arange(6.0).reshape(2, 3) / 7, "w")
@@ -82,15 +82,6 @@ def test_which_sources_an_expression_depends_on():
     assert given.of(y + 1) and not given.of(B)
 
 
-def test_the_gradient_of_a_term_does_not_depend_on_the_others():
-    """Though it begins with ones in the shape of the loss."""
-    loss = X.mean() + tt.sqr(W).sum()
-    (slope,) = tt.grad(loss, [W])
-    assert not dependence().of(slope)
-    (alone,) = rebuilt([slope], {}, {})
-    np.testing.assert_allclose(alone.eval(), 2 * W.get_value())
-
-
 # Linear expressions
 
 PIECES = {
@@ -116,17 +107,13 @@ def build(expression):
         return PIECES[name]()
     parts = [build(part) for part in parts]
     return {
-        "add": lambda a, b: a + b,
-        "sub": lambda a, b: a - b,
-        "mul": lambda a, b: a * b,
-        "div": lambda a, b: a / (2 + tt.sqr(b)),
-        "neg": lambda a: -a,
+        "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
+        "div": lambda a, b: a / (2 + tt.sqr(b)), "neg": lambda a: -a,
         "cast": lambda a: tt.cast(tt.cast(a, "float32"), "float64"),
         "fill": lambda a: tt.fill(X.sum().dimshuffle("x", "x"), a),
         "shuffle": lambda a: a.dimshuffle(1, 0).dimshuffle(0, 1).T,
-        "sum": lambda a: a.sum(axis=0, keepdims=True),
-        "square": lambda a: tt.sqr(a),
-    }[name](*parts)
+        "sum": lambda a: a.sum(axis=0, keepdims=True), "square": lambda a: tt.sqr(a),
+    }[name](*parts)  # fmt: skip
 
 
 @settings(deadline=None, max_examples=60)
@@ -166,24 +153,3 @@ def test_a_sum_of_more_terms_than_the_stack_has_room_for():
     dependent, free = split(loss, dependence())
     assert dependence().of(dependent) and not dependence().of(free)
     assert len(list(terms(loss, dependence(X, B)))) == 3001
-
-
-def test_the_free_part_of_a_gradient():
-    loss = tt.tanh(tt.dot(X, W)).sum() + 0.5 * tt.sqr(W).sum() + 2 * W.sum()
-    _, free = split(tt.grad(loss, W), dependence())
-    (free,) = rebuilt([free], {}, {})
-    np.testing.assert_allclose(free.eval(), W.get_value() + 2)
-
-
-def test_a_constant_that_is_added_to_each_row_is_no_free_part():
-    assert split((tt.sqr(X).sum(axis=1, keepdims=True) + tt.sqr(B).sum()).sum(), dependence())[1] is None
-
-
-def test_terms_and_rows():
-    local = dependence()
-    found = list(terms(0.9 * B + 0.1 * (tt.dot(X, W).sum(axis=0) - X.mean()), local))
-    assert [summed for _, summed in found] == [True, False]
-    assert [has_rows(term, [X], local) for term, _ in found] == [True, False]
-    assert not has_rows(tt.dot(W.T, X.T), [X], local)
-    assert not has_rows(X / X.shape[0], [X], local)
-    assert not has_rows(B, [X], local)

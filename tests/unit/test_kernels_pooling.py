@@ -195,26 +195,6 @@ def test_windows_that_are_known_have_the_same_bits(mode, windows):
     check()
 
 
-@pytest.mark.parametrize("mode", ["max", "average_inc_pad", "average_exc_pad"])
-def test_windows_over_whole_rows_have_the_same_bits(mode):
-    _, ours = pools(mode, "float32", True)
-    _, of_ours = gradients(mode, "float32")
-
-    @examples(60)
-    @given(st.integers(1, 9), st.sampled_from([1, 2, 7]), st.integers(1, 9), st.integers(1, 3), SEEDS)
-    def check(rows, columns, window, stride, seed):
-        x = drawn(seed, (3, 4, rows, columns), "float32", 0.3)
-        pad = 0 if mode == "average_exc_pad" else window // 2
-        windows = (window, columns), (stride, columns), (pad, 0)
-        z = ours(x, *windows)
-        assert_same_bits(z, pools(mode, "float32", True)[0](x, *windows))
-        gz, maxima = drawn(seed + 1, z.shape, "float32", 0.2), [z] if mode == "max" else []
-        theanos = gradients(mode, "float32")[0](x, *maxima, gz, *windows)
-        assert_same_bits(of_ours(x, *maxima, gz, *windows), theanos)
-
-    check()
-
-
 @pytest.mark.parametrize("dims", [2, 3, 5])
 def test_arrays_of_any_number_of_axes_are_pooled(dims):
     x = array("float32", dims)
@@ -253,14 +233,6 @@ def test_the_memory_of_the_last_output_is_reused_if_it_suits(op):
         thunk()
         assert (output[0] is reused) == (reused is suits)
         assert_same_bits(output[0], expected)
-
-
-@pytest.mark.parametrize("mode", ["max", "average_inc_pad"])
-def test_gradients_agree_with_differences(mode):
-    point = np.random.RandomState(0).permutation(2 * 1 * 7 * 20).reshape(2, 1, 7, 20) / 10.0
-    windows = [theano.shared(np.array(one)) for one in ((2, 3), (2, 2), (0, 1))]
-    rng = np.random.RandomState(1)
-    tt.verify_grad(lambda x: Pool(True, mode)(x, *windows), [point], rng=rng, mode=OURS)
 
 
 @pytest.mark.parametrize("mode", ["max", "average_inc_pad"])

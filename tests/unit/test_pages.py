@@ -47,34 +47,3 @@ def test_the_versions_of_pytensor_are_those_that_are_installed():
             assert f"\n{version} " in page, version
         for version in re.findall(r"^pymc==(\d+\.\d+)", pinned, re.MULTILINE):
             assert f"PyMC {version} " in page, version
-
-
-def test_the_bound_in_the_picture_of_speed_is_not_below_the_bar():
-    for shade in ("light", "dark"):
-        text = (DOCS / "pictures" / f"speed.{shade}.svg").read_text()
-        found = re.findall(
-            r"(?:2 processes|waiting³): ([\d.]+) times", text.partition("description>")[2]
-        )
-        for _, ours, apart in zip(found[::3], found[1::3], found[2::3]):
-            assert float(ours) <= float(apart)
-        assert len(found) == 6
-
-
-#: What has rows, replicas and values is a rank; what the operating system runs is a process.
-OF_A_PROCESS = re.compile(
-    r"(rows|replicas?|values?|share|streams?) (of|on|for) (a|each|every|all|the other) process\b"
-    r"|(each|every|a) process(es)?('s own| computes| updates| averages| draws) "
-    r"|fewer rows than processes|(rows are split|averaged) (over|among) the processes",
-    re.IGNORECASE,
-)
-
-
-def test_what_has_rows_and_replicas_is_called_a_rank():
-    files = [page for page in DOCS.rglob("*.rst") if "_build" not in page.parts]
-    files += (ROOT / "synkhronos").rglob("*.py")
-    found = [
-        f"{path.name}: {one[0]}"
-        for path in files
-        for one in OF_A_PROCESS.finditer(" ".join(path.read_text().split()))
-    ]
-    assert len(files) > 100 and not found

@@ -54,32 +54,17 @@ def test_rows_of_a_slice_stay_a_slice_through_ranks_and_slices(data, length, num
 @pytest.mark.parametrize(
     "batch, error",
     [
-        (True, TypeError),
-        (np.bool_(False), TypeError),
-        (1.0, TypeError),
-        ("rows", TypeError),
-        (b"rows", TypeError),
-        ({1, 2}, TypeError),
-        ({1: 2}, TypeError),
-        ([[0, 1]], TypeError),
-        (np.array(1), TypeError),
-        (np.zeros((2, 2), bool), TypeError),
-        ([0.0, 1.0], TypeError),
-        (np.array([]), TypeError),
-        ([None], TypeError),
-        (slice(0.0, 2), TypeError),
-        (slice("a"), TypeError),
-        ([0, 5], IndexError),
-        ([-6], IndexError),
-        (np.array([2**64 - 1], "uint64"), IndexError),
-        ([True] * 4, IndexError),
-        (np.ones(6, bool), IndexError),
-        (np.ma.array([0, 99], mask=[False, True]), TypeError),
-        (np.ma.array([0, 1]), TypeError),
-        (np.ma.array(np.ones(5, bool), mask=np.eye(5)[0]), TypeError),
+        (True, TypeError), (np.bool_(False), TypeError), (1.0, TypeError), ("rows", TypeError),
+        (b"rows", TypeError), ({1, 2}, TypeError), ({1: 2}, TypeError), ([[0, 1]], TypeError),
+        (np.array(1), TypeError), (np.zeros((2, 2), bool), TypeError), ([0.0, 1.0], TypeError),
+        (np.array([]), TypeError), ([None], TypeError), (slice(0.0, 2), TypeError),
+        (slice("a"), TypeError), ([0, 5], IndexError), ([-6], IndexError),
+        (np.array([2**64 - 1], "uint64"), IndexError), ([True] * 4, IndexError),
+        (np.ones(6, bool), IndexError), (np.ma.array([0, 99], mask=[False, True]), TypeError),
+        (np.ma.array([0, 1]), TypeError), (np.ma.array(np.ones(5, bool), mask=np.eye(5)[0]), TypeError),
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_what_is_no_batch_is_refused_by_name(batch, error):
     with pytest.raises(error, match="rows for rank 3"):
         select(batch, 5, "rows for rank 3")

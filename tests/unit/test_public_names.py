@@ -95,9 +95,3 @@ def test_every_parameter_is_documented():
 def test_annotations_name_what_there_is():
     hints = {name: typing.get_type_hints(inspect.unwrap(one)) for name, one in PUBLIC.items()}
     assert not [name for name, one in hints.items() if "return" not in one]
-
-
-def test_parameters_are_read_from_docstrings():
-    assert documented_parameters(
-        "S.\n\nParameters\n----------\na, *b : int\n    A.\nc\n\nReturns\n-------\nint\n"
-    ) == ["a", "b", "c"]

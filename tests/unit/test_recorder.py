@@ -11,7 +11,7 @@ import pytest
 
 from synkhronos.extensions.rules import Record
 from synkhronos.extensions.session import RankRecorder, Recorder, compare
-from synkhronos.extensions.session.sinks import Lines, LivePlot
+from synkhronos.extensions.session.sinks import Lines
 
 
 def point(epoch, **numbers):
@@ -172,28 +172,6 @@ def test_tensorboard_gets_the_same_numbers(tmp_path, monkeypatch):
     assert scalars["validation/error"] == (0.25, 10) and len(scalars) == 8
 
 
-def test_a_notebook_shows_one_picture_that_is_replaced(monkeypatch):
-    pytest.importorskip("IPython")
-    pytest.importorskip("matplotlib")
-    shown = []
-
-    class Handle:
-        def update(self, image):
-            shown.append(("update", image.data[:4]))
-
-    def display(image, display_id):
-        shown.append(("display", image.data[:4]))
-        return Handle()
-
-    monkeypatch.setattr("IPython.display.display", display)
-    plot = LivePlot()
-    plot.training(2, 2, {"loss": 0.5})
-    plot.validation(point(1, error=0.25))
-    plot.training(4, 2, {"loss": 0.25})
-    plot.close()
-    assert shown == [("display", b"\x89PNG"), ("update", b"\x89PNG"), ("update", b"\x89PNG")]
-
-
 # Several runs
 
 
@@ -207,14 +185,6 @@ def test_runs_are_compared_in_one_picture(tmp_path):
     assert text.count('<g id="axes_') == 4, "loss by time and by rows, and two numbers"
     compare(records, tmp_path / "runs.png", numbers=["error"])
     assert (tmp_path / "runs.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_what_is_no_record_cannot_be_compared(tmp_path):
-    for wrong in ([], [recorder()], {"a": 3}):
-        with pytest.raises(TypeError, match="expected a dict of records"):
-            compare(wrong, tmp_path / "runs.png")
-    with pytest.raises(ValueError, match="at least one record"):
-        compare({}, tmp_path / "runs.png")
 
 
 # Records of Theano-MPI

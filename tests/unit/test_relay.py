@@ -1,7 +1,6 @@
 """Tests of what belongs to no rank, for ranks on several machines: in threads, with naive links."""
 
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +10,6 @@ from test_engines import NaiveLab
 import synkhronos as synk
 from synkhronos._errors import SynkhronosError
 from specifications.engine import Shared
-from synkhronos.machines.relay import relay
-from synkhronos.machines.courier import WorkContext
-from specifications.links import NaiveNetwork
-from specifications.transport import NaiveTransport
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, enter_world, world_exists
 
@@ -76,16 +71,6 @@ def test_nobody_waits_for_the_clock_of_a_rank_that_has_ended(lab):
             rank.wait_for_clocks(5)
 
     synk.spmd(program)
-
-
-def test_reports_of_other_machines_are_read(lab):
-    def program(rank):
-        rank.report(number=rank.rank)
-        while not all(rank.latest):
-            time.sleep(1e-3)
-        return [report["number"] for report in rank.latest]
-
-    assert synk.spmd(program) == [list(range(synk.size()))] * synk.size()
 
 
 # Messages
@@ -391,22 +376,3 @@ def test_without_couriers_it_is_refused_in_words(without_couriers):
 
 
 # Waiting
-
-
-def test_a_courier_without_work_looks_for_it_50_times_a_second(monkeypatch):
-    """It is late by 2% of the time for which there was nothing, and by 20 ms at most."""
-    now, looks = 0.0, []
-
-    def sleep(seconds):
-        nonlocal now
-        looks.append((now, seconds))
-        now += seconds
-
-    monkeypatch.setattr(relay, "time", SimpleNamespace(monotonic=lambda: now))
-    commons, links = NaiveTransport(1, 0, None).store.commons, NaiveNetwork(2).links()
-    context = WorkContext(commons, links[0], 1, lambda: now > 5, sleep)
-    relay.Relay([range(0, 1), range(1, 2)]).run(context)
-    began = looks[10][0]  # the numbers and reports of the ranks are sent first
-    assert all(seconds <= max(2e-5, 0.02 * time) for time, seconds in looks)
-    assert all(seconds >= 0.02 * (time - began) for time, seconds in looks if time < 0.5)
-    assert 45 <= sum(4 <= time < 5 for time, _ in looks) <= 55

@@ -214,10 +214,3 @@ def test_a_full_disk_leaves_the_old_file_and_says_so(tmp_path, exists):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
     assert [one.read_bytes() for one in tmp_path.iterdir()] == [b"old"] * exists
-
-
-def test_an_error_of_the_script_while_a_file_is_written_is_its_own(tmp_path):
-    with pytest.raises(OSError, match="^of the script$"), replacing(tmp_path / "file") as file:
-        file.write(b"new")
-        raise OSError("of the script")
-    assert not [*tmp_path.iterdir()]

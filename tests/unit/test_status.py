@@ -85,21 +85,13 @@ def call(number):
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
-        (PLAN_NUMBER.pack(7), "function f"),
-        ((7, None), "function f"),
-        ((7, (0, 5, 1)), "function f"),
-        ((7, None, call(8)), "function f"),
-        (call(7), "function f"),
-        (call(300), "function large"),
-        (call(9), "CallFunction"),
-        ([(7, (0, 5, 1)), (8, None)], "function f"),
-        ([call(7), Assign([7], [1.0])], "function f"),
-        (Assign([7], [1.0]), "Assign"),
-        (b"", ""),
-        (b"no pickle at all", ""),
-        (PLAN_NUMBER.pack(1234), ""),
+        (PLAN_NUMBER.pack(7), "function f"), ((7, None), "function f"), ((7, (0, 5, 1)), "function f"),
+        ((7, None, call(8)), "function f"), (call(7), "function f"), (call(300), "function large"),
+        (call(9), "CallFunction"), ([(7, (0, 5, 1)), (8, None)], "function f"),
+        ([call(7), Assign([7], [1.0])], "function f"), (Assign([7], [1.0]), "Assign"), (b"", ""),
+        (b"no pickle at all", ""), (PLAN_NUMBER.pack(1234), ""),
     ],
-)
+)  # fmt: skip
 def test_the_last_command_is_named(page, reader, sent, words):
     page.name(7, "function f")
     page.name(300, "function large")
@@ -116,15 +108,6 @@ def test_a_command_that_is_too_long_for_its_place_has_no_name(page, reader):
     assert reader.last_command() == "x" * 112
 
 
-def test_names_of_long_ago_are_replaced(page, reader):
-    page.name(7, "old")
-    page.name(7 + 256, "new")
-    put(page, PLAN_NUMBER.pack(7))
-    assert reader.last_command() == ""
-    put(page, PLAN_NUMBER.pack(7 + 256))
-    assert reader.last_command() == "new"
-
-
 def test_another_process_can_only_read(page, reader):
     number = os.open(path_of(page), os.O_RDWR)
     try:
@@ -138,13 +121,6 @@ def test_another_process_can_only_read(page, reader):
         os.close(number)
     page.line(0)[ROWS] = 3  # the ranks' own mapping stays as it was
     assert reader.read().lines[0].rows == 3
-
-
-def test_a_reader_is_not_found_itself(page, reader):
-    before = files()
-    again = StatusReader(path_of(page))
-    assert files() == before and again.size == reader.size
-    assert before <= set(status.find())  # among all processes
 
 
 def test_the_file_ends_with_the_page():
@@ -230,12 +206,6 @@ def test_a_report_as_text():
         "   1        ended",
         "   2  not started",
     ]
-
-
-def test_a_long_command_and_a_long_name():
-    text = top.headline(report_of(seconds=12.3, script="x" * 200, last=""))
-    assert text.startswith("x" * 100 + "... (process 11)") and text.endswith("last: -, running for 12 s")
-    assert "running" not in top.headline(report_of(seconds=12.3, between=1.0))
 
 
 def test_the_live_view_has_the_same_cells():

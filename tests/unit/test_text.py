@@ -6,27 +6,7 @@ import theano
 import theano.tensor as tt
 
 import synkhronos as synk
-from synkhronos._text import listed, shortened
 from synkhronos.extensions import train
-
-
-@pytest.mark.parametrize(
-    "names, text",
-    [
-        ([], ""),
-        (["a", 2], "a, 2"),
-        (["a", "b", "a", "a"], "a (3 times), b"),
-        ("abcdefgg", "a, b, c, d, e and 3 more"),
-        (["x" * 300], "x" * 100 + " ... " + "x" * 100),
-    ],
-)
-def test_a_list_of_names_is_short(names, text):
-    assert listed(names) == text
-
-
-def test_a_value_is_shown_without_its_middle():
-    assert shortened("a") == "'a'" and shortened([1]) == "[1]"
-    assert shortened([*range(1000)]) == f"{str([*range(1000)])[:100]} ... {str([*range(1000)])[-100:]}"
 
 
 @pytest.fixture

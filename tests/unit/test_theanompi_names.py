@@ -19,7 +19,6 @@ from synkhronos.compat.theanompi.models import layers2
 from synkhronos.compat.theanompi.models.data import utils
 from synkhronos.extensions.session import Recorder as SessionRecorder
 from synkhronos.extensions.session import contract
-from synkhronos.host import aliases
 
 SESSION = "RULE=BSP\nMODELFILE=models.modelfile\nMODELCLASS=ModelClass\n"
 
@@ -183,21 +182,6 @@ def test_the_models_are_those_of_the_zoo(found, module):
     assert not contract.accepts(model.compile_iter_fns, None, sync_type="cdd"), "BSP averages it"
 
 
-def test_the_folder_of_models_has_some_of_them(found):
-    pytest.importorskip("lasagne")
-    from theanompi import models
-
-    assert (models.AlexNet.__name__, models.Cifar10_model.__name__) == ("AlexNet", "Cifar10CNN")
-    with pytest.raises(AttributeError, match="has no attribute 'VGG16'"):
-        models.VGG16  # noqa: B018
-
-
-def test_short_names_need_the_library_and_other_names_are_not_found(found):
-    for name in ("models", "models.layers2", "theanompi.exchanger", "platoon_"):
-        with pytest.raises(ModuleNotFoundError):
-            __import__(name)
-
-
 def test_an_installed_library_and_a_scripts_modules_come_first(found, tmp_path, monkeypatch):
     for name in ("theanompi", "models"):
         (tmp_path / name).mkdir()
@@ -211,19 +195,6 @@ def test_an_installed_library_and_a_scripts_modules_come_first(found, tmp_path, 
     }  # fmt: skip
     with pytest.raises(ModuleNotFoundError):
         import models.layers2  # noqa: F401
-
-
-def test_installing_again_changes_nothing(found):
-    before = list(sys.meta_path)
-    ours.install()
-    assert sys.meta_path == before and before[-1] is aliases.ShortNameFinder
-
-
-def test_an_error_in_a_module_is_not_hidden(found, monkeypatch):
-    monkeypatch.setitem(sys.modules, "synkhronos.compat.theanompi.lib.opt", None)
-    monkeypatch.setitem(aliases.ALIASES, "broken", "synkhronos.compat.theanompi.lib.opt")
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("broken")
 
 
 # Layers
@@ -438,19 +409,6 @@ def test_steps_are_those_by_hand(random, rule, sync_type):
         assert all(np.allclose(a.get_value(), b) for a, b in zip(model.vels, velocities))
     assert all(np.allclose(a.get_value(), b) for a, b in zip(model.params, expected))
     assert np.isfinite(cost) and model.val_iter_fn is model.val_fn
-
-
-@pytest.mark.parametrize("momentum", [True, False])
-def test_updates_that_also_keep_the_changes(random, momentum):
-    model = a_model(random, momentum)
-    model.vels, model.vels2 = opt._zeros(model.params), opt._zeros(model.params)
-    updates = opt.MSGD(model, False, "avg", False) if momentum else opt.SGD(model, "avg", False)
-    before = [one.get_value() for one in model.params]
-    givens = [(model.x, model.shared_x_slice), (model.y, model.shared_y_slice), (model.lr, 0.125)]
-    f = theano.function([model.subb_ind], [], updates=updates, givens=givens, mode="FAST_COMPILE")
-    f(0)
-    for param, old, change in zip(model.params, before, model.vels2):
-        assert np.allclose(param.get_value() - old, change.get_value())
 
 
 def test_clipping_and_wrong_models(random):

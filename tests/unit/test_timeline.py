@@ -42,13 +42,6 @@ def test_the_rank_that_comes_last_is_waited_for():
     assert second.cause.category == "command" and second.seconds == pytest.approx(0.6)
 
 
-def test_no_wait_is_named_where_not_all_ranks_meet():
-    events = two_ranks()
-    events[1].append(Event(0, "wait", "barrier", 5.3, 0.1))
-    assert [one.event.name for one in find_waits(events)] == ["collect"]
-    assert list(find_waits([[Event(0, "command", "run", 0.0, 1.0)]])) == list(find_waits([])) == []
-
-
 def test_a_timeline_shows_the_steps_in_the_middle():
     timeline = make_timeline(two_ranks(9), [0.6, 0.01], None)
     assert timeline.title == "Timeline: steps 2 to 6 of 9"
@@ -65,13 +58,6 @@ def test_a_timeline_shows_the_steps_in_the_middle():
 def test_the_steps_of_a_timeline_can_be_chosen(steps, title):
     timeline = make_timeline(two_ranks(9), [0.0, 0.0], steps)
     assert timeline is None if title is None else timeline.title == f"Timeline: {title}"
-
-
-def test_a_timeline_with_many_events_is_cut():
-    many = [Event(0, "copy", "take", 0.001 * number, 0.001) for number in range(3000)]
-    timeline = make_timeline([[Event(0, "command", "run", 0.0, 3.0), *many]], [0.0], None)
-    assert timeline.title == "Timeline: the first 2e+03 ms of step 0 of 1"
-    assert len(timeline.spans[0]) == 2000 and timeline.spans[0][0].seconds == timeline.seconds
 
 
 def test_nothing_measured_has_no_timeline():
@@ -123,11 +109,6 @@ def test_a_notebook_shows_the_timeline_above_the_table():
     assert picture.group(1) == "Timeline: steps 0 to 2 of 3"
     assert b"</svg>" in base64.b64decode(picture.group(2))
     assert html.index("<table>") > picture.end()
-
-
-def test_without_matplotlib_a_notebook_shows_the_table(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    assert measured()._repr_html_().startswith("<table>")
 
 
 def test_the_picture_has_the_timeline_and_the_shares_of_waiting(tmp_path):

@@ -78,20 +78,6 @@ def test_an_output_that_differs_is_named_with_its_reason(world, noticed, output,
     assert not noticed()
 
 
-def test_the_warning_is_one_of_the_line_of_the_call(world):
-    f = synk.function([x], x.sum())
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", synk.SynkhronosWarning)
-        f(ROWS)
-    assert [one.filename for one in caught if one.category is synk.SynkhronosWarning] == [__file__]
-
-
-@pytest.mark.parametrize("op", ["avg", "sum", "gather", "max", "min", "prod", None, "c_avg"])
-def test_an_operation_that_is_given_is_meant(world, op):
-    f = synk.function([x], [(x.sum(axis=0), op), (tt.exp(-x), op)])
-    f(ROWS)
-
-
 def test_several_outputs_are_one_warning(world, noticed):
     f = synk.function([x], [x.sum(), x.mean(), x.sum(axis=1), tt.sqr(x).sum(), (x.sum(), "sum")])
     f(ROWS)
@@ -107,22 +93,6 @@ def test_averages_and_what_is_not_split_are_right(world):
     synk.function([x, y], outputs, bcast_inputs=[whole])(ROWS, TARGETS, TARGETS)
     synk.function([], w.sum())()
     synk.function([], [rows.sum()])()
-
-
-@pytest.mark.parametrize("kind", ["sliceable", "window"])
-def test_rows_of_shared_variables_count_as_rows(world, noticed, kind):
-    index, rows = tt.lscalar("index"), theano.shared(ROWS, "rows")
-    outputs = [x.sum(), x.mean(axis=0), x.sum() / x.shape[0]]
-    if kind == "sliceable":
-        f = synk.function([], outputs, givens={x: rows}, sliceable_shareds=[rows])
-        synk.distribute()
-        synk.scatter(rows, ROWS)
-        f()
-    else:
-        f = synk.function([index], outputs, givens={x: rows[2 * index : 2 * index + 4]})
-        f(1)
-    [text] = noticed()
-    assert "output 0" in text and "output 1" not in text and "output 2" not in text
 
 
 def test_one_process_is_not_verified(world_of):
@@ -305,32 +275,6 @@ def test_a_wrong_step_is_warned_of_once_and_refused_by_check(world, noticed, los
         assert "build it with" not in str(refused.value)  # a step is what it is
 
 
-@pytest.mark.parametrize(
-    "output, expected",
-    [
-        (x.sum() / 6, ["constant"]),
-        (x.sum() // 6, ["constant"]),
-        (x.sum() * (1 / 6), ["constant"]),
-        ((x[:, 0] * y).sum() / y.sum(), ["quotient"]),
-        (tt.sqr(x - x.mean(axis=0)).mean(), ["statistics"]),
-        (tt.nnet.bn.batch_normalization_train(x, x[0], x[0])[0].mean(), ["statistics"]),
-        (tt.sqrt(tt.sqr(x).mean()), ["nonlinear"]),
-        (theano.gradient.grad_clip(x, -1, 1).mean(), ["clipped"]),
-        (theano.scan(lambda row, t: t + row, x, tt.zeros_like(x[0]))[0][-1].mean(), ["recurrent"]),
-        (tt.sqr(x.reshape((6, 2, 1))).mean(), ["fixed batch"]),
-        (x.mean(), []),
-        (tt.grad(tt.sqr(x).mean(), x).sum(axis=0), []),
-        (theano.scan(lambda row: row * 2, x)[0].mean(), []),
-        (theano.scan(lambda t, s: s + t, x.T, tt.zeros_like(x[:, 0]))[0].mean(), []),
-        (x.sum() / x.shape[0], []),
-        (tt.sqr(x.reshape((-1, 2, 1))).mean(), []),
-        (tt.nnet.softmax(x).mean(axis=0), []),
-    ],
-)
-def test_what_is_suspect_in_a_graph(output, expected):
-    assert sorted(difference_causes([x, y], [0, 0], [output])[0].possible) == expected
-
-
 ONES = np.ones((4, 2))
 e = tt.sqr(x - 3)
 p, t = x, y.dimshuffle(0, "x")  # predictions and labels, 0 or 1
@@ -416,22 +360,6 @@ def test_slices_that_differ_from_one_piece_are_reported(world_of, noticed, size)
         assert not texts or (words in texts[0] and "in 2 slices, the call differs" in texts[0])
 
 
-def test_a_sum_is_right_with_the_operation_for_it(world):
-    w = weights()
-    loss = tt.sqr(tt.dot(x, w) - y).sum()
-    for step in steps(loss, w, {"loss": loss}, loss_op="sum"):
-        step(ROWS, TARGETS)
-        step.check(ROWS, TARGETS)
-
-
-def test_a_mean_is_warned_of_with_the_operation_for_sums(world, noticed):
-    w = weights()
-    loss = loss_of(w)
-    for step in steps(loss, w, {"loss": loss}, loss_op="sum"):
-        step(ROWS, TARGETS)
-        assert "leave out loss_op='sum'" in noticed()[0]
-
-
 # Random numbers
 
 
@@ -475,10 +403,3 @@ def test_steps_that_draw_are_compared_with_numbers_that_follow_from_the_rows(
         assert {"output 0", "shared variable w"} == set(compared.differences)
         assert not compared.not_compared
         assert "shared variable w" in step.check(ROWS, TARGETS).not_compared
-
-
-def test_a_step_that_draws_nothing_has_nothing_to_replace(world):
-    w = weights()
-    for step in steps(loss_of(w), w):
-        with pytest.raises(ValueError, match="random=True is for steps that draw random numbers"):
-            step.check(ROWS, TARGETS, random=True)

@@ -61,18 +61,6 @@ def test_a_rank_that_has_polled_in_vain_polls_half_as_long_the_next_time(poll):
     assert times == pytest.approx(expected, rel=0.05)
 
 
-def test_a_wait_that_was_shorter_than_the_limit_restores_it(poll):
-    patience = Patience()
-    for _ in range(10):
-        patience.learn(worked=0.1, waited=1)
-    patience.learn(worked=0.1, waited=0.9 * SHARE * 0.1)  # polling longer would have succeeded
-    assert poll(patience, worked=0.1, posted=0.02)[0]
-    for _ in range(10):
-        patience.learn(worked=0.1, waited=1)
-    assert poll(patience, worked=0.1, posted=1e-5)[0]  # again a short wait
-    assert poll(patience, worked=0.1, posted=0.02)[0]
-
-
 def test_other_threads_run_while_a_rank_polls():
     counted, ended = [0], threading.Event()
 
@@ -91,23 +79,6 @@ def test_other_threads_run_while_a_rank_polls():
         thread.join()
 
 
-def test_the_limits_are_a_quarter_of_the_work_and_between_02_and_40_milliseconds():
-    assert [Patience.limit(worked) for worked in (0, 0.1, 1)] == pytest.approx([2e-4, 0.025, 0.04])
-    assert LEAST == 1 / 64
-
-
-def test_the_fraction_is_halved_restored_and_never_more_than_the_whole(poll):
-    patience = Patience()
-    assert patience.fraction == 1
-    patience.learn(worked=0, waited=SHORTEST)  # as long as the limit, so polling was in vain
-    assert patience.fraction == 0.5
-    patience.learn(worked=0, waited=SHORTEST / 2)
-    assert patience.fraction == 1
-    patience.learn(worked=0, waited=1)
-    poll(patience, worked=0, posted=1e-5)
-    assert patience.fraction == 1
-
-
 def test_a_rank_that_has_left_the_core_of_another_one_polls_for_longer_once(poll):
     asked = []
     patience = Patience(leave_core=lambda: asked.append(1) or True)
@@ -122,13 +93,6 @@ def test_a_rank_that_has_left_the_core_of_another_one_polls_for_longer_once(poll
     patience.learn(worked=0, waited=1)
     success, took = poll(patience, worked=60, posted=1)
     assert not success and took == pytest.approx(LONGEST, rel=0.01)
-
-
-def test_the_core_is_offered_to_others_at_each_look_at_the_clock(poll, monkeypatch):
-    offers = []
-    monkeypatch.setattr(waiting.os, "sched_yield", lambda: offers.append(1))
-    poll(Patience(), worked=0, posted=1)
-    assert 10 < len(offers) < 200
 
 
 def test_a_wait_after_long_work_calls_when_idle_once(poll):

