@@ -182,11 +182,6 @@ def test_a_script_with_bare_names_missing_runs_by_the_command_and_the_doctor_say
     assert re.search("NCCL .*2.28.9", done.stdout), done.stdout
 
 
-def test_pygpu_takes_the_dtypes_that_the_communicator_takes(run):
-    done = run("dtypes_of_pygpu.py", gpus=1)
-    assert done.stdout == ""
-
-
 def test_a_cudnn_that_theano_does_not_know_is_left_alone(run):
     done = run("unknown_cudnn.py")
     assert done.stdout.startswith("False") and "cuDNN 9" in done.stdout, done.stdout

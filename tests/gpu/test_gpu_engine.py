@@ -324,10 +324,3 @@ def test_random_streams_differ_by_rank_and_repeat(world, make):
     np.testing.assert_array_equal(first, drawn())
     assert first.min() >= 0 and first.max() <= 1
     assert len(np.unique(first)) > 0.99 * first.size
-
-
-def test_the_masters_stream_on_the_device_is_theanos(world):
-    f = synk.function([], (MRG_RandomStreams(5).uniform((40,), dtype="float32"), None))
-    serial = theano.function([], MRG_RandomStreams(5).uniform((40,), dtype="float32"), mode=ON_CPU)
-    for _ in range(2):
-        assert_same(f(), serial(), "float32")

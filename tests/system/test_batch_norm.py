@@ -51,19 +51,6 @@ def test_it_computes_what_theano_computes_on_all_rows(world, in_python, axes, n_
         np.testing.assert_allclose(result, one, rtol=1e-9)
 
 
-def test_the_running_average_of_theanos_function_for_evaluation_fits(world, in_python):
-    x = tt.dmatrix("x")
-    mean, variance, count = batch_norm.moments(x)
-    f = synk.function([x], [(mean, None), (variance, None), (count, None)])
-    rows = IMAGES.reshape(7, -1)
-    mean, variance, count = f(rows)
-    np.testing.assert_allclose([mean, variance], [rows.mean(0), rows.var(0)])
-    assert count == 7
-    test = bn.batch_normalization_test(x, np.ones(24), np.zeros(24), mean, variance, epsilon=1e-4)
-    normalized = theano.function([x], test)(rows)
-    np.testing.assert_allclose(normalized.mean(0), 0, atol=1e-9)
-
-
 @pytest.mark.parametrize("loss_op", ["avg", "sum"])
 @pytest.mark.parametrize("n_rows", [7, 3])
 def test_gradients_equal_those_of_one_process(world, in_python, loss_op, n_rows):

@@ -233,18 +233,6 @@ def named(names, values):
     return shareds
 
 
-def test_variables_are_found_by_name_and_equal_names_by_their_order(world_of, tmp_path):
-    world_of(1)
-    saved = named(["W", None, "b", "W", None], [1, 2, 3, 4, 5])
-    synk.save(tmp_path / "file")
-    assert len(saved) == 5
-    world_of(1)
-    shareds = named(["W", "W", "b", None, None], [0] * 5)
-    with pytest.warns(synk.SynkhronosWarning, match="variables 'W', without a name are matched by the"):
-        synk.load(tmp_path / "file")
-    assert [shared.get_value()[0] for shared in shareds] == [1, 4, 3, 2, 5]
-
-
 def networks(order, names=True, shapes=(3, 3), same_line=False):
     """Build functions of the networks "a" and "b" in this order; each has two weights called W."""
     x = tt.dmatrix("x")
@@ -768,13 +756,6 @@ def test_hostile_descriptions_are_refused(small, tmp_path):
 
 
 # When it may be called
-
-
-@own_process
-def test_save_and_load_need_a_world():
-    for call in (synk.save, synk.load):
-        with pytest.raises(synk.NotForkedError):
-            call("file")
 
 
 def test_save_and_load_say_where_they_cannot_be_called(world_of, tmp_path):

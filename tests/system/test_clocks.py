@@ -54,12 +54,6 @@ def test_the_order_of_events_stays(shares, shift, drift):
     assert times == sorted(times)
 
 
-def test_the_readings_themselves_are_exact_and_clocks_that_stood_still_are_shifted():
-    begin, end = Reading(1.0, 101.0, 0.1), Reading(3.0, 103.5, 0.2)
-    assert (to_own(begin, end, 101.0), to_own(begin, end, 103.5)) == (1.0, 3.0)
-    assert to_own(begin, begin, 101.5) == 1.5
-
-
 # Profiles
 
 
@@ -123,12 +117,3 @@ def test_the_trace_names_the_machine_of_each_rank(close, tmp_path, monkeypatch):
     found = [one["args"]["name"] for one in trace if one["ph"] == "M"]
     assert found == [f"rank {rank} on {host}" for rank, host in enumerate(profile.hosts)]
     assert sorted(profile.hosts) == ["alone", "two", "two"]
-
-
-def test_on_one_machine_no_clocks_are_compared(world_of):
-    world_of(2)
-    world = synk.world.world.current_world()
-    assert world.transport.compare_clocks() == [] and world.transport.clock is time.perf_counter
-    with synk.profile() as profile:
-        synk.distribute()
-    assert profile.clock_error == 0 and len(set(profile.hosts)) == 1

@@ -406,45 +406,6 @@ def test_scatter_without_values_takes_the_bound_data(model):
         synk.scatter(vector)
 
 
-def test_wrong_arguments_are_refused_before_any_rank_starts(model):
-    vector, long, number = (model.shared[name] for name in ("vector", "long", "number"))
-    synk.broadcast([vector, long, number], [np.arange(3.0), [1, 2], 0.5])
-    stranger = compiler.shared(np.zeros(3))
-    wrong = [
-        (ValueError, lambda: synk.all_reduce(stranger)),
-        (TypeError, lambda: synk.broadcast(stranger, ["a"] * 3)),
-        (ValueError, lambda: synk.gather(stranger)),
-        (ValueError, lambda: synk.all_reduce([])),
-        (TypeError, lambda: synk.all_reduce(tt.vector())),
-        (TypeError, lambda: synk.all_reduce("vector")),
-        (TypeError, lambda: synk.all_reduce([vector, long])),
-        (ValueError, lambda: synk.all_reduce(vector, "mean")),
-        (TypeError, lambda: synk.all_reduce(vector, None)),
-        (ValueError, lambda: synk.all_reduce(vector, weights=[1] * (model.size + 1))),
-        (ValueError, lambda: synk.all_reduce(vector, weights=[0] * model.size)),
-        (ValueError, lambda: synk.all_reduce(vector, weights=[-1] * model.size)),
-        (ValueError, lambda: synk.all_gather(number)),
-        (ValueError, lambda: synk.gather(number, nd_up=0)),
-        (ValueError, lambda: synk.gather(vector, nd_up=2)),
-        (ValueError, lambda: synk.get_lengths(number)),
-        (ValueError, lambda: synk.scatter(number, 1.0)),
-        (TypeError, lambda: synk.broadcast(vector, np.zeros((2, 2)))),
-        (TypeError, lambda: synk.broadcast(long, np.array([0.5]))),
-        (ValueError, lambda: synk.broadcast([vector, long], [np.zeros(3)])),
-        (IndexError, lambda: synk.scatter(vector, np.zeros(3), batch=[3])),
-        (IndexError, lambda: synk.get_value(model.size, vector)),
-        (IndexError, lambda: synk.set_value(-1, vector, np.zeros(3))),
-        (TypeError, lambda: synk.get_value("0", vector)),
-        (TypeError, lambda: synk.get_value(True, vector)),
-    ]
-    for error, call in wrong:
-        with pytest.raises(error):
-            call()
-    for rank in range(model.size):
-        for got, value in zip(synk.get_value(rank, [vector, long, number]), ([0, 1, 2], [1, 2], 0.5)):
-            assert_same(got, value)
-
-
 def test_a_reduction_weighted_by_a_function_needs_a_call_of_it(world_of):
     world_of(2)
     x = tt.vector()

@@ -111,13 +111,6 @@ def test_these_versions_of_pytensor_are_accepted(version):
     assert pytensor_environment.version_complaint(version) is None
 
 
-def test_the_requirement_of_pytensor_is_the_version_that_is_checked():
-    requirement = (ROOT / "requirements" / "pytensor.in").read_text()
-    oldest = ".".join(map(str, pytensor_environment.VERSIONS[0]))
-    for text in (requirement, pytensor_environment.version_complaint("2.0")):
-        assert f"pytensor>={oldest},<4" in text
-
-
 def test_a_blas_is_found_for_pytensor_unless_the_user_names_one(tmp_path, monkeypatch):
     settings = tmp_path / "rc"
     nothing = {"PYTENSORRC": str(settings)}

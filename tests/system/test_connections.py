@@ -1,7 +1,6 @@
 """Tests of watching TCP connections, of the machines next to one, and of ending a job."""
 
 import contextlib
-import hashlib
 import math
 import os
 import signal
@@ -14,8 +13,7 @@ import pytest
 from checks.children import begin, child, end, wait_until
 from namespaces import why_no_namespaces, _Namespaces
 
-from synkhronos.machines.connections import connections, enable_keepalive, seconds_silent
-from synkhronos.host.signals import SignalThread
+from synkhronos.machines.connections import enable_keepalive, seconds_silent
 from synkhronos.machines import neighbours
 from specifications.links import NaiveNetwork
 from synkhronos.machines.neighbours import Neighbour, Neighbours
@@ -48,13 +46,6 @@ def connected():
 
 def addresses(one):
     return one.getsockname(), one.getpeername()
-
-
-def test_the_connections_of_this_process_are_found_whoever_opened_them(pair):
-    found = connections()
-    assert all(found[addresses(one)] == one.fileno() for one in pair)
-    with socket.socket() as unconnected:
-        assert unconnected.fileno() not in connections().values()
 
 
 @pytest.mark.slow
@@ -234,16 +225,6 @@ def test_a_dead_courier_is_named_if_this_one_does_not_look_for_it(watched, capfd
     assert "".join(said) == "machine there was lost: its second process has died\n"
 
 
-def test_a_courier_that_has_said_goodbye_is_not_named_by_the_thread(watched, capfd):
-    watched.courier = watched.leader = math.inf
-    watched.network.links()[0].send(1, neighbours._GOODBYE, b"\1")
-    os.kill(os.getpid(), signal.SIGCONT)
-    watched.check()
-    watched.neighbours._looked = -math.inf
-    watched.neighbours._report_if_stuck()
-    assert capfd.readouterr().err == ""
-
-
 @pytest.mark.parametrize("leader, said", [(0.0, ""), (math.inf, "machine there was lost: all its")])
 def test_with_ulfm_a_dead_courier_is_no_loss(watched, capfd, leader, said):
     watched.courier, watched.leader = math.inf, leader
@@ -251,17 +232,6 @@ def test_with_ulfm_a_dead_courier_is_no_loss(watched, capfd, leader, said):
     os.kill(os.getpid(), signal.SIGCONT)
     watched.check()
     assert capfd.readouterr().err[: len(said) or None] == said
-
-
-def test_a_courier_that_gets_sigterm_looks_once_more(watched, capfd):
-    def be_ended():
-        os.kill(os.getpid(), signal.SIGCONT)
-        watched.check()
-        watched.courier = watched.leader = math.inf
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    assert end(begin(be_ended)) == signal.SIGTERM
-    assert "machine there was lost: all its connections were closed" in capfd.readouterr().err
 
 
 def test_a_courier_that_gets_sigterm_says_goodbye_and_is_ended(watched):
@@ -312,28 +282,6 @@ def test_nothing_is_named_at_the_end_of_the_job(watched, capfd):
     watched.courier = watched.leader = math.inf
     watched.check()
     assert capfd.readouterr().err == "" and not watched.ends and not watched.goodbyes()
-
-
-def test_a_thread_acts_after_a_signal_whose_handler_has_to_wait():
-    handled, calls = [], []
-    before = signal.signal(signal.SIGCONT, lambda *_: handled.append(True))
-    thread = SignalThread(signal.SIGCONT, 0.05, lambda: calls.append(list(handled)))
-    for _ in range(10):  # until the signal comes early enough in a long call of a function in C
-        handled.clear()
-        sender = begin(_send_soon, os.getpid())
-        while not handled:
-            hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)
-        assert end(sender) == 0
-        if calls:
-            break
-    thread.close()
-    assert signal.set_wakeup_fd(-1) == -1 and calls[0] == []
-    signal.signal(signal.SIGCONT, before)
-
-
-def _send_soon(pid):
-    time.sleep(0.1)
-    os.kill(pid, signal.SIGCONT)
 
 
 # Ending a job
