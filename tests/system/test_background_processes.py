@@ -13,11 +13,7 @@ from test_children import wait_until
 
 import synkhronos as synk
 from synkhronos.services import background_processes
-from synkhronos.services.background_processes import (
-    BackgroundProcesses,
-    MappedMemory,
-    map_memory,
-)
+from synkhronos.services.background_processes import BackgroundProcesses, MappedMemory, map_memory
 from synkhronos.stores import mapped
 from synkhronos.stores import memory as memory_module
 from synkhronos.transports.children import Children

@@ -120,19 +120,6 @@ def test_nobody_waits_for_a_rank_that_fails_and_the_next_command_works(world, nu
         np.testing.assert_array_equal(results[0], results[-1])
 
 
-class Twice(Send):
-    """Return whether a reduction is running: after a second one, and after a call in between."""
-
-    def run(self, here):
-        super().run(here)
-        here.ahead.start(self.buckets, 0, vector_of(here.rank, self.buckets), 1, self.function)
-        return here.ahead.running is None
-
-
-def test_a_command_makes_one_reduction(world):
-    assert world.run(Twice(buckets_of(), [1] * world.size)) == [True] * world.size
-
-
 def test_memory_is_given_back_after_a_program(world):
     first = world.run(Send(buckets_of(), [1] * world.size))
     synk.spmd(rank_of)
@@ -175,20 +162,6 @@ def test_a_plain_function_fills_the_vector_in_place():
         values.append(vector.get_value())
         assert values[0].any() and pickle.loads(pickle.dumps(function))
     np.testing.assert_array_equal(*values)
-
-
-def test_the_shape_of_the_vector_is_known_without_filling_it():
-    x, loss, params = network(depth=2)
-    shapes = [one.get_value().shape for one in params]
-    vector = theano.shared(np.zeros(sum(map(math.prod, shapes)), "float32"))
-    new = fill_in_buckets(vector, theano.grad(loss, params), shapes, "avg", None, True)
-    lengths = {}
-    for optimizer in (None, "fast_run"):
-        mode = theano.Mode("py", optimizer)
-        function = theano.function([x], new.shape[0], mode=mode, on_unused_input="ignore")
-        told = [node for node in function.maker.fgraph.apply_nodes if isinstance(node.op, BucketReady)]
-        lengths[len(told)] = function(np.ones((4, 300), "float32"))
-    assert lengths == {2: vector.get_value().size, 0: vector.get_value().size}
 
 
 def test_a_bucket_is_ready_before_the_gradients_of_earlier_layers_are_computed():

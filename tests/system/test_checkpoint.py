@@ -460,15 +460,6 @@ def test_paths_that_are_no_place_for_a_file_are_refused(made, tmp_path):
             synk.load(tmp_path / name)
 
 
-def test_a_path_may_be_bytes(made, tmp_path):
-    made(1)
-    path = os.fsencode(tmp_path / "file")
-    for step in range(2):
-        synk.save(path, {"step": step})
-        assert synk.load(path) == {"step": step}
-    assert os.listdir(tmp_path) == ["file"]
-
-
 def test_leftovers_of_the_dead_are_removed_and_nothing_else(made, tmp_path):
     import fcntl
 

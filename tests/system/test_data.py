@@ -242,21 +242,6 @@ def test_only_safe_casts_happen_unless_they_are_forced(world, source, target):
     assert made.data.tolist() == value.real.astype(target).tolist()
 
 
-@given(numbers=st.lists(st.integers(-300, 300), max_size=4), dtype=st.sampled_from(DTYPES[1:9]))
-@examples(100)
-def test_python_numbers_take_the_dtype_if_they_fit_it(world, numbers, dtype):
-    made = synk.data(dtype=dtype, ndim=1)
-    fit = np.dtype(dtype).kind == "f" or all(
-        np.iinfo(dtype).min <= number <= np.iinfo(dtype).max for number in numbers
-    )
-    if fit:
-        made.set_value(numbers)
-        assert made.data.tolist() == numbers
-    else:
-        with pytest.raises(TypeError, match="force_cast"):
-            made.set_value(numbers)
-
-
 def test_python_numbers_do_not_become_infinite(world):
     for numbers in ([1e300, 1.0], [-1e39], [70000, 2**63]):
         made = synk.data(dtype="float16", ndim=1)
@@ -531,15 +516,6 @@ def test_a_new_file_of_an_old_name_is_read_anew(world, tmp_path):
 def test_a_file_that_was_removed_can_still_be_used(world, mapped):
     os.unlink(mapped.filename)
     world.check_seen(synk.data(mapped))
-
-
-def test_a_relative_name_of_a_file_holds_in_another_directory(world, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    file = np.memmap("here.bin", "float32", "w+", shape=(5, 2))
-    file[:] = 3
-    os.mkdir("elsewhere")
-    monkeypatch.chdir("elsewhere")
-    world.check_seen(synk.data(file))
 
 
 # Bound data

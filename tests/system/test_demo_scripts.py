@@ -105,8 +105,7 @@ signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["demo_1.py", "lasagne_mnist/train_mnist_theano.py", "resnet/train_resnet.py"],
+    "path", ["demo_1.py", "lasagne_mnist/train_mnist_theano.py", "resnet/train_resnet.py"]
 )
 def test_ctrl_c_during_the_imports_is_one_line_too(path, tmp_path):
     (tmp_path / "synkhronos.py").write_text(INTERRUPTED_IMPORT)

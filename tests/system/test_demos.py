@@ -11,10 +11,7 @@ from synkhronos.host.compiler import NAME, TITLE
 
 LINES = {
     1: {
-        2: [
-            "Rows that each process had, of 7:  [4 3]",
-            "Rows at once, with num_slices=2:  [3 2 3 2]",
-        ],
+        2: ["Rows that each process had, of 7:  [4 3]", "Rows at once, with num_slices=2:  [3 2 3 2]"],
         3: ["Rows that each process had, of 7:  [3 2 2]"],
     },
     2: {

@@ -36,12 +36,7 @@ FOUND = {
 
 @pytest.mark.parametrize(
     "change, state",
-    [
-        ({}, OK),
-        ({"pytensor": 0.030}, WARNING),
-        ({"ldflags": ""}, WARNING),
-        ({"compiler": ""}, WARNING),
-    ],
+    [({}, OK), ({"pytensor": 0.030}, WARNING), ({"ldflags": ""}, WARNING), ({"compiler": ""}, WARNING)],
 )
 def test_pytensors_product_is_judged(change, state):
     found = {**FOUND, "version": "3.0.7", "pytensor": 0.010}

@@ -33,11 +33,7 @@ def test_without_mpirun_several_machines_are_not_possible_which_is_no_problem(mo
 
 @pytest.mark.parametrize(
     ("library", "state"),
-    [
-        ("Open MPI v4.1.4", OK),
-        ("Open MPI v5.0.3", WARNING),
-        ("MPICH Version: 4.0.2", WARNING),
-    ],
+    [("Open MPI v4.1.4", OK), ("Open MPI v5.0.3", WARNING), ("MPICH Version: 4.0.2", WARNING)],
 )
 def test_mpirun_and_mpi4py_must_be_of_one_mpi(library, state):
     about = {"mpi4py": "4.1.2", "library": library}

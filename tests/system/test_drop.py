@@ -149,16 +149,6 @@ def test_a_checkpoint_does_not_contain_what_was_dropped(world_of, tmp_path):
     np.testing.assert_array_equal(synk.gather(weights), np.ones((2, 2)))
 
 
-def test_new_workers_after_a_restart_have_what_is_left(world_of):
-    world_of(2)
-    first, second = model(), model()
-    first(), second()
-    del first
-    synk.restart()
-    assert second() == [2 * 3 * 4 * 2]
-    assert [(len(functions), len(shareds)) for functions, shareds in held()] == [(1, 2)] * 2
-
-
 def test_what_is_dropped_while_a_command_runs_is_dropped_by_the_next_one(world_of):
     world_of(2)
     before, during, kept = model(), model(), model()

@@ -122,14 +122,6 @@ def test_the_systems_openblas_is_preferred(tmp_path, monkeypatch):
     assert environment.find_ldflags() == "-lopenblas"
 
 
-def test_the_names_in_the_openblas_of_newer_wheels_of_scipy_have_a_prefix(tmp_path, monkeypatch):
-    (tmp_path / "libscipy_openblas-12ab.so").touch()
-    monkeypatch.setattr(environment, "library_folders", lambda: ([], []))
-    monkeypatch.setattr(environment, "scipy_folders", lambda: [tmp_path])
-    flags = environment.find_ldflags().split()
-    assert "-Dsgemm_=scipy_sgemm_" in flags and "libscipy_openblas-12ab.so" in flags[-1]
-
-
 @pytest.mark.parametrize("name", ["my libraries", "a,b", "it's"])
 def test_a_path_that_flags_cannot_hold_is_not_used(name):
     assert environment.ldflags_by_path(Path("/opt") / name / "libopenblas.so") == ""
@@ -142,10 +134,7 @@ def test_theano_imported_before_does_no_harm(run):
     assert run("imports.py", "theano", "synkhronos", THEANO_FLAGS=flags, **from_start) == "-lopenblas"
 
 
-@pytest.mark.skipif(
-    environment.scipy_openblas() is None,
-    reason="this SciPy has no OpenBLAS of its own",
-)
+@pytest.mark.skipif(environment.scipy_openblas() is None, reason="this SciPy has no OpenBLAS of its own")
 def test_theano_computes_with_the_openblas_inside_scipy(run):
     assert run("matrix_product.py", "scipy") == "64.0"
 
