@@ -26,7 +26,6 @@ def cuda(devices):
 
 @pytest.fixture
 def many(cuda):
-    """List of all GPUs. The test is skipped if there are fewer than two."""
     number = synk.get_n_gpu()
     if number < 2:
         pytest.skip(f"{number} GPU here; this needs two")

@@ -165,13 +165,9 @@ def test_a_script_with_bare_names_missing_runs_by_the_command_and_the_doctor_say
     run, emulator, tmp_path
 ):
     names = (
-        "libcuda.so.1",
-        "libnvrtc.so.13",
-        "libnvrtc-builtins.so.13.0",
-        "libcublas.so.13",
-        "libcublasLt.so.13",
-        "libnccl.so.2",
-    )
+        "libcuda.so.1", "libnvrtc.so.13", "libnvrtc-builtins.so.13.0", "libcublas.so.13",
+        "libcublasLt.so.13", "libnccl.so.2",
+    )  # fmt: skip
     folder = emulator.put(tmp_path / "versions", *names)
     variables = {"LD_LIBRARY_PATH": str(folder), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = run(COMMAND_LINE, "run", ASK_FOR_NCCL, "cuda0", "cuda1", **variables)

@@ -19,8 +19,6 @@ DTYPES = [*FLOATS, *INTEGERS, "bool"]
 
 
 class Look(Command):
-    """Return the type and the identity of each shared variable's storage on this rank."""
-
     def __init__(self, numbers):
         self.numbers = numbers
 
@@ -56,15 +54,10 @@ def mixed(world):
     w = theano.shared(np.arange(6, dtype="float32").reshape(3, 2), "w")
     z = tt.dot(x, w)
     outputs = [
-        (z, "gather"),
-        (z.sum(axis=0), "sum"),
-        (z.mean(axis=0), "avg"),
-        (z.sum(axis=0), "c_sum"),
-        (z.mean(), "avg"),
-        (2 * c, "gather"),
-        (z.transfer(None), "gather"),
+        (z, "gather"), (z.sum(axis=0), "sum"), (z.mean(axis=0), "avg"), (z.sum(axis=0), "c_sum"),
+        (z.mean(), "avg"), (2 * c, "gather"), (z.transfer(None), "gather"),
         ((z + 1).transfer("cpu"), "gather"),
-    ]
+    ]  # fmt: skip
     f = synk.function([x, c], outputs, name="mixed")
     serial = theano.function([x, c], [output for output, _ in outputs], mode=ON_CPU)
     synk.distribute()
@@ -76,8 +69,6 @@ def arguments(length):
 
 
 class DeviceLab:
-    """The `lab` that the checks of engines need, for this device."""
-
     dtype = "float32"
     is_immutable = False
     times_operations = True
@@ -170,7 +161,6 @@ def test_every_dtype_goes_to_the_device_and_back(world):
 
 @pytest.fixture(scope="module")
 def several(world):
-    """Shared variables on the device and on the host, where Theano keeps scalars; and a function."""
     shareds = {
         "w": theano.shared(numbers((3, 2)), "w"),
         "number": theano.shared(np.float32(2), "number"),

@@ -31,12 +31,9 @@ def test_collectives_of_arrays_on_the_device_stay_there(width):
     x, w = tt.fmatrix("x"), shared(np.linspace(0.5, 2, width))
     y = tt.tanh(x * w)
     outputs = [
-        ops.all_reduce(y.sum(0)),
-        ops.all_reduce(y.mean(0), "avg"),
-        ops.all_reduce(y.max(0), "max"),
-        ops.all_reduce(y[-1], "min"),
-        ops.all_gather(y),
-    ]
+        ops.all_reduce(y.sum(0)), ops.all_reduce(y.mean(0), "avg"), ops.all_reduce(y.max(0), "max"),
+        ops.all_reduce(y[-1], "min"), ops.all_gather(y),
+    ]  # fmt: skip
     f = synk.function([x], [on_all_ranks(one) for one in outputs])
     assert len(collectives_of(f)) == 5
     rows = np.random.RandomState(1).normal(size=(9, width)).astype("float32")

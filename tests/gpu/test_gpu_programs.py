@@ -20,8 +20,6 @@ TARGETS = (FEATURES * [[2, -1], [1, 0.5]]).sum(axis=(1, 2)).astype("float32")
 
 
 class Model:
-    """A linear model with its parameters on the device."""
-
     def __init__(self):
         self.w = theano.shared(START, "w")
         self.count = theano.shared(np.zeros(3, "int64"), "count")
@@ -56,7 +54,6 @@ def rows_of(rank, number):
 
 
 def by_turns(rank, work):
-    """Let the ranks work one after the other."""
     for turn in range(rank.size):
         if rank.rank == turn:
             work()
@@ -102,7 +99,6 @@ def test_calls_collectives_and_messages_in_a_program(model, devices):
 
 
 def exchange(rank, model):
-    """Push, pull and move elastically, one rank after the other; return what this rank saw."""
     w, count, seen = model.w, model.count, []
     both, elastic = rank.center([w, count]), rank.center(w, "elastic")
 

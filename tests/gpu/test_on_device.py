@@ -24,7 +24,6 @@ def emulated(emulator):
 
 
 def run(folder, *options, **environment):
-    """Run the script; return its exit code, and the parts of the report."""
     done = subprocess.run(
         [sys.executable, ROOT / "tests" / "gpu" / "on_device.py", folder, *map(str, options)],
         env={**os.environ, **environment}, capture_output=True, text=True, timeout=1800,

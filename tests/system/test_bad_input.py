@@ -109,7 +109,6 @@ def restore(e):
 
 
 def assert_computes(e):
-    """Check that all ranks have the right values and compute the right results."""
     total, y = e.f(X, Y, 1)
     assert total == X.dot(W).sum()
     assert y.tolist() == Y.tolist()
@@ -177,33 +176,20 @@ if NAME == "theano" and importlib.util.find_spec("pygpu") is None:
 # Every public function before fork() and after close()
 
 PUBLIC_CALLS = {
-    "all_gather": lambda e: synk.all_gather(e.w),
-    "all_reduce": lambda e: synk.all_reduce(e.w),
-    "broadcast": lambda e: synk.broadcast(e.w),
-    "data": lambda e: synk.data(X),
-    "distribute": lambda e: synk.distribute(),
-    "free_shmems": lambda e: synk.free_shmems(e.x),
-    "function": lambda e: synk.function([e.x], e.x.sum()),
-    "fuse": lambda e: synk.fuse().__enter__(),
-    "on_step": lambda e: synk.on_step(print),
-    "profile": lambda e: synk.profile().__enter__(),
-    "gather": lambda e: synk.gather(e.w),
-    "get_lengths": lambda e: synk.get_lengths(e.w),
-    "get_shapes": lambda e: synk.get_shapes(e.w),
-    "get_shmems": lambda e: synk.get_shmems(e.x),
-    "get_value": lambda e: synk.get_value(0, e.w),
-    "in_sync": lambda e: synk.in_sync(),
-    "load": lambda e: synk.load("nowhere.npz"),
-    "reduce": lambda e: synk.reduce(e.w),
-    "reseed": lambda e: synk.reseed(None),
-    "restart": lambda e: synk.restart(),
-    "save": lambda e: synk.save("nowhere.npz"),
-    "spmd": lambda e: synk.spmd(print),
-    "scatter": lambda e: synk.scatter(e.w, W),
-    "size": lambda e: synk.size(),
-    "set_shmems": lambda e: synk.set_shmems({e.x: X}),
-    "set_value": lambda e: synk.set_value(0, e.w, W),
-}
+    "all_gather": lambda e: synk.all_gather(e.w), "all_reduce": lambda e: synk.all_reduce(e.w),
+    "broadcast": lambda e: synk.broadcast(e.w), "data": lambda e: synk.data(X),
+    "distribute": lambda e: synk.distribute(), "free_shmems": lambda e: synk.free_shmems(e.x),
+    "function": lambda e: synk.function([e.x], e.x.sum()), "fuse": lambda e: synk.fuse().__enter__(),
+    "on_step": lambda e: synk.on_step(print), "profile": lambda e: synk.profile().__enter__(),
+    "gather": lambda e: synk.gather(e.w), "get_lengths": lambda e: synk.get_lengths(e.w),
+    "get_shapes": lambda e: synk.get_shapes(e.w), "get_shmems": lambda e: synk.get_shmems(e.x),
+    "get_value": lambda e: synk.get_value(0, e.w), "in_sync": lambda e: synk.in_sync(),
+    "load": lambda e: synk.load("nowhere.npz"), "reduce": lambda e: synk.reduce(e.w),
+    "reseed": lambda e: synk.reseed(None), "restart": lambda e: synk.restart(),
+    "save": lambda e: synk.save("nowhere.npz"), "spmd": lambda e: synk.spmd(print),
+    "scatter": lambda e: synk.scatter(e.w, W), "size": lambda e: synk.size(),
+    "set_shmems": lambda e: synk.set_shmems({e.x: X}), "set_value": lambda e: synk.set_value(0, e.w, W),
+}  # fmt: skip
 NEEDS_NO_WORLD = {"attach", "fork", "close", "get_n_gpu", "is_forked", "make_slices"}
 for name, call in PUBLIC_CALLS.items():
     wrong(f"{name}: before fork", synk.NotForkedError, "call synk.fork() first", call,
@@ -562,18 +548,11 @@ wrong("set_input_shmems: unknown name", TypeError, "no input is named 'z'",
 # Collectives
 
 COLLECTIVES = {
-    "broadcast": synk.broadcast,
-    "scatter": lambda v: synk.scatter(v, W),
-    "gather": synk.gather,
-    "all_gather": synk.all_gather,
-    "reduce": synk.reduce,
-    "all_reduce": synk.all_reduce,
-    "set_value": lambda v: synk.set_value(0, v, W),
-    "get_value": lambda v: synk.get_value(0, v),
-    "get_lengths": synk.get_lengths,
-    "get_shapes": synk.get_shapes,
-    "in_sync": synk.in_sync,
-}
+    "broadcast": synk.broadcast, "scatter": lambda v: synk.scatter(v, W), "gather": synk.gather,
+    "all_gather": synk.all_gather, "reduce": synk.reduce, "all_reduce": synk.all_reduce,
+    "set_value": lambda v: synk.set_value(0, v, W), "get_value": lambda v: synk.get_value(0, v),
+    "get_lengths": synk.get_lengths, "get_shapes": synk.get_shapes, "in_sync": synk.in_sync,
+}  # fmt: skip
 for name, call in COLLECTIVES.items():
     for what, error, words, make in [
         ("None", TypeError, ("expected shared variables", "None"), lambda e: None),
@@ -708,7 +687,6 @@ wrong("fuse: pending result as value", synk.FuseError, ("fuse()", "result()"), p
 
 @pytest.fixture
 def posted(monkeypatch, env):
-    """List of the payloads that are sent to the workers."""
     transport, payloads = type(env.world.transport), []
     post = transport.post
 

@@ -19,7 +19,6 @@ def world(open_world, request):
 
 
 def by_theano(x, gamma, beta, axes, old):
-    """Return a step of Theano's own function, as values."""
     mode = theano.compile.get_mode("FAST_COMPILE")
     variable = tt.TensorType(x.dtype, [False] * x.ndim)()
     outputs = bn.batch_normalization_train(

@@ -22,29 +22,6 @@ def test_the_instructions_of_a_processor_are_the_newest_of_its_flags(tmp_path, f
     assert blas_kernels.instructions_of_processor(path) == instructions
 
 
-@pytest.mark.parametrize(
-    ("kernels", "instructions", "is_older"),
-    [
-        ("Prescott", "AVX", True),
-        ("Barcelona", "AVX2", True),
-        ("Sandybridge", "AVX2", True),
-        ("Zen", "AVX-512", True),
-        ("Haswell", "AVX-512", True),
-        ("Haswell", "AVX2", False),
-        ("Cooperlake", "AVX-512", False),
-        ("SKYLAKEX", "AVX-512", False),  # as builds for one processor write it
-        ("HASWELL", "AVX-512", True),
-        ("Nehalem", "SSE", False),
-        ("neoversen1", None, False),
-        ("NewLake", "AVX-512", False),
-        (None, "AVX-512", False),
-        ("Haswell", None, False),
-    ],
-)
-def test_kernels_are_older_if_they_use_older_instructions(kernels, instructions, is_older):
-    assert blas_kernels.is_older(kernels, instructions) == is_older
-
-
 def library(filepath, version="0.3.21", architecture="Haswell", api="openblas", layer="pthreads"):
     """Return the description of a library, as threadpoolctl would."""
     return {

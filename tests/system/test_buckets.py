@@ -57,8 +57,6 @@ class Send(Command):
 
 
 class AllReduce(Send):
-    """The same by the communicator."""
-
     def run(self, here):
         operation, rows = OPERATIONS[self.buckets.op], self.rows[here.rank]
         vector = vector_of(here.rank, self.buckets)

@@ -10,8 +10,6 @@ from compilers import Apply, Op, compiler, tt as T
 
 
 class Where(Op):
-    """Returns the address, the stride and the number of bytes of its input."""
-
     __props__ = ()
 
     def make_node(self, x):
@@ -156,15 +154,10 @@ def test_a_call_may_be_repeated_on_any_rows(summed, fused, minibatch):
 def test_the_rows_of_a_repeated_call_are_checked(summed):
     x, scale = synk.data(np.arange(20.0).reshape(10, 2)), synk.data([1.0, 3.0])
     for batch, error in [
-        ([3, 10], IndexError),
-        ("rows", TypeError),
-        (True, TypeError),
-        (slice(0, 5, 0), ValueError),
-        ([0.5], (TypeError, IndexError)),
-        (slice(4, 4), ValueError),
-        (np.zeros(10, bool), ValueError),
+        ([3, 10], IndexError), ("rows", TypeError), (True, TypeError), (slice(0, 5, 0), ValueError),
+        ([0.5], (TypeError, IndexError)), (slice(4, 4), ValueError), (np.zeros(10, bool), ValueError),
         (np.zeros(9, bool), IndexError),
-    ]:
+    ]:  # fmt: skip
         summed(x, scale, batch=5)
         with pytest.raises(error):
             summed(x, scale, batch=batch)

@@ -25,15 +25,12 @@ from synkhronos.checkpoints import archive
 from synkhronos.world.world import current_world
 
 VALUES = {
-    "half": np.array([1.5, -0.0, np.nan, np.inf], FLOAT16),
-    "number": np.array(2.5),
-    "nothing": np.zeros((0, 3), "float32"),
-    "flags": np.array([[True, False]]),
-    "whole": np.array([-(2**63), 2**63 - 1]),
-    "bytes": np.arange(256, dtype="uint8"),
+    "half": np.array([1.5, -0.0, np.nan, np.inf], FLOAT16), "number": np.array(2.5),
+    "nothing": np.zeros((0, 3), "float32"), "flags": np.array([[True, False]]),
+    "whole": np.array([-(2**63), 2**63 - 1]), "bytes": np.arange(256, dtype="uint8"),
     "complex": np.array([1 + 2j, -3j], "complex64"),
     "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
-}
+}  # fmt: skip
 
 
 class Made:
@@ -64,7 +61,6 @@ class Made:
         synk.distribute()
 
     def spoil(self):
-        """Change the values on every rank."""
         self.draw()
         for shared in self.shareds.values():
             value = shared.get_value()
@@ -72,7 +68,6 @@ class Made:
         self.use(np.ones((5, 2)))
 
     def values(self):
-        """Return, for each rank, the dtype, the shape and the bytes of each variable."""
         variables = [*self.shareds.values(), self.own]
         return [
             [(value.dtype, value.shape, value.tobytes()) for value in synk.get_value(rank, variables)]
@@ -82,8 +77,6 @@ class Made:
 
 @pytest.fixture
 def made(world_of):
-    """Function that opens a world, and returns a `Made` in it."""
-
     def make(n, **kwargs):
         world_of(n, **kwargs)
         return Made()
@@ -137,21 +130,12 @@ def test_extra_comes_back_as_it_was(made, tmp_path):
     random = np.random.RandomState(4)
     random.normal()  # the generator keeps a second normal number in its state
     extra = {
-        "step": 2**70,
-        "loss": float("nan"),
-        "rate": np.float32(0.1),
-        "flag": np.True_,
-        "none": None,
-        "név \ud800": "Zürich \ud800\n",
-        "order": np.arange(3, dtype="int16"),
-        "history": [[1.0, 2.0], [3.0, 4.0]],
-        "empty": np.zeros((0, 2)),
-        "scalar": np.array(5.0),
-        "columns": np.asfortranarray(np.arange(4.0).reshape(2, 2)),
-        "complex": 1j,
-        "data": synk.data(np.arange(4.0)),
-        "random": random,
-    }
+        "step": 2**70, "loss": float("nan"), "rate": np.float32(0.1), "flag": np.True_, "none": None,
+        "név \ud800": "Zürich \ud800\n", "order": np.arange(3, dtype="int16"),
+        "history": [[1.0, 2.0], [3.0, 4.0]], "empty": np.zeros((0, 2)), "scalar": np.array(5.0),
+        "columns": np.asfortranarray(np.arange(4.0).reshape(2, 2)), "complex": 1j,
+        "data": synk.data(np.arange(4.0)), "random": random,
+    }  # fmt: skip
     synk.save(tmp_path / "file", extra)
     expected = random.normal(size=5).tolist()
     got = synk.load(tmp_path / "file")
@@ -226,7 +210,6 @@ def test_what_is_no_tensor_is_refused_or_left_out(world_of, tmp_path):
 
 
 def named(names, values):
-    """Create variables with these names and values, use each in a function, and return them."""
     shareds = [compiler.shared(np.full(2, float(value)), name) for name, value in zip(names, values)]
     for shared in shareds:
         synk.function([], updates=[(shared, shared + 1)], mode="FAST_COMPILE")
@@ -499,7 +482,6 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else():
 
 
 def open_counting():
-    """Open a world of two ranks; return a shared variable and a function that adds 1 to it."""
     synk.fork(2, use_gpu=False)
     w = compiler.shared(np.zeros(300_000), "w")  # large enough to be written in several pieces
     return w, synk.function([], updates=[(w, w + 1)], mode="FAST_COMPILE")
@@ -618,7 +600,6 @@ def test_a_file_that_is_cut_off_or_changed_anywhere_is_an_error_or_as_good_as_wh
 
 
 def rewritten(tmp_path, change=None, members=None, compression=zipfile.ZIP_STORED):
-    """Write a copy of the checkpoint with a changed description and other members."""
     with zipfile.ZipFile(tmp_path / "file") as archive:
         content = {name: archive.read(name) for name in archive.namelist()}
     description = json.loads(content["synkhronos.json"])
@@ -634,7 +615,6 @@ def rewritten(tmp_path, change=None, members=None, compression=zipfile.ZIP_STORE
 
 
 def member(description, name):
-    """Return the member of the archive that contains a variable."""
     return next(entry[4][0] for entry in description["entries"] if entry[0] == name) + ".npy"
 
 
@@ -707,37 +687,20 @@ def test_hostile_descriptions_are_refused(small, tmp_path):
 
     small.set_value(np.ones(3))
     for change in (
-        at("format", value=["synkhronos checkpoint", 2]),
-        at("ranks", value=0),
-        at("ranks", value="1"),
-        at("ranks", value=None),
-        at("master_rank", value=-1),
-        at("master_rank", value=10**30),
-        at("entries", value=None),
-        at("entries", value=[]),
-        at("entries", value=[[]]),
-        at("entries", 0, 0, value=["w"]),
-        at("entries", 0, 0, value={}),
-        at("entries", 0, 1, value="0"),
-        at("entries", 0, 2, value="O"),
-        at("entries", 0, 3, value=[[10**18]]),
-        at("entries", 0, 3, value=[]),
-        at("entries", 0, 3, value=[None]),
-        at("entries", 0, 4, value=["missing"]),
-        at("entries", 0, 4, value=["../../etc/passwd"]),
-        at("entries", 0, 4, value=[]),
-        at("left_out", value=[1]),
-        at("left_out", value=[["w", 0]]),
-        at("functions", value=1),
-        at("functions", value=[["f", [["other", 0]]]]),
-        at("functions", 0, 0, value=[]),
-        at("functions", 0, 1, value=[["w", 0], ["w", 0]]),
-        at("extra", value=[]),
-        at("extra", "step", value=["pickle", "extra_0"]),
+        at("format", value=["synkhronos checkpoint", 2]), at("ranks", value=0), at("ranks", value="1"),
+        at("ranks", value=None), at("master_rank", value=-1), at("master_rank", value=10**30),
+        at("entries", value=None), at("entries", value=[]), at("entries", value=[[]]),
+        at("entries", 0, 0, value=["w"]), at("entries", 0, 0, value={}), at("entries", 0, 1, value="0"),
+        at("entries", 0, 2, value="O"), at("entries", 0, 3, value=[[10**18]]),
+        at("entries", 0, 3, value=[]), at("entries", 0, 3, value=[None]),
+        at("entries", 0, 4, value=["missing"]), at("entries", 0, 4, value=["../../etc/passwd"]),
+        at("entries", 0, 4, value=[]), at("left_out", value=[1]), at("left_out", value=[["w", 0]]),
+        at("functions", value=1), at("functions", value=[["f", [["other", 0]]]]),
+        at("functions", 0, 0, value=[]), at("functions", 0, 1, value=[["w", 0], ["w", 0]]),
+        at("extra", value=[]), at("extra", "step", value=["pickle", "extra_0"]),
         at("extra", "step", value=["array", "shared_99"]),
-        at("extra", "step", value=["random_state", "extra_0"]),
-        at("extra", "step", value=7),
-    ):
+        at("extra", "step", value=["random_state", "extra_0"]), at("extra", "step", value=7),
+    ):  # fmt: skip
         with pytest.raises(ValueError):
             synk.load(rewritten(tmp_path, change))
         assert small.get_value().tolist() == [1, 1, 1]

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import threading
 import time
 
 import psutil
@@ -92,33 +91,3 @@ def test_stopped_processes_are_found_and_ended():
     assert wait_until(lambda: children.find_stopped({3: running, 5: stopped})) == [5]
     children.kill_and_join([running, stopped])
     assert not psutil.pid_exists(pid)
-
-
-def test_a_forker_calls_in_the_main_thread_itself_and_for_others_in_a_thread_that_stays():
-    def call(forker, outcome):
-        outcome.append(forker.call(lambda one: (one, threading.current_thread()), 5))
-        try:
-            forker.call(lambda: 1 / 0)
-        except ZeroDivisionError as error:
-            outcome.append(error)
-
-    forker, outcome = children.Forker(), []
-    call(forker, outcome)
-    assert outcome.pop(0) == (5, threading.main_thread()) and outcome.pop()
-    thread = threading.Thread(target=call, args=(forker, outcome))
-    thread.start()
-    thread.join()
-    five, lasting = outcome[0]
-    assert five == 5 and lasting.is_alive() and len(outcome) == 2
-    forker.end()
-    lasting.join(5)
-    assert not lasting.is_alive()
-    outcome.clear()
-    thread = threading.Thread(target=call, args=(forker, outcome))
-    thread.start()
-    thread.join()
-    (five, lasting), _ = outcome
-    assert lasting.is_alive() and lasting.daemon  # a new thread, after the first one was ended
-    forker.end()
-    lasting.join(5)
-    assert not lasting.is_alive()

@@ -58,7 +58,6 @@ def test_the_order_of_events_stays(shares, shift, drift):
 
 
 def open_world(sizes, clocks):
-    """Open a world of machines whose ranks are threads; return a call of a function."""
     lab = NaiveLab()
     enter_world(World(ThreadedMachines(sizes, 0, 60, clocks=clocks), lab.engine, ThreadLimits()))
     synk.world.world.current_world().start()

@@ -25,7 +25,6 @@ def has(module):
 
 
 def ranks_by_machine(output):
-    """Return the number of ranks on each machine, which ``train.py`` prints."""
     total, counts = re.search(r"^(\d+) ranks \((.*)\)$", output, re.MULTILINE).groups()
     found = {name: int(count) for name, count in re.findall(r"([\w-]+): (\d+)", counts)}
     assert sum(found.values()) == int(total)
@@ -101,7 +100,6 @@ def manifest():
 
 
 def dockerfile():
-    """Return the instructions of the Dockerfile: pairs of the word and the rest."""
     text = re.sub(r"^#.*\n", "", (CLUSTERS / "Dockerfile").read_text(), flags=re.MULTILINE)
     lines = re.sub(r"\\\n", " ", text).splitlines()
     return [tuple(line.split(None, 1)) for line in lines if line.strip()]
@@ -161,7 +159,6 @@ def test_the_launcher_of_the_manifest_runs_the_script_on_the_pods(manifest, tmp_
 
 @pytest.fixture(scope="module")
 def dask():
-    """The address of a Dask cluster on this machine."""
     pytest.importorskip("distributed")
     program = FOLDER / "programs" / "dask_cluster.py"
     process = subprocess.Popen(
@@ -197,7 +194,6 @@ def start(script, *arguments):
 
 
 def run(script, *arguments, timeout=300):
-    """Run a script in ``demos/clusters``; return its exit code, stdout and stderr."""
     with start(script, *arguments) as process:
         printed, said = process.communicate(timeout=timeout)
     return process.returncode, printed, said
@@ -224,7 +220,6 @@ def test_dask_runs_a_job(dask):
 
 
 def processes_with(word):
-    """Return the processes that have a word in their command line."""
     found = []
     for one in psutil.process_iter(["cmdline"]):
         if word in (one.info["cmdline"] or []):

@@ -26,16 +26,11 @@ from synkhronos.world.world import current_world
 OPS = ["avg", "sum", "prod", "min", "max"]
 TAILS = {"matrix": (3,), "tensor": (2, 2), "vector": (), "long": (), "half": (), "byte": ()}
 STARTS = {
-    "matrix": np.zeros((2, 3), "float32"),
-    "tensor": np.zeros((2, 2, 2), "float64"),
-    "vector": np.zeros(5, "float64"),
-    "long": np.zeros(4, "int64"),
-    "half": np.zeros(3, FLOAT16),
-    "byte": np.zeros(3, "uint8"),
-    "number": np.array(0, "float32"),
-    "large": np.zeros((130, 140), "float32"),
-    "count": np.array(0, "int32"),
-}
+    "matrix": np.zeros((2, 3), "float32"), "tensor": np.zeros((2, 2, 2), "float64"),
+    "vector": np.zeros(5, "float64"), "long": np.zeros(4, "int64"), "half": np.zeros(3, FLOAT16),
+    "byte": np.zeros(3, "uint8"), "number": np.array(0, "float32"),
+    "large": np.zeros((130, 140), "float32"), "count": np.array(0, "int32"),
+}  # fmt: skip
 WIRES = ["float16", "bfloat16", "int8", synk.TopK(0.25), synk.PowerSGD(2),
          synk.PowerSGD(2, exact_steps=2)]  # fmt: skip
 ROWS = list(TAILS)
@@ -69,7 +64,6 @@ class Model:
         return np.asarray(exact(rng, shape, "float64") / 2).astype(STARTS[name].dtype)
 
     def check(self, rtol=0):
-        """Check that every rank has the expected values, and that a function sees the same ones."""
         variables = list(self.shared.values())
         by_rank = [synk.get_value(rank, variables) for rank in range(self.size)]
         found = {name: list(values) for name, values in zip(NAMES, zip(*by_rank))}
@@ -303,16 +297,9 @@ def do_get_shapes(model, draw, rng):
 
 
 ACTIONS = [
-    do_scatter,
-    do_set_value,
-    do_broadcast,
-    do_gather,
-    do_all_gather,
-    do_all_reduce,
-    do_all_reduce_in_a_format,
-    do_reduce,
-    do_get_shapes,
-]
+    do_scatter, do_set_value, do_broadcast, do_gather, do_all_gather, do_all_reduce,
+    do_all_reduce_in_a_format, do_reduce, do_get_shapes,
+]  # fmt: skip
 
 
 @given(

@@ -15,7 +15,6 @@ import synkhronos as synk  # noqa: F401
 
 @pytest.fixture
 def said():
-    """List of the messages of Theano's lock, as they are printed."""
     lines = []
     logger = logging.getLogger("theano.gof.compilelock")
     handler = logging.Handler()
@@ -26,7 +25,6 @@ def said():
 
 
 def locked_by(folder, process):
-    """Lock a folder as a process of Theano does."""
     folder.mkdir()
     (folder / "lock").write_text(f"{process}_0000000000_{socket.gethostname()}\n")
     return str(folder)

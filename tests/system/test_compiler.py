@@ -52,17 +52,14 @@ def of_the_other_compiler():
 @pytest.mark.parametrize(
     "use",
     [
-        lambda x, own: synk.function([x], []),
-        lambda x, own: synk.function([], (x, "sum")),
+        lambda x, own: synk.function([x], []), lambda x, own: synk.function([], (x, "sum")),
         lambda x, own: synk.function([], updates=[(x, 0)]),
         lambda x, own: synk.function([], updates=[(own, x)]),
-        lambda x, own: synk.function([], [], givens=[(own, x)]),
-        lambda x, own: synk.broadcast(x),
-        lambda x, own: synk.reseed(x, 1),
-        lambda x, own: parallel_function([x], []),
+        lambda x, own: synk.function([], [], givens=[(own, x)]), lambda x, own: synk.broadcast(x),
+        lambda x, own: synk.reseed(x, 1), lambda x, own: parallel_function([x], []),
         lambda x, own: updates.sgd(own, [x], 0.1),
     ],
-)
+)  # fmt: skip
 def test_a_variable_of_the_other_compiler_is_refused_by_its_name(world_of, use):
     world_of(1)
     other, own = other_compiler(), names.shared(np.ones(3), "own", (False,))

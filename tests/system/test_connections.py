@@ -23,14 +23,12 @@ LOOPBACK = "ip link set lo up; echo ready; exec sleep infinity"
 
 @pytest.fixture
 def pair():
-    """Both ends of a connection."""
     with connected() as both:
         yield both
 
 
 @pytest.fixture
 def other_pair():
-    """The same for another connection."""
     with connected() as both:
         yield both
 
@@ -132,7 +130,6 @@ class Watched:
         self.neighbours.check()
 
     def goodbyes(self):
-        """How often machine 0 has been told goodbye."""
         return len(self.network.queues[1, 0, neighbours._GOODBYE])
 
 
@@ -337,10 +334,3 @@ def test_an_mpirun_that_waits_is_ended_with_its_tasks(start):
     [(pid, task)] = [line.split() for line in lines if line != "asked"]
     assert lines.count("asked") == 2 and process.returncode == -signal.SIGKILL
     wait_until(lambda: neighbours.has_ended(int(task)))
-
-
-@pytest.mark.parametrize("name, is_known", [("prted", True), ("slurmstepd", False)])
-def test_the_starter_of_a_task_is_found_by_its_name(start, name, is_known):
-    process = start(name, "say")
-    said = {process.stdout.readline().strip() for _ in range(2)}
-    assert str(process.pid if is_known else None) in said

@@ -33,17 +33,8 @@ from synkhronos.world.world import current_world
 EXCEPTIONS = getattr(np, "exceptions", np)
 COMPLEX_WARNING = EXCEPTIONS.ComplexWarning
 DTYPES = [
-    "bool",
-    "int8",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "float16",
-    "float32",
-    "float64",
-    "complex64",
-]
+    "bool", "int8", "int32", "int64", "uint8", "uint16", "float16", "float32", "float64", "complex64",
+]  # fmt: skip
 SIZE = 3
 
 
@@ -63,7 +54,6 @@ class World:
         synk.distribute()
 
     def check_seen(self, data):
-        """Check that every rank sees the whole of a float32 matrix, and its own rows."""
         expected = np.array(data.data)
         (got,) = self.whole(np.arange(SIZE), data)
         np.testing.assert_array_equal(got, np.stack([expected] * SIZE))
@@ -571,7 +561,6 @@ def test_inputs_of_a_function_are_bound_and_built_together(world):
 
 
 def make_and_drop(mark, steps, kept=5):
-    """Keep some `Data` full of a number; check those that are dropped."""
     datas, random = [], Random(mark)
     for step in range(steps):
         made = synk.data(np.full(random.choice([1, 500, 3000]), mark))

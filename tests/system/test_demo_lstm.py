@@ -24,7 +24,6 @@ def reviews(demo):
 
 
 def write_files(folder, texts):
-    """Write the texts of each part and class, as they are in the Large Movie Review Dataset."""
     for place, of_place in texts.items():
         (folder / place).mkdir(parents=True)
         for number, text in enumerate(of_place):

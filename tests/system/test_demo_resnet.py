@@ -46,7 +46,6 @@ def values_of(variables):
 
 
 def assert_close(got, expected):
-    """Check that float32 arrays are equal up to rounding."""
     for one, other in zip(got, expected):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
@@ -73,26 +72,6 @@ def test_a_step_equals_the_serial_one_where_every_share_has_the_same_statistics(
     if processes == 1 and slices == 1:  # otherwise, unbiased variances are of fewer numbers
         assert_close(values_of(model.averages), values_of(serial.averages))
         np.testing.assert_allclose(evaluate(*data), serial_evaluate(x, y), rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_step_equals_the_serial_one_on_any_rows_with_batch_norm_as_in_evaluation(demo, world_of):
-    options = options_of(demo, processes=2)
-    x, y = minibatch(options, 7)
-
-    def model_without_batch_statistics():
-        model = demo.network.build_model(options)
-        return model._replace(loss=model.valid_loss, average_updates=[])
-
-    serial = model_without_batch_statistics()
-    serial_step, _ = demo.train_resnet_theano.build(serial, options)
-    expected = [float(serial_step(x, y)) for _ in range(2)]
-    world_of(2)
-    model = model_without_batch_statistics()
-    step, _ = demo.train_resnet.build(model, options)
-    data = synk.data(x), synk.data(y)
-    np.testing.assert_allclose([step(*data) for _ in range(2)], expected, rtol=1e-5)
-    assert_close(values_of(model.params), values_of(serial.params))
 
 
 @pytest.mark.slow
@@ -125,7 +104,6 @@ COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}
 
 @pytest.fixture
 def folder(tmp_path):
-    """Folder with a subfolder per colour, each with four plain images of this colour."""
     from PIL import Image
 
     root = tmp_path / "images"
@@ -236,7 +214,6 @@ def test_a_script_names_the_broken_file_without_a_traceback(run_demo, folder):
 
 @pytest.fixture
 def double(demo, monkeypatch):
-    """Configuration with ``floatX=float64``."""
     monkeypatch.setattr(theano.config, "floatX", "float64")
 
 

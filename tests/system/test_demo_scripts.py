@@ -19,7 +19,6 @@ DEMOS = ROOT / "demos"
 
 
 def module(name, folder=DEMOS):
-    """Import a module of the demos."""
     sys.path.insert(0, str(folder))
     try:
         return importlib.import_module(name)
@@ -45,7 +44,6 @@ def raises(error):
 
 @pytest.fixture
 def ended(script, monkeypatch, capsys):
-    """Function that runs a script, and returns its status and what it says."""
     monkeypatch.setattr(sys, "argv", ["/folder/demo.py"])
 
     def run(main):

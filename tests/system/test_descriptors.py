@@ -19,7 +19,6 @@ from synkhronos.services.background_processes import BackgroundProcesses
 
 
 def start(**kwargs):
-    """Start two ranks with a function."""
     synk.fork(2, use_gpu=False, **kwargs)
     synk.function([], tt.constant(1.0) * 2)
     synk.distribute()

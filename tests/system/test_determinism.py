@@ -29,7 +29,6 @@ def busy_machine():
 
 
 def digests_of(run_python, worlds, hash_seed, *options):
-    """Run ``digests.py`` in a new process, and return the digests that it prints."""
     named = [f"{size}:{master_rank}" for size, master_rank in worlds]
     done = run_python(
         "digests.py", *named, *options, timeout=200, environment={"PYTHONHASHSEED": hash_seed}

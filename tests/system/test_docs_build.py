@@ -22,8 +22,6 @@ NOT_LOADED = {"index", "search", "next", "prev", "author", "copyright", "canonic
 
 
 class Page(HTMLParser):
-    """What a page loads, which pages it links to, and which anchors it has."""
-
     def __init__(self, text):
         super().__init__()
         self.loaded, self.links, self.anchors = [], [], set()
@@ -51,7 +49,6 @@ def build_without_network(source, target):
 
 @pytest.fixture(scope="module")
 def built(programs, tmp_path_factory):
-    """The folder of the built pages."""
     folder = tmp_path_factory.mktemp("docs")
     home = {"KERAS_HOME": str(folder / "keras")}  # where Keras writes a file
     pages = folder / "pages"
@@ -63,7 +60,6 @@ def built(programs, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(built):
-    """`Page` by path."""
     found = {path.resolve(): Page(path.read_text()) for path in built.rglob("*.html")}
     assert len(found) > 20
     return found

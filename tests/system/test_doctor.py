@@ -11,7 +11,6 @@ CHECKS = {one.name: one for one in (*checks.OF_PYTENSOR, *checks.OF_THEANO, *che
 
 
 def result_of(examine, *arguments):
-    """Return the result of a check that is required."""
     return Check("this", lambda: examine(*arguments), is_required=True).run()
 
 
@@ -23,15 +22,12 @@ FOUND = {
     "numpy": 0.010,
     "libraries": [
         {
-            "user_api": "blas",
-            "internal_api": "openblas",
+            "user_api": "blas", "internal_api": "openblas",
             "filepath": "/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblasp-r0.3.29.so",
-            "version": "0.3.29",
-            "threading_layer": "pthreads",
-            "architecture": "Haswell",
+            "version": "0.3.29", "threading_layer": "pthreads", "architecture": "Haswell",
         }
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -105,14 +101,10 @@ def test_a_compiler_that_fails_is_a_problem_with_its_own_message(monkeypatch, tm
 @pytest.mark.parametrize(
     ("change", "state"),
     [
-        ({}, OK),
-        ({"theano": 0.019}, OK),
-        ({"theano": 0.030}, WARNING),
-        ({"ldflags": ""}, WARNING),
-        ({"compiler": ""}, PROBLEM),
-        ({"version": "0.9.0"}, PROBLEM),
+        ({}, OK), ({"theano": 0.019}, OK), ({"theano": 0.030}, WARNING), ({"ldflags": ""}, WARNING),
+        ({"compiler": ""}, PROBLEM), ({"version": "0.9.0"}, PROBLEM),
     ],
-)
+)  # fmt: skip
 def test_theano_is_judged_by_its_product_and_its_settings(change, state):
     result = result_of(checks.judge_theano, {**FOUND, **change})
     assert result.state == state

@@ -20,7 +20,6 @@ BARE = ("libcuda.so", "libnvrtc.so", "libcublas.so", "libnccl.so")
 
 @pytest.fixture
 def devices(tmp_path, monkeypatch):
-    """Empty folder of device files."""
     folder = tmp_path / "dev"
     folder.mkdir()
     monkeypatch.setattr(gpus, "DEVICES", folder)
@@ -29,7 +28,6 @@ def devices(tmp_path, monkeypatch):
 
 @pytest.fixture
 def gpu(devices):
-    """Folder of device files, with one GPU in it."""
     (devices / "nvidia0").touch()
     return devices
 

@@ -28,7 +28,6 @@ def add_noise(x):
 
 
 def noisy():
-    """Return a function that adds noise to rows in an operation of the script's own."""
     x = tt.dvector("x")
     return synk.function([x], (add_noise(x), "gather"))
 

@@ -21,8 +21,6 @@ MEBIBYTE = 1 << 20
 
 
 class Held(Command):
-    """Returns the numbers of the functions and shared variables that a rank has."""
-
     def run(self, here):
         return sorted(here.functions), sorted(here.shareds)
 
@@ -43,8 +41,6 @@ def held():
 
 
 class Kept(Command):
-    """Returns how much a rank keeps for functions and shared variables, by what it is."""
-
     NAMES = ("functions", "shareds", "rows", "peers", "wires", "_buffers")
 
     def run(self, here):
@@ -53,14 +49,11 @@ class Kept(Command):
 
 
 def count_replicas():
-    """Return the number of replicas in this process."""
     gc.collect()
     return sum(type(one) is Replica for one in gc.get_objects())
 
 
 class InStore(Command):
-    """Returns how many megabytes of large blocks a rank has allocated in the store."""
-
     def run(self, here):
         memory = here.store.memory
         memory.collect()
@@ -69,7 +62,6 @@ class InStore(Command):
 
 
 def known():
-    """Return how much the master knows about variables, by what it is."""
     groups = vars(agreement_of(current_world()))
     found = {name: len(one) for name, one in groups.items() if isinstance(one, (set, dict))}
     return {**found, "all sources": sum(map(len, groups["sources"].values()))}
