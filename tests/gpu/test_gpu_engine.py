@@ -213,15 +213,6 @@ def test_numbers_on_the_host_and_arrays_on_the_device_travel_in_one_list(world, 
             assert_same(got, expected, shared.dtype)
 
 
-def test_an_update_after_a_collective_sees_what_it_left(world, several):
-    shareds, f = several
-    synk.broadcast([shareds["w"], shareds["number"]], [np.ones((3, 2), "float32"), 2.0])
-    gathered = f(np.ones(world.size, "float32"))
-    assert_same(gathered, np.full((3 * world.size, 2), 2.0), "float32")
-    synk.all_reduce(shareds["w"], "sum")
-    assert_same(shareds["w"].get_value(), np.full((3, 2), 3.0 * world.size))
-
-
 def test_sliceable_rows_are_taken_on_the_device(world):
     s = theano.shared(np.zeros((0, 2), "float32"), "s")
     v = theano.shared(np.float32([1, 2]), "v")

@@ -175,13 +175,11 @@ def test_a_check_of_extra_comes_before_anything_is_changed(made, tmp_path):
 @pytest.mark.parametrize(
     "extra, message",
     [
-        ([1], "expected a dict"),
-        ({1: 2}, "names that are strings"),
-        ({"a": object()}, r"extra\['a'\]"),
-        ({"a": np.array([None])}, r"extra\['a'\]"),
+        ([1], "expected a dict"), ({1: 2}, "names that are strings"),
+        ({"a": object()}, r"extra\['a'\]"), ({"a": np.array([None])}, r"extra\['a'\]"),
         ({"a": {"b": 1}}, r"extra\['a'\]"),
     ],
-)
+)  # fmt: skip
 def test_extra_that_cannot_be_saved_is_refused_before_the_file_is_touched(
     made, tmp_path, extra, message
 ):

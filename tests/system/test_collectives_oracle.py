@@ -393,25 +393,6 @@ def test_scatter_without_values_takes_the_bound_data(model):
         synk.scatter(vector)
 
 
-def test_a_reduction_weighted_by_a_function_needs_a_call_of_it(world_of):
-    world_of(2)
-    x = tt.vector()
-    s = compiler.shared(np.zeros(2))
-    f = synk.function([x], [], updates=[(s, s * 0 + x.mean())])
-    other = synk.function([x], x.mean())
-    with pytest.raises(ValueError):
-        synk.all_reduce(s, weights=f)
-    f(np.array([1.0, 2.0, 6.0]))
-    synk.all_reduce(s, weights=f)
-    for rank in range(2):
-        assert_same(synk.get_value(rank, s), [3.0, 3.0])
-    f(np.array([5.0]))  # rank 1 has no rows, so it keeps its old value
-    synk.all_reduce(s, weights=f)
-    assert_same(synk.get_value(1, s), [5.0, 5.0])
-    other(np.array([1.0, 1.0]))
-    assert_same(synk.reduce(s, "avg", in_place=False, weights=f), [5.0, 5.0])
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_averages_of_numbers_near_the_largest_are_finite(world_of, dtype):
     world_of(3, master_rank=1)

@@ -96,16 +96,7 @@ def test_a_connection_without_a_network_is_silent():
 
 
 class Watched:
-    """Neighbours whose connections have the silence that a test says.
-
-    Attributes
-    ----------
-    courier, leader : float
-        The seconds of the connection to the courier and the leader of machine 0.
-    ends : int
-        How often they have ended the job.
-    network : NaiveNetwork
-    """
+    """Neighbours whose connections to machine 0 have the silence, in seconds, that a test says."""
 
     def __init__(self, monkeypatch, pair, other_pair, leader):
         self.courier = self.leader = 0.0
@@ -284,17 +275,14 @@ def test_nothing_is_named_at_the_end_of_the_job(watched, capfd):
 # Ending a job
 
 
-MPIRUN = """import os, signal, sys, time
+MPIRUN = """import os, signal, time
 signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\\n"))
 task = os.fork()
 if not task:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     from synkhronos.machines.job import termination
-    if sys.argv[1] == "end":
-        os.set_inheritable(1, False)
-        termination.end_job(termination.find_starter(), [os.getpid()])
-    else:
-        os.write(1, f"{termination.find_starter()}\\n".encode())
+    os.set_inheritable(1, False)
+    termination.end_job(termination.find_starter(), [os.getpid()])
     time.sleep(60)
     os._exit(0)
 os.write(1, f"{os.getpid()} {task}\\n".encode())
@@ -305,15 +293,15 @@ while True:
 
 @pytest.fixture
 def start(tmp_path):
-    """A function that starts a process with a task, which does what the argument says."""
+    """A function that starts a process of some name with a task, which ends the job."""
     processes = []
 
-    def start(name, what):
+    def start(name):
         program = tmp_path / name
         program.symlink_to(sys.executable)
         prefix = os.path.dirname(os.path.dirname(sys.executable))
         process = subprocess.Popen(
-            [program, "-c", MPIRUN, what], stdout=subprocess.PIPE, text=True, start_new_session=True,
+            [program, "-c", MPIRUN], stdout=subprocess.PIPE, text=True, start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "VIRTUAL_ENV": prefix},
         )  # fmt: skip
         processes.append(process)
@@ -329,7 +317,7 @@ def start(tmp_path):
 
 
 def test_an_mpirun_that_waits_is_ended_with_its_tasks(start):
-    process = start("mpirun", "end")
+    process = start("mpirun")
     lines = process.communicate(timeout=30)[0].splitlines()
     [(pid, task)] = [line.split() for line in lines if line != "asked"]
     assert lines.count("asked") == 2 and process.returncode == -signal.SIGKILL

@@ -331,17 +331,6 @@ def test_an_object_with_collectives_and_windows_is_copied(two):
             np.testing.assert_allclose(each(k), (rows - rows.mean(axis=0)).sum(axis=1), atol=1e-12)
 
 
-def test_a_copy_is_observed_like_another_function(two):
-    x, w = tt.dvector("x"), compiler.shared(1.0, "w")
-    f = synk.function([x], (x * w, "gather"))
-    f([1.0, 2.0])
-    g, v = copy.deepcopy((f, w))
-    v.set_value(3.0)
-    with pytest.warns(synk.SynkhronosWarning, match="uses w.*, whose replicas differ"):
-        g([1.0, 2.0])
-    assert f([1.0, 2.0]).tolist() == [1, 2]
-
-
 def test_a_deep_copy_needs_the_processes(world_of):
     world_of(2)
     one = Counting()

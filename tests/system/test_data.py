@@ -445,12 +445,10 @@ def test_a_file_that_compiled_code_cannot_read_where_it_is_is_copied(world, tmp_
 @pytest.mark.parametrize("change", ["columns", "strided", "rows reversed", "copied", "double"])
 def test_views_of_a_mapped_file_that_are_not_contiguous_are_copied(world, mapped, change):
     views = {
-        "columns": lambda: mapped[:, :2],
-        "strided": lambda: mapped[::2],
-        "rows reversed": lambda: mapped[::-1],
-        "copied": lambda: mapped[[5, 3]],
+        "columns": lambda: mapped[:, :2], "strided": lambda: mapped[::2],
+        "rows reversed": lambda: mapped[::-1], "copied": lambda: mapped[[5, 3]],
         "double": lambda: mapped * 2,
-    }
+    }  # fmt: skip
     view = views[change]()
     made = synk.data(view, var=world.matrix)
     np.testing.assert_array_equal(made, view)

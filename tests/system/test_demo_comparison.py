@@ -1,7 +1,5 @@
 """Tests of how a demo compares all processes with Theano untouched and with one process."""
 
-import contextlib
-
 import pytest
 from demo_modules import modules_of
 
@@ -43,19 +41,3 @@ def test_a_process_that_cannot_prepare_is_one_line(demo, tmp_path, capfd):
     finally:
         process.end()
     assert "ValueError: broken" in capfd.readouterr().err
-
-
-def test_the_faster_number_of_threads_is_chosen(demo, monkeypatch):
-    limits = []
-
-    class Limit(contextlib.nullcontext):
-        def __init__(self, number, kind):
-            super().__init__()
-            limits.append(number)
-
-    seconds = {1: 2.0, 4: 3.0}
-    monkeypatch.setattr(demo.comparison, "blas_threads", lambda: 4)
-    monkeypatch.setattr(demo.comparison, "threadpool_limits", Limit)
-    monkeypatch.setattr(demo.comparison, "seconds_of", lambda work: seconds[limits[-1]])
-    assert demo.comparison.choose_threads(lambda: None) == 1
-    assert limits == [4, 1, 1]  # the last is how it stays

@@ -28,16 +28,6 @@ demo = modules_of("lasagne_mnist", *MODULES)
 # The digits
 
 
-def test_a_split_has_the_asked_fraction_of_each_digit_and_is_always_the_same(demo):
-    labels = np.random.RandomState(3).randint(0, 10, 1000)
-    rest, part = demo.mnist.stratified_split(labels, 0.2)
-    again = demo.mnist.stratified_split(labels, 0.2)
-    assert sorted([*rest, *part]) == list(range(1000))
-    for digit in range(10):
-        assert (labels[part] == digit).sum() == round(0.2 * (labels == digit).sum())
-    assert np.array_equal(rest, again[0]) and np.array_equal(part, again[1])
-
-
 def write_idx(path, array):
     header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
     content = header + array.astype("uint8").tobytes()
@@ -99,21 +89,6 @@ def test_a_download_is_kept_only_if_it_is_mnist(demo, tmp_path, monkeypatch):
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         f"{name}.gz" for name in demo.mnist.MNIST_FILES
     )
-
-
-# Minibatches
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
-@pytest.mark.parametrize("rows, batch_size", [(1259, 100), (48, 12), (23, 5), (3, 2)])
-def test_a_dealt_order_gives_the_ranks_together_the_rows_of_each_batch(demo, rows, batch_size, n):
-    order = np.random.RandomState(7).permutation(rows)
-    shares = np.array_split(demo.train_mnist_gpu_data.deal(order, n), n)  # splits like scatter()
-    for batch in demo.training.batches(rows, batch_size):
-        held = [share[hand] for share, hand in zip(shares, demo.train_mnist_gpu_data.hands(batch, n))]
-        lengths = [len(one) for one in held]
-        assert sorted(np.concatenate(held)) == sorted(order[batch])
-        assert max(lengths) - min(lengths) <= 1
 
 
 # The scripts

@@ -136,20 +136,6 @@ def load_options(folder=None, **changes):
     return Namespace(**{**options, **changes})
 
 
-def test_images_are_loaded_in_the_graph_by_their_row_numbers(demo, folder):
-    images = demo.images.load_images(load_options(folder))
-    rows, weight = tt.ivector(), theano.shared(np.float32(2))
-    pixels = demo.images.LoadImages(images, 8)(rows)
-    cost = (weight * pixels).sum()
-    load = theano.function([rows], [pixels, theano.grad(cost, weight)], mode="FAST_COMPILE")
-    chosen = np.array([7, 0, 11], "int32")
-    loaded, gradient = load(chosen)
-    assert loaded.shape == (3, 3, 8, 8) and loaded.dtype == "float32"
-    np.testing.assert_allclose(gradient, loaded.sum(), rtol=1e-5)
-    colours = loaded.mean(axis=(2, 3)).argmax(axis=1)  # red, green, blue
-    assert np.array_equal(images.labels[chosen], 2 - colours)
-
-
 def test_each_rank_loads_the_images_of_its_own_rows(world_of, demo, folder):
     images = demo.images.load_images(load_options(folder))
     loaded_here = theano.shared(np.zeros(12), "loaded here")

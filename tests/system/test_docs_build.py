@@ -1,6 +1,5 @@
 """Tests that the documentation builds without warnings or a network, and that its pages are complete."""
 
-import re
 import runpy
 import socket
 import sys
@@ -81,20 +80,6 @@ def test_pages_load_nothing_from_elsewhere(pages):
         for address in page.loaded:
             assert not urlsplit(address).scheme and not address.startswith("//"), (path.name, address)
             assert (path.parent / unquote(urlsplit(address).path)).exists(), (path.name, address)
-
-
-def test_styles_load_nothing_from_elsewhere(built):
-    styles = {path: path.read_text() for path in built.rglob("*.css")}
-    assert styles
-    for path in built.rglob("*.html"):
-        styles[path] = "".join(re.findall("<style.*?</style>", path.read_text(), re.DOTALL))
-    for style, text in styles.items():
-        text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-        wanted = re.findall(r"url\(\s*['\"]?([^'\")]+)", text) + re.findall(
-            r"@import\s+['\"]([^'\"]+)", text
-        )
-        for address in wanted:
-            assert address.startswith("data:") or not re.match(r"(\w+:)?//", address), style.name
 
 
 def test_links_between_pages_lead_somewhere(pages):

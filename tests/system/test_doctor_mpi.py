@@ -59,18 +59,6 @@ def test_a_machine_must_have_what_the_first_one_has(change, state, remedy):
     assert result.state == state and remedy in result.remedy and bool(result.remedy) == bool(remedy)
 
 
-@pytest.mark.parametrize(
-    ("said", "complaint"),
-    [
-        ("[a:5] plm:rsh: Warning: x\nssh: no host b\n------\nORTE was unable\n", "ssh: no host b"),
-        ("Traceback (most recent):\n  x\nValueError: two\n-----\nmpirun noticed", "ValueError: two"),
-        ("", ""),
-    ],
-)
-def test_the_reason_is_what_is_said_of_a_machine_that_does_not_answer(said, complaint):
-    assert doctor_mpi.complaint_of(said) == complaint
-
-
 @pytest.mark.skipif(
     shutil.which("mpirun") is None or importlib.util.find_spec("mpi4py") is None,
     reason="the test needs mpirun and mpi4py",

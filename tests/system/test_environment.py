@@ -2,7 +2,6 @@
 
 import re
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from prelude import run_file
@@ -120,11 +119,6 @@ def test_the_systems_openblas_is_preferred(tmp_path, monkeypatch):
     (tmp_path / "libopenblas.so").touch()
     monkeypatch.setattr(environment, "library_folders", lambda: ([tmp_path], []))
     assert environment.find_ldflags() == "-lopenblas"
-
-
-@pytest.mark.parametrize("name", ["my libraries", "a,b", "it's"])
-def test_a_path_that_flags_cannot_hold_is_not_used(name):
-    assert environment.ldflags_by_path(Path("/opt") / name / "libopenblas.so") == ""
 
 
 def test_theano_imported_before_does_no_harm(run):
