@@ -37,7 +37,6 @@ class OnDevice:
         return self.transport
 
     def begin(self, kind, devices):
-        """Bind this rank to its device, and create its communicator."""
         if self.rank != self.transport.master_rank:
             _separate_pocl_cache(self.rank)
         self.engine = TheanoGpuEngine()
@@ -82,8 +81,6 @@ def begin(comm, kind, devices):
 
 
 def join_where_one_cannot(comm, failing):
-    """Try to create an NCCL communicator with a ``GpuComm`` that fails on one rank."""
-
     class Clique:
         def __init__(self, context, comm_id=None):
             self.comm_id = bytearray(b"the name of a clique")
@@ -125,7 +122,6 @@ def check_unequal_dtypes(ranks):
 
 
 def conform(kind, devices):
-    """Run all checks, and print the name of each that passed."""
     nccl._MOST_ITEMS = MOST_ITEMS
     size = len(devices)
     # The timeout is long because kernels are compiled.

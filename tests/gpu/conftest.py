@@ -74,7 +74,6 @@ def processes_of_their_own(monkeypatch):
 
 @pytest.fixture(scope="session")
 def devices(request):
-    """List of this run's devices, one per rank."""
     return [device_of(request.config)] * request.config.getoption("--ranks")
 
 
@@ -101,5 +100,4 @@ def open_world(world):
 
 @pytest.fixture
 def world_of(open_world):
-    """The same function as `open_world`."""
     return open_world

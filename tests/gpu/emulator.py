@@ -29,14 +29,12 @@ class Emulator:
         self.bare = self.put(folder / "bare", *BARE)
 
     def put(self, folder, *names):
-        """Create a folder with links of these names to the library, and return the folder."""
         folder.mkdir(parents=True)
         for name in names:
             (folder / name).symlink_to(self.library)
         return folder
 
     def environment(self, gpus=2, **more):
-        """Return the environment variables for a process with the given number of GPUs."""
         return {
             "LD_LIBRARY_PATH": str(self.bare),
             "EMULATED_GPUS": str(gpus),

@@ -23,12 +23,10 @@ def shared(value, dtype="float32"):
 
 
 def on_all_ranks(variable):
-    """Return an output that has the value of each rank."""
     return variable.dimshuffle("x", *range(variable.ndim)), "gather"
 
 
 def is_on_device(shared):
-    """Whether a shared variable is an array of the device."""
     return isinstance(shared.type, GpuArrayType)
 
 
@@ -85,13 +83,10 @@ def check_rows_are_gathered_and_broadcast():
 def loss_of(v, x, loss_op):
     """Return a loss in which the result of each collective is multiplied by numbers of this rank."""
     results = [
-        ops.all_reduce(v, loss_op=loss_op),
-        ops.all_reduce(v, "avg", loss_op=loss_op),
-        ops.all_reduce(v, "min", loss_op=loss_op),
-        ops.all_reduce(v, "max", loss_op=loss_op),
-        ops.broadcast(v, loss_op=loss_op),
-        ops.all_gather(v, loss_op=loss_op),
-    ]
+        ops.all_reduce(v, loss_op=loss_op), ops.all_reduce(v, "avg", loss_op=loss_op),
+        ops.all_reduce(v, "min", loss_op=loss_op), ops.all_reduce(v, "max", loss_op=loss_op),
+        ops.broadcast(v, loss_op=loss_op), ops.all_gather(v, loss_op=loss_op),
+    ]  # fmt: skip
     return (tt.concatenate(results) * x[0]).sum()
 
 

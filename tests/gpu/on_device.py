@@ -59,29 +59,16 @@ TOLERANCE = 1e-3  # of losses, relative: two ranks add up in another order
 _DYING = 5  # seconds
 
 
-class NotRun(Exception):
-    """A part cannot run here; the message says why."""
+class Stopped(Exception):
+    """A part has stopped with an outcome that is not "passed"; the message says why."""
 
-
-class Failed(Exception):
-    """A part has failed; the message says how."""
-
-
-class TimedOut(Exception):
-    """A part took longer than its limit."""
+    def __init__(self, outcome, why):
+        super().__init__(why)
+        self.outcome = outcome
 
 
 class Checks:
-    """The parts, each of which is a method.
-
-    A part returns numbers for the report, or raises `NotRun`, `Failed` or `TimedOut`.
-
-    Parameters
-    ----------
-    folder : Path
-        Where the report and outputs are written.
-    options : argparse.Namespace
-    """
+    """The parts, each of which is a method that returns numbers for the report, or raises `Stopped`."""
 
     def __init__(self, folder, options):
         self.folder, self.options, self.device = folder, options, options.device
@@ -89,7 +76,6 @@ class Checks:
         self.report = {"device": self.device, "installed": {}, "parts": {}}
 
     def run(self):
-        """Do the parts; return how many failed or ran out of time."""
         self.report["installed"] = self.installed()
         for name in self.options.parts:
             self.report["parts"][name] = self.outcome(name)
@@ -97,27 +83,21 @@ class Checks:
         return sum(one["outcome"] in ("failed", "timed out") for one in self.report["parts"].values())
 
     def outcome(self, name):
-        """Do a part; return its row of the report."""
         began = time.monotonic()
         self.limit = min(began + LIMITS[name] * self.options.patience, self.until)
         outcome, why, found = "passed", "", {}
         try:
             if self.until - began < SHORTEST:
-                raise NotRun("no time is left")
+                raise Stopped("not run", "no time is left")
             found = getattr(self, name)()
-        except NotRun as error:
-            outcome, why = "not run", str(error)
-        except Failed as error:
-            outcome, why = "failed", str(error)
-        except TimedOut as error:
-            outcome, why = "timed out", str(error)
+        except Stopped as error:
+            outcome, why = error.outcome, str(error)
         except Exception as error:  # such as an output that is not what was expected
             outcome, why = "failed", f"{type(error).__name__}: {error}"
         seconds = round(time.monotonic() - began, 1)
         return {"outcome": outcome, "why": why, "seconds": seconds, **found}
 
     def write(self):
-        """Write the report, as JSON and as text."""
         lines = [f"device: {self.device}"]
         for name, value in self.report["installed"].items():
             lines.append(f"{name}: {value if isinstance(value, str) else json.dumps(value)}")
@@ -126,8 +106,8 @@ class Checks:
             lines.append(f"{name:8}{row['outcome']:10}{row['seconds']:7.1f} s  {row['why']}".rstrip())
             rest = {key: row[key] for key in row if key not in ("outcome", "seconds", "why")}
             lines += [f"        {key}: {value}" for key, value in rest.items()]
-        for name, text in (("report.json", json.dumps(self.report, indent=1)), ("report.txt", lines)):
-            text = text if isinstance(text, str) else "\n".join(lines)
+        texts = {"report.json": json.dumps(self.report, indent=1), "report.txt": "\n".join(lines)}
+        for name, text in texts.items():
             part = self.folder / f"{name}.part"
             part.write_text(text + "\n")
             part.replace(self.folder / name)
@@ -135,7 +115,6 @@ class Checks:
     # What is installed
 
     def installed(self):
-        """Return facts about the machine, the Pythons and NVIDIA's libraries."""
         query = "name,driver_version,memory.total,compute_mode"
         found = {
             "nvidia-smi": short(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]),
@@ -145,36 +124,33 @@ class Checks:
         }
         for path in self.options.python:
             found[path] = self.packages(path)
-        text = short([sys.executable, "-c", LIBRARIES], self.environment())
-        found["libraries"] = parsed(text)
+        found["libraries"] = parsed(short([sys.executable, "-c", LIBRARIES], self.environment()))
         return found
 
     def packages(self, python):
-        """Return the versions that a Python has, by package."""
         return parsed(short([python, "-c", ASK % (PACKAGES,)], self.environment()))
 
     def needs(self, *names):
-        """Raise `NotRun` if this Python lacks packages."""
+        """Stop the part if this Python lacks packages."""
         has = self.report["installed"]["python"]
         missing = [name for name in names if not isinstance(has, dict) or name not in has]
         if missing:
-            raise NotRun(f"{sys.executable} has no {', '.join(missing)}")
+            raise Stopped("not run", f"{sys.executable} has no {', '.join(missing)}")
 
     def needs_device(self):
-        """Raise `NotRun` if Theano cannot use the device."""
+        """Stop the part if Theano cannot use the device."""
         self.needs("theano", "pygpu")
         libraries = self.report["installed"]["libraries"]
         missing = libraries["missing"] if isinstance(libraries, dict) else libraries
         if missing and self.device.startswith("cuda") and not self.options.emulated:
-            raise NotRun(missing)
+            raise Stopped("not run", missing)
 
     # Commands
 
     def environment(self, **more):
         """Return the variables of a command: those of this process, and the place of the package."""
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        tests = [ROOT / "tests", ROOT / "tests" / "support"]
-        path = os.pathsep.join([*paths, *map(str, tests)])
+        given = [*filter(None, [os.environ.get("PYTHONPATH")])]
+        path = os.pathsep.join(map(str, [ROOT, *given, ROOT / "tests", ROOT / "tests" / "support"]))
         return {**os.environ, "PYTHONPATH": path, "SYNKHRONOS_PROGRESS": "0", **more}
 
     def command(self, name, line, **more):
@@ -190,13 +166,14 @@ class Checks:
                 code = process.wait(max(1, seconds))
             except subprocess.TimeoutExpired:
                 end(process)
-                raise TimedOut(f"{name} did not end within {seconds:.0f} s; {last_line(path)}") from None
+                raise Stopped(
+                    "timed out", f"{name} did not end within {seconds:.0f} s; {last_line(path)}"
+                ) from None
         if code:
-            raise Failed(f"{name} ended with {code}: {last_line(path)}")
+            raise Stopped("failed", f"{name} ended with {code}: {last_line(path)}")
         return path.read_text(errors="replace")
 
     def program(self, name, file, *arguments, python=sys.executable, **more):
-        """Run a file of ``programs`` by ``synkhronos run``; return its output."""
         line = [python, "-m", "synkhronos", "run", PROGRAMS / file, *arguments]
         return self.command(name, line, **more)
 
@@ -204,7 +181,7 @@ class Checks:
 
     def probe(self):
         if not self.options.probe:
-            raise NotRun("no command was given by --probe")
+            raise Stopped("not run", "no command was given by --probe")
         text = self.command("probe", shlex.split(self.options.probe))
         return {"last lines": text.splitlines()[-10:]}
 
@@ -215,10 +192,12 @@ class Checks:
         line += ["-p", "no:cacheprovider", "--device", self.device, *shlex.split(self.options.tests)]
         try:
             return {"pytest": last_of(self.command("tests", line))}
-        except Failed:
+        except Stopped as error:
+            if error.outcome != "failed":
+                raise
             lines = (self.folder / "tests.txt").read_text(errors="replace").splitlines()
             failed = [one for one in lines if one.startswith(("FAILED", "ERROR"))]
-            raise Failed("; ".join([lines[-1] if lines else "no output", *failed])) from None
+            raise Stopped("failed", "; ".join([lines[-1] if lines else "no output", *failed])) from None
 
     def shared(self):
         self.needs_device()
@@ -226,20 +205,20 @@ class Checks:
             more = {"CUDA_MPS_PIPE_DIRECTORY": none, "SYNKHRONOS_NCCL_SHARED_GPU": "0"}
             said = self.program("shared", "ask_for_nccl.py", self.device, self.device, **more)
         if "no NCCL" not in said.splitlines():
-            raise Failed("two ranks on a GPU have used NCCL, without being asked to")
+            raise Stopped("failed", "two ranks on a GPU have used NCCL, without being asked to")
         return {"collectives": "over shared memory"}
 
     def nccl(self):
         self.needs_device()
         if not self.device.startswith("cuda"):
-            raise NotRun(f"{self.device} is no CUDA device")
+            raise Stopped("not run", f"{self.device} is no CUDA device")
         libraries = self.report["installed"]["libraries"]
         if not any("nccl" in name for name in libraries["found"]) and not self.options.emulated:
-            raise NotRun("NCCL was not found")
+            raise Stopped("not run", "NCCL was not found")
         said = self.program("nccl", "run_conform.py", "nccl", self.device)
         passed = [line.split()[1] for line in said.splitlines() if line.startswith("passed")]
         if not passed:
-            raise Failed("no check has passed")
+            raise Stopped("failed", "no check has passed")
         return {"checks passed": len(passed)}
 
     def mnist(self):
@@ -263,27 +242,27 @@ class Checks:
         found["losses"] = losses
         for one, other in zip(*losses):
             if abs(one - other) > TOLERANCE * max(abs(one), 1e-3):
-                raise Failed(f"losses of one rank and of two differ: {losses}")
+                raise Stopped("failed", f"losses of one rank and of two differ: {losses}")
         return found
 
     def jax(self):
         python = next((path for path in self.pythons() if {"jax", "pytensor"} <= {*path[1]}), None)
         if python is None:
             looked = ", ".join(path for path, _ in self.pythons())
-            raise NotRun(
-                f"no Python has both JAX and PyTensor; looked at {looked}; name others by --python"
+            raise Stopped(
+                "not run",
+                f"no Python has both JAX and PyTensor; looked at {looked}; name others by --python",
             )
         device = f"jax:{self.device}" if self.device.startswith("cuda") else "jax:cpu"
         if self.options.emulated:
             device = "jax:cpu"  # the emulation has no kernels of XLA
         elif device != "jax:cpu" and not any("plugin" in name for name in python[1]):
-            raise NotRun(f"JAX of {python[0]} has no plugin for CUDA")
+            raise Stopped("not run", f"JAX of {python[0]} has no plugin for CUDA")
         variables = {"SYNKHRONOS_COMPILER": "pytensor"}
         said = self.program("jax", "jax_steps.py", device, python=python[0], **variables)
         return json.loads(last_of(said))
 
     def pythons(self):
-        """Return each Python with the packages that it has."""
         installed = self.report["installed"]
         every = [(sys.executable, installed["python"])]
         every += [(path, installed[path]) for path in self.options.python]
@@ -303,7 +282,6 @@ def short(line, environment=None):
 
 
 def parsed(text):
-    """Return what a program has printed as JSON, or its text."""
     try:
         return json.loads(text.splitlines()[-1])
     except (ValueError, IndexError):
@@ -311,7 +289,6 @@ def parsed(text):
 
 
 def last_of(text):
-    """Return the last line of an output that is not empty."""
     return next((line for line in reversed(text.splitlines()) if line.strip()), "")
 
 
@@ -320,7 +297,6 @@ def last_line(path):
 
 
 def mps_is_on():
-    """Whether a control daemon of MPS runs here."""
     for file in Path("/proc").glob("[0-9]*/comm"):
         try:
             if file.read_text().startswith("nvidia-cuda-mps"):
@@ -331,7 +307,6 @@ def mps_is_on():
 
 
 def end(process):
-    """End a command and the processes of its session."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -345,7 +320,6 @@ def end(process):
 
 
 def main(arguments=None):
-    """Run the checks; return the number of parts that failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

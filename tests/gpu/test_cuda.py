@@ -26,7 +26,6 @@ def cuda(devices):
 
 @pytest.fixture
 def many(cuda):
-    """List of all GPUs. The test is skipped if there are fewer than two."""
     number = synk.get_n_gpu()
     if number < 2:
         pytest.skip(f"{number} GPU here; this needs two")
@@ -46,13 +45,8 @@ def test_conv_pooling_and_batch_norm_with_cudnn(run_python, cuda, devices):
 
 
 def test_resnet_50_trains_and_is_compared_with_plain_theano(cuda, devices):
-    done = subprocess.run(
-        [sys.executable, RESNET, "--small", "--compare", "--devices", *devices],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        cwd=ROOT,
-    )
+    command = [sys.executable, RESNET, "--small", "--compare", "--devices", *devices]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "50 layers" in done.stdout
     assert re.search(r"process\(es\) are [0-9.]+ times as fast as one of plain", done.stdout)

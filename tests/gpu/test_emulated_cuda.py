@@ -165,13 +165,9 @@ def test_a_script_with_bare_names_missing_runs_by_the_command_and_the_doctor_say
     run, emulator, tmp_path
 ):
     names = (
-        "libcuda.so.1",
-        "libnvrtc.so.13",
-        "libnvrtc-builtins.so.13.0",
-        "libcublas.so.13",
-        "libcublasLt.so.13",
-        "libnccl.so.2",
-    )
+        "libcuda.so.1", "libnvrtc.so.13", "libnvrtc-builtins.so.13.0", "libcublas.so.13",
+        "libcublasLt.so.13", "libnccl.so.2",
+    )  # fmt: skip
     folder = emulator.put(tmp_path / "versions", *names)
     variables = {"LD_LIBRARY_PATH": str(folder), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = run(COMMAND_LINE, "run", ASK_FOR_NCCL, "cuda0", "cuda1", **variables)
@@ -180,11 +176,6 @@ def test_a_script_with_bare_names_missing_runs_by_the_command_and_the_doctor_say
     assert "start scripts with: python -m synkhronos run SCRIPT" in done.stdout
     assert re.search("GPUs .*: 2 CUDA", done.stdout), done.stdout
     assert re.search("NCCL .*2.28.9", done.stdout), done.stdout
-
-
-def test_pygpu_takes_the_dtypes_that_the_communicator_takes(run):
-    done = run("dtypes_of_pygpu.py", gpus=1)
-    assert done.stdout == ""
 
 
 def test_a_cudnn_that_theano_does_not_know_is_left_alone(run):

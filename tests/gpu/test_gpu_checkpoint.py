@@ -12,9 +12,7 @@ def test_a_loaded_checkpoint_has_the_values_and_the_streams_of_every_rank(world,
     own = theano.shared(np.zeros(3, "float32"), "own")
     same = theano.shared(np.arange(6, dtype="float32").reshape(2, 3), "same")
     draw = synk.function(
-        [],
-        (MRG_RandomStreams(5).uniform((2, 3)), "gather"),
-        updates=[(own, own + 1), (same, same * 2)],
+        [], (MRG_RandomStreams(5).uniform((2, 3)), "gather"), updates=[(own, own + 1), (same, same * 2)]
     )
     synk.distribute()
     for rank in range(world.size):

@@ -20,8 +20,6 @@ TARGETS = (FEATURES * [[2, -1], [1, 0.5]]).sum(axis=(1, 2)).astype("float32")
 
 
 class Model:
-    """A linear model with its parameters on the device."""
-
     def __init__(self):
         self.w = theano.shared(START, "w")
         self.count = theano.shared(np.zeros(3, "int64"), "count")
@@ -56,7 +54,6 @@ def rows_of(rank, number):
 
 
 def by_turns(rank, work):
-    """Let the ranks work one after the other."""
     for turn in range(rank.size):
         if rank.rank == turn:
             work()
@@ -102,7 +99,6 @@ def test_calls_collectives_and_messages_in_a_program(model, devices):
 
 
 def exchange(rank, model):
-    """Push, pull and move elastically, one rank after the other; return what this rank saw."""
     w, count, seen = model.w, model.count, []
     both, elastic = rank.center([w, count]), rank.center(w, "elastic")
 
@@ -164,51 +160,6 @@ def follow(rank, rule, model):
 def gradient(w, rows):
     errors = (FEATURES[rows] * w).sum(axis=(1, 2)) - TARGETS[rows]
     return 2 * np.einsum("n,nij->ij", errors, FEATURES[rows]) / len(rows)
-
-
-class Simulation:
-    def __init__(self, size):
-        self.x, self.center, self.size = [START.astype("float64")] * size, START, size
-
-    def run(self, exchange):
-        seen = [[] for _ in self.x]
-        for number in range(1, STEPS + 1):
-            for rank in range(self.size):
-                self.x[rank] = self.x[rank] - RATE * gradient(self.x[rank], rows_of(rank, number))
-            for rank in range(self.size):
-                exchange(self, rank, number)
-            for rank in range(self.size):
-                seen[rank].append(self.x[rank])
-        return seen
-
-    def easgd(self, rank, number):
-        if number % 2 == 0:
-            difference = 0.3 * (self.x[rank] - self.center)
-            self.x[rank], self.center = self.x[rank] - difference, self.center + difference
-
-    def local_sgd(self, rank, number):
-        if number % 3 == 0 and rank == self.size - 1:
-            rows = [5 + one for one in range(self.size)]
-            self.x = [np.average(self.x, axis=0, weights=rows)] * self.size
-            self.center = self.x[0]
-
-
-@pytest.mark.parametrize(
-    "rule, exchange",
-    [
-        (rules.EASGD(alpha=0.3, period=2), Simulation.easgd),
-        (rules.LocalSGD(period=3), Simulation.local_sgd),
-    ],
-)
-def test_a_rule_equals_its_simulation(model, rule, exchange):
-    simulation = Simulation(synk.size())
-    simulated = simulation.run(exchange)
-    results = synk.spmd(follow, rule, model)
-    for (seen, end, on_device), expected in zip(results, simulated):
-        np.testing.assert_allclose(seen, expected, rtol=1e-4, atol=1e-5)
-        assert (end == results[0][1]).all() and on_device
-    if isinstance(rule, rules.EASGD):
-        np.testing.assert_allclose(results[0][1], simulation.center, rtol=1e-4, atol=1e-5)
 
 
 def test_bsp_equals_gradient_descent_on_the_rows_of_all_ranks(model):

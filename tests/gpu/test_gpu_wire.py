@@ -12,7 +12,7 @@ import theano.tensor as tt
 from namespaces import Machines, why_no_mpi
 
 import synkhronos as synk
-from synkhronos.extensions import rules, train, updates
+from synkhronos.extensions import train, updates
 
 from .graphs import is_on_device
 
@@ -82,17 +82,6 @@ def test_a_reduction_is_the_one_without_to_the_last_bit():
     np.testing.assert_allclose(found[0], np.average(values, axis=0, weights=weights), rtol=1e-5)
     for one in found[1:]:
         np.testing.assert_array_equal(one, found[0])
-
-
-def test_bsp_in_a_format_is_the_rule_without():
-    found = []
-    for wire in (None, "int8"):
-        loss, w, y = network()
-        step = rules.make_step(loss, [w], [y], updates.sgd, learning_rate=1000.0)
-        rule = rules.BSP(wire=wire)
-        record = rules.train(step, [w], [Y], rule, batch_size=2, epochs=1, seed=1, progress=False)
-        found.append((record.losses, w.get_value().tobytes()))
-    assert found[0] == found[1] and found[0][1] != W.tobytes()
 
 
 def test_a_vector_that_is_filled_in_buckets_is_reduced_as_always():

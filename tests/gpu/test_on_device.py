@@ -11,20 +11,13 @@ from processes import ROOT
 
 from .emulator import fixture_emulator  # noqa: F401
 from .on_device import LIMITS, main
+from .test_emulated_cuda import flags
 
 pytest.importorskip("pygpu")
 PYTENSOR = ROOT / ".venv-pytensor" / "bin" / "python"
 
 
-def emulated(emulator):
-    """Return the variables of a process for which the emulator stands for NVIDIA's libraries."""
-    own = f"dnn.enabled=False,gpuarray.cache_path={emulator.kernels}"
-    flags = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), own]))
-    return {**emulator.environment(1), "THEANO_FLAGS": flags, "PYTHONHASHSEED": "0"}
-
-
 def run(folder, *options, **environment):
-    """Run the script; return its exit code, and the parts of the report."""
     done = subprocess.run(
         [sys.executable, ROOT / "tests" / "gpu" / "on_device.py", folder, *map(str, options)],
         env={**os.environ, **environment}, capture_output=True, text=True, timeout=1800,
@@ -40,7 +33,8 @@ def test_every_part_runs_on_an_emulated_gpu(emulator, tmp_path):
     tests = "tests/gpu/test_gpu_functions.py --maxfail 3"
     code, report = run(
         tmp_path, "--emulated", "--small", "--patience", 20, "--budget", 1800, "--tests", tests, *python,
-        "--probe", f"{shlex.quote(sys.executable)} -c 'print(6 * 7)'", **emulated(emulator),
+        "--probe", f"{shlex.quote(sys.executable)} -c 'print(6 * 7)'", PYTHONHASHSEED="0",
+        **emulator.environment(1), **flags(emulator),
     )  # fmt: skip
     parts = report["parts"]
     outcomes = {name: (one["outcome"], one["why"]) for name, one in parts.items()}

@@ -16,7 +16,6 @@ def on_opencl(world, devices):
 
 
 def both(inputs, outputs):
-    """Return two functions, one that computes on the device and one that computes on the CPU."""
     on_device = theano.function(inputs, [output.transfer(None) for output in outputs])
     return on_device, theano.function(inputs, outputs, mode=ON_CPU)
 
@@ -67,8 +66,6 @@ def test_softmax_cross_entropy_and_its_gradient_are_computed_on_the_device():
 
 
 class Wrong(theano.scalar.UnaryScalarOp):
-    """A scalar operation whose C code does not compile."""
-
     def impl(self, x):
         return x
 

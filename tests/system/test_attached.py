@@ -249,23 +249,7 @@ def test_a_process_that_comes_during_an_answer_is_not_late():
             thread.join()
 
 
-@pytest.mark.slow
-@own_process(timeout=LIMIT)
-def test_places_are_given_again_only_if_the_number_of_processes_is_open():
-    own = name()
-    with synk.Listener(own) as listener:
-        for _ in range(18):  # more than there are places
-            with_thread(listener, own)
-    own = name()
-    with synk.Listener(own, size=1) as listener:
-        with_thread(listener, own)
-        refused = start(own, "")
-        listener.serve(lambda *_: None, lambda: refused.poll() is not None)
-        assert "has no place for another process" in outcome(refused, 1)
-
-
 def with_thread(listener, own):
-    """Attach and leave in another thread of this process."""
     left = threading.Event()
 
     def come_and_go():

@@ -13,16 +13,9 @@ from test_children import wait_until
 
 import synkhronos as synk
 from synkhronos.services import background_processes
-from synkhronos.services.background_processes import (
-    SEMAPHORE_BYTES,
-    BackgroundProcesses,
-    MappedMemory,
-    map_memory,
-    open_semaphore,
-)
+from synkhronos.services.background_processes import BackgroundProcesses, MappedMemory, map_memory
 from synkhronos.stores import mapped
 from synkhronos.stores import memory as memory_module
-from synkhronos.stores.files import digest, find_same_file, locate_in_file
 from synkhronos.transports.children import Children
 
 
@@ -46,19 +39,6 @@ def test_memory_is_zero_and_is_shared_with_processes_that_exist_already(memory):
     wait_until(lambda: made.array[:2].tolist() == [7, 7])
     started.end()
     made.close()
-
-
-def test_memory_that_was_closed_is_zero_and_cannot_be_mapped():
-    made = MappedMemory(1 << 16, "test")
-    view = made.array[5:10]
-    view[:] = 3
-    files = len(os.listdir("/proc/self/fd"))
-    made.close()
-    made.close()
-    assert not view.any()
-    assert len(os.listdir("/proc/self/fd")) == files - 1
-    with pytest.raises(OSError):
-        map_memory(made.path)
 
 
 def test_too_little_memory_is_an_error_before_anything_is_allocated(monkeypatch):
@@ -91,26 +71,6 @@ def test_data_of_such_memory_is_not_copied(world_of, memory):
     assert synk.spmd(program, data) == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
 
 
-def test_other_machines_do_not_take_memory_of_their_own_for_it(memory):
-    place = locate_in_file(memory.array)
-    assert place is not None and find_same_file(place, digest(memory.array)) is None
-
-
-def test_a_bell_wakes_a_process(memory):
-    asked, answered = memory.array[:SEMAPHORE_BYTES], memory.array[SEMAPHORE_BYTES : 2 * SEMAPHORE_BYTES]
-    bells = open_semaphore(asked, True), open_semaphore(answered, True)
-
-    def serve(number, connection):
-        open_semaphore(asked).wait(20)
-        open_semaphore(answered).post()
-
-    started = BackgroundProcesses("test", 1, serve)
-    assert not bells[1].wait(0.01)
-    bells[0].post()
-    assert bells[1].wait(20)
-    started.end()
-
-
 def test_a_death_is_reported_with_its_cause():
     started = BackgroundProcesses("test", 3, lambda number, connection: time.sleep(60))
     assert started.find_dead() == {} and len(set(started.pids)) == 3
@@ -128,12 +88,6 @@ def test_a_death_is_reported_with_its_cause():
     started.end()
     started.end()
     assert not any(map(psutil.pid_exists, started.pids))
-
-
-def test_the_pipes_are_closed_at_the_end():
-    files = len(os.listdir("/proc/self/fd"))
-    BackgroundProcesses("test", 3, lambda number, connection: time.sleep(60)).end()
-    assert len(os.listdir("/proc/self/fd")) == files
 
 
 def test_none_is_left_if_the_system_refuses_one(monkeypatch):
@@ -156,20 +110,6 @@ def test_none_is_left_if_the_system_refuses_one(monkeypatch):
 
 
 @own_process
-def test_what_the_script_does_with_signals_does_not_concern_them():
-    received = []
-    signal.signal(signal.SIGUSR1, lambda *_: received.append(1))
-    started = BackgroundProcesses(
-        "test", 1, lambda number, connection: connection.recv() and time.sleep(60)
-    )
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        os.kill(started.pids[0], number)
-    time.sleep(0.2)
-    assert started.find_dead() == {} and not received
-    started.end()
-
-
-@own_process
 def test_a_copy_of_the_script_does_not_end_them():
     started = BackgroundProcesses("test", 1, lambda number, connection: time.sleep(60))
     pid = os.fork()
@@ -178,13 +118,4 @@ def test_a_copy_of_the_script_does_not_end_them():
         os._exit(0)
     os.waitpid(pid, 0)
     assert started.find_dead() == {}
-    started.end()
-
-
-@own_process
-def test_a_pipe_of_the_script_is_not_kept_open():
-    reader, writer = os.pipe()
-    started = BackgroundProcesses("test", 1, lambda number, connection: time.sleep(60))
-    os.close(writer)
-    assert os.read(reader, 1) == b""
     started.end()

@@ -19,7 +19,6 @@ def world(open_world, request):
 
 
 def by_theano(x, gamma, beta, axes, old):
-    """Return a step of Theano's own function, as values."""
     mode = theano.compile.get_mode("FAST_COMPILE")
     variable = tt.TensorType(x.dtype, [False] * x.ndim)()
     outputs = bn.batch_normalization_train(
@@ -49,19 +48,6 @@ def test_it_computes_what_theano_computes_on_all_rows(world, in_python, axes, n_
     alone = theano.function([x], [out, mean, invstd])(rows)
     for result, one in zip(alone, expected):
         np.testing.assert_allclose(result, one, rtol=1e-9)
-
-
-def test_the_running_average_of_theanos_function_for_evaluation_fits(world, in_python):
-    x = tt.dmatrix("x")
-    mean, variance, count = batch_norm.moments(x)
-    f = synk.function([x], [(mean, None), (variance, None), (count, None)])
-    rows = IMAGES.reshape(7, -1)
-    mean, variance, count = f(rows)
-    np.testing.assert_allclose([mean, variance], [rows.mean(0), rows.var(0)])
-    assert count == 7
-    test = bn.batch_normalization_test(x, np.ones(24), np.zeros(24), mean, variance, epsilon=1e-4)
-    normalized = theano.function([x], test)(rows)
-    np.testing.assert_allclose(normalized.mean(0), 0, atol=1e-9)
 
 
 @pytest.mark.parametrize("loss_op", ["avg", "sum"])

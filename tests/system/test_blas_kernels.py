@@ -1,11 +1,8 @@
 """Tests of which kernels of OpenBLAS are older than the processor, and of the remedies."""
 
-import os
-
 import pytest
 
-from synkhronos.host import environment
-from synkhronos.host.doctor import blas_kernels, check
+from synkhronos.host.doctor import blas_kernels
 
 ZEN_5 = "fma sse4_2 avx f16c avx2 avx512f avx512dq avx512bw avx512vl avx512_bf16"
 PROCESSORS = {
@@ -23,36 +20,6 @@ def test_the_instructions_of_a_processor_are_the_newest_of_its_flags(tmp_path, f
     path = tmp_path / "cpuinfo"
     path.write_text(f"processor\t: 0\nflags\t\t: fpu {flags} popcnt\nbugs\t\t: none\n\n")
     assert blas_kernels.instructions_of_processor(path) == instructions
-
-
-def test_the_instructions_of_other_architectures_are_unknown(tmp_path):
-    path = tmp_path / "cpuinfo"
-    assert blas_kernels.instructions_of_processor(path) is None
-    path.write_text("processor\t: 0\nFeatures\t: fp asimd sve\n")
-    assert blas_kernels.instructions_of_processor(path) is None
-
-
-@pytest.mark.parametrize(
-    ("kernels", "instructions", "is_older"),
-    [
-        ("Prescott", "AVX", True),
-        ("Barcelona", "AVX2", True),
-        ("Sandybridge", "AVX2", True),
-        ("Zen", "AVX-512", True),
-        ("Haswell", "AVX-512", True),
-        ("Haswell", "AVX2", False),
-        ("Cooperlake", "AVX-512", False),
-        ("SKYLAKEX", "AVX-512", False),  # as builds for one processor write it
-        ("HASWELL", "AVX-512", True),
-        ("Nehalem", "SSE", False),
-        ("neoversen1", None, False),
-        ("NewLake", "AVX-512", False),
-        (None, "AVX-512", False),
-        ("Haswell", None, False),
-    ],
-)
-def test_kernels_are_older_if_they_use_older_instructions(kernels, instructions, is_older):
-    assert blas_kernels.is_older(kernels, instructions) == is_older
 
 
 def library(filepath, version="0.3.21", architecture="Haswell", api="openblas", layer="pthreads"):
@@ -93,38 +60,6 @@ def test_the_linked_library_is_found_by_the_flags(ldflags, expected):
     assert blas_kernels.linked(ldflags, [OF_NUMPY, OF_SCIPY, MKL, SYSTEM]) == expected
 
 
-def test_a_library_that_is_linked_by_another_name_is_found(tmp_path):
-    path = tmp_path / "libopenblasp-r0.3.21.so"
-    path.touch()
-    (tmp_path / "libopenblas.so.0").symlink_to(path)
-    flags = environment.ldflags_by_path(tmp_path / "libopenblas.so.0")
-    assert blas_kernels.linked(flags, [SYSTEM, library(str(path))])["filepath"] == str(path)
-
-
-def test_no_copy_in_a_wheel_is_taken_for_the_linked_library():
-    assert blas_kernels.linked("-lopenblas", [OF_NUMPY, OF_SCIPY]) is None
-
-
-@pytest.mark.parametrize(
-    ("one", "words"),
-    [
-        (SYSTEM, "OpenBLAS 0.3.21 with Haswell kernels"),
-        (OF_NUMPY, "NumPy's OpenBLAS 0.3.20 with Haswell kernels"),
-        (OF_SCIPY, "SciPy's OpenBLAS 0.3.18 with Haswell kernels"),
-        (MKL, "MKL 2023.1"),
-        ({**MKL, "internal_api": "armpl", "version": None}, "armpl of unknown version"),
-    ],
-)
-def test_a_library_is_described_by_its_owner_version_and_kernels(one, words):
-    assert blas_kernels.describe(one) == words
-
-
-def test_libraries_in_wheels_are_described_last():
-    words = blas_kernels.describe_all([OF_SCIPY, OF_NUMPY, MKL])
-    assert words.startswith("MKL 2023.1, NumPy's OpenBLAS")
-    assert blas_kernels.describe_all([]) == "none"
-
-
 def with_kernels(one, kernels):
     return {**one, "architecture": kernels}
 
@@ -158,20 +93,6 @@ def test_the_remedy_for_old_kernels_fits_their_cause(ldflags, linked, coretype, 
         assert found == remedy
 
 
-def test_the_kernels_that_are_recommended_are_for_this_processor():
-    old = with_kernels(SYSTEM, "Nehalem")
-    for instructions, kernels in (("AVX", "Sandybridge"), ("AVX2", "Haswell"), ("AVX-512", "SkylakeX")):
-        found = blas_kernels.remedy("-lopenblas", [old], False, None, instructions)
-        assert found.endswith(f"or set OPENBLAS_CORETYPE={kernels}")
-
-
-@pytest.mark.parametrize("instructions", ["AVX2", None])
-def test_kernels_that_fit_the_processor_or_are_unknown_need_no_remedy(instructions):
-    for coretype in (None, "Haswell"):
-        libraries = [SYSTEM, OF_NUMPY, OF_SCIPY]
-        assert blas_kernels.remedy("-lopenblas", libraries, False, coretype, instructions) == ""
-
-
 @pytest.mark.parametrize(
     ("ldflags", "libraries", "remedy"),
     [
@@ -186,29 +107,3 @@ def test_kernels_that_fit_the_processor_or_are_unknown_need_no_remedy(instructio
 )
 def test_the_remedy_for_a_slow_product_fits_what_is_linked(ldflags, libraries, remedy):
     assert blas_kernels.remedy(ldflags, libraries, True, None, "AVX2").startswith(remedy)
-
-
-def test_old_copies_in_wheels_are_told_from_the_linked_library():
-    libraries = [with_kernels(OF_NUMPY, "Barcelona"), with_kernels(SYSTEM, "Cooperlake")]
-    assert blas_kernels.remedy("-lopenblas", libraries, False, None, "AVX-512") == (
-        "only functions of NumPy and SciPy are slower (NumPy's OpenBLAS 0.3.20 with Barcelona kernels): "
-        "set OPENBLAS_CORETYPE=SkylakeX"
-    )
-    assert blas_kernels.remedy("-lopenblas", libraries, False, "SkylakeX", "AVX-512") == ""
-
-
-IN_NUMPY = """
-import json
-import numpy
-from synkhronos.host.doctor import blas_kernels
-print(json.dumps([one["architecture"] for one in blas_kernels.loaded()
-                  if one["internal_api"] == "openblas" and "numpy" in one["filepath"]]))
-"""
-
-
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="these are kernels for x86-64")
-def test_kernels_that_the_environment_names_are_found():
-    kernels = check.probe(IN_NUMPY, OPENBLAS_CORETYPE="Nehalem")
-    if not kernels:
-        pytest.skip("NumPy has no OpenBLAS of its own")
-    assert [blas_kernels.instructions_of_kernels(one) for one in kernels] == ["SSE"]

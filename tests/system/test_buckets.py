@@ -11,31 +11,14 @@ from checks.machines import ThreadedMachines
 from test_relay import open_lab
 
 import synkhronos as synk
-from synkhronos.arithmetic.buckets import LARGEST, SMALLEST, Buckets, divide
+from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import OPERATIONS
-from synkhronos.engines.analysis.gradient_seeds import loss_ops
 from synkhronos.engines.bucketed_vector import BucketReady, fill_in_buckets, schedule_buckets_early
 from synkhronos.extensions import train, updates
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world, world_exists
 
 SHAPES = ((30, 20), (20,), (20, 3000), (3000,), (300, 7), (7,), ())
-
-
-# The division
-
-
-@pytest.mark.parametrize("shapes", [SHAPES, [()], [(5,), (0,), (3,)], [(300, 1000)] * 9])
-def test_buckets_have_all_arrays_from_the_last_to_the_first(shapes):
-    groups = divide(shapes, 4)
-    assert [index for group in groups for index in reversed(group)] == list(range(len(shapes)))[::-1]
-    for group in groups[:-1]:
-        filled = 4 * sum(math.prod(shapes[index]) for index in group)
-        assert filled >= SMALLEST, "a meeting for next to nothing"
-        assert filled - 4 * math.prod(shapes[group[0]]) < LARGEST, "it was full before"
-    buckets = Buckets(0, "avg", None, "float32", tuple(tuple(shapes[g.start : g.stop]) for g in groups))
-    covered = np.concatenate([np.arange(buckets.size)[one] for one in buckets.slices()[::-1]])
-    assert covered.tolist() == list(range(sum(map(math.prod, shapes))))
 
 
 # The reductions
@@ -74,8 +57,6 @@ class Send(Command):
 
 
 class AllReduce(Send):
-    """The same by the communicator."""
-
     def run(self, here):
         operation, rows = OPERATIONS[self.buckets.op], self.rows[here.rank]
         vector = vector_of(here.rank, self.buckets)
@@ -137,19 +118,6 @@ def test_nobody_waits_for_a_rank_that_fails_and_the_next_command_works(world, nu
         np.testing.assert_array_equal(results[0], results[-1])
 
 
-class Twice(Send):
-    """Return whether a reduction is running: after a second one, and after a call in between."""
-
-    def run(self, here):
-        super().run(here)
-        here.ahead.start(self.buckets, 0, vector_of(here.rank, self.buckets), 1, self.function)
-        return here.ahead.running is None
-
-
-def test_a_command_makes_one_reduction(world):
-    assert world.run(Twice(buckets_of(), [1] * world.size)) == [True] * world.size
-
-
 def test_memory_is_given_back_after_a_program(world):
     first = world.run(Send(buckets_of(), [1] * world.size))
     synk.spmd(rank_of)
@@ -192,27 +160,6 @@ def test_a_plain_function_fills_the_vector_in_place():
         values.append(vector.get_value())
         assert values[0].any() and pickle.loads(pickle.dumps(function))
     np.testing.assert_array_equal(*values)
-
-
-def test_the_shape_of_the_vector_is_known_without_filling_it():
-    x, loss, params = network(depth=2)
-    shapes = [one.get_value().shape for one in params]
-    vector = theano.shared(np.zeros(sum(map(math.prod, shapes)), "float32"))
-    new = fill_in_buckets(vector, theano.grad(loss, params), shapes, "avg", None, True)
-    lengths = {}
-    for optimizer in (None, "fast_run"):
-        mode = theano.Mode("py", optimizer)
-        function = theano.function([x], new.shape[0], mode=mode, on_unused_input="ignore")
-        told = [node for node in function.maker.fgraph.apply_nodes if isinstance(node.op, BucketReady)]
-        lengths[len(told)] = function(np.ones((4, 300), "float32"))
-    assert lengths == {2: vector.get_value().size, 0: vector.get_value().size}
-
-
-def test_a_bucket_has_no_operation_for_losses_of_its_own():
-    function, _ = filled(True)
-    nodes = function.maker.fgraph.toposort()
-    told = [node.outputs[0] for node in nodes if isinstance(node.op, BucketReady)]
-    assert told and all(found <= {"avg"} for found in loss_ops(nodes, told))
 
 
 def test_a_bucket_is_ready_before_the_gradients_of_earlier_layers_are_computed():

@@ -10,8 +10,6 @@ from compilers import Apply, Op, compiler, tt as T
 
 
 class Where(Op):
-    """Returns the address, the stride and the number of bytes of its input."""
-
     __props__ = ()
 
     def make_node(self, x):
@@ -52,25 +50,6 @@ def test_slices_are_views_of_the_data_on_every_rank(where, batch, num_slices):
     parts = np.cumsum([0, *found[:-1, 2]]) // chosen[:1].nbytes
     assert found[:, 0].tolist() == [address(chosen[part:]) for part in parts]
     assert (found_whole[:, 0] == address(whole.data)).all()
-
-
-def test_slices_of_sliceable_variables_are_views_of_their_storage(where):
-    ranks, f, rows = where
-    data = synk.data(np.ones((60, 5), "float32"))
-    synk.scatter(rows, np.ones((60, 5), "float32"))
-    _, _, all_rows = f(data, data)
-    _, _, some_rows = f(data, data, batch_s=slice(4, 12))
-    assert (some_rows[:, 0] == all_rows[:, 0] + 4 * 20).all()
-    assert (some_rows[:, 2] == 8 * 20).all()
-
-
-def test_excerpts_of_listed_rows_go_to_the_same_buffer_every_time(where):
-    _, f, rows = where
-    data = synk.data(np.ones((60, 5), "float32"))
-    synk.scatter(rows, np.ones((60, 5), "float32"))
-    rng = np.random.RandomState(0)
-    places = [f(data, data, batch=rng.permutation(60)[:n])[0][:, 0].tolist() for n in (60, 30, 60)]
-    assert places[0] == places[1] == places[2]
 
 
 def test_a_mapped_file_is_read_where_it_is(where, tmp_path):
@@ -121,30 +100,6 @@ def test_minibatches_may_be_longer_than_the_batch_but_not_unequal_without_one(wh
     for args in ((short, long), (long, short)):
         with pytest.raises(ValueError, match="the same number of rows"):
             f(*args)
-
-
-def test_only_listed_rows_of_sliceable_variables_are_asked_for_beforehand(where, monkeypatch):
-    ranks, f, rows = where
-    data = synk.data(np.ones((60, 5), "float32"))
-    synk.scatter(rows, np.ones((60, 5), "float32"))
-    world = synk.world.world.current_world()
-    run, commands = world.run, []
-
-    def count(command):
-        commands.append(type(command).__name__)
-        return run(command)
-
-    monkeypatch.setattr(world, "run", count)
-    for batch_s, asked in ((slice(2), False), ([slice(2)] * ranks, False), ([[0, 1]] * ranks, True)):
-        commands.clear()
-        _, _, found = f(data, data, batch_s=batch_s)
-        assert (found[:, 2] == 2 * 20).all()
-        assert ("_SliceableLengths" in commands) == asked
-        commands.clear()
-        with synk.fuse():
-            fused = f(data, data, batch_s=batch_s)
-        assert "_SliceableLengths" not in commands
-        assert (fused.result()[2][:, 2] == 2 * 20).all()
 
 
 # Calls that repeat the last one, perhaps on other rows
@@ -199,15 +154,10 @@ def test_a_call_may_be_repeated_on_any_rows(summed, fused, minibatch):
 def test_the_rows_of_a_repeated_call_are_checked(summed):
     x, scale = synk.data(np.arange(20.0).reshape(10, 2)), synk.data([1.0, 3.0])
     for batch, error in [
-        ([3, 10], IndexError),
-        ("rows", TypeError),
-        (True, TypeError),
-        (slice(0, 5, 0), ValueError),
-        ([0.5], (TypeError, IndexError)),
-        (slice(4, 4), ValueError),
-        (np.zeros(10, bool), ValueError),
+        ([3, 10], IndexError), ("rows", TypeError), (True, TypeError), (slice(0, 5, 0), ValueError),
+        ([0.5], (TypeError, IndexError)), (slice(4, 4), ValueError), (np.zeros(10, bool), ValueError),
         (np.zeros(9, bool), IndexError),
-    ]:
+    ]:  # fmt: skip
         summed(x, scale, batch=5)
         with pytest.raises(error):
             summed(x, scale, batch=batch)
@@ -236,19 +186,6 @@ def test_a_call_is_not_repeated_with_data_that_have_moved_or_changed_their_lengt
     x.free_memory()
     with pytest.raises((ValueError, RuntimeError)):
         summed(x, scale, batch=4)
-
-
-def test_a_call_in_a_fused_step_keeps_the_memory_of_its_data_also_on_other_rows(summed):
-    x, scale = synk.data(np.arange(20.0).reshape(10, 2)), synk.data([1.0, 3.0])
-    for batch in (4, slice(3, 9)):
-        wanted = expected(x, scale, slice(3, 9))
-        with synk.fuse():
-            pending = summed(x, scale, batch=batch)
-            if batch != 4:
-                x.free_memory()
-                others = [synk.data(np.zeros((10, 2))) for _ in range(3)]
-    total, rows = pending.result()
-    assert (total, rows.tolist()) == wanted and len(others) == 3
 
 
 def test_a_repeated_call_without_rows_for_the_master_is_refused(open_world):

@@ -35,7 +35,6 @@ def logistic():
 
 
 def alone(model, seed):
-    """Return the draws of a chain without ranks."""
     with model:
         return pm.sample(chains=1, cores=1, random_seed=[seed], nuts_sampler="pymc", **SHORT)
 

@@ -3,9 +3,7 @@
 import multiprocessing
 import os
 import signal
-import threading
 import time
-from multiprocessing import connection
 
 import psutil
 import pytest
@@ -40,21 +38,6 @@ def test_the_cause_is_known_as_soon_as_a_death_is_detected():
             pass
         assert found == {1: "killed by SIGKILL"}
         process.close()
-
-
-def test_a_process_that_has_closed_its_files_is_alive():
-    def close_all(_):
-        os.closerange(3, 256)
-        time.sleep(60)
-
-    process = start(close_all)
-    try:
-        wait_until(lambda: connection.wait([process.sentinel], 0))
-        assert children.find_dead({1: process}) == {}
-        os.kill(process.pid, signal.SIGKILL)
-        assert wait_until(lambda: children.find_dead({1: process})) == {1: "killed by SIGKILL"}
-    finally:
-        children.kill_and_join([process])
 
 
 @pytest.mark.parametrize("code", [0, 1, 7])
@@ -108,49 +91,3 @@ def test_stopped_processes_are_found_and_ended():
     assert wait_until(lambda: children.find_stopped({3: running, 5: stopped})) == [5]
     children.kill_and_join([running, stopped])
     assert not psutil.pid_exists(pid)
-
-
-def test_processes_that_never_started_need_no_end():
-    children.kill_and_join([CONTEXT.Process(target=time.sleep, args=(60,))])
-
-
-def test_a_forker_calls_in_the_main_thread_itself_and_for_others_in_a_thread_that_stays():
-    def call(forker, outcome):
-        outcome.append(forker.call(lambda one: (one, threading.current_thread()), 5))
-        try:
-            forker.call(lambda: 1 / 0)
-        except ZeroDivisionError as error:
-            outcome.append(error)
-
-    forker, outcome = children.Forker(), []
-    call(forker, outcome)
-    assert outcome.pop(0) == (5, threading.main_thread()) and outcome.pop()
-    thread = threading.Thread(target=call, args=(forker, outcome))
-    thread.start()
-    thread.join()
-    five, lasting = outcome[0]
-    assert five == 5 and lasting.is_alive() and len(outcome) == 2
-    forker.end()
-    lasting.join(5)
-    assert not lasting.is_alive()
-    outcome.clear()
-    thread = threading.Thread(target=call, args=(forker, outcome))
-    thread.start()
-    thread.join()
-    (five, lasting), _ = outcome
-    assert lasting.is_alive() and lasting.daemon  # a new thread, after the first one was ended
-    forker.end()
-    lasting.join(5)
-    assert not lasting.is_alive()
-
-
-def test_checking_living_processes_is_fast_and_dead_ones_do_not_count_as_stopped():
-    living, dead = start(), start(os._exit, 3)
-    try:
-        wait_until(lambda: children.find_dead({1: dead}))
-        began = time.monotonic()
-        assert children.find_dead({0: living}) == {}
-        assert children.find_stopped({0: living, 1: dead}) == []
-        assert time.monotonic() - began < 0.5
-    finally:
-        children.kill_and_join([living, dead])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_engines import NaiveLab
 
 import synkhronos as synk
-from synkhronos.arithmetic.clocks import Ping, Reading, read_clock, to_own
+from synkhronos.arithmetic.clocks import Ping, read_clock, to_own
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, enter_world
 
@@ -41,30 +41,10 @@ def test_times_are_wrong_by_the_error_of_the_readings_at_most(shift, drift, firs
     assert abs(found - moment) <= 1.01 * max(begin.error, end.error) + rounding
 
 
-@given(SHIFTS, DRIFTS, DELAYS)
-def test_the_error_is_half_of_the_shortest_ping(shift, drift, delays):
-    made = pings(0.0, shift, drift, delays)
-    assert read_clock(made).error == pytest.approx(min(map(sum, delays)) / 2, abs=1e-12)
-
-
-@given(st.lists(st.floats(0, 1), min_size=2), SHIFTS, DRIFTS)
-def test_the_order_of_events_stays(shares, shift, drift):
-    begin, end = Reading(5.0, shift, 0.0), Reading(15.0, shift + 10 * (1 + drift), 0.0)
-    times = [to_own(begin, end, shift + 10 * (1 + drift) * share) for share in sorted(shares)]
-    assert times == sorted(times)
-
-
-def test_the_readings_themselves_are_exact_and_clocks_that_stood_still_are_shifted():
-    begin, end = Reading(1.0, 101.0, 0.1), Reading(3.0, 103.5, 0.2)
-    assert (to_own(begin, end, 101.0), to_own(begin, end, 103.5)) == (1.0, 3.0)
-    assert to_own(begin, begin, 101.5) == 1.5
-
-
 # Profiles
 
 
 def open_world(sizes, clocks):
-    """Open a world of machines whose ranks are threads; return a call of a function."""
     lab = NaiveLab()
     enter_world(World(ThreadedMachines(sizes, 0, 60, clocks=clocks), lab.engine, ThreadLimits()))
     synk.world.world.current_world().start()
@@ -123,12 +103,3 @@ def test_the_trace_names_the_machine_of_each_rank(close, tmp_path, monkeypatch):
     found = [one["args"]["name"] for one in trace if one["ph"] == "M"]
     assert found == [f"rank {rank} on {host}" for rank, host in enumerate(profile.hosts)]
     assert sorted(profile.hosts) == ["alone", "two", "two"]
-
-
-def test_on_one_machine_no_clocks_are_compared(world_of):
-    world_of(2)
-    world = synk.world.world.current_world()
-    assert world.transport.compare_clocks() == [] and world.transport.clock is time.perf_counter
-    with synk.profile() as profile:
-        synk.distribute()
-    assert profile.clock_error == 0 and len(set(profile.hosts)) == 1

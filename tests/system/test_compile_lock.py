@@ -11,12 +11,10 @@ from theano.gof import compilelock
 from theano.gof.cmodule import KeyData
 
 import synkhronos as synk  # noqa: F401
-from synkhronos.host import compile_cache
 
 
 @pytest.fixture
 def said():
-    """List of the messages of Theano's lock, as they are printed."""
     lines = []
     logger = logging.getLogger("theano.gof.compilelock")
     handler = logging.Handler()
@@ -27,7 +25,6 @@ def said():
 
 
 def locked_by(folder, process):
-    """Lock a folder as a process of Theano does."""
     folder.mkdir()
     (folder / "lock").write_text(f"{process}_0000000000_{socket.gethostname()}\n")
     return str(folder)
@@ -64,17 +61,6 @@ def test_a_lock_of_a_process_that_has_ended_says_so(tmp_path, monkeypatch, said)
     wait(folder, monkeypatch)
     (sentence,) = said
     assert sentence.startswith(f"process '{dead}' ended while it was compiling")
-
-
-def test_other_messages_stay_as_they_are(said):
-    logging.getLogger("theano.gof.compilelock").info("Refreshing lock %s", "x")
-    assert said == ["Refreshing lock x"]
-
-
-def test_theano_is_told_once(said):
-    logger = logging.getLogger("theano.gof.compilelock")
-    compile_cache.explain_lock()
-    assert logger.filters.count(compile_cache._explain_record) == 1
 
 
 class Key:

@@ -5,7 +5,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -14,10 +13,6 @@ import pytest
 import synkhronos as synk
 from synkhronos._errors import SynkhronosError
 from synkhronos.services.controller import Controller
-from synkhronos.services.channel import Register
-from synkhronos.stores.memory import SharedMemory
-from specifications.store import NaiveCommons
-from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.world.world import current_world
 
 RANKS = 3
@@ -145,20 +140,6 @@ def test_a_controller_that_ends_at_once_is_an_error_before_the_program(world, mo
     assert synk.spmd(lambda rank: rank.rank) == [0, 1, 2]
 
 
-def test_a_controller_without_questions_is_never_woken_and_ends_at_once(world):
-    def program(rank):
-        status = Path(f"/proc/{rank.ask('pid')}/status")
-        rank.barrier()
-        time.sleep(0.1)
-        before = status.read_text()
-        time.sleep(0.5)
-        return before == status.read_text(), time.monotonic()  # it has the switches of the process
-
-    results = synk.spmd(program, controller=lambda *_: os.getpid())
-    assert time.monotonic() - max(end for _, end in results) < 0.8
-    assert all(slept for slept, _ in results)
-
-
 def test_a_fresh_rank_gets_no_answer_to_a_question_of_the_dead_one(world_of):
     world_of(2)
 
@@ -175,35 +156,6 @@ def test_a_fresh_rank_gets_no_answer_to_a_question_of_the_dead_one(world_of):
 
 
 # Registers
-
-
-@pytest.fixture(params=["naive", "shared"])
-def commons(request):
-    return NaiveCommons() if request.param == "naive" else SharedMemoryStore(SharedMemory(2)).commons
-
-
-def test_a_register_has_the_latest_bytes_with_their_number(commons):
-    writer, reader = (Register(commons, "register") for _ in range(2))
-    assert reader.read() is None and reader.label()[0] == 0
-    moments = [time.monotonic_ns()]
-    for number, length in enumerate((5, 100_000, 0, 1024, 1025), 1):
-        data = np.random.default_rng(number).bytes(length)
-        writer.write(number, data)
-        assert reader.read() == (number, data)
-        written, moment = reader.label()
-        assert written == number
-        moments.append(moment)
-    assert moments == sorted(moments) and moments[-1] <= time.monotonic_ns()
-
-
-def test_what_was_not_written_to_the_end_is_not_read(commons):
-    """A rank died while it wrote; the one in its place writes again."""
-    dead, fresh, reader = (Register(commons, "register") for _ in range(3))
-    dead.write(1, bytes(100))
-    dead._room(100)[:50] = b"x" * 50
-    assert reader.read() is None
-    fresh.write(2, b"y" * 60)
-    assert reader.read() == (2, b"y" * 60)
 
 
 def test_a_second_ctrl_c_at_the_start_leaves_no_controller(world_of, monkeypatch):

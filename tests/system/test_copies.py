@@ -15,7 +15,6 @@ W = compiler.shared(0.0, "w")
 
 
 def fork(rank, chosen, in_child):
-    """Fork a process from one rank; return how it ends."""
     if rank.rank != chosen:
         return None
     pid = os.fork()
@@ -60,15 +59,11 @@ def read(rank):
 @pytest.mark.parametrize(
     "in_child, code, said",
     [
-        (fail, 1, "RuntimeError: the child fails"),
-        (give_back, 1, "it went on as that rank"),
-        (leave, 7, ""),
-        (leave_without_a_code, 0, ""),
-        (meet, 1, "this process was forked from rank"),
-        (meet_and_catch, 3, ""),
-        (read, 9, ""),
+        (fail, 1, "RuntimeError: the child fails"), (give_back, 1, "it went on as that rank"),
+        (leave, 7, ""), (leave_without_a_code, 0, ""), (meet, 1, "this process was forked from rank"),
+        (meet_and_catch, 3, ""), (read, 9, ""),
     ],
-)
+)  # fmt: skip
 def test_a_process_that_a_program_forks_is_no_rank(programs, chosen, in_child, code, said):
     done = programs.run(run_program, chosen, in_child)
     assert done.returncode == 0 and done.stdout.split() == ["None", str(code)], done

@@ -2,12 +2,11 @@
 
 import copy
 import gc
-import io
 import pickle
 
 import numpy as np
 import pytest
-from compilers import NAME, RandomStreams, compiler, tt
+from compilers import RandomStreams, compiler, tt
 
 import synkhronos as synk
 from steps import Network, assert_same_results, batches, digits
@@ -173,19 +172,6 @@ def gradient_step(build):
     return build([x], loss, updates=[(velocity, new), (w, w + new)]), w, velocity
 
 
-def test_a_copy_of_a_step_trains_other_parameters(world):
-    results = []
-    for build in (train.parallel_function, compiler.function):
-        step, w, velocity = gradient_step(build)
-        others = compiler.shared(-np.ones(3), "others"), compiler.shared(np.ones(3), "of others")
-        swap = dict(zip((w, velocity), others))
-        copies = step.copy(swap=swap), step.copy(delete_updates=True)
-        losses = [one(ROWS) for one in (step, *copies, step, *copies)]
-        results.append([*losses, *[one.get_value() for one in (w, velocity, *others)]])
-    for ours, theirs in zip(*results):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
-
-
 @each_way
 def test_a_duplicate_of_a_step_can_be_copied(two, duplicate):
     step, w, _ = gradient_step(train.parallel_function)
@@ -296,23 +282,6 @@ def test_copies_of_a_network_equal_the_compilers(
             assert_equal_on_every_rank(param, value)
 
 
-@pytest.mark.slow
-def test_early_stopping_goes_back_to_the_best_network(two):
-    net = Net(ours_by_function, predict_gathered)
-    x, y = digits()
-    best, lowest, kept = None, np.inf, None
-    for number in range(6):
-        loss = float(net.step(x, y))
-        if loss < lowest and number < 3:
-            best, lowest, kept = copy.deepcopy(net), loss, net.predict(x)
-    net = best
-    np.testing.assert_allclose(net.predict(x), kept, rtol=1e-12)
-    for param in net.params:
-        param.set_value(param.get_value() * 0)
-    synk.broadcast(net.params)
-    np.testing.assert_allclose(net.predict(x), 1 / 3)
-
-
 @each_time
 def test_each_rank_copies_its_own_replica(two, is_late):
     streams = RandomStreams(5)
@@ -360,17 +329,6 @@ def test_an_object_with_collectives_and_windows_is_copied(two):
         rows = ROWS[4 * k : 4 * k + 4]
         for each in (f, g, h):
             np.testing.assert_allclose(each(k), (rows - rows.mean(axis=0)).sum(axis=1), atol=1e-12)
-
-
-def test_a_copy_is_observed_like_another_function(two):
-    x, w = tt.dvector("x"), compiler.shared(1.0, "w")
-    f = synk.function([x], (x * w, "gather"))
-    f([1.0, 2.0])
-    g, v = copy.deepcopy((f, w))
-    v.set_value(3.0)
-    with pytest.warns(synk.SynkhronosWarning, match="uses w.*, whose replicas differ"):
-        g([1.0, 2.0])
-    assert f([1.0, 2.0]).tolist() == [1, 2]
 
 
 def test_a_deep_copy_needs_the_processes(world_of):
@@ -439,17 +397,3 @@ def test_what_is_left_of_a_program_cannot_be_called(two):
         with pytest.raises(TypeError, match="Function f>: this is a copy that was made for a program"):
             call(np.ones(2))
     assert f(np.ones(2)) == 1
-
-
-@pytest.mark.skipif(NAME != "theano", reason="a class of Theano's")
-def test_a_pickle_that_ignores_functions_is_possible(two):
-    """As scripts do that keep their parameters only."""
-    net = Net(ours_by_function, predict_gathered)
-
-    class Pickler(pickle.Pickler):
-        def reducer_override(self, item):
-            return (str, ()) if type(item) in (synk.Function, train.ParallelFunction) else NotImplemented
-
-    buffer = io.BytesIO()
-    Pickler(buffer).dump(net)
-    assert_same_results(pickle.loads(buffer.getvalue()).values(), net.values())

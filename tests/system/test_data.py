@@ -26,7 +26,6 @@ from hypothesis.stateful import (
 from oracle import examples
 
 import synkhronos as synk
-from synkhronos.arithmetic.partition import select
 from synkhronos.extensions import train, updates
 from synkhronos.world.world import current_world
 
@@ -34,17 +33,8 @@ from synkhronos.world.world import current_world
 EXCEPTIONS = getattr(np, "exceptions", np)
 COMPLEX_WARNING = EXCEPTIONS.ComplexWarning
 DTYPES = [
-    "bool",
-    "int8",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "float16",
-    "float32",
-    "float64",
-    "complex64",
-]
+    "bool", "int8", "int32", "int64", "uint8", "uint16", "float16", "float32", "float64", "complex64",
+]  # fmt: skip
 SIZE = 3
 
 
@@ -64,7 +54,6 @@ class World:
         synk.distribute()
 
     def check_seen(self, data):
-        """Check that every rank sees the whole of a float32 matrix, and its own rows."""
         expected = np.array(data.data)
         (got,) = self.whole(np.arange(SIZE), data)
         np.testing.assert_array_equal(got, np.stack([expected] * SIZE))
@@ -217,50 +206,6 @@ def test_data_takes_dtype_ndim_and_name_from_a_variable(world):
     assert synk.data([1], minibatch=True).minibatch and not synk.data([1]).minibatch
 
 
-@pytest.mark.parametrize(
-    "kwargs, error",
-    [
-        ({}, ValueError),
-        ({"dtype": "int8"}, ValueError),
-        ({"ndim": 2}, ValueError),
-        ({"shape": (2,)}, ValueError),
-        ({"value": [1], "shape": (1,)}, ValueError),
-        ({"shape": (2, 2), "dtype": "int8", "ndim": 1}, ValueError),
-        ({"shape": (-1,), "dtype": "int8"}, ValueError),
-        ({"shape": (1.5,), "dtype": "int8"}, TypeError),
-        ({"shape": 3, "dtype": "int8"}, TypeError),
-        ({"dtype": "O", "ndim": 1}, TypeError),
-        ({"dtype": "nonsense", "ndim": 1}, TypeError),
-        ({"dtype": "int8", "ndim": -1}, ValueError),
-        ({"dtype": "int8", "ndim": "1"}, TypeError),
-        ({"value": ["a"]}, TypeError),
-        ({"value": [[1], [1, 2]]}, TypeError),
-        ({"value": [None]}, TypeError),
-        ({"value": np.array(["2020-01-01"], "M8[D]")}, TypeError),
-        ({"value": [1], "name": 3}, TypeError),
-        ({"value": [1], "oversize": 0.9}, ValueError),
-        ({"value": [1], "oversize": 2.1}, ValueError),
-        ({"value": [1], "oversize": float("nan")}, ValueError),
-        ({"value": [1], "oversize": "2"}, TypeError),
-        ({"value": [1], "oversize": None}, TypeError),
-        ({"value": [1, 2], "ndim": 2}, TypeError),
-        ({"value": [0.5], "dtype": "int8"}, TypeError),
-        ({"value": 3, "var": 3}, TypeError),
-    ],
-    ids=repr,
-)
-def test_data_that_cannot_be_made_is_refused(world, kwargs, error):
-    with pytest.raises(error):
-        synk.data(**kwargs)
-
-
-def test_a_variable_and_a_dtype_contradict_each_other(world):
-    with pytest.raises(ValueError):
-        synk.data(var=world.matrix, dtype="float32")
-    with pytest.raises(TypeError):
-        synk.data([1.0], var=world.matrix)
-
-
 # Casting
 
 
@@ -287,21 +232,6 @@ def test_only_safe_casts_happen_unless_they_are_forced(world, source, target):
     assert made.data.tolist() == value.real.astype(target).tolist()
 
 
-@given(numbers=st.lists(st.integers(-300, 300), max_size=4), dtype=st.sampled_from(DTYPES[1:9]))
-@examples(100)
-def test_python_numbers_take_the_dtype_if_they_fit_it(world, numbers, dtype):
-    made = synk.data(dtype=dtype, ndim=1)
-    fit = np.dtype(dtype).kind == "f" or all(
-        np.iinfo(dtype).min <= number <= np.iinfo(dtype).max for number in numbers
-    )
-    if fit:
-        made.set_value(numbers)
-        assert made.data.tolist() == numbers
-    else:
-        with pytest.raises(TypeError, match="force_cast"):
-            made.set_value(numbers)
-
-
 def test_python_numbers_do_not_become_infinite(world):
     for numbers in ([1e300, 1.0], [-1e39], [70000, 2**63]):
         made = synk.data(dtype="float16", ndim=1)
@@ -318,27 +248,6 @@ def test_data_cannot_be_copied_or_pickled_and_say_so(world, copied):
     made = synk.data(np.ones(2), name="made")
     with pytest.raises(TypeError, match="Data 'made': .*array"):
         copied(made)
-
-
-def test_another_number_of_dimensions_is_refused_and_changes_nothing(world):
-    made = synk.data([1, 2, 3])
-    for wrong in ([[1]], 1, np.zeros((2, 2), "int64")):
-        with pytest.raises(TypeError, match="dimensions"):
-            made.set_value(wrong)
-    with pytest.raises(ValueError):
-        made.set_shape((2, 2))
-    with pytest.raises(ValueError):
-        made.set_length(-1)
-    with pytest.raises(TypeError):
-        made.set_length(2.0)
-    with pytest.raises(ValueError):
-        made.set_value([1], oversize=3)
-    number = synk.data(1)
-    with pytest.raises(ValueError):
-        number.set_length(2)
-    with pytest.raises(TypeError):
-        len(number)
-    assert made.data.tolist() == [1, 2, 3]
 
 
 def test_data_is_what_it_was_after_there_was_not_enough_memory(world):
@@ -389,43 +298,6 @@ def test_numpy_copies_data_if_it_is_asked_to(world):
             np.array(data, "float64", copy=False)
 
 
-def test_arrays_of_which_numpy_warns_that_they_are_ragged_are_no_batch(world):
-    class Ragged:
-        def __array__(self, dtype=None, copy=None):
-            warnings.warn("ragged", EXCEPTIONS.VisibleDeprecationWarning, stacklevel=2)
-            return np.array([0])
-
-    with pytest.raises(TypeError, match="expected a 1-d list or array of rows"):
-        select(Ragged(), 3)
-
-
-def test_indices_that_are_not_there_are_index_errors(world):
-    made = synk.data([1, 2, 3])
-    with pytest.raises(IndexError):
-        made[3]
-    with pytest.raises(IndexError):
-        made[[0, -4]] = 1
-
-
-def test_freed_data_says_so(world):
-    made = synk.data([1, 2], name="rows")
-    view = made.data
-    made.free_memory()
-    made.free_memory()
-    for use in (
-        lambda: made.data,
-        lambda: len(made),
-        lambda: made[0],
-        lambda: made.shape,
-        lambda: np.asarray(made),
-        lambda: world.rows(made),
-    ):
-        with pytest.raises((ValueError, TypeError)):
-            use()
-    assert view.tolist() == [1, 2]
-    assert "freed" in repr(made) and "rows" in repr(made)
-
-
 def test_freed_data_take_new_memory_as_large_as_they_need(world):
     made = synk.data(np.ones((100, 2)), oversize=2, name="rows")
     view = made.data
@@ -456,20 +328,6 @@ def test_freed_data_can_be_inputs_again(world):
     made.free_memory()
     made.set_value(np.arange(12, dtype="float32").reshape(4, 3))
     world.check_seen(made)
-
-
-def test_freed_data_of_a_file_take_new_memory(world, tmp_path):
-    mapped = np.memmap(tmp_path / "rows", "float64", "w+", shape=(4, 2))
-    mapped[:] = 3
-    made = synk.data(mapped)
-    made.free_memory()
-    made.set_length(2)
-    made[:] = 1
-    assert (mapped == 3).all() and made.data.tolist() == [[1, 1]] * 2
-
-
-def test_names_and_shapes_are_shown(world):
-    assert repr(synk.data([[1.5]], name="x")) == "<Data 'x': float64 (1, 1)>"
 
 
 @pytest.mark.parametrize("columns", [2, 3000])
@@ -541,30 +399,6 @@ def test_a_layout_that_was_set_is_refused_by_repeated_steps_and_in_programs(worl
     assert all((rows == 1).all() and rows.shape == (6, 4) for rows in synk.spmd(program, data))
 
 
-def test_a_layout_that_was_set_on_an_array_of_a_file_leaves_the_data_alone(world, mapped):
-    data = synk.data(mapped)
-    expected = np.array(mapped)
-    assert (world.rows(data) == expected).all()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        mapped.shape = (60, 2)
-    assert (world.rows(data) == expected).all() and isinstance(data.data, np.memmap)
-
-
-def test_what_a_call_sees_is_what_the_data_hold_at_that_moment(world):
-    made = synk.data(np.zeros((6, 2), "float32"))
-    view = made.data
-    for turn in range(5):
-        view[:] = turn
-        assert (world.rows(made) == turn).all()
-        made[1:4] = turn + 0.5
-        world.check_seen(made)
-    made.set_length(2000)
-    made[:] = 7
-    world.check_seen(made)
-    assert view[0, 0] == 4
-
-
 # Files
 
 
@@ -611,12 +445,10 @@ def test_a_file_that_compiled_code_cannot_read_where_it_is_is_copied(world, tmp_
 @pytest.mark.parametrize("change", ["columns", "strided", "rows reversed", "copied", "double"])
 def test_views_of_a_mapped_file_that_are_not_contiguous_are_copied(world, mapped, change):
     views = {
-        "columns": lambda: mapped[:, :2],
-        "strided": lambda: mapped[::2],
-        "rows reversed": lambda: mapped[::-1],
-        "copied": lambda: mapped[[5, 3]],
+        "columns": lambda: mapped[:, :2], "strided": lambda: mapped[::2],
+        "rows reversed": lambda: mapped[::-1], "copied": lambda: mapped[[5, 3]],
         "double": lambda: mapped * 2,
-    }
+    }  # fmt: skip
     view = views[change]()
     made = synk.data(view, var=world.matrix)
     np.testing.assert_array_equal(made, view)
@@ -655,15 +487,6 @@ def test_a_file_is_read_only_if_it_was_mapped_so_and_data_can_leave_it(world, ma
     assert mapped[3, 0] == 9
 
 
-def test_a_file_of_another_dtype_is_cast(world, mapped):
-    doubles = synk.data(mapped, dtype="float64")
-    assert doubles.dtype == "float64"
-    np.testing.assert_array_equal(doubles, mapped)
-    with pytest.raises(TypeError, match="force_cast"):
-        synk.data(mapped, dtype="int32")
-    assert synk.data(mapped, dtype="int32", force_cast=True)[1].tolist() == [3, 4, 5]
-
-
 def test_a_new_file_of_an_old_name_is_read_anew(world, tmp_path):
     path = tmp_path / "epoch.npy"
     for epoch in range(4):
@@ -681,44 +504,6 @@ def test_a_new_file_of_an_old_name_is_read_anew(world, tmp_path):
 def test_a_file_that_was_removed_can_still_be_used(world, mapped):
     os.unlink(mapped.filename)
     world.check_seen(synk.data(mapped))
-
-
-def test_a_relative_name_of_a_file_holds_in_another_directory(world, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    file = np.memmap("here.bin", "float32", "w+", shape=(5, 2))
-    file[:] = 3
-    os.mkdir("elsewhere")
-    monkeypatch.chdir("elsewhere")
-    world.check_seen(synk.data(file))
-
-
-@pytest.mark.parametrize("grow", ["set_length", "set_shape", "set_value"])
-def test_data_grows_while_views_of_it_live_and_workers_read_it(world, grow):
-    made = synk.data(np.full((SIZE, 3), 0, "float32"))
-    views = []
-    for step in range(1, 40):
-        expected = made.data.copy()
-        views.append((made.data, expected))
-        with synk.fuse():
-            before = world.rows(made)
-            if grow == "set_length":
-                made.set_length(SIZE * 8 * step)
-            elif grow == "set_shape":
-                made.set_shape((SIZE * 8 * step, 3))
-            else:
-                made.set_value(np.concatenate([made.data, np.zeros((8 * SIZE, 3), "float32")]))
-            made[-1] = step
-            after = world.rows(made)
-        np.testing.assert_array_equal(before.result(), expected)
-        np.testing.assert_array_equal(after.result(), made.data)
-        world.check_seen(made)
-        noise = [synk.data(np.full((length, 3), -step, "float32")) for length in (SIZE, 8 * SIZE)]
-        for view, seen in views:  # no other array has overwritten an earlier view
-            np.testing.assert_array_equal(view, seen)
-        views[step // 2][0][...] = step
-        views[step // 2][1][...] = step
-        assert all((one.data == -step).all() for one in noise)
-        world.check_seen(made)
 
 
 # Bound data
@@ -759,21 +544,6 @@ def test_bound_data_are_refilled_in_place_and_shared_by_functions(world):
             call()
 
 
-def test_nothing_is_bound_if_one_of_the_pairs_is_wrong(world):
-    good = np.ones((6, 2), "float32")
-    for pairs in (
-        [(world.matrix, good), (world.vector, [0.5])],
-        [(world.matrix, good), (world.vector, synk.data([0.5]))],
-        [(world.matrix, good), ("vector", [1])],
-        [(world.matrix, good), (world.vector,)],
-        5,
-    ):
-        with pytest.raises(TypeError):
-            synk.set_shmems(pairs)
-        with pytest.raises(ValueError):
-            synk.get_shmems(world.matrix)
-
-
 def test_inputs_of_a_function_are_bound_and_built_together(world):
     assert world.whole.build_inputs([1, 2]).dtype == "int64"
     rows, matrix = world.whole.build_inputs([1, 2, 3], np.ones((2, 2)), force_cast=True, oversize=2)
@@ -789,7 +559,6 @@ def test_inputs_of_a_function_are_bound_and_built_together(world):
 
 
 def make_and_drop(mark, steps, kept=5):
-    """Keep some `Data` full of a number; check those that are dropped."""
     datas, random = [], Random(mark)
     for step in range(steps):
         made = synk.data(np.full(random.choice([1, 500, 3000]), mark))
@@ -860,18 +629,3 @@ def test_a_child_process_that_the_script_forks_allocates_nothing(world):
             assert b"forked from the master, and only the master may allocate" in file.read()
     data.set_length(6)
     assert data.data.tolist() == [0] * 6
-
-
-# Last, as this test closes the world
-
-
-def test_data_of_a_closed_world_say_so(world, open_world):
-    made = synk.data([1, 2])
-    function = world.rows
-    synk.close()
-    with pytest.raises(synk.ClosedError):
-        made.set_value([1])
-    with pytest.raises(synk.ClosedError):
-        function(np.ones((2, 2), "float32"))
-    with pytest.raises(synk.ClosedError):
-        synk.data([1])

@@ -24,7 +24,6 @@ def reviews(demo):
 
 
 def write_files(folder, texts):
-    """Write the texts of each part and class, as they are in the Large Movie Review Dataset."""
     for place, of_place in texts.items():
         (folder / place).mkdir(parents=True)
         for number, text in enumerate(of_place):
@@ -37,12 +36,6 @@ TEXTS = {
     "test/neg": ["bad unheard-of"],
     "test/pos": ["one two three four five good film", ""],
 }
-
-
-def test_words_are_found_in_a_text(reviews):
-    assert reviews.tokens('It\'s "GREAT"<br />don’t_miss 7/10. Tr\u00e8s bon!') == [
-        "it's", "great", "don’t", "miss", "7", "10", ".", "tr\u00e8s", "bon", "!",
-    ]  # fmt: skip
 
 
 def test_files_are_read_as_rows_of_word_numbers(reviews, tmp_path):
@@ -60,46 +53,6 @@ def test_files_are_read_as_rows_of_word_numbers(reviews, tmp_path):
     assert sum(labels.sum() for _, labels in list(found.parts.values())[:2]) == 2
 
 
-def test_the_vocabulary_has_the_most_frequent_words(reviews):
-    texts = [["b", "a", "c"], ["c", "b"], ["c"]]
-    assert reviews.vocabulary(texts, 2) == ["", "?", "c", "b"]
-
-
-def test_a_folder_without_the_files_is_an_error_that_names_it(reviews, tmp_path):
-    write_files(tmp_path, {"train/neg": ["bad"]})
-    with pytest.raises(FileNotFoundError, match="expected text files in .*train/pos"):
-        reviews.load(tmp_path, 10, 10)
-
-
-# Made reviews
-
-
-def sentiment(text):
-    """Read a made review by its grammar: a number above 0 if it is positive."""
-    good = "good|great|fine|funny|moving|clever|charming|brilliant|gripping|fresh"
-    total = 0
-    for sentence in text.split(" ."):
-        sentence = re.sub(r"although [^,]*,", "", sentence)
-        turns = -1 if "neighbour" in sentence else 1
-        for clause in sentence.split(" and "):
-            match = re.search(r"the \w+ was (not |never |anything but |hardly )?(very )?(\w+)$", clause)
-            if match and "half empty" not in clause:
-                value = 1 if re.fullmatch(good, match[3]) else -1
-                total += turns * value * (2 if match[2] else 1) * (-1 if match[1] else 1)
-    return total
-
-
-def test_made_reviews_say_what_their_labels_say(reviews):
-    found = reviews.make(500, length=1000)
-    assert [len(labels) for _, labels in found.parts.values()] == [400, 50, 50]
-    for rows, labels in found.parts.values():
-        values = np.array([sentiment(found.text(row)) for row in rows])
-        assert np.array_equal(values > 0, labels == 1) and values.all()
-        assert 0.3 < labels.mean() < 0.7
-    again = reviews.make(500, length=1000)
-    assert np.array_equal(found.parts["test"][0], again.parts["test"][0])
-
-
 # The script
 
 
@@ -115,27 +68,3 @@ def test_the_script_learns_from_made_reviews(run_demo, tmp_path):
     assert accuracy > 75  # the words alone, without their order, tell 63%
     assert len(re.findall(r"^positive by \d+%, and is (positive|negative): ", done.stdout, re.M)) == 3
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-def test_the_losses_are_those_of_theanos_operations(run_demo, tmp_path, monkeypatch):
-    """Of a recurrent network, as they are printed."""
-    write_files(tmp_path / "data", {name: 8 * texts for name, texts in TEXTS.items()})
-    arguments = ["--data", "data", "--words", "5", "--rule", "bsp", *SMALL]
-    losses = []
-    for kernels in ("fast", "theano"):
-        monkeypatch.setenv("SYNKHRONOS_KERNELS", kernels)
-        done = run_demo(DEMO / "train_lstm.py", *arguments, timeout=300)
-        losses.append(float(re.search(r"Test:   loss ([0-9.]+)", done.stdout)[1]))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-
-
-@pytest.mark.slow
-def test_the_script_reads_files(run_demo, tmp_path):
-    write_files(tmp_path / "data", {name: 8 * texts for name, texts in TEXTS.items()})
-    arguments = ["--data", "data", "--words", "5", "--rule", "bsp", *SMALL]
-    done = run_demo(DEMO / "train_lstm.py", *arguments, timeout=300)
-    assert "Data:   the text files of data\n        29 to train, 3 to validate, 24 to test; 7 words" in (
-        done.stdout
-    )
-    assert "BSP(period=1, average='gradients')" in done.stdout and "Test:   loss" in done.stdout

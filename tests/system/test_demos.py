@@ -3,8 +3,6 @@
 import importlib
 import importlib.util
 import re
-import sys
-from argparse import Namespace
 
 import pytest
 from processes import ROOT
@@ -13,10 +11,7 @@ from synkhronos.host.compiler import NAME, TITLE
 
 LINES = {
     1: {
-        2: [
-            "Rows that each process had, of 7:  [4 3]",
-            "Rows at once, with num_slices=2:  [3 2 3 2]",
-        ],
+        2: ["Rows that each process had, of 7:  [4 3]", "Rows at once, with num_slices=2:  [3 2 3 2]"],
         3: ["Rows that each process had, of 7:  [3 2 2]"],
     },
     2: {
@@ -66,40 +61,6 @@ def test_demo_shows_its_points(run_demo, number, n):
 def test_demo_runs_on_any_number_of_processes(run_demo, number, n):
     done = run_demo(ROOT / "demos" / f"demo_{number}.py", "-n", n)
     assert "All results match" in done.stdout
-
-
-@pytest.fixture
-def controller(monkeypatch):
-    """The controller of the demo, with a patience of 4, and validations every 10 steps."""
-    pytest.importorskip("sklearn")
-    monkeypatch.syspath_prepend(ROOT / "demos")
-    demo = importlib.import_module("controller")
-    yield demo.Controller(Namespace(every=10, patience=4, learning_rate=1.0))
-    for name in ("controller", "script"):
-        sys.modules.pop(name, None)
-
-
-def test_the_controller_lowers_the_rate_and_stops_when_nothing_improves(controller, capsys):
-    def validated(loss):
-        answers = [controller("step", 0, None) for _ in range(10)]
-        assert answers[:9] == 9 * [(controller.rate, "train")]
-        assert answers[9] == (controller.rate, "validate")
-        return controller("validated", 0, loss)
-
-    assert [validated(loss) for loss in (2, 1, 1, 1.5)] == [True, True, False, False]
-    assert controller.rate == 0.5
-    assert [validated(loss) for loss in (0.5, 1, 1, 1, 1)] == [True, False, False, False, False]
-    assert controller("step", 1, None) == (0.25, "stop")
-    assert controller("end", 0, None)[1] == 50  # the step of the best
-    assert capsys.readouterr().out.splitlines()[-1].endswith("no better for 4 validations: stop")
-
-
-def test_the_controller_lets_one_process_validate_at_a_time(controller):
-    asked = [controller("step", 0, None)[1] for _ in range(10)]
-    assert asked[-1] == "validate"
-    assert {controller("step", 1, None)[1] for _ in range(50)} == {"train"}  # 0 is still validating
-    controller("validated", 0, 1.0)
-    assert controller("step", 0, None)[1] == "validate"  # 61 steps: the next one is due
 
 
 def test_the_demo_of_a_controller_tells_what_it_decides(run_demo):

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 import theano.tensor as tt
@@ -17,12 +16,9 @@ import synkhronos as synk
 from synkhronos.host import descriptors as descriptors_module
 from synkhronos.host.descriptors import descriptors
 from synkhronos.services.background_processes import BackgroundProcesses
-from synkhronos.transports.children import Children
-from synkhronos.transports.local import CHECK_INTERVAL
 
 
 def start(**kwargs):
-    """Start two ranks with a function."""
     synk.fork(2, use_gpu=False, **kwargs)
     synk.function([], tt.constant(1.0) * 2)
     synk.distribute()
@@ -49,16 +45,6 @@ def test_a_port_is_free_when_the_script_has_closed_its_socket():
         socket.create_connection(address, timeout=20)
     with socket.socket() as again:
         again.bind(address)
-
-
-@own_process
-def test_a_lock_ends_with_the_script_s_file():
-    locked = open("lock", "w")
-    fcntl.flock(locked, fcntl.LOCK_EX)
-    start()
-    locked.close()
-    with open("lock") as again:
-        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def use(rank, reading, writing, number):
@@ -143,28 +129,6 @@ def test_a_file_that_cannot_be_opened_again_is_not_read_at_a_wrong_place(monkeyp
 
 def read_two(rank, numbers):
     return [os.read(number, 2) for number in numbers]
-
-
-@own_process
-def test_a_number_that_is_used_again_by_the_time_of_the_fork_is_kept(monkeypatch):
-    """Garbage collection may close a file of the script in between; then its number is used again."""
-    ends = [end for _ in range(8) for end in os.pipe()]
-
-    def fork_worker(self, *args):
-        while ends:
-            os.close(ends.pop())
-        original(self, *args)
-
-    original = Children.fork_worker
-    monkeypatch.setattr(Children, "fork_worker", fork_worker)
-    start(timeout=20)
-    assert synk.spmd(live_long)[1] == 1
-
-
-def live_long(rank):
-    if not rank.is_master:
-        time.sleep(3 * CHECK_INTERVAL)
-    return rank.rank
 
 
 @own_process

@@ -29,7 +29,6 @@ def busy_machine():
 
 
 def digests_of(run_python, worlds, hash_seed, *options):
-    """Run ``digests.py`` in a new process, and return the digests that it prints."""
     named = [f"{size}:{master_rank}" for size, master_rank in worlds]
     done = run_python(
         "digests.py", *named, *options, timeout=200, environment={"PYTHONHASHSEED": hash_seed}
@@ -155,17 +154,3 @@ def test_what_cannot_be_reseeded_is_refused_and_nothing_is_seeded(world_of, stre
     synk.close()
     with pytest.raises(synk.ClosedError):
         synk.reseed(streams)
-
-
-@theano.compile.ops.as_op([tt.dmatrix], [tt.dvector])
-def draw(rows):
-    return np.random.rand(2) + 0 * rows[0]
-
-
-def test_an_operation_that_draws_from_numpy_is_verified_without_a_trace(world_of):
-    world_of(2)
-    x = tt.dmatrix("x")
-    f = synk.function([x], [x.mean(), (draw(x), None)])
-    np.random.seed(7)
-    drawn = f(np.ones((6, 2)))[1]
-    np.testing.assert_array_equal(drawn, np.random.RandomState(7).rand(2))

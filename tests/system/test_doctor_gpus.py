@@ -8,7 +8,7 @@ from made_up_libraries import fixture_bare_machine, fixture_binaries, fixture_pu
 from made_up_libraries import all_are_visible, path_of
 
 import synkhronos as synk
-from synkhronos.host import environment, nvidia_links
+from synkhronos.host import environment
 from synkhronos.host.doctor import checks, gpus
 from synkhronos.host.doctor.check import OK, WARNING
 
@@ -20,7 +20,6 @@ BARE = ("libcuda.so", "libnvrtc.so", "libcublas.so", "libnccl.so")
 
 @pytest.fixture
 def devices(tmp_path, monkeypatch):
-    """Empty folder of device files."""
     folder = tmp_path / "dev"
     folder.mkdir()
     monkeypatch.setattr(gpus, "DEVICES", folder)
@@ -29,7 +28,6 @@ def devices(tmp_path, monkeypatch):
 
 @pytest.fixture
 def gpu(devices):
-    """Folder of device files, with one GPU in it."""
     (devices / "nvidia0").touch()
     return devices
 
@@ -82,24 +80,6 @@ def test_a_pygpu_that_a_virtual_environment_does_not_see_is_named(monkeypatch, t
     assert environment.hidden_folder("pygpu") is None
 
 
-def test_gpus_that_pygpu_does_not_see_are_a_warning(monkeypatch, devices):
-    (devices / "nvidia0").touch()
-    probe = 'print(\'{"version": "0.7.6", "cuda": 0, "opencl": 1}\')'
-    monkeypatch.setattr(gpus, "PYGPU_PROBE", probe)
-    result = CHECKS["GPUs"].run()
-    assert result.state == WARNING
-    assert "libcuda.so" in result.remedy
-
-
-@pytest.mark.parametrize(("number", "version"), [(2804, "2.8.4"), (21602, "2.16.2"), (22105, "2.21.5")])
-def test_versions_of_nccl_are_written_with_points(number, version):
-    assert gpus.nccl_version(number) == version
-
-
-def test_without_a_driver_cuda_is_not_missed(devices):
-    assert CHECKS["CUDA"].run().state == OK
-
-
 def test_a_gpu_without_the_drivers_library_is_a_warning(gpu):
     result = CHECKS["CUDA"].run()
     assert result.state == WARNING
@@ -139,53 +119,9 @@ def test_a_missing_library_is_a_warning_with_the_remedy(libraries, gpu):
     assert '"nvidia-cublas<14"' in result.remedy
 
 
-def test_a_library_that_cannot_be_loaded_is_a_warning_with_the_loaders_words(libraries, gpu):
-    folder = libraries("libcuda.so.1", *NAMES)
-    whole = (folder / "libcublas.so.13").read_bytes()
-    (folder / "libcublas.so.13").write_bytes(whole[:100])
-    result = CHECKS["CUDA"].run()
-    assert result.state == WARNING
-    assert result.remedy.startswith("fix this: ")
-    assert "libcublas.so: cannot read file data" in result.remedy
-
-
-def test_no_place_for_links_is_a_warning(libraries, gpu, monkeypatch):
-    libraries("libcuda.so.1", *NAMES)
-
-    def refuse():
-        raise OSError("there is no place")
-
-    monkeypatch.setattr(nvidia_links, "environment", refuse)
-    assert CHECKS["CUDA"].run().remedy == "there is no place"
-    assert gpus.as_run() == {}
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("libcudnn.so.7", "libcudnn.so.7 (7), with the flag dnn.enabled"),
-        ("libcudnn.so.9", "libcudnn.so.9 (9); Theano 1.0.5 can use cuDNN 5 to 7 only"),
-        ("libcudnn.so.4", "libcudnn.so.4 (4); Theano 1.0.5 can use cuDNN 5 to 7 only"),
-        ("other.so", "libcudnn.so: none; Theano 1.0.5 can use cuDNN 5 to 7 only"),
-    ],
-)
-def test_cudnn_is_told_with_what_theano_can_use(libraries, name, expected):
-    libraries(name)
-    assert expected in gpus.cudnn()
-
-
 def test_nccl_is_loaded_as_the_run_command_would_make_it_visible(libraries, gpu):
     libraries("libcuda.so.1", *NAMES, "libnccl.so.2")
     assert CHECKS["NCCL"].run().found == "2.28.9"
-
-
-def test_the_remedy_for_nccl_is_made_for_the_driver(libraries, gpu, monkeypatch):
-    (gpu / "nvidia1").touch()
-    libraries("libcuda.so.1", *NAMES)
-    monkeypatch.setattr(gpus, "NCCL_PROBE", "raise OSError('no libnccl.so')")
-    result = CHECKS["NCCL"].run()
-    assert result.state == WARNING
-    assert "nvidia-nccl-cu13" in result.remedy
 
 
 def test_pygpu_is_probed_in_the_environment_of_the_run_command(libraries, monkeypatch):

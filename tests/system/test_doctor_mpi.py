@@ -33,11 +33,7 @@ def test_without_mpirun_several_machines_are_not_possible_which_is_no_problem(mo
 
 @pytest.mark.parametrize(
     ("library", "state"),
-    [
-        ("Open MPI v4.1.4", OK),
-        ("Open MPI v5.0.3", WARNING),
-        ("MPICH Version: 4.0.2", WARNING),
-    ],
+    [("Open MPI v4.1.4", OK), ("Open MPI v5.0.3", WARNING), ("MPICH Version: 4.0.2", WARNING)],
 )
 def test_mpirun_and_mpi4py_must_be_of_one_mpi(library, state):
     about = {"mpi4py": "4.1.2", "library": library}
@@ -61,18 +57,6 @@ def test_a_machine_must_have_what_the_first_one_has(change, state, remedy):
     about = {**ABOUT, **change}
     result = Check("b", lambda: doctor_mpi.judge_host(about, "a", ABOUT), is_required=True).run()
     assert result.state == state and remedy in result.remedy and bool(result.remedy) == bool(remedy)
-
-
-@pytest.mark.parametrize(
-    ("said", "complaint"),
-    [
-        ("[a:5] plm:rsh: Warning: x\nssh: no host b\n------\nORTE was unable\n", "ssh: no host b"),
-        ("Traceback (most recent):\n  x\nValueError: two\n-----\nmpirun noticed", "ValueError: two"),
-        ("", ""),
-    ],
-)
-def test_the_reason_is_what_is_said_of_a_machine_that_does_not_answer(said, complaint):
-    assert doctor_mpi.complaint_of(said) == complaint
 
 
 @pytest.mark.skipif(

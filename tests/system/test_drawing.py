@@ -27,13 +27,7 @@ def add_noise(x):
     return x + [random.random() + np.random.rand() for _ in x]
 
 
-@as_op([tt.dvector], [tt.dvector])
-def add_python_noise(x):
-    return x + [random.random() for _ in x]
-
-
 def noisy():
-    """Return a function that adds noise to rows in an operation of the script's own."""
     x = tt.dvector("x")
     return synk.function([x], (add_noise(x), "gather"))
 
@@ -55,18 +49,6 @@ def test_each_rank_draws_numbers_of_its_own_and_they_repeat(world_of):
     seed()
     own = [random.random() + np.random.rand() for _ in range(ROWS)]
     np.testing.assert_array_equal(drawn[0][0][:ROWS], own)  # the script's, as without other ranks
-
-
-def test_each_generator_of_a_worker_follows_from_the_scripts_own(world_of):
-    drawn = []
-    for number in range(2):
-        random.seed(5)
-        np.random.seed(number)
-        world_of(2)
-        x = tt.dvector("x")
-        draw = synk.function([x], (add_python_noise(x), "gather"))
-        drawn.append(draw(np.zeros(2 * ROWS)))
-    np.testing.assert_array_equal(*drawn)
 
 
 def test_new_workers_draw_new_numbers(world_of):

@@ -2,7 +2,6 @@
 
 import gc
 import resource
-import weakref
 
 import numpy as np
 import psutil
@@ -22,8 +21,6 @@ MEBIBYTE = 1 << 20
 
 
 class Held(Command):
-    """Returns the numbers of the functions and shared variables that a rank has."""
-
     def run(self, here):
         return sorted(here.functions), sorted(here.shareds)
 
@@ -44,8 +41,6 @@ def held():
 
 
 class Kept(Command):
-    """Returns how much a rank keeps for functions and shared variables, by what it is."""
-
     NAMES = ("functions", "shareds", "rows", "peers", "wires", "_buffers")
 
     def run(self, here):
@@ -54,14 +49,11 @@ class Kept(Command):
 
 
 def count_replicas():
-    """Return the number of replicas in this process."""
     gc.collect()
     return sum(type(one) is Replica for one in gc.get_objects())
 
 
 class InStore(Command):
-    """Returns how many megabytes of large blocks a rank has allocated in the store."""
-
     def run(self, here):
         memory = here.store.memory
         memory.collect()
@@ -70,7 +62,6 @@ class InStore(Command):
 
 
 def known():
-    """Return how much the master knows about variables, by what it is."""
     groups = vars(agreement_of(current_world()))
     return {name: len(one) for name, one in groups.items() if isinstance(one, (set, dict))}
 
@@ -101,29 +92,6 @@ def test_dropped_functions_and_their_variables_are_dropped_by_every_rank(world_o
     assert after == held()
 
 
-def test_what_a_function_uses_is_kept_with_it(world_of):
-    world_of(2)
-    function = model()
-    function()
-    gc.collect()
-    assert [len(shareds) for _, shareds in held()] == [2, 2]
-    assert [shared.name for shared in function.get_shared()] == ["weights", "rows"]
-    assert function() == [2 * 3 * 4 * 2]
-
-
-def test_a_variable_of_two_functions_is_dropped_with_the_second(world_of):
-    world_of(2)
-    shared = theano.shared(2.0, "shared")
-    first = synk.function([], shared + 1, mode="FAST_COMPILE")
-    second = synk.function([], shared + 2, mode="FAST_COMPILE")
-    synk.distribute()
-    del shared, first
-    assert [len(one) for one in held()[1]] == [1, 1]
-    assert second() == 4
-    del second
-    assert held() == [([], [])] * 2
-
-
 @pytest.mark.parametrize("late", [False, True], ids=["inherited", "sent"])
 def test_a_clone_that_is_dropped_leaves_the_value_to_the_original(world_of, late):
     world_of(2)
@@ -138,17 +106,6 @@ def test_a_clone_that_is_dropped_leaves_the_value_to_the_original(world_of, late
     assert [len(shareds) for _, shareds in held()] == [1, 1]
     np.testing.assert_array_equal(synk.gather(original), np.full((2, 3), 2))
     np.testing.assert_array_equal(read(), np.full(3, 2))
-
-
-def test_what_was_dropped_before_it_was_replicated_is_not_sent(world_of):
-    world_of(2)
-    synk.distribute()
-    model()
-    gc.collect()
-    synk.distribute()
-    assert held() == [([], [])] * 2
-    function = model()
-    assert function() == [3 * 4 * 2]
 
 
 def test_a_variable_that_only_a_recorded_call_uses_is_kept_until_the_call_runs(world_of):
@@ -168,17 +125,6 @@ def test_a_variable_that_only_a_recorded_call_uses_is_kept_until_the_call_runs(w
     assert held() == [([], [])] * 2
 
 
-def test_functions_and_variables_are_freed_after_close(world_of):
-    world_of(2)
-    function = model()
-    function()
-    variable = weakref.ref(function.get_shared()[0])
-    synk.close()
-    del function
-    gc.collect()
-    assert variable() is None
-
-
 def test_a_checkpoint_does_not_contain_what_was_dropped(world_of, tmp_path):
     world_of(2)
     weights = theano.shared(np.ones(2), "weights")
@@ -192,50 +138,6 @@ def test_a_checkpoint_does_not_contain_what_was_dropped(world_of, tmp_path):
     update()
     synk.load(tmp_path / "checkpoint.npz")
     np.testing.assert_array_equal(synk.gather(weights), np.ones((2, 2)))
-
-
-def test_new_workers_after_a_restart_have_what_is_left(world_of):
-    world_of(2)
-    first, second = model(), model()
-    first(), second()
-    del first
-    synk.restart()
-    assert second() == [2 * 3 * 4 * 2]
-    assert [(len(functions), len(shareds)) for functions, shareds in held()] == [(1, 2)] * 2
-
-
-def test_data_bound_to_a_variable_is_freed_with_the_variable(world_of):
-    world_of(2)
-    x = T.dvector("x")
-    data = weakref.ref(synk.set_shmems({x: np.ones(3)})[x])
-    del x
-    gc.collect()
-    assert data() is None
-
-
-def test_a_repeated_reduction_keeps_nothing_alive(world_of):
-    world_of(2)
-    weights = theano.shared(np.ones(3), "weights")
-    function = synk.function([], updates=[(weights, weights + 1)], mode="FAST_COMPILE")
-    for _ in range(3):
-        function()
-        synk.all_reduce([weights], "avg", weights=function)
-    assert weights.get_value().tolist() == [4] * 3
-    references = weakref.ref(weights), weakref.ref(function)
-    del weights, function
-    gc.collect()
-    assert [one() for one in references] == [None, None]
-
-
-def test_dropping_takes_no_further_command(world_of):
-    world_of(2)
-    kept, dropped = model(), model()
-    kept(), dropped()
-    with synk.profile() as measured:
-        del dropped
-        kept()
-    assert measured.seconds.shape[:2] == (1, 2)
-    assert [len(functions) for functions, _ in held()] == [1, 1]
 
 
 def test_what_is_dropped_while_a_command_runs_is_dropped_by_the_next_one(world_of):
@@ -321,23 +223,6 @@ def test_what_was_dropped_is_forgotten_before_a_restart(world_of, known_to_ranks
     del function
     synk.restart()
     assert known() == before
-
-
-@own_process
-@pytest.mark.parametrize("late", [False, True], ids=["inherited", "sent"])
-def test_dropped_models_do_not_accumulate(late):
-    synk.fork(2, use_gpu=False)
-    if late:
-        synk.distribute()
-    models = [model(MEBIBYTE) for _ in range(8)]  # 64 MB
-    for each in models:
-        each()
-    processes = [psutil.Process(), *psutil.Process().children()]
-    before = [process.memory_info().rss for process in processes]
-    del models, each
-    held()
-    for process, resident in zip(processes, before):
-        assert resident - process.memory_info().rss > 0.8 * 64 * MEBIBYTE
 
 
 # The shared memory of a closed world

@@ -18,7 +18,6 @@ WITH_EXAMPLES = [
 
 
 def documented():
-    """Return a dictionary of the docstrings of the package and its public names that have examples."""
     found = {"synkhronos": synk.__doc__}
     for name in synk.__all__:
         one = getattr(synk, name)
