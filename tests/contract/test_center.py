@@ -199,19 +199,6 @@ def test_an_update_that_raises_leaves_the_center_as_it_was_and_free(commons):
     other.pull()  # would be refused if a lock were held
 
 
-def test_arrays_of_a_device_are_updated_by_way_of_the_host(commons):
-    own = Shared(np.full(300, 4.0), "w")
-    center = center_in(commons, DeviceEngine(), own, "c", pause)
-    center.push(reset=True)
-    assert set(own.storage.hidden) == {0} and set(center.value()) == {4}
-
-    def swap(there, here):
-        there[...], here[...] = here + 1, there.copy()
-
-    center.update(swap)
-    assert set(own.storage.hidden) == {4} and set(center.value()) == {1}
-
-
 def test_elastic_exchanges_are_those_of_numpy(commons):
     model = {}
     ranks = [Rank(commons, FLOATS, seed, model) for seed in (0, 1)]

@@ -2,8 +2,6 @@
 
 import itertools
 import os
-import pickle
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,19 +13,12 @@ from synkhronos._errors import CollectiveAbortedError, SynkhronosError, WorldBro
 from synkhronos.arithmetic.rank_ranges import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.comms import wire_state as kept
 from synkhronos.comms.formats import PowerSGD, TopK, make_wire
-from synkhronos.comms.direct import CHUNK, WINDOW
 from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.comms.repeating import RepeatingCommunicator
-from synkhronos.comms.wires import WireReduction
-from synkhronos.machines.store import MachineHandle, MachinesStore, ReceivedRows
-from synkhronos.stores.memory import SharedMemory
-from specifications.store import NaiveStore
 from synkhronos.stores.required_rows import Need, combine, positions
-from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.machines.leaders import CONTROL, END, REPLY, Leaders
 from specifications.links import NaiveLinks, NaiveNetwork
-from synkhronos.machines.commands import CommandReceiver, CommandSender, Frames
 from synkhronos.machines.transport import MachinesTransport
 from specifications.transport import NaiveTransport
 from synkhronos.world.placement import Fact, check_versions
@@ -204,47 +195,6 @@ def reduce_large(comm, length=300_000):
     return set(reduced.tolist())
 
 
-def test_parts_of_an_array_may_have_different_numbers_of_chunks(leaders):
-    assert leaders.values(reduce_large, 3 * CHUNK // 8 + 1) == [{6.0}] * 3
-
-
-def reduce_chunks(comm):
-    numbers = np.arange(20 * CHUNK // 8, dtype=float)
-    [reduced] = comm.all_reduce([(comm.rank + 1) * numbers], "sum")
-    return np.array_equal(reduced, 6 * numbers), comm._memory.nbytes
-
-
-def test_memory_for_received_chunks_is_used_again_by_later_ones(leaders):
-    for is_right, nbytes in leaders.values(reduce_chunks):
-        assert is_right and nbytes == 2 * WINDOW * CHUNK  # of two others
-
-
-def test_a_rank_meets_once_and_sends_a_few_chunks_ahead_of_what_it_has_received():
-    class Stopped(Exception):
-        pass
-
-    class Group:
-        rank, size, sent, met = 0, 2, 0, 0
-
-        def exchange(self, item):
-            self.met += 1
-            return [bytes(item)] * 2
-
-        def send_array(self, to, array, stream):
-            self.sent += array.nbytes
-
-        def receive_array(self, source, array, stream):
-            pass
-
-        def complete(self, receipts, sent=()):
-            raise Stopped
-
-    group = Group()
-    with pytest.raises(Stopped):
-        LinkedCommunicator(group).all_reduce([np.ones(20 * CHUNK // 8)], "sum")
-    assert (group.met, group.sent) == (1, WINDOW * CHUNK)
-
-
 def test_when_a_collective_ends_its_messages_have_been_sent(monkeypatch):
     """Their memory may be changed then."""
     send, numbers, waiting, sent = NaiveLinks.send, itertools.count(1), set(), []
@@ -289,16 +239,6 @@ def test_the_states_of_several_wires_are_restored_each_to_its_own(format):
         for given, restored in zip(wire.state(), other.state()):
             np.testing.assert_array_equal(restored, given)
     assert not others[1].state()[0].any()
-
-
-def test_wire_formats_use_their_memory_again():
-    wires = WireReduction(SimpleNamespace(group=None))
-    first, second = wires.memory([1000, 7])
-    assert (first.size, second.size) == (1000, 7) and not np.shares_memory(first, second)
-    [again] = wires.memory([500])
-    assert np.shares_memory(again, first)
-    [larger] = wires.memory([5000])
-    assert larger.size == 5000 and not np.shares_memory(larger, first)
 
 
 def test_machines_with_other_versions_are_refused_by_name():
@@ -405,129 +345,6 @@ def test_messages_of_an_aborted_command_are_discarded_also_if_they_arrive_later(
     second.begin(4)  # it leaves what is not of the aborted command
     kept = [queue for (_, to, _), queue in network.queues.items() if to == 1 and queue]
     assert [list(queue) for queue in kept] == [[np.ones(6).tobytes()]]
-
-
-def test_messages_of_an_aborted_command_are_discarded_by_a_courier_that_works_seldom():
-    network = NaiveNetwork(2)
-    first, second = (Leaders(links) for links in network.links())
-    first.begin(1)
-    second.begin(1)
-    second.abort()
-    first.send_array(1, np.ones(5))
-    second.begin(5000)
-    assert not [queue for (_, to, _), queue in network.queues.items() if to == 1 and queue]
-
-
-def senders_and_receiver(*sizes):
-    """Return the master's leader and sender, and the receiver of machine 1."""
-    machines = ranks_of_machines(sizes)
-    first, second, *_ = (Leaders(links) for links in NaiveNetwork(len(sizes)).links())
-    stores = [MachinesStore(NaiveStore(1), machine, machine) for machine in range(2)]
-    return first, CommandSender(first, stores[0], machines), CommandReceiver(second, stores[1]), stores
-
-
-def test_a_command_that_is_sent_again_is_pickled_once_and_its_arrays_are_the_new_ones(monkeypatch):
-    pickled, dumps = [], pickle.dumps
-    monkeypatch.setattr(pickle, "dumps", lambda *args: pickled.append(args[0]) or dumps(*args))
-    first, sender, receiver, (own, store) = senders_and_receiver(1, 1)
-    got, large, same, long = [], np.arange(2000.0), b"order", b"x" * 100_000
-    handles = [own.put(np.float32(0)), own.put(np.arange(3))]
-    needed = [[Need(handle) for handle in handles]]
-    for payload, array in [
-        (same, np.arange(3)),
-        (same, np.arange(3) + 5),
-        (same, large),
-        (same, large + 1),
-        (b"other", np.arange(3)),
-        (long, np.arange(3)),
-        (long, np.arange(3)),
-    ]:
-        first.begin(first.number + 1)
-        arrays = [[np.asarray(np.float32(first.number)), array]]
-        sender.send(payload, needed, arrays, [])
-        number = receiver.receive()
-        receiver._leaders.begin(number)
-        store.begin()
-        content, rows, dropped = receiver.open()
-        assert number == first.number and content == payload and dropped == []
-        assert [one.need for one in rows] == needed[0]
-        assert [store.get(one).tolist() for one in handles] == [number, array.tolist()]
-        got.append((content, rows, receiver._arrays))
-    assert len(pickled) == 5 * 2  # what is for all machines and for one; a long one is not kept
-    for one, other in ((0, 1), (2, 3)):
-        assert all(left is right for left, right in zip(got[one], got[other]))
-    for one, other in ((1, 2), (3, 4), (5, 6)):
-        assert not any(left is right for left, right in zip(got[one], got[other]))
-
-
-def test_arguments_last_as_long_as_what_came_with_the_command():
-    shared = SharedMemoryStore(SharedMemory(1))
-    store = MachinesStore(shared, 1, 1)
-    handle = MachineHandle(0, (0, 0), shared.put(np.arange(8.0)))
-    own = shared.put(np.arange(8.0))
-    parts = [ReceivedRows(Need(handle, range(2, 6)), own)]
-    epochs = []
-    for given in (parts, parts, list(parts), parts):
-        store.begin()
-        store.keep_for_command(given)
-        assert store.rows(handle, range(3, 5)).tolist() == [1, 2]
-        epochs.append(store.epoch)
-    assert epochs[0] == epochs[1] and len(set(epochs)) == 3 and None not in epochs
-    store.keep_for_command([ReceivedRows(Need(handle, np.array([0, 2, 5])), own)])
-    assert store.epoch is None  # a copy of the rows
-    naive = MachinesStore(NaiveStore(1), 1, 1)
-    naive.keep_for_command([])
-    assert naive.epoch is None
-    store.close(), naive.close()
-
-
-def test_what_is_needed_is_found_once_for_a_repeated_command():
-    _, sender, _, (store, _) = senders_and_receiver(1, 2, 1)
-    rows, constant = store.put(np.arange(9)), store.put(np.arange(9), constant=True)
-    calls = []
-
-    def needs(ranks, size):
-        calls.append((ranks, size))
-        return [Need(rows, range(ranks.start, ranks.stop)), Need(rows, range(1)), Need(constant)]
-
-    def send():
-        sender._leaders.begin(sender._leaders.number + 1)
-        found = sender.find_needed(needs)
-        sender.send(b"command", found, sender.cut(found), [])
-        return found
-
-    first, second, third = send(), send(), send()
-    assert calls == [(range(1, 3), 4), (range(3, 4), 4)]
-    assert [[one.lasts for one in needed] for needed in first] == [[False, True]] * 2
-    assert [[one.lasts for one in needed] for needed in second] == [[False]] * 2
-    assert third is second and second is not first
-    assert sender.find_needed(None) is sender.find_needed(None) == [[], []]
-    assert sender.cut(sender.find_needed(None)) == []
-
-
-def test_a_command_that_is_repeated_is_packed_framed_and_unpacked_once():
-    _, master, *_ = senders_and_receiver(1, 2)
-    leader, rank = Frames(), Frames()
-    payload, needed = bytes(1000), [[Need("data")]]
-    rows = [ReceivedRows(Need("data", range(3)), "own")]
-    arrays = [[np.ones(3)]]
-    first = master._pack(payload, needed, arrays, [])
-    assert master._pack(payload, needed, arrays, []) is first
-    for changed in (
-        (bytes(999), needed, arrays, []),
-        (payload, list(needed), arrays, []),
-        (payload, needed, [[np.ones(4)]], []),
-        (payload, needed, arrays, [3]),
-    ):
-        messages = master._pack(*changed)
-        assert messages is not first and messages is master._pack(*changed)
-    contents = [(payload, rows, [])] * 2 + [(payload, rows, [3]), (payload, [], [])]
-    frames = [leader.pack(*content) for content in contents]
-    assert frames[0] is frames[1] and len(set(frames)) == 3
-    unpacked = [rank.unpack(frame) for frame in frames]
-    assert unpacked[0] is unpacked[1]
-    assert unpacked == contents
-    assert leader.pack(b"") == b""
 
 
 @pytest.mark.parametrize(

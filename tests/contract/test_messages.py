@@ -109,19 +109,6 @@ def test_a_box_has_a_bound_in_bytes(ranks):
     assert first.send(1, half)
 
 
-def test_the_memory_of_a_box_is_used_again(store):
-    first, second = (Messages(store.commons, rank, 2) for rank in range(2))
-    for step in range(200):
-        assert first.send(1, np.full(step * 97, step % 256, "uint8"))
-        if step == 190:
-            there = store.commons._header[0]
-        if step % 3 == 2:
-            for number in (step - 2, step - 1, step):
-                source, got = second.receive()
-                assert got.tolist() == [number % 256] * (number * 97)
-    assert store.commons._header[0] == there
-
-
 def test_wrong_arguments_are_refused_in_words(ranks):
     one = ranks[0]
     for call, error, words in (

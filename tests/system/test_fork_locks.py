@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 import warnings
-import weakref
 
 import numpy as np
 import pytest
@@ -95,16 +94,6 @@ def held(lock):
     yield
     is_over.set()
     holding.join()
-
-
-def test_generators_are_found_among_objects_that_cannot_be_asked():
-    alive = np.random.default_rng(1)
-    dead = weakref.proxy(threading.Event())
-    with thread(lambda: time.sleep(0.01)), GeneratorLocks():
-        assert not is_free(alive.bit_generator.lock)
-    assert is_free(alive.bit_generator.lock)
-    with pytest.raises(ReferenceError):
-        dead.is_set()
 
 
 def test_a_copy_releases_what_nobody_can_release_there():

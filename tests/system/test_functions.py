@@ -50,20 +50,6 @@ def test_functions_built_after_distribute_use_the_replicas_that_are_there(world_
     assert set(later.get_shared()) == {w, new}
 
 
-def test_a_late_function_that_a_rank_cannot_take_over_leaves_the_world_usable(world_of):
-    world_of(2)
-    x = tt.fmatrix("x")
-    early = synk.function([x], (x.sum(), "sum"))
-    synk.distribute()
-    assert_same(early(np.ones((4, 2), "float32")), 8.0)
-    late = [synk.function([x], (x.sum() * k, "sum"), name=f"late {k}") for k in range(3)]
-    synk.distribute()
-    synk.distribute()
-    for k, one in enumerate(late):
-        assert_same(one(np.ones((4, 2), "float32")), 8.0 * k)
-        assert one.name == f"late {k}"
-
-
 def test_shared_variables_updated_by_default_see_old_values_in_every_slice(world_of):
     world_of(2)
     x = tt.fvector("x")

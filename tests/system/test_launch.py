@@ -1,7 +1,5 @@
 """fork as a context manager, replacing a world, and what asks whether there is one."""
 
-import copy
-import pickle
 import warnings
 
 import numpy as np
@@ -9,7 +7,6 @@ import pytest
 import theano.tensor as tt
 
 import synkhronos as synk
-from synkhronos.host.machine import cores
 from synkhronos.world.world import current_world
 
 pytestmark = pytest.mark.usefixtures("in_python")
@@ -43,15 +40,6 @@ def test_by_default_there_is_a_process_for_each_core(monkeypatch):
     assert synk.fork(use_gpu=False) == 3 and call() == 6
 
 
-def test_many_more_processes_than_cores_are_questioned(caplog):
-    synk.fork(3, use_gpu=False)
-    assert not caplog.messages
-    synk.fork(16 * cores() + 1, use_gpu=False, restart=True)
-    assert [text.split(":")[0] for text in caplog.messages] == [
-        f"{16 * cores() + 1} processes share {cores()} core(s)"
-    ]
-
-
 def test_a_block_closes_no_other_processes_and_none_twice():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -61,14 +49,6 @@ def test_a_block_closes_no_other_processes_and_none_twice():
             synk.close()
             synk.fork(3, use_gpu=False)
         assert synk.size() == 3
-
-
-def test_the_number_of_processes_is_an_ordinary_int():
-    n = synk.fork(3, use_gpu=False)
-    assert isinstance(n, int) and (repr(n), str(n), f"{n:02d}") == ("3", "3", "03")
-    assert n == 3 and n + 1 == 4 and {n: 1}[3] and list(range(n)) == [0, 1, 2]
-    copies = [pickle.loads(pickle.dumps(n)), copy.copy(n), copy.deepcopy(n)]
-    assert copies == [3, 3, 3] and {type(one) for one in copies} == {int}
 
 
 def test_size_and_is_forked_follow_the_processes():

@@ -54,26 +54,6 @@ def in_layout(layout, *arrays):
     return given, [np.array(one, one.dtype.newbyteorder("="), order="C") for one in given]
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, "complex128", "int8"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_usable_arrays_are_themselves_and_others_are_copied(layout, dtype):
-    for shape in ((5, 4), (1, 3), (4,), (0, 3)):
-        array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
-        if layout == "one number" and not array.size:
-            continue
-        given = LAYOUTS[layout](array)
-        got = usable(given)
-        np.testing.assert_array_equal(got, given)
-        assert got.flags.aligned and got.dtype.isnative
-        steps = [step for step, extent in zip(got.strides, got.shape) if extent > 1]
-        assert not array.size or all(step and step % got.itemsize == 0 for step in steps)
-        if layout in ("rows reversed", "columns reversed", "every other", "order of Fortran"):
-            assert got is given
-    assert usable(None) is None and usable("text") == "text"
-    number = np.array(3.0)
-    assert usable(number) is number
-
-
 class Pool:
     """Functions that BLAS computes, of scattered and broadcast inputs, and the compiler's own."""
 

@@ -27,7 +27,6 @@ from processes import own_process
 
 import synkhronos as synk
 from synkhronos.transports.local import LocalTransport
-from synkhronos.world.world import current_world
 
 
 def error_in_thread(call):
@@ -96,23 +95,6 @@ def test_a_call_from_another_thread_is_no_part_of_an_open_fuse_block():
     assert type(error) is synk.SynkhronosError and "one thread at a time" in str(error)
     assert pending.result() == [10]
     world.check_usable()
-
-
-@own_process
-def test_a_call_while_another_thread_closes_does_not_report_an_interruption():
-    world = open_world()
-    transport = current_world().transport
-    errors = []
-    end_workers = transport.close
-
-    def meanwhile(grace):
-        errors.append(error_in_thread(lambda: world.plain(np.ones(2))))
-        end_workers(grace)
-
-    transport.close = meanwhile
-    synk.close()
-    (error,) = errors
-    assert type(error) is synk.WorldBrokenError and "close() has begun" in str(error), repr(error)
 
 
 @own_process

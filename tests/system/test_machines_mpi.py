@@ -9,9 +9,7 @@ import os
 import pickle
 import re
 import threading
-from types import SimpleNamespace
 
-import conftest
 import numpy as np
 import pytest
 from checks import communicators, links, stores, transports, wires
@@ -442,23 +440,3 @@ def test_a_checkpoint_is_loaded_on_another_number_of_machines(found):
     assert_equal(of_one[1], own)  # and that of two machines, on one
     values = own[3][1]
     assert len({float(value) for value in values}) == 4, values
-
-
-# Where namespaces are not permitted
-
-
-@pytest.mark.parametrize("why, lines", [("", 0), ("not permitted: a reason", 1)])
-@pytest.mark.parametrize("file", ["test_machines_mpi.py", "test_clocks.py"])
-def test_the_report_says_if_tasks_stood_for_machines(monkeypatch, file, why, lines):
-    written = []
-
-    class Reporter:
-        stats = {"passed": [SimpleNamespace(nodeid=f"tests/system/{file}::test_any")], "": [object()]}
-
-        def write_line(self, line, **markup):
-            written.append(line)
-
-    monkeypatch.setattr("namespaces.why_no_namespaces", lambda: why)
-    conftest.pytest_terminal_summary(Reporter())
-    assert len(written) == (lines if file == "test_machines_mpi.py" else 0)
-    assert all("tasks on one host stood for machines" in line and why in line for line in written)
