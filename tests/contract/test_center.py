@@ -264,15 +264,6 @@ def test_arrays_of_a_device_are_exchanged_by_way_of_the_host(commons):
     assert set(own.storage.hidden) == {6.5} and set(on_device.value()) == {7.5}
 
 
-def test_a_center_of_nothing_has_nothing_to_exchange(commons):
-    for _ in range(2):
-        center = center_in(commons, ENGINE, [Shared(np.zeros((0, 3)), "e")], "c", refuse)
-        center.push()
-        center.elastic(1)
-        center.pull()
-        assert [one.shape for one in center.value()] == [(0, 3)]
-
-
 def make(commons, shareds, name="c"):
     return center_in(commons, ENGINE, shareds, name, pause)
 

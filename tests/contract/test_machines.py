@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -10,15 +11,18 @@ from checks.machines import ThreadedMachines
 from checks.ranks import Ranks
 
 from synkhronos._errors import CollectiveAbortedError, SynkhronosError, WorldBrokenError
-from synkhronos.arithmetic.rank_ranges import fewer_on_machines, nearest_master, ranks_of_machines
+from synkhronos.arithmetic.rank_ranges import ranks_of_machines
 from synkhronos.comms import wire_state as kept
 from synkhronos.comms.formats import PowerSGD, TopK, make_wire
 from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.comms.repeating import RepeatingCommunicator
+from synkhronos.machines.store import MachinesStore
+from specifications.store import NaiveStore
 from synkhronos.stores.required_rows import Need, combine, positions
 from synkhronos.machines.leaders import CONTROL, END, REPLY, Leaders
 from specifications.links import NaiveLinks, NaiveNetwork
+from synkhronos.machines.commands import CommandReceiver, CommandSender
 from synkhronos.machines.transport import MachinesTransport
 from specifications.transport import NaiveTransport
 from synkhronos.world.placement import Fact, check_versions
@@ -262,13 +266,6 @@ def test_the_first_machine_has_the_master():
         ranks_of_machines([2, 3, 1], 2)
 
 
-def test_a_successor_has_fewer_ranks_on_the_longest_machines_and_the_nearest_master():
-    assert fewer_on_machines([[1, 2], [3, 4, 5], [6]], 5) == [[1, 2], [3, 4], [6]]
-    assert fewer_on_machines([[1, 2], [3, 4, 5], [6]], 4) == [[1, 2], [3], [6]]
-    assert fewer_on_machines([[1, 2], [3]], 3) == [[1, 2], [3]]
-    assert [nearest_master([2, 3, 1], rank) for rank in range(6)] == [0, 1, 1, 3, 4, 5]
-
-
 def test_a_successor_has_other_ranks_in_the_same_store():
     ranks = Ranks(ThreadedMachines([2, 2, 1], 4, timeout=30))
     store = ranks.transport.store
@@ -345,6 +342,72 @@ def test_messages_of_an_aborted_command_are_discarded_also_if_they_arrive_later(
     second.begin(4)  # it leaves what is not of the aborted command
     kept = [queue for (_, to, _), queue in network.queues.items() if to == 1 and queue]
     assert [list(queue) for queue in kept] == [[np.ones(6).tobytes()]]
+
+
+def senders_and_receiver(*sizes):
+    """Return the master's leader and sender, and the receiver of machine 1."""
+    machines = ranks_of_machines(sizes)
+    first, second, *_ = (Leaders(links) for links in NaiveNetwork(len(sizes)).links())
+    stores = [MachinesStore(NaiveStore(1), machine, machine) for machine in range(2)]
+    return first, CommandSender(first, stores[0], machines), CommandReceiver(second, stores[1]), stores
+
+
+def test_a_command_that_is_sent_again_is_pickled_once_and_its_arrays_are_the_new_ones(monkeypatch):
+    pickled, dumps = [], pickle.dumps
+    monkeypatch.setattr(pickle, "dumps", lambda *args: pickled.append(args[0]) or dumps(*args))
+    first, sender, receiver, (own, store) = senders_and_receiver(1, 1)
+    got, large, same, long = [], np.arange(2000.0), b"order", b"x" * 100_000
+    handles = [own.put(np.float32(0)), own.put(np.arange(3))]
+    needed = [[Need(handle) for handle in handles]]
+    for payload, array in [
+        (same, np.arange(3)),
+        (same, np.arange(3) + 5),
+        (same, large),
+        (same, large + 1),
+        (b"other", np.arange(3)),
+        (long, np.arange(3)),
+        (long, np.arange(3)),
+    ]:
+        first.begin(first.number + 1)
+        arrays = [[np.asarray(np.float32(first.number)), array]]
+        sender.send(payload, needed, arrays, [])
+        number = receiver.receive()
+        receiver._leaders.begin(number)
+        store.begin()
+        content, rows, dropped = receiver.open()
+        assert number == first.number and content == payload and dropped == []
+        assert [one.need for one in rows] == needed[0]
+        assert [store.get(one).tolist() for one in handles] == [number, array.tolist()]
+        got.append((content, rows, receiver._arrays))
+    assert len(pickled) == 5 * 2  # what is for all machines and for one; a long one is not kept
+    for one, other in ((0, 1), (2, 3)):
+        assert all(left is right for left, right in zip(got[one], got[other]))
+    for one, other in ((1, 2), (3, 4), (5, 6)):
+        assert not any(left is right for left, right in zip(got[one], got[other]))
+
+
+def test_what_is_needed_is_found_once_for_a_repeated_command():
+    _, sender, _, (store, _) = senders_and_receiver(1, 2, 1)
+    rows, constant = store.put(np.arange(9)), store.put(np.arange(9), constant=True)
+    calls = []
+
+    def needs(ranks, size):
+        calls.append((ranks, size))
+        return [Need(rows, range(ranks.start, ranks.stop)), Need(rows, range(1)), Need(constant)]
+
+    def send():
+        sender._leaders.begin(sender._leaders.number + 1)
+        found = sender.find_needed(needs)
+        sender.send(b"command", found, sender.cut(found), [])
+        return found
+
+    first, second, third = send(), send(), send()
+    assert calls == [(range(1, 3), 4), (range(3, 4), 4)]
+    assert [[one.lasts for one in needed] for needed in first] == [[False, True]] * 2
+    assert [[one.lasts for one in needed] for needed in second] == [[False]] * 2
+    assert third is second and second is not first
+    assert sender.find_needed(None) is sender.find_needed(None) == [[], []]
+    assert sender.cut(sender.find_needed(None)) == []
 
 
 @pytest.mark.parametrize(

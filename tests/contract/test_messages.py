@@ -297,30 +297,6 @@ def test_what_a_killed_rank_was_reading_is_received_once_by_the_next(store):
     assert fresh.receive() is None
 
 
-class FinishesFirst:
-    """A lock whose holder gives it back just before another rank tries to take it."""
-
-    def __init__(self, lock, finish):
-        self.lock, self.finish = lock, finish
-
-    def __getattr__(self, name):
-        self.finish()
-        return getattr(self.lock, name)
-
-
-def test_a_message_that_was_read_while_another_rank_looks_for_dead_ones_is_gone(store):
-    own, other = (Mailbox(store.commons, "mailbox 0") for _ in range(2))
-    messages = Messages(store.commons, 0, 2)
-    assert messages.send(0, 1)
-    slot = own.take(0)[0]
-    unfinished = [slot]
-    other._locks[slot] = FinishesFirst(
-        other._locks[slot], lambda: own.free(unfinished.pop()) if unfinished else None
-    )
-    assert other.take(0) is None and not unfinished
-    assert messages.receive() is None
-
-
 def send_on(store, rank, done):
     own = Messages(store.commons, rank, 4)
     while True:

@@ -5,7 +5,6 @@ import itertools
 import os
 import pickle
 import signal
-import threading
 import time
 
 import numpy as np
@@ -247,17 +246,6 @@ def test_workers_whose_waits_are_interrupted_take_each_command_once():
         assert ranks.values(count_runs) == [*range(SIZE)]
         assert runs.tolist() == [turn] * SIZE
     ranks.close()
-
-
-def test_the_master_is_told_if_another_thread_has_ended_the_workers():
-    transport = TreeTransport(12, 0, timeout=30)
-    ranks = Ranks(transport)
-    timer = threading.Timer(0.1, transport.kill)
-    timer.start()
-    with pytest.raises(WorldBrokenError, match="ended from another thread"):
-        ranks.run(sleep_on, 11, 3)
-    timer.join()
-    transport.close(0)
 
 
 def sleep_on(transport, rank, seconds):

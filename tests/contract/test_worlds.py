@@ -14,7 +14,6 @@ from test_engines import NaiveLab, CompilerLab
 import synkhronos as synk
 from synkhronos.transports.local import LocalTransport
 from specifications.transport import NaiveTransport
-from synkhronos.world.fuse import FusedCommand
 from synkhronos.world.here import Command, sent_form
 from synkhronos.world.plans import ChangedPlan, Plan
 from synkhronos.world.threads import ThreadLimits
@@ -243,18 +242,6 @@ def test_a_plan_that_has_failed_is_sent_again(lab, sent):
     assert [len(one) for one in sent] == [3, 3]
 
 
-def test_a_block_sends_plans_by_their_numbers(lab, sent):
-    world, constant = current_world(), Counted("constant")
-    plans = [Plan(world.registry, Counted(name)) for name in "ab"]
-    for number in range(1, 4):
-        block = FusedCommand([plans[0], constant, ChangedPlan(plans[1], "c")])
-        assert world.run(block) == [[("a", number), ("constant", 0), ("bc", number)]] * world.size
-    (first, _, third), *others = sent
-    assert first[:2] == (plans[0].number, None) and third[:2] == (plans[1].number, "c")
-    for one in others:
-        assert one[0] == first[:2] and one[1].name == "constant" and one[2] == third[:2]
-
-
 class Kept(Command):
     """Returns how many plans a rank has."""
 
@@ -273,22 +260,6 @@ def test_plans_that_are_dropped_do_not_accumulate(lab):
     for number in range(100):
         world.run(Plan(world.registry, Counted(str(number))))
     assert world.run(kept) == [("kept", 2)] * world.size
-
-
-def test_listed_rows_are_sent_once(lab, monkeypatch):
-    x, sent = lab.tensor("x", 2), []
-    f = synk.function([x], [(x.sum(), "sum")])
-    data, listed = synk.data(np.ones((5000, 1))), np.arange(5000)
-    synk.distribute()
-    post = current_world().transport.post
-    monkeypatch.setattr(
-        current_world().transport,
-        "post",
-        lambda payload, *needs: sent.append(len(payload)) or post(payload, *needs),
-    )
-    for _ in range(4):
-        assert f(data, batch=listed) == [5000]
-    assert max(sent) < 1.1 * listed.nbytes
 
 
 def test_an_exception_of_a_worker_leaves_the_world_usable(lab, rows):

@@ -363,14 +363,6 @@ def test_idle_workers_use_no_processor_time():
 
 
 @own_process
-def test_a_value_larger_than_memory_is_refused_before_it_is_made():
-    world = open_world()
-    error = error_of(lambda: synk.data(dtype="float64", shape=(1 << 50,)))
-    assert type(error) is MemoryError and str(8 << 50) in str(error), repr(error)
-    world.check_usable()
-
-
-@own_process
 def test_closing_gives_all_memory_back_while_a_function_is_kept():
     def shared_memory():
         rollup = Path("/proc/self/smaps_rollup").read_text()

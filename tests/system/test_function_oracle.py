@@ -544,32 +544,3 @@ def test_as_theano_is_the_serial_function(pool):
         assert_same(one, other, other.dtype)
     (alone,) = pair.parallel.as_theano(x, y, 2.0, output_subset=[3])
     assert_same(alone, 21)
-
-
-@pytest.mark.parametrize(
-    "options, error",
-    [
-        ({"num_slices": 0}, ValueError),
-        ({"num_slices": 1.0}, TypeError),
-        ({"batch": [0, 9]}, IndexError),
-        ({"batch": [-8]}, IndexError),
-        ({"batch": [0.5]}, TypeError),
-        ({"batch": np.ones(6, bool)}, IndexError),
-        ({"batch": True}, TypeError),
-        ({"batch": "all"}, TypeError),
-        ({"batch": slice(0.5, 3)}, TypeError),
-        ({"batch_s": [0]}, ValueError),
-        ({"output_subset": [10]}, IndexError),
-        ({"output_subset": 1}, TypeError),
-        ({"x": np.zeros((6, 3), "float32")}, TypeError),
-        ({"z": 1}, TypeError),
-    ],
-)
-def test_wrong_arguments_are_found_in_the_master_and_leave_the_world_usable(pool, options, error):
-    pair = pool.pairs["reductions32"]
-    x, y = np.ones((7, 3), "float32"), np.arange(7, dtype="int32")
-    with pytest.raises(error):
-        pair.parallel(x, y, 1.0, **options)
-    with pytest.raises(ValueError):
-        pair.parallel(x, y[:-1], 1.0)
-    assert_same(pair.parallel(x, y, 1.0, output_subset=[3])[0], 21)

@@ -18,7 +18,7 @@ from processes import own_process
 import synkhronos as synk
 from synkhronos.checkpoints import archive
 from synkhronos.extensions import train, updates
-from synkhronos.host.handler_errors import is_of_handler, pass_on, suppress
+from synkhronos.host.handler_errors import is_of_handler, suppress
 from synkhronos.host.signals import DeferredSignals, handled_signals
 from synkhronos.programs.sending import pack
 from synkhronos.stores.memory import SharedMemory
@@ -60,35 +60,6 @@ def test_what_a_handler_raises_is_recognized_however_it_takes_its_arguments(hand
     assert is_of_handler(raised.value.__traceback__)
     with pytest.raises(Late), suppress(OSError):
         alarm()
-
-
-def test_an_exception_that_a_library_has_converted_is_raised_itself(alarm):
-    def convert():
-        try:
-            alarm()
-        except OSError:
-            raise ValueError("not a file of this format") from None
-
-    def convert_again():
-        try:
-            convert()
-        except ValueError as error:
-            pass_on(error)
-            raise SystemError from error
-
-    with pytest.raises(Late):
-        convert_again()
-    try:
-        alarm()
-    except Late:  # the script handles it: what fails meanwhile has nothing to do with it
-        with suppress(OSError):
-            os.open("/there/is/no/such/file", os.O_RDONLY)
-        with pytest.raises(SystemError):
-            try:
-                int("one")
-            except ValueError as error:
-                pass_on(error)
-                raise SystemError from error
 
 
 # Places that expect errors

@@ -46,26 +46,6 @@ def slow(*values):
 
 
 @own_process
-def test_two_calls_at_once_are_refused_in_words_and_harm_nothing():
-    world = open_world(3)
-    errors = []
-
-    def call():
-        try:
-            world.act(NOTHING, SLEEP, NOTHING)
-        except synk.SynkhronosError as error:
-            errors.append(str(error))
-
-    threads = [threading.Thread(target=call) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(errors) == 2 and all("one thread at a time" in error for error in errors), errors
-    world.check_usable()
-
-
-@own_process
 def test_close_while_another_thread_calls_ends_the_call_with_an_error():
     world = open_world(3)
     workers = world.workers()

@@ -152,14 +152,3 @@ def test_any_variable_can_be_broadcast_at_any_time(world_of, size, master_rank):
     synk.all_reduce(unused, "sum")
     assert synk.gather(unused).tolist() == [[0, 0]] * size
     assert synk.in_sync([before, after, unused])
-
-
-def test_a_wrong_broadcast_changes_nothing(world_of):
-    world_of(2)
-    w = compiler.shared(np.zeros(2), "w")
-    for value, error in (([[1.0]], TypeError), (["a"], TypeError), ([1j, 2], TypeError)):
-        with pytest.raises(error):
-            synk.broadcast(w, value)
-    with pytest.raises(TypeError, match="shared variables of tensors"):
-        synk.broadcast(tt.dvector(), [1.0])
-    assert not w.get_value().any()

@@ -84,11 +84,6 @@ def test_theano_is_built_with_what_its_setup_needs(install):
     assert calls[2]["has_names"] and not Path(folder).exists()
 
 
-def test_theano_that_is_installed_is_not_built_again(install):
-    done, calls = install("theano", theano="1.0.5")
-    assert done.returncode == 0 and arguments_of(calls) == [[NUMPY, SCIPY, *OTHERS]]
-
-
 def test_lasagne_and_keras_are_installed_with_theano(install):
     done, calls = install("keras", "lasagne")
     wheels, _, build = arguments_of(calls)

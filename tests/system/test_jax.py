@@ -225,18 +225,6 @@ def test_assertions_about_shapes_are_checked_and_those_about_values_are_not():
         assert g(-ROWS) == -ROWS.sum()
 
 
-@own_process
-def test_copies_of_a_function():
-    synk.fork(devices=TWO)
-    x, w, other = pt.dmatrix("x"), pytensor.shared(np.zeros(3), "w"), pytensor.shared(np.ones(3))
-    f = synk.function([x], (x + w, "gather"), updates=[(w, w + 1)])
-    np.testing.assert_array_equal(f(ROWS), ROWS)
-    np.testing.assert_array_equal(f.copy()(ROWS), ROWS + 1)
-    np.testing.assert_array_equal(f.copy(swap={w: other})(ROWS), ROWS + 1)
-    np.testing.assert_array_equal(f.copy(delete_updates=True)(ROWS), f(ROWS))
-    assert synk.gather(w).tolist() == [[3, 3, 3]] * 2 and synk.gather(other).tolist() == [[2, 2, 2]] * 2
-
-
 # Collectives
 
 

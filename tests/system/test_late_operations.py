@@ -12,7 +12,6 @@ from prelude import Locked
 from theano.compile.nanguardmode import NanGuardMode
 
 import synkhronos as synk
-from synkhronos.world.here import Command
 
 MAIN = sys.modules["__main__"]
 
@@ -88,49 +87,6 @@ def test_a_cell_that_is_run_again_makes_a_new_operation_of_the_name(world_of, ce
     cell(SCALE.format(helper=TIMES))
     latest = summed(MAIN.Scale(3.0))
     assert [f(ONES) for f in (inherited, by_name, sent, latest)] == [18, 24, 24, 18]
-
-
-class Look(Command):
-    """Return what `read` finds on this rank."""
-
-    def __init__(self, read):
-        self.read = read
-
-    def run(self, here):
-        return self.read(here)
-
-
-def look(read):
-    return synk.world.world.current_world().run(Look(read))
-
-
-def operations(here):
-    """Return the operations of `SCALE` that this rank has, by function."""
-    return [
-        node.op
-        for replica in here.functions.values()
-        for node in replica.compiled.maker.fgraph.apply_nodes
-        if type(node.op).__name__ == "Scale"
-    ]
-
-
-def are_of_main(here):
-    return [type(op) is MAIN.Scale for op in operations(here)]
-
-
-def test_an_operation_that_workers_have_is_sent_by_its_name(world_of, cell):
-    world_of(3)
-    cell(SCALE.format(helper=TIMES))
-    synk.distribute()
-    f = summed(MAIN.Scale(3.0))
-    assert f(ONES) == 18
-    assert look(are_of_main) == [[True]] * 3
-    synk.restart()
-    cell(SCALE.format(helper=TIMES))
-    g = summed(MAIN.Scale(3.0))
-    assert g(ONES) == 18
-    # The workers that started with the call of g have inherited both.
-    assert look(are_of_main) == [[False, True]] * 3
 
 
 def test_a_function_inside_a_function_is_sent(world_of):

@@ -7,6 +7,7 @@ import pytest
 import theano.tensor as tt
 
 import synkhronos as synk
+from synkhronos.host.machine import cores
 from synkhronos.world.world import current_world
 
 pytestmark = pytest.mark.usefixtures("in_python")
@@ -38,6 +39,15 @@ def test_the_block_of_fork_ends_with_its_processes():
 def test_by_default_there_is_a_process_for_each_core(monkeypatch):
     monkeypatch.setattr("synkhronos.world.devices.cores", lambda: 3)
     assert synk.fork(use_gpu=False) == 3 and call() == 6
+
+
+def test_many_more_processes_than_cores_are_questioned(caplog):
+    synk.fork(3, use_gpu=False)
+    assert not caplog.messages
+    synk.fork(16 * cores() + 1, use_gpu=False, restart=True)
+    assert [text.split(":")[0] for text in caplog.messages] == [
+        f"{16 * cores() + 1} processes share {cores()} core(s)"
+    ]
 
 
 def test_a_block_closes_no_other_processes_and_none_twice():

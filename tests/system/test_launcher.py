@@ -296,6 +296,15 @@ def test_an_output_that_is_read_arrives_whole_also_if_others_hold_it(tmp_path, o
     assert (process.returncode, said, errors) == (3, "a" * 1000000 + "last\n", "alast\n")
 
 
+def test_an_mpirun_whose_output_nobody_reads_ends_as_always():
+    run = [sys.executable, "-c", READ, "trap '' PIPE; while echo more; do sleep 0.01; done; exit 4"]
+    process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "more\n"
+    process.stdout.close()
+    assert process.wait(30) == 4
+    process.stderr.close()
+
+
 def test_a_missing_mpi4py_is_named(monkeypatch):
     def probe(code):
         raise launcher.ProbeError("No module named 'mpi4py'")

@@ -4,7 +4,6 @@ import functools
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 
 import numpy as np
@@ -208,18 +207,3 @@ def test_ranks_that_did_not_fail_have_made_their_updates_but_none_after_a_collec
     synk.broadcast(before)
     assert len(set(synk.gather(before))) == 1
     world.check_usable()
-
-
-@own_process
-def test_a_world_of_one_machine_imports_nothing_for_several():
-    world = open_world(2)
-    world.check_usable()
-
-    def program(rank):
-        rank.center(world.w).elastic(0.5)
-        rank.send(1 - rank.rank, [np.ones(2)])
-        return rank.ask(1)
-
-    assert synk.spmd(program, controller=lambda question, *_: question + 1) == [2, 2]
-    synk.close()
-    assert not [name for name in sys.modules if name.startswith("synkhronos.machines")]

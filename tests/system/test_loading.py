@@ -88,11 +88,6 @@ def test_batches_do_not_depend_on_the_number_of_processes(processes, batch_size)
     loads((IMAGES, LABELS), row_of, order_of, names, processes=processes, batch_size=batch_size)
 
 
-@pytest.mark.parametrize("ahead", [1, 2, 30])
-def test_batches_do_not_depend_on_how_many_are_loaded_ahead(ahead):
-    loads((IMAGES, LABELS), row_of, order_of, USUAL, processes=2, ahead=ahead)
-
-
 def test_the_seed_decides_the_order_and_the_numbers():
     def order(epoch):
         return order_of(epoch, seed=7)
@@ -380,8 +375,7 @@ class Drawn(loading.Source):
 
 
 @pytest.mark.parametrize(
-    "place, name",
-    [*itertools.product(["source", "transform"], DRAWN), ("whole batch", "numpy.random")],
+    "place, name", [*itertools.product(["source", "transform"], DRAWN), ("whole batch", "numpy.random")]
 )
 def test_any_generator_draws_by_epoch_and_row(name, place):
     draw = DRAWN[name]

@@ -232,21 +232,6 @@ def test_an_exception_reaches_a_program_and_the_world_stays_usable(world_of):
     synk.close()
 
 
-def test_rows_of_different_shapes_are_refused(tmp_path):
-    write_images(tmp_path, [*IMAGES[:-1], IMAGES[-1, :, :6, :6]])
-    with loading.Loader(loading.ImageFolder(tmp_path), batch_size=ROWS) as loader:
-        assert "images of equal sizes, got (9, 8)" in str(error_of(loader.epoch(0))[0])
-    odd = {1: 4}
-
-    def cut(images, draws):
-        return images[..., : odd.get(len(images), 3)]
-
-    with loading.Loader(IMAGES, cut, batch_size=2) as loader:
-        assert re.search(
-            r"shape of the first, \(3, 9, 4\), got \(3, 9, 3\)", str(error_of(loader.epoch(0))[0])
-        )
-
-
 MASKED = np.ma.masked_equal(np.arange(6.0), 4)
 
 

@@ -77,13 +77,6 @@ def test_debug_shows_the_commands_of_each_rank(programs):
     ]
 
 
-def test_info_shows_no_commands(programs):
-    lines = lines_of(programs.run(few_calls, environment={"SYNKHRONOS_LOG": "INFO"}))
-    assert {level for _, level, _ in lines} == {"info"}
-    assert not [text for _, _, text in lines if "row(s)" in text or text.startswith("Replicate")]
-    assert sorted(rank for rank, _, text in lines if "started as" in text) == [0, 2]
-
-
 @pytest.mark.parametrize("setting", ["", "warning"])
 def test_without_it_nothing_is_written_and_nothing_is_measured(programs, setting):
     assert lines_of(programs.run(few_calls, environment={"SYNKHRONOS_LOG": setting})) == []
@@ -132,26 +125,6 @@ def test_ranks_log_through_the_handlers_of_the_master(tmp_path):
     assert sorted(one.split("\n")[0] for one in memory.messages) == ["rank 0", "rank 1"]
     queued = [queue.queue.get().getMessage() for _ in range(queue.queue.qsize())]
     assert wanted <= set(queued) and not wanted & set(removed.messages)
-
-
-@own_process
-def test_a_restart_and_a_profile_go_on_with_the_log():
-    handler = Records()
-    log.logger.addHandler(handler)
-    log.logger.setLevel(logging.DEBUG)
-    synk.fork(3, use_gpu=False, master_rank=2)
-    x = tt.dvector("x")
-    f = synk.function([x], (x.sum(), "sum"), name="f")
-    assert f(np.arange(6.0)) == 15
-    synk.restart(2)
-    with synk.profile() as measured:
-        assert f(np.arange(6.0)) == 15
-    assert f(np.arange(6.0)) == 15
-    assert measured.seconds.shape[:2] == (1, 2)
-    calls = [one for one in handler.messages if re.match("function f,.*with all ranks", one)]
-    assert [one[:20] for one in calls] == ["function f, 2 row(s)"] + 2 * ["function f, 3 row(s)"]
-    assert handler.messages[0].startswith("3 process(es)")
-    assert [one for one in handler.messages if one.startswith("2 process(es)")]
 
 
 MIX = """

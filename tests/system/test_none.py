@@ -282,3 +282,28 @@ def test_none_on_one_rank_is_an_error_that_names_it_on_several_machines(machines
         error = ValueError if rank == 0 else synk.WorkerError
         with pytest.raises(error, match=f"output 0 is None on rank {rank}, and cannot be reduced"):
             f(np.where(np.arange(4) == rank, 9, rows))
+
+
+def of_two_sizes(v):
+    return np.ones(400 if v.max() < 5 else 600)
+
+
+@pytest.mark.parametrize("ranks", [[3], [0], [2, 3], [0, 1], [0, 3], [1, 2, 3]])
+def test_a_shape_that_differs_between_ranks_is_an_error_on_several_machines(machines, ranks):
+    """Also if it is reduced by some machines only: outputs of 600 numbers are, and those of 400 not."""
+    x = naive.Tensor("x", "float64", 1)
+    f = synk.function([x], (naive.apply(of_two_sizes, x), "sum"))
+    rows = np.ones(4)
+    for _ in range(2):
+        assert f(rows).tolist() == [4.0] * 400
+        with pytest.raises((ValueError, synk.WorkerError), match="shapes differ between the ranks"):
+            f(np.where(np.isin(np.arange(4), ranks), 9, rows))
+    assert f(np.full(4, 9.0)).tolist() == [4.0] * 600
+
+
+def test_none_can_be_gathered_from_several_machines(machines):
+    x = naive.Tensor("x", "float64", 1)
+    f = synk.function([x], (naive.apply(long_or_none, x), "gather"))
+    assert f(np.ones(4)).shape == (4000,) and f(np.full(4, 9.0)) is None
+    with pytest.raises(ValueError, match=r"output 0 is None on rank\(s\) 1, 2, but not on .* 0, 3:"):
+        f(np.array([1.0, 9, 9, 1]))

@@ -8,18 +8,12 @@ import sys
 import pytest
 from made_up_libraries import fixture_bare_machine, fixture_binaries, fixture_put  # noqa: F401
 from made_up_libraries import path_of, wheels_of
-from prelude import run_file
 from processes import FOLDER
 
 from synkhronos.host import nvidia_libraries
 
 pytestmark = pytest.mark.usefixtures("bare_machine")
-RELEASE_12 = (
-    "libnvrtc.so.12",
-    "libnvrtc-builtins.so.12.4",
-    "libcublas.so.12",
-    "libcublasLt.so.12",
-)
+RELEASE_12 = ("libnvrtc.so.12", "libnvrtc-builtins.so.12.4", "libcublas.so.12", "libcublasLt.so.12")
 
 
 def found(*folders, cache=(), **environ):
@@ -55,8 +49,7 @@ def test_what_a_library_loads_is_found_beside_it(put):
 
 
 @pytest.mark.parametrize(
-    ("missing", "name"),
-    [("libnvrtc-builtins.so.12.4", "libnvrtc"), ("libcublasLt.so.12", "libcublas")],
+    ("missing", "name"), [("libnvrtc-builtins.so.12.4", "libnvrtc"), ("libcublasLt.so.12", "libcublas")]
 )
 def test_a_library_without_what_it_loads_is_not_taken(put, missing, name):
     folder = put("a", "libcuda.so.1", *(one for one in RELEASE_12 if one != missing))
@@ -156,34 +149,12 @@ def test_visible_is_what_the_loader_takes(put):
         assert str(nvidia_libraries.visible(name, environ, [])) == str(expected), folders
 
 
-def test_what_hides_a_library_makes_it_invisible(put):
-    stubs, real = put("stubs", "libcuda.so"), put("a", "libcuda.so")
-    assert nvidia_libraries.visible("libcuda.so", path_of(stubs, real), []) is None
-    empty = put("empty")
-    (empty / "libcuda.so").touch()
-    assert nvidia_libraries.visible("libcuda.so", path_of(empty, real), []) is None
-    assert loaded("libcuda.so", path_of(empty, real)) is None
-
-
-@pytest.mark.parametrize(("name", "answer"), [("libcuda.so", "True"), ("libcuda.so.1", "False")])
-def test_the_driver_is_visible_by_its_bare_name_only(put, tmp_path, name, answer):
-    if answer == "False" and loaded("libcuda.so", {}):
-        pytest.skip("this machine has a driver by its bare name")
-    done = run_file("driver_is_visible.py", cwd=tmp_path, environment=path_of(put("a", name)))
-    assert done.stdout.strip() == answer, done.stderr
-
-
 # Explanations
 
 
 def explained(monkeypatch, *folders):
     monkeypatch.setenv("LD_LIBRARY_PATH", path_of(*folders)["LD_LIBRARY_PATH"])
     return nvidia_libraries.explain_missing()
-
-
-def test_without_a_driver_it_says_so(monkeypatch):
-    monkeypatch.setattr(nvidia_libraries, "driver_is_visible", lambda: False)
-    assert explained(monkeypatch).startswith("there is no NVIDIA driver here: install it")
 
 
 def test_a_library_that_is_missing_is_named_with_the_remedy(put, monkeypatch):
@@ -198,19 +169,3 @@ def test_libraries_without_their_bare_names_are_named_with_the_remedy(put, monke
     assert text.startswith("libgpuarray looks for libcuda.so, libnvrtc.so, and does not find them")
     assert f"{folder}/libcuda.so.1" in text
     assert text.endswith("start the script with `python -m synkhronos run SCRIPT`")
-
-
-@pytest.mark.parametrize(
-    ("driver", "expected"),
-    [
-        ((13, 0), '"nvidia-cuda-nvrtc<13.1" "nvidia-cublas<14" nvidia-nccl-cu13, '),
-        ((12, 4), '"nvidia-cuda-nvrtc-cu12<12.5" "nvidia-cublas-cu12<13" nvidia-nccl-cu12, '),
-        (None, '"nvidia-cuda-nvrtc-cu12<12.1" '),
-    ],
-)
-def test_the_remedy_is_made_for_the_driver(driver, expected):
-    text = nvidia_libraries.remedy(nvidia_libraries.NAMES, driver)
-    assert f"pip install {expected}" in text
-    major, minor = driver or (12, 0)
-    assert f"cuda-version={major}.{minor}" in text
-    assert f"cuda-nvrtc-{major}-{minor} " in text

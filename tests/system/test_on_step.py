@@ -56,14 +56,6 @@ def test_a_step_has_the_name_and_form_that_the_script_gave(told):
     assert told[1].loss == 9.0
 
 
-@pytest.mark.parametrize(
-    ("outputs", "loss"),
-    [(np.ones(2), None), ([], None), (None, None), ({"a": np.float32(2)}, 2.0), ((np.array(3),), 3.0)],
-)
-def test_the_loss_is_the_first_output_if_it_is_a_number(outputs, loss):
-    assert synk.StepReport(1, "f", 0.1, 3, outputs).loss == loss
-
-
 def test_calls_of_a_block_and_of_the_function_itself_are_no_steps(world_of):
     world_of(2)
     x = T.dvector("x")

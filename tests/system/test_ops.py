@@ -2,16 +2,7 @@
 
 import numpy as np
 import pytest
-from compilers import (
-    NAME,
-    MergeOptimizer,
-    MissingInputError,
-    OpFromGraph,
-    compiler,
-    ifelse,
-    scan,
-    tt,
-)
+from compilers import NAME, MergeOptimizer, MissingInputError, OpFromGraph, compiler, ifelse, scan, tt
 
 import synkhronos as synk
 from synkhronos.arithmetic.operations import OPERATIONS

@@ -197,19 +197,6 @@ def test_what_only_collectives_use_may_differ_and_gives_no_warning(world, recwar
     assert not [one for one in recwarn.list if issubclass(one.category, synk.SynkhronosWarning)]
 
 
-def test_calls_in_fuse_and_profile_are_the_same(world):
-    x, outputs, updates = statistics()
-    f = synk.function([x], outputs[0], updates=updates)
-    expected = f.as_theano(ROWS)
-    with synk.profile() as profile:
-        with synk.fuse():
-            first = f(ROWS)
-            synk.all_reduce(updates[2][0], "sum")
-            second = f(ROWS)
-    np.testing.assert_allclose([first.result(), second.result()], [expected] * 2)
-    assert profile.seconds.shape[1] == RANKS
-
-
 def test_random_streams_and_checkpoints_work_with_collectives(world, tmp_path):
     x, stream = tt.dmatrix("x"), Streams(3)
     average = compiler.shared(np.zeros(2), "average")
@@ -225,30 +212,6 @@ def test_random_streams_and_checkpoints_work_with_collectives(world, tmp_path):
     synk.load(tmp_path / "state")
     for result, one in zip(f(ROWS), expected):
         np.testing.assert_array_equal(result, one)
-
-
-@own_process
-def test_functions_that_workers_inherit_get_late_and_inherit_after_a_restart_are_the_same():
-    x, w = tt.dmatrix("x"), compiler.shared(np.ones(2), name="w")
-
-    def build():
-        centred = x - ops.all_reduce(x.mean(0), "avg")
-        outputs = [ops.all_reduce(x.sum(0) * w), tt.sqr(centred).mean(axis=1), ops.all_gather(x)]
-        return synk.function([x], [(outputs[0], None), (outputs[1], "gather"), (outputs[2], None)])
-
-    synk.fork(2, use_gpu=False)
-    first = build()
-    synk.distribute()
-    late = build()
-    expected = first.as_theano(ROWS)
-    with synk.fuse():
-        pending = [late(ROWS), first(ROWS), late(ROWS)]
-    for results in [each.result() for each in pending]:
-        for result, one in zip(results, expected):
-            np.testing.assert_allclose(result, one)
-    synk.restart(n_parallel=2)
-    for result, one in zip(late(ROWS), expected):
-        np.testing.assert_allclose(result, one)
 
 
 # Failures

@@ -28,17 +28,6 @@ class Pool:
         self.counts = synk.function([x], [(counts, "sum"), (counts, "max")])
         self.turned = synk.function([x], ((2 * x).T, "sum"))
         self.lengths = synk.function([x], (x.flatten(), "sum"))
-        wide = tt.cast(total[:6].reshape((2, 3)), "complex64")
-        small = [
-            (total[:0], "sum"),
-            (wide.T, "sum"),
-            (total[:3] > 0, "max"),
-            (counts[0], "max"),
-            (x[:, :2], "gather"),
-            (x[:, :0], "gather"),
-        ]
-        self.small = synk.function([x], small)
-        self.serial_small = compiler.function([x], [one for one, _ in small])
         self.rows = compiler.shared(np.zeros((0, N), "float32"), "rows")
         self.held = synk.function(
             [], [(self.rows.sum(axis=0), op) for op in OPS], sliceable_shareds=[self.rows]
@@ -47,12 +36,8 @@ class Pool:
         v = tt.fvector("v")
         table = tt.constant(np.arange(N, dtype="float32"))
         new = self.weights + 1
-        self.others = synk.function(
-            [],
-            [(one, "sum") for one in (self.weights, v, table, new, new)],
-            bcast_inputs=[v],
-            updates=[(self.weights, new)],
-        )
+        others = [(one, "sum") for one in (self.weights, v, table, new, new)]
+        self.others = synk.function([], others, bcast_inputs=[v], updates=[(self.weights, new)])
         synk.distribute()
 
 
@@ -150,18 +135,6 @@ def test_dtypes_stay_and_integers_wrap_around(pool, n_rows):
     total, largest = pool.counts(x)
     assert_bits(total, fold("sum", counts, weights))
     assert_bits(largest, fold("max", counts, weights))
-
-
-@pytest.mark.parametrize("n_rows", [1, 7])
-def test_small_outputs_have_the_same_shapes_and_dtypes(pool, n_rows):
-    x = make(n_rows)
-    parts = [pool.serial_small(part) for part in np.array_split(x, pool.size) if len(part)]
-    empty, wide, signs, count, rows, no_columns = zip(*parts)
-    got = pool.small(x)
-    for one, op, values in zip(got, ["sum", "sum", "max", "max"], [empty, wide, signs, count]):
-        assert_bits(one, np.asarray(fold(op, values, None)))
-    assert_bits(got[4], np.concatenate(rows))
-    assert_bits(got[5], np.concatenate(no_columns))
 
 
 def test_an_output_may_have_another_memory_order(pool):
