@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from pathlib import Path
@@ -230,20 +229,6 @@ def test_close_too_early_or_twice_warns():
 
 
 # Threads and processes of the script's own
-
-
-@own_process
-def test_fork_in_another_thread_works_also_after_that_thread_has_ended():
-    worlds = []
-    thread = threading.Thread(target=lambda: worlds.append(open_world()))
-    thread.start()
-    thread.join()
-    time.sleep(0.5)
-    (world,) = worlds
-    world.check_usable()
-    workers = world.workers()
-    synk.close()
-    assert all_gone_within(workers, 0.1)
 
 
 def raise_value_error():

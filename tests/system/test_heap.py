@@ -73,16 +73,6 @@ def test_what_a_script_has_freed_is_returned_before_workers_start():
 
 
 @needs_glibc
-def test_the_tunables_add_huge_pages_to_the_users():
-    assert heap.tunables({}) == {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    assert heap.tunables({"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}) == {
-        "GLIBC_TUNABLES": "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"
-    }
-    assert heap.tunables({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}) == {}
-    assert heap.tunables({heap.SWITCH: "0"}) == {}
-
-
-@needs_glibc
 @pytest.mark.parametrize("chosen, expected", [(None, "glibc.malloc.hugetlb=1"), ("x=y", None)])
 def test_run_has_the_heap_of_a_script_use_huge_pages(tmp_path, chosen, expected):
     script = tmp_path / "script.py"

@@ -140,19 +140,6 @@ def test_sliceable_variables_and_functions_that_are_built_late():
 
 
 @own_process
-def test_dtypes_stay_what_they_are():
-    synk.fork(devices=TWO)
-    for dtype in ("float16", "float32", "float64", "int8", "uint8", "int64", "bool", "complex64"):
-        x = pt.tensor("x", dtype=dtype, shape=(None,))
-        state = pytensor.shared(np.ones(3, dtype), "state")
-        f = synk.function([x], [(x, "gather"), (state, None)])
-        values = np.array([1, 0, 1], dtype)
-        for got in f(values):
-            assert got.dtype == dtype
-        assert synk.gather(state).dtype == dtype
-
-
-@own_process
 def test_results_and_updates_have_the_dtypes_of_their_variables():
     synk.fork(devices=TWO[:1])
     rng = pt.random.shared_rng(np.random.default_rng(3))

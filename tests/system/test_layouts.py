@@ -1,14 +1,11 @@
 """Tests of arrays of any memory layout, which compiled code in C and BLAS would misread."""
 
-import warnings
-
 import numpy as np
 import pytest
 from compilers import NAME, compiler, tt
 
 import synkhronos as synk
 from synkhronos.arithmetic.conversion import usable
-from synkhronos.extensions import train, updates
 
 RNG = np.random.RandomState(2)
 
@@ -138,30 +135,6 @@ def test_rows_of_a_sliceable_variable_may_have_any_layout_that_the_compiler_take
     pool.held.check(w, atol=2e-5)
     pool.rows.set_value(given, borrow=True)
     np.testing.assert_allclose(pool.held.as_theano(w), usual.dot(w), rtol=1e-4)
-
-
-def linear(dtype):
-    """Return a loss of linear regression, its parameters, and the inputs."""
-    x, y = tt.matrix("x", dtype=dtype), tt.vector("y", dtype=dtype)
-    w = compiler.shared(np.full(4, 0.5, dtype), "w")
-    return tt.sqr(x.dot(w) - y).mean(), [w], x, y
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_training_step_takes_any_layout(pools, layout):
-    x, y, *_ = pools["float64"].arrays
-    given, usual = in_layout(layout, x, y)
-    results = []
-    for make in (train.make_train_function, train.make_train_function_theano):
-        for arrays in (given, usual):
-            loss, params, *inputs = linear("float64")
-            step = make(loss, params, *inputs, updates.sgd, 0.125)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", synk.SynkhronosWarning)
-                losses = [float(step(*arrays)), float(step(*arrays, batch=slice(None, None, -2)))]
-            results.append([*losses, *params[0].get_value()])
-    for one in results:
-        np.testing.assert_allclose(one, results[-1])
 
 
 if NAME == "theano":

@@ -4,7 +4,6 @@ import functools
 import multiprocessing
 import os
 import signal
-import threading
 
 import numpy as np
 import pytest
@@ -26,15 +25,6 @@ from processes import own_process
 
 import synkhronos as synk
 from synkhronos.transports.local import LocalTransport
-
-
-def error_in_thread(call):
-    """Return the exception that a call raises in another thread."""
-    errors = []
-    thread = threading.Thread(target=lambda: errors.append(error_of(call)))
-    thread.start()
-    thread.join()
-    return errors[0]
 
 
 @own_process
@@ -82,17 +72,6 @@ def test_a_child_of_a_worker_can_close_the_inherited_world_without_harm():
     ACTIONS[RAISE] = functools.partial(check_in_fork, forget)
     world = open_world(3)
     world.act(NOTHING, RAISE, NOTHING)
-    world.check_usable()
-
-
-@own_process
-def test_a_call_from_another_thread_is_no_part_of_an_open_fuse_block():
-    world = open_world()
-    with synk.fuse():
-        pending = world.plain(np.ones(4))
-        error = error_in_thread(lambda: world.plain(np.ones(4)))
-    assert type(error) is synk.SynkhronosError and "one thread at a time" in str(error)
-    assert pending.result() == [10]
     world.check_usable()
 
 

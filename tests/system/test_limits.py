@@ -502,25 +502,6 @@ def test_more_than_a_container_may_have_is_a_memory_error_before_the_kernel_kill
     small_programs.run(take_more_than_a_container_may_have, group, timeout=90).check()
 
 
-def compute_beside_cached_files(group):
-    enter(group)
-    with open("file", "wb") as file:
-        for _ in range(500):
-            file.write(bytes(1 << 20))
-        os.fsync(file.fileno())
-    with open("file", "rb") as file:
-        while file.read(1 << 20):
-            pass
-    world = open_world(2)
-    data = synk.data(np.ones(10 << 20))
-    assert world.plain(data) == [(10 << 20) + 6]
-
-
-def test_cached_files_do_not_count_towards_a_containers_limit(memory_group, small_programs, tmp_path):
-    group = memory_group(450 * MEGABYTE)
-    small_programs.run(compute_beside_cached_files, group, timeout=90, cwd=tmp_path).check()
-
-
 def test_the_room_in_a_control_group_of_either_version(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     for folder in (one, two):
