@@ -61,17 +61,6 @@ def awkward(comm, name, kind, dtype, *args):
     return before, result, array
 
 
-def many(comm, number, length):
-    """Run a long sequence of collectives, each on the result of the previous one."""
-    array = np.full(length, comm.rank + 1.0)
-    for turn in range(number):
-        [array] = comm.all_reduce([array], "max")
-        array = array + comm.rank
-        [array] = comm.broadcast([array], turn % comm.size)
-        assert len(comm.all_gather([array[: comm.rank]])[0]) == comm.size
-    return array
-
-
 def unchanged_by_others(comm):
     """Return the results of collectives after every rank has modified its own in place."""
     [gathered] = comm.all_gather([np.full(1000, comm.rank)])
@@ -321,17 +310,6 @@ def check_arrays_of_any_layout_are_taken(ranks):
                 assert_equal_lists(result, [before for before, _, _ in outcomes])
             for before, _, array in outcomes:
                 np.testing.assert_array_equal(array, before)
-
-
-def check_long_rows_of_collectives_stay_in_step(ranks):
-    for length in (1, 1000):
-        outcomes = values(ranks.run(many, 60, length))
-        array = np.arange(ranks.size) + 1.0
-        for turn in range(60):
-            array = array.max() + np.arange(ranks.size)
-            array = np.repeat(array[turn % ranks.size], ranks.size)
-        for one in outcomes:
-            np.testing.assert_array_equal(one, np.full(length, array[0]))
 
 
 def check_what_a_rank_does_with_its_result_is_its_own_affair(ranks):

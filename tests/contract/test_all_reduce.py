@@ -10,8 +10,8 @@ from checks.machines import ThreadedMachines
 from checks.ranks import Ranks
 
 from synkhronos._errors import CollectiveAbortedError
-from synkhronos.arithmetic.operations import OPERATIONS, find_operation
-from synkhronos.arithmetic.pairwise import PairwiseReduction, core_of
+from synkhronos.arithmetic.operations import find_operation
+from synkhronos.arithmetic.pairwise import PairwiseReduction
 from synkhronos.comms.direct import CHUNK
 from synkhronos.comms import linked
 from synkhronos.comms.linked import LinkedCommunicator
@@ -220,22 +220,7 @@ def test_messages_and_bytes_of_a_large_array_are_the_fewest(size, messages, monk
     assert len(meeting) == size * (size - 1).bit_length()
 
 
-def test_a_meeting_sends_the_small_arrays_of_all(messages, monkeypatch):
-    monkeypatch.setattr(linked, "SMALL", 7 * 4000)
-    together(8, lambda one: LinkedCommunicator(one).all_reduce([np.ones(500)], "sum"))
-    of_first = [nbytes for rank, nbytes in messages[0] if rank == 0]
-    assert len(of_first) == 3 and 0 <= sum(of_first) - 7 * 4000 < 1000
-    assert not messages[1]
-
-
 # The order of the operands
-
-
-@pytest.mark.parametrize("size", [*range(1, 20), 96, 128])
-def test_the_places_of_the_core_have_all_ranks_in_order(size):
-    core = core_of(size)
-    assert core.size & (core.size - 1) == 0 and core.size <= size < 2 * core.size
-    assert [rank for place in range(core.size) for rank in core.ranks(place)] == list(range(size))
 
 
 def test_neighbours_are_added_first():
@@ -251,17 +236,6 @@ def test_neighbours_are_added_first():
         arrays = [np.array([number]) for number in numbers]
         PairwiseReduction(find_operation("sum"), [1.0] * len(numbers)).reduce(out, arrays)
         assert out[0] == wanted, numbers
-
-
-def test_one_and_two_arrays_are_reduced_as_an_operation_does():
-    for op, size in itertools.product(OPERATIONS, (1, 2)):
-        arrays = [np.array([1e-40, 3e38, 0.1 * rank], "float32") for rank in range(size)]
-        weights = [3.0, 0.7][:size]
-        out = np.empty(3, "float32")
-        with np.errstate(over="ignore", under="ignore"):
-            PairwiseReduction(find_operation(op), weights).reduce(out, arrays)
-            wanted = find_operation(op).reduce(arrays, weights)
-        assert out.tobytes() == wanted.tobytes()
 
 
 def test_averages_of_the_largest_numbers_are_finite_and_infinities_stay():

@@ -199,19 +199,6 @@ def test_an_update_that_raises_leaves_the_center_as_it_was_and_free(commons):
     other.pull()  # would be refused if a lock were held
 
 
-def test_arrays_of_a_device_are_updated_by_way_of_the_host(commons):
-    own = Shared(np.full(300, 4.0), "w")
-    center = center_in(commons, DeviceEngine(), own, "c", pause)
-    center.push(reset=True)
-    assert set(own.storage.hidden) == {0} and set(center.value()) == {4}
-
-    def swap(there, here):
-        there[...], here[...] = here + 1, there.copy()
-
-    center.update(swap)
-    assert set(own.storage.hidden) == {4} and set(center.value()) == {1}
-
-
 def test_elastic_exchanges_are_those_of_numpy(commons):
     model = {}
     ranks = [Rank(commons, FLOATS, seed, model) for seed in (0, 1)]
@@ -275,15 +262,6 @@ def test_arrays_of_a_device_are_exchanged_by_way_of_the_host(commons):
     own.storage.hidden += 1
     on_device.push(2)
     assert set(own.storage.hidden) == {6.5} and set(on_device.value()) == {7.5}
-
-
-def test_a_center_of_nothing_has_nothing_to_exchange(commons):
-    for _ in range(2):
-        center = center_in(commons, ENGINE, [Shared(np.zeros((0, 3)), "e")], "c", refuse)
-        center.push()
-        center.elastic(1)
-        center.pull()
-        assert [one.shape for one in center.value()] == [(0, 3)]
 
 
 def make(commons, shareds, name="c"):

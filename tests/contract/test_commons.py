@@ -1,6 +1,5 @@
 """Conformance checks on the commons of each store, and tests of ranks that die in them."""
 
-import gc
 import os
 import signal
 
@@ -70,13 +69,6 @@ def test_an_interrupted_clear_is_completed_by_the_next(store, monkeypatch, step)
         commons.clear()
     commons.clear()
     assert commons.array("numbers", 3, "int8").tolist() == [0] * 3
-
-
-def test_a_stopped_holder_keeps_its_lock(store):
-    lock = store.commons.lock(5)
-    with child(lock.try_acquire) as holder:
-        os.kill(holder, signal.SIGSTOP)
-        assert not lock.try_acquire()
 
 
 def test_a_forked_process_neither_has_nor_gives_back_the_locks_of_a_rank(store):
@@ -152,31 +144,6 @@ def test_a_directory_that_is_full_is_an_error_in_words(store):
             store.commons.array(f"{number}", 3, "int8")
 
 
-def test_large_arrays_start_at_a_huge_page_and_small_ones_at_a_cache_line(store):
-    for number, (size, unit) in enumerate([(1, 64), (100, 64), (5000, 4096), (3 << 20, 2 << 20),
-                                           (1, 64), (1 << 22, 2 << 20)]):  # fmt: skip
-        array = store.commons.array(f"{number}", size, "uint8")
-        assert array.ctypes.data % unit == 0
-        assert array in store
-
-
-def test_the_memory_of_other_ranks_and_of_the_commons_is_returned_together(store):
-    array = store.commons.array("a", 5000, "uint8")
-    own = store.memory.allocate(5000)
-    own[...] = array[...] = 1
-    store.trim_others()
-    assert own.all() and not array.any()
-    assert store.commons.array("a", 6, "float32").shape == (6,)
-
-
-def test_a_further_process_has_a_span_of_its_own(store):
-    first, shared = store.memory.allocate(5000), store.commons.array("a", 5000, "uint8")
-    store.memory.use_span(store.memory.ranks + 1)
-    second = store.memory.allocate(5000)
-    second[...] = 3
-    assert second in store and not first.any() and not shared.any()
-
-
 def test_without_memfd_the_locks_are_in_a_file_without_a_name(monkeypatch, tmp_path):
     def fail(*_):
         raise OSError(38, "Function not implemented")
@@ -189,16 +156,3 @@ def test_without_memfd_the_locks_are_in_a_file_without_a_name(monkeypatch, tmp_p
     with child(lock.try_acquire):
         assert not lock.try_acquire()
     assert lock.try_acquire()
-
-
-def test_the_file_is_closed_with_the_store():
-    def count():
-        gc.collect()
-        return len(os.listdir("/proc/self/fd"))
-
-    before = count()
-    store = SharedMemoryStore(SharedMemory(2))
-    assert count() == before + 1
-    assert not os.get_inheritable(store.commons._file._number)
-    del store
-    assert count() == before

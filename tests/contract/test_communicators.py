@@ -7,7 +7,6 @@ from checks.communicators import CHECKS
 from checks.ranks import Ranks
 
 from synkhronos.comms.alone import AloneCommunicator
-from synkhronos.comms.base import ArraySpec
 from specifications.communicator import NaiveCommunicator
 from synkhronos.comms.repeating import RepeatingCommunicator
 from synkhronos.transports.local import LocalTransport
@@ -94,54 +93,3 @@ def test_a_broadcast_replaces_arrays_of_another_dtype(ranks):
     for result in ranks.values(broadcast_dtypes, root):
         assert result.dtype == "float64"
         np.testing.assert_array_equal(result, np.arange(4) + root)
-
-
-def refuse(*args):
-    raise AssertionError("done again")
-
-
-def repeat(comm):
-    """Repeat a reduction. Fail if the repetition does any work other than reducing the values."""
-    reduce, maximum = comm.prepare_reduction("avg"), comm.prepare_reduction("max")
-    arrays = reduce([np.full(3, 1.0), np.full(5, 2.0)], 1)
-    for prepared in (reduce, maximum):
-        arrays = prepared(arrays, 1)
-    store = comm.store
-    names = ("place", "put", "get")
-    for name in names:
-        setattr(store, name, refuse)
-    comm.check_reducible = refuse
-    try:
-        for array in arrays:
-            array += comm.rank
-        again = maximum(reduce(arrays, comm.rank + 1))
-        return [array.tolist() for array in again]
-    finally:
-        for name in names:
-            delattr(store, name)
-        del comm.check_reducible
-
-
-@pytest.mark.parametrize("ranks", [(shared_memory, 3)], indirect=True, ids=["shared_memory-3"])
-def test_a_repeated_reduction_finds_the_arrays_where_they_were(ranks):
-    shift = (0 * 1 + 1 * 2 + 2 * 3) / 6
-    for outcome in ranks.values(repeat):
-        np.testing.assert_allclose(outcome[0], [1 + shift] * 3)
-        np.testing.assert_allclose(outcome[1], [2 + shift] * 5)
-
-
-def reduce_nothing(comm):
-    new = comm.group.communicator()
-    reduced = new.all_reduce([], "sum")
-    return reduced, new.broadcast([], 0), new.all_gather([]), new.reduce([], "max", 0)
-
-
-def test_a_new_communicator_takes_an_empty_list(ranks):
-    assert [[list(one) for one in got] for got in ranks.values(reduce_nothing)] == [
-        [[], [], [], []]
-    ] * ranks.size
-
-
-def test_the_bytes_of_an_array_are_those_of_numpy():
-    for array in (np.zeros((3, 4)), np.zeros(()), np.zeros((0, 5), "int8")):
-        assert ArraySpec(array.shape, array.dtype).nbytes == array.nbytes

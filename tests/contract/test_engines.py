@@ -1,8 +1,5 @@
 """Conformance checks on each engine for the CPU."""
 
-import doctest
-
-import numpy as np
 import pytest
 from checks.engines import CHECKS
 from compilers import NAME, RandomStreams, compiler, default_mode, tt
@@ -98,9 +95,3 @@ def test_an_engine_on_numpy_refuses_other_devices(make):
     make().engine.setup("cpu")
     with pytest.raises(ValueError, match="'cpu', got 'cuda0'"):
         make().engine.setup("cuda0")
-
-
-def test_the_example_of_the_naive_engine_prints_what_it_says():
-    names = {"np": np, **vars(naive)}
-    failed, tried = doctest.testmod(naive, extraglobs=names)
-    assert tried and not failed

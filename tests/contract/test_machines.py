@@ -3,7 +3,6 @@
 import itertools
 import os
 import pickle
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,22 +11,18 @@ from checks.machines import ThreadedMachines
 from checks.ranks import Ranks
 
 from synkhronos._errors import CollectiveAbortedError, SynkhronosError, WorldBrokenError
-from synkhronos.arithmetic.rank_ranges import fewer_on_machines, nearest_master, ranks_of_machines
+from synkhronos.arithmetic.rank_ranges import ranks_of_machines
 from synkhronos.comms import wire_state as kept
 from synkhronos.comms.formats import PowerSGD, TopK, make_wire
-from synkhronos.comms.direct import CHUNK, WINDOW
 from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.comms.repeating import RepeatingCommunicator
-from synkhronos.comms.wires import WireReduction
-from synkhronos.machines.store import MachineHandle, MachinesStore, ReceivedRows
-from synkhronos.stores.memory import SharedMemory
+from synkhronos.machines.store import MachinesStore
 from specifications.store import NaiveStore
 from synkhronos.stores.required_rows import Need, combine, positions
-from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.machines.leaders import CONTROL, END, REPLY, Leaders
 from specifications.links import NaiveLinks, NaiveNetwork
-from synkhronos.machines.commands import CommandReceiver, CommandSender, Frames
+from synkhronos.machines.commands import CommandReceiver, CommandSender
 from synkhronos.machines.transport import MachinesTransport
 from specifications.transport import NaiveTransport
 from synkhronos.world.placement import Fact, check_versions
@@ -204,47 +199,6 @@ def reduce_large(comm, length=300_000):
     return set(reduced.tolist())
 
 
-def test_parts_of_an_array_may_have_different_numbers_of_chunks(leaders):
-    assert leaders.values(reduce_large, 3 * CHUNK // 8 + 1) == [{6.0}] * 3
-
-
-def reduce_chunks(comm):
-    numbers = np.arange(20 * CHUNK // 8, dtype=float)
-    [reduced] = comm.all_reduce([(comm.rank + 1) * numbers], "sum")
-    return np.array_equal(reduced, 6 * numbers), comm._memory.nbytes
-
-
-def test_memory_for_received_chunks_is_used_again_by_later_ones(leaders):
-    for is_right, nbytes in leaders.values(reduce_chunks):
-        assert is_right and nbytes == 2 * WINDOW * CHUNK  # of two others
-
-
-def test_a_rank_meets_once_and_sends_a_few_chunks_ahead_of_what_it_has_received():
-    class Stopped(Exception):
-        pass
-
-    class Group:
-        rank, size, sent, met = 0, 2, 0, 0
-
-        def exchange(self, item):
-            self.met += 1
-            return [bytes(item)] * 2
-
-        def send_array(self, to, array, stream):
-            self.sent += array.nbytes
-
-        def receive_array(self, source, array, stream):
-            pass
-
-        def complete(self, receipts, sent=()):
-            raise Stopped
-
-    group = Group()
-    with pytest.raises(Stopped):
-        LinkedCommunicator(group).all_reduce([np.ones(20 * CHUNK // 8)], "sum")
-    assert (group.met, group.sent) == (1, WINDOW * CHUNK)
-
-
 def test_when_a_collective_ends_its_messages_have_been_sent(monkeypatch):
     """Their memory may be changed then."""
     send, numbers, waiting, sent = NaiveLinks.send, itertools.count(1), set(), []
@@ -291,16 +245,6 @@ def test_the_states_of_several_wires_are_restored_each_to_its_own(format):
     assert not others[1].state()[0].any()
 
 
-def test_wire_formats_use_their_memory_again():
-    wires = WireReduction(SimpleNamespace(group=None))
-    first, second = wires.memory([1000, 7])
-    assert (first.size, second.size) == (1000, 7) and not np.shares_memory(first, second)
-    [again] = wires.memory([500])
-    assert np.shares_memory(again, first)
-    [larger] = wires.memory([5000])
-    assert larger.size == 5000 and not np.shares_memory(larger, first)
-
-
 def test_machines_with_other_versions_are_refused_by_name():
     versions = ("1.0", "3.11.2", "2.4.6", "PyTensor 3.0.7")
     first = Fact("a", versions, "code", None, 1, 0, None)
@@ -320,13 +264,6 @@ def test_the_first_machine_has_the_master():
     assert ranks_of_machines([2, 3, 1], 5) == [range(4, 6), range(0, 3), range(3, 4)]
     with pytest.raises(ValueError, match="got 2"):
         ranks_of_machines([2, 3, 1], 2)
-
-
-def test_a_successor_has_fewer_ranks_on_the_longest_machines_and_the_nearest_master():
-    assert fewer_on_machines([[1, 2], [3, 4, 5], [6]], 5) == [[1, 2], [3, 4], [6]]
-    assert fewer_on_machines([[1, 2], [3, 4, 5], [6]], 4) == [[1, 2], [3], [6]]
-    assert fewer_on_machines([[1, 2], [3]], 3) == [[1, 2], [3]]
-    assert [nearest_master([2, 3, 1], rank) for rank in range(6)] == [0, 1, 1, 3, 4, 5]
 
 
 def test_a_successor_has_other_ranks_in_the_same_store():
@@ -407,17 +344,6 @@ def test_messages_of_an_aborted_command_are_discarded_also_if_they_arrive_later(
     assert [list(queue) for queue in kept] == [[np.ones(6).tobytes()]]
 
 
-def test_messages_of_an_aborted_command_are_discarded_by_a_courier_that_works_seldom():
-    network = NaiveNetwork(2)
-    first, second = (Leaders(links) for links in network.links())
-    first.begin(1)
-    second.begin(1)
-    second.abort()
-    first.send_array(1, np.ones(5))
-    second.begin(5000)
-    assert not [queue for (_, to, _), queue in network.queues.items() if to == 1 and queue]
-
-
 def senders_and_receiver(*sizes):
     """Return the master's leader and sender, and the receiver of machine 1."""
     machines = ranks_of_machines(sizes)
@@ -460,27 +386,6 @@ def test_a_command_that_is_sent_again_is_pickled_once_and_its_arrays_are_the_new
         assert not any(left is right for left, right in zip(got[one], got[other]))
 
 
-def test_arguments_last_as_long_as_what_came_with_the_command():
-    shared = SharedMemoryStore(SharedMemory(1))
-    store = MachinesStore(shared, 1, 1)
-    handle = MachineHandle(0, (0, 0), shared.put(np.arange(8.0)))
-    own = shared.put(np.arange(8.0))
-    parts = [ReceivedRows(Need(handle, range(2, 6)), own)]
-    epochs = []
-    for given in (parts, parts, list(parts), parts):
-        store.begin()
-        store.keep_for_command(given)
-        assert store.rows(handle, range(3, 5)).tolist() == [1, 2]
-        epochs.append(store.epoch)
-    assert epochs[0] == epochs[1] and len(set(epochs)) == 3 and None not in epochs
-    store.keep_for_command([ReceivedRows(Need(handle, np.array([0, 2, 5])), own)])
-    assert store.epoch is None  # a copy of the rows
-    naive = MachinesStore(NaiveStore(1), 1, 1)
-    naive.keep_for_command([])
-    assert naive.epoch is None
-    store.close(), naive.close()
-
-
 def test_what_is_needed_is_found_once_for_a_repeated_command():
     _, sender, _, (store, _) = senders_and_receiver(1, 2, 1)
     rows, constant = store.put(np.arange(9)), store.put(np.arange(9), constant=True)
@@ -503,31 +408,6 @@ def test_what_is_needed_is_found_once_for_a_repeated_command():
     assert third is second and second is not first
     assert sender.find_needed(None) is sender.find_needed(None) == [[], []]
     assert sender.cut(sender.find_needed(None)) == []
-
-
-def test_a_command_that_is_repeated_is_packed_framed_and_unpacked_once():
-    _, master, *_ = senders_and_receiver(1, 2)
-    leader, rank = Frames(), Frames()
-    payload, needed = bytes(1000), [[Need("data")]]
-    rows = [ReceivedRows(Need("data", range(3)), "own")]
-    arrays = [[np.ones(3)]]
-    first = master._pack(payload, needed, arrays, [])
-    assert master._pack(payload, needed, arrays, []) is first
-    for changed in (
-        (bytes(999), needed, arrays, []),
-        (payload, list(needed), arrays, []),
-        (payload, needed, [[np.ones(4)]], []),
-        (payload, needed, arrays, [3]),
-    ):
-        messages = master._pack(*changed)
-        assert messages is not first and messages is master._pack(*changed)
-    contents = [(payload, rows, [])] * 2 + [(payload, rows, [3]), (payload, [], [])]
-    frames = [leader.pack(*content) for content in contents]
-    assert frames[0] is frames[1] and len(set(frames)) == 3
-    unpacked = [rank.unpack(frame) for frame in frames]
-    assert unpacked[0] is unpacked[1]
-    assert unpacked == contents
-    assert leader.pack(b"") == b""
 
 
 @pytest.mark.parametrize(

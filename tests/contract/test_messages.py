@@ -109,19 +109,6 @@ def test_a_box_has_a_bound_in_bytes(ranks):
     assert first.send(1, half)
 
 
-def test_the_memory_of_a_box_is_used_again(store):
-    first, second = (Messages(store.commons, rank, 2) for rank in range(2))
-    for step in range(200):
-        assert first.send(1, np.full(step * 97, step % 256, "uint8"))
-        if step == 190:
-            there = store.commons._header[0]
-        if step % 3 == 2:
-            for number in (step - 2, step - 1, step):
-                source, got = second.receive()
-                assert got.tolist() == [number % 256] * (number * 97)
-    assert store.commons._header[0] == there
-
-
 def test_wrong_arguments_are_refused_in_words(ranks):
     one = ranks[0]
     for call, error, words in (
@@ -308,30 +295,6 @@ def test_what_a_killed_rank_was_reading_is_received_once_by_the_next(store):
     for array in sent:
         assert_equal(fresh.receive()[1], array)
     assert fresh.receive() is None
-
-
-class FinishesFirst:
-    """A lock whose holder gives it back just before another rank tries to take it."""
-
-    def __init__(self, lock, finish):
-        self.lock, self.finish = lock, finish
-
-    def __getattr__(self, name):
-        self.finish()
-        return getattr(self.lock, name)
-
-
-def test_a_message_that_was_read_while_another_rank_looks_for_dead_ones_is_gone(store):
-    own, other = (Mailbox(store.commons, "mailbox 0") for _ in range(2))
-    messages = Messages(store.commons, 0, 2)
-    assert messages.send(0, 1)
-    slot = own.take(0)[0]
-    unfinished = [slot]
-    other._locks[slot] = FinishesFirst(
-        other._locks[slot], lambda: own.free(unfinished.pop()) if unfinished else None
-    )
-    assert other.take(0) is None and not unfinished
-    assert messages.receive() is None
 
 
 def send_on(store, rank, done):

@@ -26,7 +26,7 @@ from scheduling import in_threads
 from synkhronos.stores import free_list
 from synkhronos.stores import memory as memory_module
 from synkhronos.stores.deallocations import Deallocations
-from synkhronos.stores.free_list import Changes, FreeList, gaps
+from synkhronos.stores.free_list import FreeList
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
 
@@ -64,25 +64,6 @@ def test_what_a_rank_gets_is_the_array_itself(store, dtype, shape):
     np.testing.assert_array_equal(got, np.ones(shape))
 
 
-def test_rows_that_are_a_range_are_a_view(store):
-    array = store.empty((10, 3), "int32")
-    handle = store.put(array)
-    assert np.shares_memory(store.rows(handle, range(2, 9, 3)), array)
-    assert not np.shares_memory(store.rows(handle, np.array([2, 5])), array)
-
-
-def test_what_is_in_the_memory_is_placed_without_a_copy_and_other_layouts_with_one(store):
-    array = store.empty((4, 6), "float64")
-    array[...] = np.arange(24).reshape(4, 6)
-    assert store.place(array) is array
-    assert store.place(array[1:3]).ctypes.data == array[1:3].ctypes.data
-    for other in (array.T, array[:, ::2], array[::-1], array + 0):
-        placed = store.place(other)
-        assert not np.shares_memory(placed, array)
-        np.testing.assert_array_equal(placed, other)
-        assert placed in store
-
-
 def test_memory_is_free_when_the_last_view_of_it_dies(store):
     array = store.empty((1000,), "float64")
     view = array[10:20].reshape(2, 5)
@@ -92,14 +73,6 @@ def test_memory_is_free_when_the_last_view_of_it_dies(store):
     others = [store.empty((1000,), "float64") for _ in range(3)]
     assert address not in [other.ctypes.data for other in others]
     del view
-    gc.collect()
-    assert store.empty((1000,), "float64").ctypes.data == address
-
-
-def test_a_freed_handle_keeps_no_memory(store):
-    handle = store.put(np.ones(1000))
-    address = store.get(handle).ctypes.data
-    store.free(handle)
     gc.collect()
     assert store.empty((1000,), "float64").ctypes.data == address
 
@@ -122,15 +95,6 @@ def test_blocks_in_use_never_overlap(actions):
     places = sorted((block.ctypes.data, block.nbytes) for block in blocks.values())
     for (start, nbytes), (following, _) in zip(places, places[1:]):
         assert start + nbytes <= following
-
-
-def test_many_blocks_of_growing_size_reuse_the_memory_of_those_that_died(store):
-    lowest = store.empty((1000,), "float64").ctypes.data
-    highest = 0
-    for step in range(200):
-        array = store.empty((1000 + 100 * step,), "float64")
-        highest = max(highest, array.ctypes.data + array.nbytes - lowest)
-    assert highest < 3 * array.nbytes + (1 << 16)
 
 
 def resident(memory):
@@ -163,45 +127,6 @@ def test_pages_of_blocks_that_died_are_kept_up_to_a_limit(monkeypatch):
     assert resident(memory) < MEBIBYTE
 
 
-@given(actions=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), max_size=60))
-@examples(30)
-def test_resident_pages_that_are_listed_are_free(actions):
-    """Also if blocks that died were merged, and are allocated again as parts of others."""
-    memory, blocks = SharedMemory(1), {}
-    for number, pages in actions:
-        blocks.pop(number, None)
-        if pages:
-            blocks[number] = memory.allocate(4096 * pages)
-        memory.collect()
-        listed, holes = memory._resident.holes(), memory._large.holes()
-        for start, stop in listed:
-            assert any(first <= start and stop <= last for first, last in holes)
-        highest = max([memory._large.lowest, *(last for _, last in listed)])
-        freed = sum(min(last, highest) - first for first, last in holes if first < highest)
-        assert sum(stop - start for start, stop in listed) == freed
-    memory.trim()
-    assert not memory._resident.holes()
-
-
-def test_pages_that_were_returned_are_zero(monkeypatch):
-    monkeypatch.setattr(memory_module, "_KEPT", MEBIBYTE)
-    store = SharedMemoryStore(SharedMemory(2))
-    array = store.empty((8 * MEBIBYTE,), "uint8")
-    array[:] = 1
-    handle = store.put(array)
-    del array
-    gc.collect()
-    store.collect()
-    assert not store.get(handle).any()
-
-
-def test_the_pages_of_a_large_block_are_allocated_at_once(memory):
-    """Thus other allocations, including allocations by other ranks, see how much memory is left."""
-    before = resident(memory)
-    block = memory.allocate(48 * MEBIBYTE)
-    assert resident(memory) - before >= block.nbytes
-
-
 def test_a_rank_asks_for_the_memory_that_is_left_before_it_allocates_pages(memory, monkeypatch):
     left = [200 * MEBIBYTE]
     monkeypatch.setattr(memory_module, "_memory_left", lambda: left[0])
@@ -214,40 +139,11 @@ def test_a_rank_asks_for_the_memory_that_is_left_before_it_allocates_pages(memor
     assert first.any() == 0
 
 
-def test_pages_that_are_kept_are_not_asked_for_again(memory, monkeypatch):
-    memory.allocate(64 * MEBIBYTE)
-    gc.collect()
-    monkeypatch.setattr(memory_module, "_memory_left", lambda: 0)
-    memory.allocate(64 * MEBIBYTE)
-    with pytest.raises(MemoryError):
-        memory.allocate(65 * MEBIBYTE)
-
-
 def test_more_memory_than_there_is_is_a_memory_error_and_the_rest_is_usable(memory):
     for nbytes in (1 << 45, 1 << 60):
         with pytest.raises(MemoryError, match="shared memory"):
             memory.allocate(nbytes)
     memory.allocate(100)[:] = 1
-
-
-def test_ranks_allocate_in_spans_of_their_own(memory):
-    first = memory.allocate(1000)
-    memory.use_span(1)
-    second = memory.allocate(1000)
-    assert abs(first.ctypes.data - second.ctypes.data) == memory._span
-    del first  # returns to the former span and not to this one
-    gc.collect()
-    third = memory.allocate(1000)
-    assert third.ctypes.data > second.ctypes.data
-
-
-@pytest.mark.parametrize("nbytes", [1, 63, 64, 4031, 4032, 4033, 4095, 4096, 4097, 10_000])
-def test_blocks_of_about_a_page_return_to_where_they_came_from(memory, nbytes):
-    before = memory._small.holes(), memory._large.holes()
-    for _ in range(3):
-        memory.allocate(nbytes)
-        memory.trim()
-    assert (memory._small.holes(), memory._large.holes()) == before
 
 
 def allocate_and_drop(memory, mark, steps):
@@ -333,34 +229,6 @@ def test_what_an_interrupted_change_has_lost_is_found_when_no_other_one_is_in_pr
     del outer, inner
     check_all_is_free(memory)
     assert not memory._changes.any_lost
-
-
-def test_a_change_whose_end_was_interrupted_is_over():
-    changes = Changes()
-
-    def begin(ends):
-        changes.__enter__()
-        if ends:
-            changes.__exit__(None)
-        return changes.is_alone()
-
-    assert begin(True) and begin(False)
-    with changes:
-        assert changes.is_alone()
-        assert not (lambda: changes.is_alone())()
-    assert begin(True) and not changes.any_lost
-    with pytest.raises(KeyError), changes:
-        raise KeyError
-    assert changes.any_lost
-
-
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)).map(lambda one: (one[0], sum(one)))))
-def test_the_gaps_between_ranges_are_the_bytes_of_none(ranges):
-    free = [byte for byte in range(5, 15) if not any(low <= byte < high for low, high in ranges)]
-    found = gaps(ranges, 5, 15)
-    assert [byte for low, high in found for byte in range(low, high)] == free
-    assert all(low < high for low, high in found)
-    assert all(one[1] < other[0] for one, other in zip(found, found[1:]))
 
 
 @pytest.mark.parametrize("change", [

@@ -15,16 +15,12 @@ from hypothesis import strategies as st
 from oracle import examples
 
 from synkhronos._errors import SynkhronosError, WorldBrokenError
-from synkhronos.host.machine import cores
-from synkhronos.host.status import StatusPage
 from synkhronos.stores.memory import SharedMemory
-from synkhronos.transports import local
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.mailbox import Mailbox
 from synkhronos.transports.milestones import Milestones
 from specifications.transport import NaiveTransport
 from synkhronos.transports.tree import RADIX, TreeTransport
-from synkhronos.transports.waiting import LONGEST, Patience
 
 TRANSPORTS = [NaiveTransport, LocalTransport]
 WORLDS = [(1, 0), (2, 0), (2, 1), (3, 1), (5, 4)]
@@ -49,31 +45,6 @@ def test_transport(check, ranks):
     check(ranks)
 
 
-def wait_for_a_late_rank(transport, late):
-    """Let one rank be late; return its process, and the processes whose cores this rank has left."""
-    if transport.rank == late:
-        time.sleep(2 * LONGEST)
-    return os.getpid(), left.copy()
-
-
-left = []
-
-
-@pytest.mark.skipif(cores() < 2, reason="with one core, all ranks share it")
-def test_who_was_woken_leaves_the_core_of_the_rank_that_it_waited_for(monkeypatch):
-    monkeypatch.setattr(local, "leave_core_of", left.append)
-    ranks = Ranks(LocalTransport(2, 0, timeout=30))
-    left.clear()
-    try:
-        (master, _), (worker, own) = ranks.values(wait_for_a_late_rank, 1)
-        assert left == [worker] and set(own) <= {master}
-        time.sleep(2 * LONGEST)
-        (_, own) = ranks.values(wait_for_a_late_rank, 0)[1]
-        assert left == [worker] and own and set(own) == {master}
-    finally:
-        ranks.close()
-
-
 @pytest.mark.parametrize("make", TRANSPORTS, ids=lambda make: make.__name__)
 def test_a_successor_has_other_ranks_in_the_same_store(make):
     ranks = Ranks(make(3, 0, timeout=30))
@@ -87,11 +58,6 @@ def test_a_successor_has_other_ranks_in_the_same_store(make):
 
 def number(transport):
     return transport.rank
-
-
-def test_workers_inherit_the_state_of_a_process_and_nothing_was_posted_before_the_first_command():
-    assert [make.inherits for make in TRANSPORTS] == [False, True]
-    assert not any(make(2, 0).posted for make in TRANSPORTS)
 
 
 def fill(transport, value):
@@ -123,47 +89,6 @@ def test_an_attendant_has_memory_of_its_own():
     attendant.end(5)
     ranks.close()
     assert words.tolist() == [1, 1, 9]
-
-
-class LateSignal:
-    def try_wait(self):
-        return True  # not yet
-
-    def wait(self, seconds):
-        time.sleep(0.05)
-        return True
-
-
-class Learned(Patience):
-    """Does not poll."""
-
-    def poll(self, try_wait, began, worked, when_idle):
-        return False
-
-    def learn(self, worked, waited, has_cores):
-        self.worked, self.waited = worked, waited
-
-
-def test_a_patience_learns_how_long_a_wait_was():
-    transport, patience = LocalTransport(2, 0), Learned()
-    patience.resumed = time.monotonic() - 1
-    began = time.monotonic()
-    waited = transport._wait(LateSignal(), patience)
-    elapsed = time.monotonic() - began
-    assert 0.05 <= patience.waited <= elapsed and 1 <= patience.worked <= 1 + elapsed
-    assert 0.05 <= waited <= elapsed  # of the time limit of a barrier
-
-
-def test_the_work_before_a_wait_for_a_command_is_the_whole_last_command():
-    transport, inside = LocalTransport(2, 0), Learned()
-    between = Learned(inside)
-    between.resumed = inside.resumed = time.monotonic() - 1
-    transport._wait(LateSignal(), inside)
-    assert inside.worked >= 1
-    transport._wait(LateSignal(), between)
-    assert between.worked >= 1
-    transport._wait(LateSignal(), inside)
-    assert inside.worked < 1  # since the command has begun
 
 
 # Time-outs and deaths
@@ -298,28 +223,6 @@ def test_a_reply_counts_if_the_worker_dies_before_the_master_knows_of_it(monkeyp
     assert died == [1, 2]
     assert ranks.values(exchange_ranks) == [[0, 1, 2]] * 3
     ranks.close()
-
-
-def test_milestones_of_an_earlier_command_do_not_count():
-    milestones = Milestones(StatusPage(3))
-    late = functools.partial(milestones.describe_late, {0}, "abc")
-    milestones.begin()
-    assert late() == "rank b (running, computing), rank c (running, computing)"
-    milestones.reach(1, 1)
-    milestones.reach(1, 2)
-    assert late() == "rank c (running, computing)"
-    milestones.finish(2, 1)
-    assert milestones.has_finished(2) and not milestones.has_finished(1)
-    assert milestones.missing(1) == [2] and milestones.missing(0) == []
-    assert late() == "rank b (running, after barrier 2 of the command)"
-    milestones.begin()
-    assert not any(map(milestones.has_finished, range(3))) and milestones.missing(9) == []
-    assert late() == "rank b (running, computing), rank c (running, computing)"
-    for rank in range(3):
-        milestones.finish(rank, 0)
-    milestones.forget(1)
-    assert [milestones.has_finished(rank) for rank in range(3)] == [True, False, True]
-    assert milestones.missing(0) == [0, 2]
 
 
 def end_early(transport):
@@ -485,25 +388,6 @@ def test_memory_of_one_rank_is_never_another_ranks():
     ranks.close()
 
 
-def has_cores(transport):
-    return bool(transport._has_cores[0])
-
-
-def test_ranks_poll_only_while_there_is_a_core_for_each(monkeypatch):
-    from synkhronos.transports import local
-
-    monkeypatch.setattr(local, "cores", lambda: 2)
-    for size, may_poll, expected in ((2, None, True), (3, None, False), (2, False, False)):
-        ranks = Ranks(LocalTransport(size, 0, timeout=30, may_poll=may_poll))
-        assert ranks.values(has_cores) == [expected] * size
-        ranks.close()
-    monkeypatch.setattr(local, "affinity", lambda processes: 1)  # the count while commands run
-    ranks = Ranks(LocalTransport(2, 0, timeout=30))
-    ranks.values(number)
-    assert ranks.values(has_cores) == [False, False]
-    ranks.close()
-
-
 # A payload may be the same object as the last one, an equal object, or another one of equal length.
 PAYLOADS = [b"", b"some", bytes(bytearray(b"some")), b"more", b"long" * 8, b"long" * 9]
 
@@ -517,58 +401,3 @@ def test_a_box_contains_what_was_put_in_it_last(payloads, clears):
         assert box.get() == PAYLOADS[payload]
         if clears:
             box.clear()
-
-
-def test_an_object_that_is_in_a_box_is_not_written_again():
-    memory = SharedMemory(1)
-    box = Mailbox(memory, 16)
-    box.put(PAYLOADS[1])
-    start = memory.mapping.find(PAYLOADS[1])
-    memory.mapping[start : start + 1] = b"S"
-    box.put(PAYLOADS[1])
-    assert box.get() == b"Some"
-    box.put(PAYLOADS[2])  # equal, but another object
-    assert box.get() == b"some"
-
-
-def test_what_fits_in_a_box_takes_no_other_memory():
-    memory = SharedMemory(1)
-    box = Mailbox(memory, 48)  # with its header, it fills a block
-    neighbour = memory.allocate(64)
-    neighbour[:] = 7
-    free = memory._small.holes()
-    for payload in (b"x" * 48, b"", b"y" * 47):
-        box.put(payload)
-        assert box.get() == payload
-    assert memory._small.holes() == free and set(neighbour.tolist()) == {7}
-
-
-def test_the_memory_of_a_box_for_long_contents_is_free_once_they_were_read():
-    memory = SharedMemory(1)
-    box = Mailbox(memory, 48)
-    free = memory._small.holes()
-    long = b"z" * 49
-    for _ in range(2):
-        box.put(long)
-        assert memory._small.holes() != free and box.get() == long
-        box.clear()
-        memory.collect()
-        assert memory._small.holes() == free
-        memory.allocate(64)[:] = 1  # overwrites the former contents
-        memory.collect()
-
-
-def test_a_box_keeps_its_contents_if_there_is_no_room_for_more(monkeypatch):
-    memory = SharedMemory(1)
-    box = Mailbox(memory, 16)
-    box.put(PAYLOADS[1])
-
-    def refuse(nbytes):
-        raise MemoryError
-
-    monkeypatch.setattr(memory, "allocate", refuse)
-    with pytest.raises(MemoryError):
-        box.put(PAYLOADS[4])
-    assert box.get() == PAYLOADS[1]
-    box.put(PAYLOADS[1])
-    assert box.get() == PAYLOADS[1]

@@ -5,7 +5,6 @@ import itertools
 import os
 import pickle
 import signal
-import threading
 import time
 
 import numpy as np
@@ -14,17 +13,14 @@ from checks.ranks import Outcome, Ranks
 
 from synkhronos._errors import WorldBrokenError
 from synkhronos.stores.memory import SharedMemory
-from synkhronos.transports import local, tree
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.mailbox import Mailbox
 from synkhronos.transports.replies import Replies
-from synkhronos.transports.semaphore import Semaphore
 from synkhronos.transports.tree import MOST_WITHOUT, RADIX, TreeTransport, make_local
 
 SIZE, MASTER = 8, 2
 # With a radix of 2, the master starts 6, 4 and 3; 6 starts 0 and 7, 0 starts 1, and 4 starts 5.
 binary = functools.partial(TreeTransport, SIZE, MASTER, radix=2)
-BELOW = {MASTER: [6, 4, 3], 6: [0, 7], 0: [1], 4: [5]}
 COMMAND = 2  # the number of the command in which ranks die or are late
 
 handlers = []  # of the deaths of workers, in the process of the master
@@ -68,15 +64,6 @@ def test_few_ranks_have_no_tree_and_a_successor_has_what_its_size_needs():
     few = many.successor(2, 1)
     assert type(few) is LocalTransport and few.store is many.store
     assert type(few.successor(10, 0)) is TreeTransport
-
-
-def test_the_places_of_the_ranks():
-    transport = binary()
-    assert {rank: transport._below(rank) for rank in range(SIZE)} == {
-        rank: BELOW.get(rank, []) for rank in range(SIZE)
-    }
-    above = {rank: transport._above(rank) for rank in range(SIZE) if rank != MASTER}
-    assert above == {rank: one for one, ranks in BELOW.items() for rank in ranks}
 
 
 # Deaths
@@ -261,17 +248,6 @@ def test_workers_whose_waits_are_interrupted_take_each_command_once():
     ranks.close()
 
 
-def test_the_master_is_told_if_another_thread_has_ended_the_workers():
-    transport = TreeTransport(12, 0, timeout=30)
-    ranks = Ranks(transport)
-    timer = threading.Timer(0.1, transport.kill)
-    timer.start()
-    with pytest.raises(WorldBrokenError, match="ended from another thread"):
-        ranks.run(sleep_on, 11, 3)
-    timer.join()
-    transport.close(0)
-
-
 def sleep_on(transport, rank, seconds):
     time.sleep(seconds if transport.rank == rank else 0)
     return transport.rank
@@ -303,88 +279,6 @@ def test_posts_that_come_too_often_change_nothing():
         assert values == [None if rank == MASTER else rank for rank in range(SIZE)]
         assert runs.tolist() == [turn] * SIZE
     ranks.close()
-
-
-def test_each_rank_leaves_the_core_of_the_rank_that_it_has_waited_for(monkeypatch):
-    left = []
-    monkeypatch.setattr(tree, "leave_core_of", left.append)
-    monkeypatch.setattr(local, "leave_core_of", left.append)
-    transport = binary()
-    transport._children.workers = {rank: Process(1000 + rank) for rank in range(SIZE)}
-    for rank in range(SIZE):
-        transport.status.line(rank)[5] = 100 + rank
-    for rank in (1, 3):
-        transport.rank = rank
-        transport._core_leaver()()
-    transport._last[0] = 6
-    transport._leave_core()
-    assert left == [100, 102, 1006]
-    transport._children.workers = {}
-
-
-class Process:
-    def __init__(self, pid):
-        self.pid = pid
-
-
-# Counts
-
-
-def as_rank(transport, rank):
-    """Let this process act as another rank of a transport."""
-    transport.rank = rank
-    if isinstance(transport, TreeTransport):
-        transport._set_place()
-
-
-@pytest.mark.parametrize("size", [2, 4, 8, 9, 10, 16, 32, 64])
-def test_the_posts_and_messages_of_a_call(monkeypatch, size):
-    counts = dict.fromkeys(["posts", "increases", "written", "read"], 0)
-
-    def count(owner, name, what):
-        method = getattr(owner, name)
-
-        def counted(*args):
-            counts[what] += 1
-            return method(*args)
-
-        return counted
-
-    class Counted(Semaphore):
-        __slots__ = ()
-
-        def __init__(self, *args):
-            super().__init__(*args)
-            self.post = count(self, "post", "posts")
-
-    for module in (local, tree):
-        monkeypatch.setattr(module, "Semaphore", Counted)
-    transport = make_local(size)
-    is_tree = size > MOST_WITHOUT
-    if is_tree:
-        counter = transport._replied
-        counter.increase = count(counter, "increase", "increases")
-    for place in (Mailbox, Replies):
-        monkeypatch.setattr(place, "put", count(place, "put", "written"))
-    monkeypatch.setattr(Mailbox, "get", count(Mailbox, "get", "read"))
-
-    transport.post(b"command")
-    of_master = counts["posts"]
-    by_size = {2: 1, 4: 3, 8: 7, 9: 8, 10: 8, 16: 8, 32: 10, 64: 14}
-    assert of_master == by_size[size]
-    for rank in range(1, size):
-        as_rank(transport, rank)
-        transport._taken = 0
-        assert transport.receive() == b"command"
-        transport.reply(b"%d" % rank)
-    as_rank(transport, 0)
-    assert transport.collect() == [None, *(b"%d" % rank for rank in range(1, size))]
-    assert counts == {
-        "posts": size if is_tree else 2 * (size - 1),
-        "increases": (size - 1) * is_tree,
-        "written": size,
-        "read": (size - 1) * (1 if is_tree else 2),  # the master of a tree reads all replies at once
-    }
 
 
 # Replies

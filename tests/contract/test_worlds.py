@@ -4,7 +4,6 @@ With the naive transport, ranks share no memory and inherit nothing. The naive e
 compiler. So these tests depend only on the interfaces.
 """
 
-import gc
 import itertools
 
 import numpy as np
@@ -15,10 +14,8 @@ from test_engines import NaiveLab, CompilerLab
 import synkhronos as synk
 from synkhronos.transports.local import LocalTransport
 from specifications.transport import NaiveTransport
-from synkhronos.world.fuse import FusedCommand
 from synkhronos.world.here import Command, sent_form
 from synkhronos.world.plans import ChangedPlan, Plan
-from synkhronos.world.registry import Drop
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world, world_exists
 
@@ -245,40 +242,6 @@ def test_a_plan_that_has_failed_is_sent_again(lab, sent):
     assert [len(one) for one in sent] == [3, 3]
 
 
-def test_a_block_sends_plans_by_their_numbers(lab, sent):
-    world, constant = current_world(), Counted("constant")
-    plans = [Plan(world.registry, Counted(name)) for name in "ab"]
-    for number in range(1, 4):
-        block = FusedCommand([plans[0], constant, ChangedPlan(plans[1], "c")])
-        assert world.run(block) == [[("a", number), ("constant", 0), ("bc", number)]] * world.size
-    (first, _, third), *others = sent
-    assert first[:2] == (plans[0].number, None) and third[:2] == (plans[1].number, "c")
-    for one in others:
-        assert one[0] == first[:2] and one[1].name == "constant" and one[2] == third[:2]
-
-
-def test_a_plan_of_a_block_is_changed_in_one_place(lab, sent):
-    world = current_world()
-    plan = Plan(world.registry, FusedCommand([Counted("a"), Counted("b")]))
-    for number, change in enumerate((None, (1, "c"), (0, "d")), 1):
-        names = {None: ["a", "b"], (1, "c"): ["a", "bc"], (0, "d"): ["ad", "b"]}[change]
-        results = world.run(plan if change is None else ChangedPlan(plan, change))
-        assert results == [[(name, number) for name in names]] * world.size
-    assert sent[1:] == [(plan.number, (1, "c")), (plan.number, (0, "d"))]
-
-
-def test_a_plan_that_is_sent_after_a_drop_is_sent_once(lab, sent):
-    world, shared = current_world(), lab.shared(np.zeros(2), "w")
-    f = synk.function([], shared.sum())
-    synk.distribute()
-    plan = Plan(world.registry, Counted("a"))
-    del f, shared, sent[:]
-    gc.collect()
-    for number in (1, 2):
-        assert world.run(plan) == [("a", number)] * world.size
-    assert isinstance(sent[0], Drop) and sent[1:] == [(plan.number,)]
-
-
 class Kept(Command):
     """Returns how many plans a rank has."""
 
@@ -297,51 +260,6 @@ def test_plans_that_are_dropped_do_not_accumulate(lab):
     for number in range(100):
         world.run(Plan(world.registry, Counted(str(number))))
     assert world.run(kept) == [("kept", 2)] * world.size
-
-
-def test_what_is_prepared_is_not_kept_when_something_is_dropped(lab):
-    world = current_world()
-    plan = Plan(world.registry, Counted("a"))
-    w = lab.shared(np.zeros(2), "w")
-    f = synk.function([], w.sum())
-    synk.distribute()
-    for number in (1, 2):
-        assert world.run(plan) == [("a", number)] * world.size
-    del f, w
-    gc.collect()
-    for number in (1, 2):
-        assert world.run(plan) == [("a", number)] * world.size
-
-
-def test_a_call_on_other_rows_is_a_few_bytes(lab, rows, sent):
-    x = lab.tensor("x", 2)
-    f = synk.function([x], [(x.sum(), "sum")])
-    data = synk.data(rows)
-    synk.distribute()
-    del sent[:]
-    for batch in (slice(0, 4), slice(4, 8), [1, 2, 9], slice(1, 5)):
-        assert f(data, batch=batch) == [rows[batch].sum()]
-    for start in range(5):
-        assert f(data, batch=slice(start, start + 4)) == [rows[start : start + 4].sum()]
-    number = sent[0][0]
-    assert [one[0] for one in sent] == [number] * len(sent) and [len(one) for one in sent[1:]] == [2] * 8
-    assert sent[1][1] == (4, 8, 1) and sent[-1] == (number, (4, 8, 1))
-
-
-def test_listed_rows_are_sent_once(lab, monkeypatch):
-    x, sent = lab.tensor("x", 2), []
-    f = synk.function([x], [(x.sum(), "sum")])
-    data, listed = synk.data(np.ones((5000, 1))), np.arange(5000)
-    synk.distribute()
-    post = current_world().transport.post
-    monkeypatch.setattr(
-        current_world().transport,
-        "post",
-        lambda payload, *needs: sent.append(len(payload)) or post(payload, *needs),
-    )
-    for _ in range(4):
-        assert f(data, batch=listed) == [5000]
-    assert max(sent) < 1.1 * listed.nbytes
 
 
 def test_an_exception_of_a_worker_leaves_the_world_usable(lab, rows):

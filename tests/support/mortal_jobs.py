@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from checks.children import wait_until
-from namespaces import OPENMPI_5, why_no_mpi, why_no_namespaces, why_no_openmpi_5
+from namespaces import OPENMPI_5, Machines, why_no_mpi, why_no_namespaces, why_no_openmpi_5
 from processes import FOLDER
 
 _WHY_NOT = why_no_mpi() or why_no_namespaces()
@@ -27,9 +27,16 @@ LAUNCHED = {"launch": ()}
 _4 = pytest.param(None, id="4")
 _5 = pytest.param(OPENMPI_5, id="5", marks=needs_openmpi_5)
 _SLOW_5 = pytest.param(OPENMPI_5, id="5", marks=[needs_openmpi_5, SLOW])
-#: For tests with a fixture ``machines`` that takes a place of OpenMPI
+#: For tests with the fixture ``machines``
 with_openmpi_5 = pytest.mark.parametrize("machines", [_5], indirect=True)
 with_each_openmpi = pytest.mark.parametrize("machines", [_4, _SLOW_5], indirect=True)
+
+
+@pytest.fixture(name="machines")
+def fixture_machines(request):
+    """Two machines, with OpenMPI 4 if the test does not say otherwise."""
+    with Machines(2, prefix=getattr(request, "param", None)) as made:
+        yield made
 
 
 def slow(*values):

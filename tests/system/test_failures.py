@@ -3,15 +3,12 @@
 import faulthandler
 import functools
 import gc
-import multiprocessing
 import os
-import pickle
 import pstats
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from pathlib import Path
@@ -24,11 +21,9 @@ from prelude import (
     DOZE,
     EXIT,
     KILL,
-    LONG,
     NOTHING,
     RAISE,
     SLEEP,
-    Act,
     WorkerTrouble,
     all_gone_within,
     check_in_fork,
@@ -69,13 +64,6 @@ def test_an_exception_in_a_worker_becomes_a_worker_error_and_the_world_goes_on()
     words = "mismatch|incompatible shape|Runtime broadcasting not allowed"
     assert re.search(words, str(error)), str(error)
     world.check_usable()
-
-
-def test_a_worker_error_can_be_pickled():
-    error = pickle.loads(pickle.dumps(synk.WorkerError(1, "ValueError", "why", "where")))
-    assert (error.rank, error.type_name, error.message, error.traceback) == (
-        1, "ValueError", "why", "where"
-    )  # fmt: skip
 
 
 @own_process
@@ -159,15 +147,6 @@ def test_a_pause_of_the_whole_script_does_not_count_towards_the_timeout():
         world.check_usable()
 
 
-@own_process
-def test_slow_ranks_within_the_timeout_are_waited_for():
-    world = open_world(timeout=2)
-    world.act(NOTHING, SLEEP)
-    world.fused(NOTHING, SLEEP)
-    world.fused(SLEEP, NOTHING)
-    world.check_usable()
-
-
 # Ctrl-C. During a command, the first one is deferred until the command has ended on every rank, and the
 # world stays usable. A second one breaks the world and ends the workers.
 
@@ -177,34 +156,6 @@ def check_in_step(world, error, workers):
     assert type(error) is KeyboardInterrupt, repr(error)
     world.check_usable()
     assert world.workers() == workers
-
-
-@own_process
-@pytest.mark.parametrize(
-    "numbers, fused",
-    [
-        ((SLEEP, SLEEP), False),
-        ((NOTHING, SLEEP), False),  # the master waits at the finish barrier
-        ((NOTHING, SLEEP), True),  # the master waits in the collective
-        ((SLEEP, NOTHING), True),  # the worker waits in the collective
-    ],
-)
-def test_a_ctrl_c_in_a_command_comes_when_it_has_ended_on_every_rank(numbers, fused):
-    world = open_world()
-    workers = world.workers()
-    later(0.4, interrupt)
-    began = time.monotonic()
-    error = error_of(lambda: (world.fused if fused else world.act)(*numbers), 3)
-    assert time.monotonic() - began >= 1  # SLEEP takes one second
-    check_in_step(world, error, workers)
-
-
-@own_process
-def test_a_ctrl_c_while_the_world_is_idle_comes_at_once_and_leaves_it_usable():
-    world = open_world()
-    workers = world.workers()
-    later(0.4, interrupt)
-    check_in_step(world, error_of(lambda: time.sleep(5)), workers)
 
 
 @own_process
@@ -225,31 +176,6 @@ def test_ctrl_c_at_any_moment_of_short_calls_leaves_the_world_in_step():
 
     for moment in moments:
         check_in_step(world, error_of(functools.partial(work, moment), 3), workers)
-
-
-@own_process
-def test_a_second_ctrl_c_ends_a_call_that_does_not_end_and_the_workers():
-    world = open_world()
-    workers = world.workers()
-    later(0.4, interrupt)
-    later(0.9, interrupt)
-    error = error_of(lambda: world.act(NOTHING, LONG), 3)
-    assert type(error) is KeyboardInterrupt, repr(error)
-    assert all_gone_within(workers, 2)
-    world.check_broken(error_of(lambda: world.plain(np.ones(2))), "interrupted")
-    open_world().check_usable()
-
-
-def be_interrupted():
-    world = open_world()
-    later(0.4, interrupt)
-    world.fused(NOTHING, SLEEP)
-
-
-def test_an_uncaught_ctrl_c_ends_the_script_and_its_workers(programs):
-    done = programs.run(be_interrupted)  # fails if a worker is left
-    assert done.returncode == -signal.SIGINT
-    assert "KeyboardInterrupt" in done.stderr
 
 
 # How scripts end
@@ -305,39 +231,6 @@ def test_close_too_early_or_twice_warns():
 # Threads and processes of the script's own
 
 
-@own_process
-def test_fork_in_another_thread_works_also_after_that_thread_has_ended():
-    worlds = []
-    thread = threading.Thread(target=lambda: worlds.append(open_world()))
-    thread.start()
-    thread.join()
-    time.sleep(0.5)
-    (world,) = worlds
-    world.check_usable()
-    workers = world.workers()
-    synk.close()
-    assert all_gone_within(workers, 0.1)
-
-
-@own_process
-def test_fork_in_a_daemonic_process_is_refused_in_words():
-    def work(queue):
-        try:
-            open_world().plain(np.ones(2))
-            queue.put(("nothing", ""))
-        except Exception as error:
-            queue.put((type(error).__name__, str(error)))
-
-    context = multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
-    process = context.Process(target=work, args=(queue,), daemon=True)
-    process.start()
-    name, message = queue.get()
-    assert name == "SynkhronosError", (name, message)
-    assert "daemon" in message and "main process" in message
-    process.join()
-
-
 def raise_value_error():
     raise ValueError("of the child")
 
@@ -354,19 +247,6 @@ def test_the_end_of_a_forked_child_does_not_touch_the_parents_world(end):
     if not child:
         end()
     os.waitpid(child, 0)
-    time.sleep(0.2)
-    assert not any(map(gone, workers))
-    world.check_usable()
-
-
-@own_process
-def test_the_end_of_a_multiprocessing_child_does_not_touch_the_parents_world():
-    world = open_world()
-    workers = world.workers()
-    process = multiprocessing.get_context("fork").Process(target=lambda: None)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
     time.sleep(0.2)
     assert not any(map(gone, workers))
     world.check_usable()
@@ -404,60 +284,6 @@ def test_a_world_has_no_file_in_dev_shm():
         mapped = Path(f"/proc/{pid}/maps").read_text()
         assert "/dev/shm" not in mapped and "(deleted)" in mapped  # the anonymous mapping
         assert not [one for one in psutil.Process(pid).open_files() if "/dev/shm" in one.path]
-
-
-@own_process
-def test_one_process_works_throughout():
-    assert synk.fork(1, use_gpu=False, timeout=1) == 1
-    x, b = tt.dmatrix("x"), tt.dscalar("b")
-    w = compiler.shared(np.arange(3.0), name="w")
-    table = compiler.shared(np.ones((4, 3)), name="table")
-    f = synk.function(
-        [x], [(x * w).mean(), (x, "gather"), (b * 2, None)], [b],
-        updates=[(w, w + x.mean(axis=0))], mode="FAST_COMPILE",
-    )  # fmt: skip
-    g = synk.function([], (table.sum(), "sum"), sliceable_shareds=[table], mode="FAST_COMPILE")
-    synk.distribute()
-    rows = np.arange(12.0).reshape(4, 3)
-    data = synk.data(rows)
-    for batch in (None, 2, slice(None, None, 2), [3, -4], np.array([True, False, True, True])):
-        expected = rows[:batch] if isinstance(batch, int) else rows if batch is None else rows[batch]
-        for num_slices in (1, 2, 9):
-            w.set_value(np.arange(3.0))
-            mean, same, two = f(data, 1, batch=batch, num_slices=num_slices)
-            assert np.allclose(mean, (expected * np.arange(3)).mean()) and two == 2
-            assert same.tolist() == expected.tolist()
-            assert np.allclose(w.get_value(), np.arange(3) + expected.mean(axis=0))
-    assert g(batch_s=slice(2)) == 6 and g(batch_s=[[0, 1, 3]]) == 9 and g(num_slices=3) == 12
-    assert f.as_theano(data, 1)[2] == 2
-    synk.set_shmems({x: rows})
-    assert f(b=3, batch=2)[2] == 6
-    w.set_value(np.ones(3))
-    for op in ("avg", "sum", "prod", "min", "max"):
-        synk.all_reduce(w, op=op)
-        synk.reduce(w, op=op)
-        assert synk.reduce(w, op=op, in_place=False).tolist() == [1, 1, 1]
-    synk.broadcast(w)
-    synk.broadcast(w, 2 * np.ones(3))
-    assert synk.gather(w).tolist() == [[2, 2, 2]] and synk.gather(w, nd_up=0).tolist() == [2, 2, 2]
-    synk.all_gather(w)
-    assert synk.get_value(0, w).tolist() == [2, 2, 2]
-    synk.scatter(table, rows, batch=[0, 2])
-    assert synk.get_lengths(table) == [2] and synk.get_shapes([table, w]) == [[(2, 3)], [(3,)]]
-    synk.set_value(0, w, np.zeros(3))
-    with synk.fuse():
-        pending = f(data, 1)
-        synk.all_reduce(w, weights=f)
-    assert pending.result()[0] == 0
-    assert type(error_of(lambda: synk.get_value(1, w))) is IndexError
-    assert psutil.Process().children() == []
-    # As with many ranks, an exception leaves the world usable.
-    bad = synk.function([x], (Act()(x[:, 0]), "gather"), mode="FAST_COMPILE")
-    assert type(error_of(lambda: bad(np.full((2, 1), RAISE)))) is WorkerTrouble
-    assert f(data, 4)[2] == 8
-    synk.close()
-    assert type(error_of(lambda: f(data, 1))) is synk.ClosedError
-    assert synk.fork(1, use_gpu=False) == 1
 
 
 @own_process
@@ -519,14 +345,6 @@ def test_idle_workers_use_no_processor_time():
     time.sleep(2)
     used = [processor_seconds(pid) - start for pid, start in zip(workers, before)]
     assert max(used) < 0.02, used
-
-
-@own_process
-def test_a_value_larger_than_memory_is_refused_before_it_is_made():
-    world = open_world()
-    error = error_of(lambda: synk.data(dtype="float64", shape=(1 << 50,)))
-    assert type(error) is MemoryError and str(8 << 50) in str(error), repr(error)
-    world.check_usable()
 
 
 @own_process

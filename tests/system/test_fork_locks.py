@@ -7,16 +7,14 @@ import sys
 import threading
 import time
 import warnings
-import weakref
 
 import numpy as np
 import pytest
 from compilers import tt
-from processes import exit_code, own_process
+from processes import own_process
 
 import synkhronos as synk
 from synkhronos.transports import local
-from synkhronos.transports.fork_locks import GeneratorLocks
 
 RNG = np.random.default_rng(0)
 
@@ -62,64 +60,6 @@ def test_generators_that_a_thread_uses_are_not_locked_in_workers():
             start()
             assert len(synk.spmd(draw)) == 2
             synk.close()
-
-
-def is_free(lock):
-    """Whether another thread can acquire a lock."""
-
-    def attempt():
-        found.append(lock.acquire(timeout=0))
-        if found[0]:
-            lock.release()
-
-    found = []
-    one = threading.Thread(target=attempt)
-    one.start()
-    one.join()
-    return found[0]
-
-
-@contextlib.contextmanager
-def held(lock):
-    """Let a thread hold a lock, inside the block."""
-    is_held, is_over = threading.Event(), threading.Event()
-
-    def hold():
-        with lock:
-            is_held.set()
-            is_over.wait()
-
-    holding = threading.Thread(target=hold)
-    holding.start()
-    is_held.wait()
-    yield
-    is_over.set()
-    holding.join()
-
-
-def test_generators_are_found_among_objects_that_cannot_be_asked():
-    alive = np.random.default_rng(1)
-    dead = weakref.proxy(threading.Event())
-    with thread(lambda: time.sleep(0.01)), GeneratorLocks():
-        assert not is_free(alive.bit_generator.lock)
-    assert is_free(alive.bit_generator.lock)
-    with pytest.raises(ReferenceError):
-        dead.is_set()
-
-
-def test_a_copy_releases_what_nobody_can_release_there():
-    own, scripts = np.random.default_rng(1), np.random.mtrand._rand._bit_generator.lock
-    with held(own.bit_generator.lock):
-        with GeneratorLocks() as locks:
-            assert not is_free(scripts)
-            pid = os.fork()
-            if not pid:
-                locks.give_back()
-                free = is_free(own.bit_generator.lock) and is_free(scripts)
-                os._exit(0 if free and own.random() < 1 and np.random.random() < 1 else 1)
-            assert exit_code(os.waitpid(pid, 0)[1]) == 0
-        assert not is_free(own.bit_generator.lock)
-    assert is_free(scripts)
 
 
 @own_process

@@ -403,24 +403,6 @@ def test_an_error_on_a_rank_names_it_and_the_next_call_is_right(pool, data, n_ro
     assert_same(pool.look_up(good, num_slices=num_slices), good.sum() * 1.0)
 
 
-def test_an_error_before_a_collective_in_a_fused_step_makes_every_rank_leave_it(pool):
-    rows = np.arange(pool.size * 2, dtype="int32") % 8
-    for rank in pool.ranks:
-        bad = rows.copy()
-        bad[2 * rank] = 99
-        kind = IndexError if rank == pool.master_rank else synk.WorkerError
-        with pytest.raises(kind) as raised, synk.fuse():
-            pool.look_up(bad)
-            synk.all_reduce(pool.hits)
-            pool.look_up(rows)
-        if kind is synk.WorkerError:
-            assert (raised.value.rank, raised.value.type_name) == (rank, "IndexError")
-        for other in pool.ranks:
-            synk.set_value(other, pool.hits, [other, 1])
-        synk.all_reduce(pool.hits, "sum")
-        assert_same(synk.get_value(rank, pool.hits), [sum(pool.ranks), pool.size])
-
-
 @given(seed=seeds, lengths=st.lists(st.integers(1, 3000), min_size=1, max_size=4))
 @examples(10)
 def test_fused_calls_return_what_the_same_calls_return_unfused(pool, seed, lengths):
@@ -562,32 +544,3 @@ def test_as_theano_is_the_serial_function(pool):
         assert_same(one, other, other.dtype)
     (alone,) = pair.parallel.as_theano(x, y, 2.0, output_subset=[3])
     assert_same(alone, 21)
-
-
-@pytest.mark.parametrize(
-    "options, error",
-    [
-        ({"num_slices": 0}, ValueError),
-        ({"num_slices": 1.0}, TypeError),
-        ({"batch": [0, 9]}, IndexError),
-        ({"batch": [-8]}, IndexError),
-        ({"batch": [0.5]}, TypeError),
-        ({"batch": np.ones(6, bool)}, IndexError),
-        ({"batch": True}, TypeError),
-        ({"batch": "all"}, TypeError),
-        ({"batch": slice(0.5, 3)}, TypeError),
-        ({"batch_s": [0]}, ValueError),
-        ({"output_subset": [10]}, IndexError),
-        ({"output_subset": 1}, TypeError),
-        ({"x": np.zeros((6, 3), "float32")}, TypeError),
-        ({"z": 1}, TypeError),
-    ],
-)
-def test_wrong_arguments_are_found_in_the_master_and_leave_the_world_usable(pool, options, error):
-    pair = pool.pairs["reductions32"]
-    x, y = np.ones((7, 3), "float32"), np.arange(7, dtype="int32")
-    with pytest.raises(error):
-        pair.parallel(x, y, 1.0, **options)
-    with pytest.raises(ValueError):
-        pair.parallel(x, y[:-1], 1.0)
-    assert_same(pair.parallel(x, y, 1.0, output_subset=[3])[0], 21)

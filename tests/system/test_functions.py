@@ -17,53 +17,6 @@ pytestmark = [
 # Functions that are created after distribute()
 
 
-@pytest.mark.parametrize("size, master_rank", [(1, 0), (2, 1), (3, 0)])
-def test_functions_built_after_distribute_use_the_replicas_that_are_there(world_of, size, master_rank):
-    world_of(size, master_rank=master_rank)
-    x = tt.fmatrix("x")
-    w = compiler.shared(np.zeros(2, "float32"), "w")
-    rows = compiler.shared(np.arange(12, dtype="float32").reshape(6, 2), "rows")
-    synk.function([x], (tt.dot(x, w), "gather"), updates=[(w, w + 1)])
-    synk.distribute()
-    for rank in range(size):
-        synk.set_value(rank, w, [rank, 10 * rank])
-    new = compiler.shared(np.ones(2, "float32"), "new")
-    late = synk.function(
-        [x],
-        [(tt.dot(x, w) + new.sum(), "gather"), (rows.sum(axis=1), "gather")],
-        updates=[(new, new * 2), (w, w + new)],
-        sliceable_shareds=[rows],
-    )
-    later = synk.function([], [(new, "gather"), (w, "gather")])
-    inputs = np.ones((size, 2), "float32")
-    products, sums = late(inputs, batch_s=[[rank] for rank in range(size)])
-    assert_same(products, [11.0 * rank + 2 for rank in range(size)])
-    assert_same(sums, [1.0 + 4 * rank for rank in range(size)])
-    new_values, w_values = later()
-    assert_same(new_values, [2.0] * 2 * size)
-    assert_same(w_values.reshape(-1, 2), [[rank + 1, 10 * rank + 1] for rank in range(size)])
-    synk.all_reduce([w, new], "sum")
-    for rank in range(size):
-        assert_same(synk.get_value(rank, new), [2.0 * size] * 2)
-    assert_same(later()[0], [2.0 * size] * 2 * size)
-    assert set(late.get_shared()) == {w, new, rows}
-    assert set(later.get_shared()) == {w, new}
-
-
-def test_a_late_function_that_a_rank_cannot_take_over_leaves_the_world_usable(world_of):
-    world_of(2)
-    x = tt.fmatrix("x")
-    early = synk.function([x], (x.sum(), "sum"))
-    synk.distribute()
-    assert_same(early(np.ones((4, 2), "float32")), 8.0)
-    late = [synk.function([x], (x.sum() * k, "sum"), name=f"late {k}") for k in range(3)]
-    synk.distribute()
-    synk.distribute()
-    for k, one in enumerate(late):
-        assert_same(one(np.ones((4, 2), "float32")), 8.0 * k)
-        assert one.name == f"late {k}"
-
-
 def test_shared_variables_updated_by_default_see_old_values_in_every_slice(world_of):
     world_of(2)
     x = tt.fvector("x")

@@ -1,6 +1,5 @@
 """Exceptions that signal handlers raise at any moment: none is lost, and the ranks stay usable."""
 
-import collections
 import gc
 import itertools
 import linecache
@@ -9,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-import zipfile
 
 import numpy as np
 import pytest
@@ -20,13 +18,10 @@ from processes import own_process
 import synkhronos as synk
 from synkhronos.checkpoints import archive
 from synkhronos.extensions import train, updates
-from synkhronos.host.machine import leave_core_of
-from synkhronos.host.handler_errors import is_of_handler, pass_on, suppress
-from synkhronos.host.signals import DeferredSignal, DeferredSignals, handled_signals
+from synkhronos.host.handler_errors import is_of_handler, suppress
+from synkhronos.host.signals import DeferredSignals, handled_signals
 from synkhronos.programs.sending import pack
-from synkhronos.stores.deallocations import Deallocations
 from synkhronos.stores.memory import SharedMemory
-from synkhronos.transports import children
 from synkhronos.world.world import current_world
 
 
@@ -67,77 +62,7 @@ def test_what_a_handler_raises_is_recognized_however_it_takes_its_arguments(hand
         alarm()
 
 
-def test_errors_of_the_work_itself_are_suppressed():
-    with suppress(OSError, KeyError):
-        os.open("/there/is/no/such/file", os.O_RDONLY)
-    with suppress(OSError, KeyError):
-        {}[1]
-    with pytest.raises(ValueError), suppress(OSError, KeyError):
-        int("one")
-
-
-def test_an_exception_that_a_library_has_converted_is_raised_itself(alarm):
-    def convert():
-        try:
-            alarm()
-        except OSError:
-            raise ValueError("not a file of this format") from None
-
-    def convert_again():
-        try:
-            convert()
-        except ValueError as error:
-            pass_on(error)
-            raise SystemError from error
-
-    with pytest.raises(Late):
-        convert_again()
-    try:
-        alarm()
-    except Late:  # the script handles it: what fails meanwhile has nothing to do with it
-        with suppress(OSError):
-            os.open("/there/is/no/such/file", os.O_RDONLY)
-        with pytest.raises(SystemError):
-            try:
-                int("one")
-            except ValueError as error:
-                pass_on(error)
-                raise SystemError from error
-
-
-def test_a_suppressed_error_does_not_keep_the_variables_of_its_callers():
-    def suppressing():
-        value = np.ones(3)
-        ended.watch(value, "value")
-        with suppress(OSError):
-            os.open("/there/is/no/such/file", os.O_RDONLY)
-        try:
-            os.open("/there/is/no/such/file", os.O_RDONLY)
-        except OSError as error:
-            pass_on(error)
-
-    ended = Deallocations()
-    gc.disable()
-    try:
-        suppressing()
-        assert list(ended) == ["value"]
-    finally:
-        gc.enable()
-
-
 # Places that expect errors
-
-
-def test_an_alarm_in_the_search_for_a_core_is_raised(alarm, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", alarm)
-    with pytest.raises(Late):
-        leave_core_of(os.getpid())
-
-
-def test_an_alarm_while_a_process_is_looked_at_is_raised(alarm, monkeypatch):
-    monkeypatch.setattr(os, "waitid", alarm)
-    with pytest.raises(Late):
-        children.is_running(collections.namedtuple("Process", "pid")(os.getpid()))
 
 
 @pytest.mark.parametrize("place", ["os:fstat", "zipfile:_EndRecData", "json:loads"])
@@ -173,34 +98,6 @@ def test_an_alarm_while_zipfile_opens_a_file_is_raised(alarm, tmp_path, opens, m
         finally:
             sys.setprofile(None)
     assert struck
-
-
-def test_an_alarm_before_a_member_of_a_zip_file_is_written_is_raised(alarm, tmp_path, monkeypatch):
-    """`zipfile` then refuses to close the file, also when it is deallocated."""
-    path, unraisable = tmp_path / "file.npz", []
-    gc.collect()
-    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
-    archive.write(path, 1, [])
-
-    def trace(frame, event, argument):
-        if frame.f_code is zipfile.ZipFile.open.__code__ and event == "return":
-            sys.settrace(None)
-            alarm()
-        return trace
-
-    with pytest.raises(Late):
-        sys.settrace(trace)
-        try:
-            archive.write(path, 2, [])
-        finally:
-            sys.settrace(None)
-    gc.collect()
-    # A method of the file that was being written; from Python 3.13 on, also that file itself.
-    names = {getattr(one.object, "__name__", type(one.object).__name__) for one in unraisable}
-    assert names in ({"__del__"}, {"__del__", "_ZipWriteFile"}), unraisable
-    unraisable.clear()
-    with archive.Reader(path) as reader:
-        assert reader.description == 1
 
 
 class Interrupting:
@@ -309,49 +206,7 @@ def struck(work, step, files):
     return False, left[0] < 0
 
 
-def test_ctrl_c_is_not_deferred_for_ever_when_the_end_of_its_block_is_interrupted(alarm):
-    # A shell starts a program in the background with this signal ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    deferred = DeferredSignal(signal.SIGINT)
-
-    def trace(frame, event, arg):
-        if frame.f_code is DeferredSignal.__exit__.__code__:
-            sys.settrace(None)
-            signal.raise_signal(signal.SIGALRM)
-
-    def work():
-        with deferred:
-            sys.settrace(trace)
-
-    former = sys.gettrace()
-    for enters_again in (False, True):
-        try:
-            with pytest.raises(Late):
-                work()
-        finally:
-            sys.settrace(former)
-        if enters_again:
-            with deferred:
-                pass
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    deferred.remove()
-    signal.signal(signal.SIGINT, before)
-
-
 # Memory
-
-
-def test_the_ends_of_objects_are_noted_in_order_and_once():
-    ended, items = Deallocations(), {key: np.ones(1) for key in "abcd"}
-    for key, item in items.items():
-        ended.watch(item, key)
-    del item
-    assert list(ended) == []
-    del items["c"], items["a"]
-    assert list(ended) == ["c", "a"] and list(ended) == []
-    del items["b"]
-    assert ended.living() == ["d"] and list(ended) == []
 
 
 def holes(memory):
@@ -382,20 +237,6 @@ def test_memory_is_not_lost_when_a_handler_raises_at_each_step(alarm, work):
     for number, block in enumerate(kept):
         block[...] = number
     assert [int(block[0]) for block in kept] == [0, 1, 2, 3]
-
-
-def test_no_python_code_runs_when_a_block_is_deallocated():
-    """A signal handler could run in it, and Python would drop what it raises."""
-    memory, called = SharedMemory(1), []
-    block = memory.allocate(100)
-    sys.setprofile(lambda frame, event, arg: called.append(frame.f_code.co_name))
-    try:
-        del block
-    finally:
-        sys.setprofile(None)
-    assert set(called) <= {"setprofile", sys._getframe().f_code.co_name}
-    memory.collect()
-    assert len(memory._small.holes()) == 1
 
 
 # The start of workers

@@ -9,17 +9,12 @@ import numpy as np
 import psutil
 import pytest
 import theano
-import theano.tensor as tt
 from processes import PYTHONPATH, ROOT, own_process
 
 import synkhronos as synk
 from synkhronos.host import heap
-from synkhronos.world.here import Command
-from synkhronos.world.world import current_world
 
 MEBIBYTE = 1 << 20
-PAGE = resource.getpagesize()
-
 needs_glibc = pytest.mark.skipif(heap.why_not_kept({}) is not None, reason="the C library is not glibc")
 
 
@@ -50,12 +45,6 @@ def faults_of_rounds():
     return faults() - before
 
 
-@needs_glibc
-@own_process
-def test_arrays_that_are_allocated_again_and_again_have_the_same_pages():
-    assert faults_of_rounds() < 100
-
-
 @pytest.mark.parametrize("switch, is_kept", [("0", False), ("1", True), (None, True)])
 def test_the_switch_determines_whether_malloc_keeps_memory(switch, is_kept):
     is_kept = is_kept and heap.why_not_kept({}) is None
@@ -70,44 +59,6 @@ def test_the_switch_determines_whether_malloc_keeps_memory(switch, is_kept):
     assert (int(done.stdout) < 100) == is_kept
 
 
-class Faults(Command):
-    """Returns the number of page faults of this rank so far."""
-
-    def run(self, here):
-        return faults()
-
-
-@pytest.mark.slow
-@needs_glibc
-def test_a_step_on_every_rank_has_hardly_a_page_fault(world_of):
-    world_of(2)
-    x = tt.fmatrix("x")
-    y = tt.tanh(tt.dot(x, x.T))
-    function = synk.function([x], (tt.dot(y, y).sum() + tt.exp(y).sum(), "sum"))
-    rows = synk.data(np.ones((4000, 10), "float32"))  # `y` takes 16 MB on each rank
-    for _ in range(5):
-        function(rows)
-    before = current_world().run(Faults())
-    for _ in range(10):
-        function(rows)
-    after = current_world().run(Faults())
-    assert max(np.subtract(after, before)) < 10 * 100
-
-
-@needs_glibc
-@own_process
-def test_memory_that_is_kept_is_returned_when_asked_for():
-    allocate_and_free()
-    array = np.ones(200 * MEBIBYTE, np.uint8)
-    above = np.ones(1000)  # keeps the end of the heap in use
-    before = resident()
-    del array
-    assert before - resident() < MEBIBYTE
-    heap.trim()
-    assert before - resident() > 190 * MEBIBYTE
-    assert above.all()
-
-
 @needs_glibc
 @own_process
 def test_what_a_script_has_freed_is_returned_before_workers_start():
@@ -119,33 +70,6 @@ def test_what_a_script_has_freed_is_returned_before_workers_start():
     synk.distribute()
     assert before - resident() > 190 * MEBIBYTE
     assert above.all()
-
-
-@own_process
-def test_a_large_array_of_zeros_takes_no_memory_before_it_is_written():
-    before = resident()
-    zeros = np.zeros(1 << 32, np.uint8)
-    assert resident() - before < 16 * MEBIBYTE
-    zeros[:PAGE] = 1
-    assert resident() - before < 16 * MEBIBYTE
-
-
-def test_another_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(heap, "_glibc", lambda: None)
-    heap.keep()
-    heap.trim()
-    assert "glibc" in heap.why_not_kept({})
-    assert heap.tunables({}) == {}
-
-
-@needs_glibc
-def test_the_tunables_add_huge_pages_to_the_users():
-    assert heap.tunables({}) == {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    assert heap.tunables({"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}) == {
-        "GLIBC_TUNABLES": "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"
-    }
-    assert heap.tunables({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}) == {}
-    assert heap.tunables({heap.SWITCH: "0"}) == {}
 
 
 @needs_glibc
@@ -162,30 +86,6 @@ def test_run_has_the_heap_of_a_script_use_huge_pages(tmp_path, chosen, expected)
         env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.strip() == (expected or "x=y:glibc.malloc.hugetlb=1")
-
-
-@pytest.mark.parametrize(
-    "text, setting",
-    [("always [madvise] never\n", "madvise"), ("[always] madvise never", "always"), ("?", "never")],
-)
-def test_the_kernels_setting_of_huge_pages_is_read(tmp_path, text, setting):
-    (tmp_path / "enabled").write_text(text)
-    assert heap.huge_pages("enabled", tmp_path) == setting
-    assert heap.huge_pages("shmem_enabled", tmp_path) == "never"
-
-
-def test_advice_for_huge_pages_is_for_whole_ones(monkeypatch):
-    calls = []
-
-    class Library:
-        def madvise(self, address, nbytes, advice):
-            calls.append((address.value, nbytes.value))
-
-    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: Library())
-    huge = 2 * MEBIBYTE
-    heap.advise_huge_pages(huge + 1, 3 * huge)
-    heap.advise_huge_pages(huge + 1, huge)
-    assert calls == [(2 * huge, 2 * huge)]
 
 
 def resident_without_files(pid):

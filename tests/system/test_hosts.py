@@ -46,26 +46,6 @@ def slow(*values):
 
 
 @own_process
-def test_two_calls_at_once_are_refused_in_words_and_harm_nothing():
-    world = open_world(3)
-    errors = []
-
-    def call():
-        try:
-            world.act(NOTHING, SLEEP, NOTHING)
-        except synk.SynkhronosError as error:
-            errors.append(str(error))
-
-    threads = [threading.Thread(target=call) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(errors) == 2 and all("one thread at a time" in error for error in errors), errors
-    world.check_usable()
-
-
-@own_process
 def test_close_while_another_thread_calls_ends_the_call_with_an_error():
     world = open_world(3)
     workers = world.workers()
@@ -176,28 +156,6 @@ def test_a_daemonic_process_is_refused_by_fork_itself():
 def test_a_process_of_multiprocessing_has_a_world_of_its_own(tmp_path, method, closes):
     """Such a process ends without calling `atexit` functions. Here it also has a SIGTERM handler."""
     run_file("world_in_a_process.py", method, closes, cwd=tmp_path)
-
-
-@functools.lru_cache(None)
-def world_of_this_process():
-    return open_world()
-
-
-def use_world_of_this_process(number):
-    """Use this process's world, and return the process ids of its ranks."""
-    world = world_of_this_process()
-    world.check_usable()
-    return tuple(world.pids())
-
-
-@own_process
-def test_a_pool_of_concurrent_futures_has_a_world_in_each_process():
-    context = multiprocessing.get_context("fork")
-    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
-        pairs = set(pool.map(use_world_of_this_process, range(6)))
-    masters, workers = {one for one, _ in pairs}, {one for _, one in pairs}
-    assert len(masters) == len(workers) == len(pairs)
-    assert all_gone_within(masters | workers, 2)
 
 
 def square(number):
@@ -402,37 +360,6 @@ def test_in_jupyter_an_interrupted_cell_leaves_a_world_for_the_next(kernel):
     client.execute("world.act(NOTHING, LONG, NOTHING)")
     manager.shutdown_kernel(now=True)
     assert all_gone_within(workers, 3)
-
-
-# The text of a cell of a notebook.
-OPERATION = """
-import theano, theano.tensor as tt
-
-def work(x):
-    return {formula}
-
-class Work(theano.Op):
-    __props__ = ()
-
-    def make_node(self, x):
-        return theano.Apply(self, [x], [x.type()])
-
-    def perform(self, node, inputs, outputs):
-        outputs[0][0] = work(inputs[0])
-
-x = tt.dvector()
-f = synk.function([x], (Work()(x).sum(), "sum"), mode="FAST_COMPILE")
-print(f(np.ones(6)))
-"""
-
-
-@pytest.mark.slow
-def test_in_jupyter_a_later_cell_can_define_operations(kernel):
-    run_cell, _, _ = kernel
-    run_cell(START)
-    for formula, expected in {"2 * x": 12, "x + 2": 18}.items():
-        assert run_cell(OPERATION.format(formula=formula)) == (f"{float(expected)}\n", None)
-    assert run_cell("world.check_usable(); print('well')") == ("well\n", None)
 
 
 def test_in_jupyter_a_cell_that_does_not_end_is_ended_by_a_second_interrupt(kernel):

@@ -63,17 +63,6 @@ def test_bits_count_and_so_do_shapes(variables):
     assert "w #2: rank 0, in their shapes: [(3,), (2,), (2,)] by rank" in text
 
 
-def test_many_variables_are_named_though_not_all_are_measured(world_of):
-    world_of(2)
-    several = [compiler.shared(np.zeros(2), f"v{number}") for number in range(14)]
-    synk.function([], sum(one.sum() for one in several))
-    synk.set_value(1, several, [np.ones(2)] * 14)
-    error = mismatch()
-    assert error.names == [f"v{number}" for number in range(14)]
-    lines = str(error).splitlines()[1:]
-    assert len(lines) == 14 and sum("by up to" in line for line in lines) == 10
-
-
 @pytest.mark.parametrize("make_streams", [Streams, RandomStreams])
 def test_streams_and_each_ranks_own_rows_are_left_out(world_of, make_streams):
     world_of(2)
@@ -163,36 +152,3 @@ def test_any_variable_can_be_broadcast_at_any_time(world_of, size, master_rank):
     synk.all_reduce(unused, "sum")
     assert synk.gather(unused).tolist() == [[0, 0]] * size
     assert synk.in_sync([before, after, unused])
-
-
-def test_a_broadcast_before_the_start_is_what_workers_begin_with(world_of):
-    world_of(2)
-    w = compiler.shared(np.zeros(2), "w")
-    f = synk.function([], (w, "gather"))
-    synk.broadcast(w, [1, 2])
-    assert not current_world().started
-    assert f().tolist() == [1, 2, 1, 2]
-
-
-def test_a_broadcast_inside_fuse_keeps_its_place_also_before_the_start(world_of):
-    world_of(2)
-    w, unused = compiler.shared(np.zeros(2), "w"), compiler.shared(0.0, "unused")
-    f = synk.function([], (w, "gather"))
-    with synk.fuse():
-        first = f()
-        synk.broadcast(w, [1.0, 2.0])
-        synk.broadcast(unused, 7.0)
-        second = f()
-    assert first.result().tolist() == [0] * 4 and second.result().tolist() == [1, 2, 1, 2]
-    assert synk.get_value(1, unused) == 7
-
-
-def test_a_wrong_broadcast_changes_nothing(world_of):
-    world_of(2)
-    w = compiler.shared(np.zeros(2), "w")
-    for value, error in (([[1.0]], TypeError), (["a"], TypeError), ([1j, 2], TypeError)):
-        with pytest.raises(error):
-            synk.broadcast(w, value)
-    with pytest.raises(TypeError, match="shared variables of tensors"):
-        synk.broadcast(tt.dvector(), [1.0])
-    assert not w.get_value().any()

@@ -84,32 +84,12 @@ def test_theano_is_built_with_what_its_setup_needs(install):
     assert calls[2]["has_names"] and not Path(folder).exists()
 
 
-def test_what_is_run_is_printed_and_then_that_theano_works(install):
-    lines = install()[0].stdout.splitlines()
-    wheels, tools, build, trial, result = lines[:5]
-    assert f" -m pip --disable-pip-version-check install '{NUMPY}' '{SCIPY}' six " in wheels
-    assert " install --target " in tools
-    assert build.startswith("PYTHONPATH=") and build.endswith(" --no-deps Theano==1.0.5")
-    assert trial.endswith(" -m synkhronos run -c 'import theano'")
-    assert result.startswith("Theano 1.0.5 works.")
-
-
-def test_theano_that_is_installed_is_not_built_again(install):
-    done, calls = install("theano", theano="1.0.5")
-    assert done.returncode == 0 and arguments_of(calls) == [[NUMPY, SCIPY, *OTHERS]]
-
-
 def test_lasagne_and_keras_are_installed_with_theano(install):
     done, calls = install("keras", "lasagne")
     wheels, _, build = arguments_of(calls)
     of_theano, of_lasagne, of_keras = (installation.WHEELS[name] for name in installation.NAMES)
     assert done.returncode == 0 and wheels == [*of_theano, *of_lasagne, *of_keras]
     assert build[-2:] == ["Theano==1.0.5", "Lasagne==0.1"]
-
-
-def test_only_what_is_missing_is_built(install):
-    done, calls = install("theano", "lasagne", theano="1.0.5")
-    assert arguments_of(calls)[2][2:] == ["Lasagne==0.1"]
 
 
 def test_every_call_of_pip_gets_the_constraints(install):
@@ -154,16 +134,6 @@ def test_the_systems_python_is_refused_with_the_remedy(systems_python, capsys):
     assert main(["install"]) == 1
     said = capsys.readouterr()
     assert "make a virtual environment first: python3 -m venv env" in said.err and not said.out
-
-
-def test_the_systems_python_is_accepted_if_pip_accepts_it(systems_python, monkeypatch):
-    monkeypatch.setenv("PIP_BREAK_SYSTEM_PACKAGES", "1")
-    assert installation.complaint() is None
-
-
-def test_without_pip_the_remedy_is_named(monkeypatch):
-    monkeypatch.setattr(installation, "installed_version", lambda name: None)
-    assert "python -m ensurepip" in installation.complaint()
 
 
 def test_theano_pymc_must_be_removed_first(monkeypatch):

@@ -140,19 +140,6 @@ def test_sliceable_variables_and_functions_that_are_built_late():
 
 
 @own_process
-def test_dtypes_stay_what_they_are():
-    synk.fork(devices=TWO)
-    for dtype in ("float16", "float32", "float64", "int8", "uint8", "int64", "bool", "complex64"):
-        x = pt.tensor("x", dtype=dtype, shape=(None,))
-        state = pytensor.shared(np.ones(3, dtype), "state")
-        f = synk.function([x], [(x, "gather"), (state, None)])
-        values = np.array([1, 0, 1], dtype)
-        for got in f(values):
-            assert got.dtype == dtype
-        assert synk.gather(state).dtype == dtype
-
-
-@own_process
 def test_results_and_updates_have_the_dtypes_of_their_variables():
     synk.fork(devices=TWO[:1])
     rng = pt.random.shared_rng(np.random.default_rng(3))
@@ -223,18 +210,6 @@ def test_assertions_about_shapes_are_checked_and_those_about_values_are_not():
     g = synk.function([x], (positive.sum(), "sum"))
     with pytest.warns(UserWarning, match="leaves out the check .* .expected positive numbers."):
         assert g(-ROWS) == -ROWS.sum()
-
-
-@own_process
-def test_copies_of_a_function():
-    synk.fork(devices=TWO)
-    x, w, other = pt.dmatrix("x"), pytensor.shared(np.zeros(3), "w"), pytensor.shared(np.ones(3))
-    f = synk.function([x], (x + w, "gather"), updates=[(w, w + 1)])
-    np.testing.assert_array_equal(f(ROWS), ROWS)
-    np.testing.assert_array_equal(f.copy()(ROWS), ROWS + 1)
-    np.testing.assert_array_equal(f.copy(swap={w: other})(ROWS), ROWS + 1)
-    np.testing.assert_array_equal(f.copy(delete_updates=True)(ROWS), f(ROWS))
-    assert synk.gather(w).tolist() == [[3, 3, 3]] * 2 and synk.gather(other).tolist() == [[2, 2, 2]] * 2
 
 
 # Collectives

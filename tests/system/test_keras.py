@@ -83,17 +83,6 @@ def test_fit_evaluate_and_predict_equal_the_serial_ones(rule):
 
 
 @pytest.mark.slow
-@own_process
-def test_batches_of_any_length_with_sample_weights():
-    from keras_models import assert_equal_steps, compiled
-
-    synk.fork(3, use_gpu=False)
-    options = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy", "mse"]}
-    models = compiled(optimizer="adadelta", **options)
-    assert_equal_steps(models, lengths(7, 1, 2, 3, 11))
-
-
-@pytest.mark.slow
 @own_process(timeout=300)
 def test_a_convolutional_network_with_class_weights():
     import theano

@@ -39,15 +39,6 @@ def test_the_argument_has_priority(monkeypatch, open_world, argument, variable, 
     assert is_fast(synk.function([x], x.sum(0))) == expected
 
 
-def test_with_several_threads_in_an_operation_all_are_theanos(open_world):
-    x = tt.fmatrix("x")
-    with theano.change_flags(openmp=True):
-        open_world(1)
-        assert not is_fast(theano.function([x], x.sum(0)))
-    open_world(1)
-    assert is_fast(theano.function([x], x.sum(0)))
-
-
 def test_wrong_names(monkeypatch, open_world):
     with pytest.raises(ValueError, match="fork: kernels: expected one of 'fast', 'theano', got 'slow'"):
         open_world(1, kernels="slow")

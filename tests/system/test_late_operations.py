@@ -7,14 +7,11 @@ import types
 
 import numpy as np
 import pytest
-import theano
 import theano.tensor as T
 from prelude import Locked
 from theano.compile.nanguardmode import NanGuardMode
-from theano.gof.cc import get_module_cache
 
 import synkhronos as synk
-from synkhronos.world.here import Command
 
 MAIN = sys.modules["__main__"]
 
@@ -42,26 +39,6 @@ SCALE = """
             outputs[0][0] = np.asarray({helper}(inputs[0], self.factor))
 """
 TIMES, PLUS = "times", "plus"
-
-IN_C = """
-    import theano
-
-    class Double(theano.Op):
-        __props__ = ()
-
-        def make_node(self, x):
-            return theano.Apply(self, [x], [x.type()])
-
-        def c_code(self, node, name, inputs, outputs, sub):
-            return (
-                f"Py_XDECREF({outputs[0]});"
-                f"{outputs[0]} = (PyArrayObject*) PyArray_EnsureArray("
-                f"  PyNumber_Add((PyObject*) {inputs[0]}, (PyObject*) {inputs[0]}));"
-            )
-
-        def c_code_cache_version(self):
-            return (1,)
-"""
 
 
 @pytest.fixture
@@ -110,84 +87,6 @@ def test_a_cell_that_is_run_again_makes_a_new_operation_of_the_name(world_of, ce
     cell(SCALE.format(helper=TIMES))
     latest = summed(MAIN.Scale(3.0))
     assert [f(ONES) for f in (inherited, by_name, sent, latest)] == [18, 24, 24, 18]
-
-
-class Look(Command):
-    """Return what `read` finds on this rank."""
-
-    def __init__(self, read):
-        self.read = read
-
-    def run(self, here):
-        return self.read(here)
-
-
-def look(read):
-    return synk.world.world.current_world().run(Look(read))
-
-
-def operations(here):
-    """Return the operations of `SCALE` that this rank has, by function."""
-    return [
-        node.op
-        for replica in here.functions.values()
-        for node in replica.compiled.maker.fgraph.apply_nodes
-        if type(node.op).__name__ == "Scale"
-    ]
-
-
-def are_of_main(here):
-    return [type(op) is MAIN.Scale for op in operations(here)]
-
-
-def classes(here):
-    """Return how many operations and classes there are, and whether the first two are equal."""
-    ops = operations(here)
-    return len(ops), len({type(op) for op in ops}), ops[0] == ops[1]
-
-
-def test_an_operation_that_workers_have_is_sent_by_its_name(world_of, cell):
-    world_of(3)
-    cell(SCALE.format(helper=TIMES))
-    synk.distribute()
-    f = summed(MAIN.Scale(3.0))
-    assert f(ONES) == 18
-    assert look(are_of_main) == [[True]] * 3
-    synk.restart()
-    cell(SCALE.format(helper=TIMES))
-    g = summed(MAIN.Scale(3.0))
-    assert g(ONES) == 18
-    # The workers that started with the call of g have inherited both.
-    assert look(are_of_main) == [[False, True]] * 3
-
-
-def test_functions_that_are_sent_one_after_the_other_share_a_class(world_of, cell):
-    world_of(2)
-    synk.distribute()
-    cell(SCALE.format(helper=TIMES))
-    functions = []
-    for _ in range(2):
-        functions.append(summed(MAIN.Scale(3.0)))
-        synk.distribute()
-    assert look(classes) == [(2, 1, True)] * 2
-
-
-def known_modules(here):
-    return len(get_module_cache().entry_from_key)
-
-
-@pytest.mark.slow
-def test_workers_do_not_compile_the_c_code_of_a_later_cell(world_of, cell):
-    get_module_cache()  # as after a function that was compiled
-    world_of(3)
-    synk.distribute()
-    cell(IN_C)
-    x = T.dvector("x")
-    f = synk.function([x], (MAIN.Double()(x), "gather"), mode=theano.Mode("c", None))
-    assert f(ONES).tolist() == [2] * 6
-    numbers = look(known_modules)
-    assert len({*numbers}) == 1, numbers
-    assert synk.function([x], (x.sum(), "sum"), mode=theano.Mode("c", None))(ONES) == 6
 
 
 def test_a_function_inside_a_function_is_sent(world_of):

@@ -1,7 +1,5 @@
 """fork as a context manager, replacing a world, and what asks whether there is one."""
 
-import copy
-import pickle
 import warnings
 
 import numpy as np
@@ -61,14 +59,6 @@ def test_a_block_closes_no_other_processes_and_none_twice():
             synk.close()
             synk.fork(3, use_gpu=False)
         assert synk.size() == 3
-
-
-def test_the_number_of_processes_is_an_ordinary_int():
-    n = synk.fork(3, use_gpu=False)
-    assert isinstance(n, int) and (repr(n), str(n), f"{n:02d}") == ("3", "3", "03")
-    assert n == 3 and n + 1 == 4 and {n: 1}[3] and list(range(n)) == [0, 1, 2]
-    copies = [pickle.loads(pickle.dumps(n)), copy.copy(n), copy.deepcopy(n)]
-    assert copies == [3, 3, 3] and {type(one) for one in copies} == {int}
 
 
 def test_size_and_is_forked_follow_the_processes():

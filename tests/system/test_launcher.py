@@ -32,11 +32,6 @@ ALWAYS = (
 SCRIPT = "-x SYNKHRONOS_LAUNCHED=1 -x SYNKHRONOS_SPARE_TASKS=1 "
 
 
-def test_hosts_are_used_in_their_order():
-    line = line_of(Job(["b", "a"], 2, {"X": "1 2"}, {}, ["-q"]))
-    assert line == f"--map-by seq {ALWAYS}-q -x X=1 2 {SCRIPT}-H b,b,a,a -n 4 PROGRAM"
-
-
 def test_in_a_batch_job_each_machine_has_a_leader_and_a_courier():
     line = line_of(Job([], 4, {}, {}, []))
     assert line == f"--oversubscribe --map-by ppr:2:node {ALWAYS}{SCRIPT}-n 8 PROGRAM"

@@ -1,14 +1,11 @@
 """Tests of arrays of any memory layout, which compiled code in C and BLAS would misread."""
 
-import warnings
-
 import numpy as np
 import pytest
 from compilers import NAME, compiler, tt
 
 import synkhronos as synk
 from synkhronos.arithmetic.conversion import usable
-from synkhronos.extensions import train, updates
 
 RNG = np.random.RandomState(2)
 
@@ -52,26 +49,6 @@ def in_layout(layout, *arrays):
     """Return arrays in a layout, and their copies in the usual one."""
     given = [LAYOUTS[layout](array) for array in arrays]
     return given, [np.array(one, one.dtype.newbyteorder("="), order="C") for one in given]
-
-
-@pytest.mark.parametrize("dtype", [*DTYPES, "complex128", "int8"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_usable_arrays_are_themselves_and_others_are_copied(layout, dtype):
-    for shape in ((5, 4), (1, 3), (4,), (0, 3)):
-        array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
-        if layout == "one number" and not array.size:
-            continue
-        given = LAYOUTS[layout](array)
-        got = usable(given)
-        np.testing.assert_array_equal(got, given)
-        assert got.flags.aligned and got.dtype.isnative
-        steps = [step for step, extent in zip(got.strides, got.shape) if extent > 1]
-        assert not array.size or all(step and step % got.itemsize == 0 for step in steps)
-        if layout in ("rows reversed", "columns reversed", "every other", "order of Fortran"):
-            assert got is given
-    assert usable(None) is None and usable("text") == "text"
-    number = np.array(3.0)
-    assert usable(number) is number
 
 
 class Pool:
@@ -158,30 +135,6 @@ def test_rows_of_a_sliceable_variable_may_have_any_layout_that_the_compiler_take
     pool.held.check(w, atol=2e-5)
     pool.rows.set_value(given, borrow=True)
     np.testing.assert_allclose(pool.held.as_theano(w), usual.dot(w), rtol=1e-4)
-
-
-def linear(dtype):
-    """Return a loss of linear regression, its parameters, and the inputs."""
-    x, y = tt.matrix("x", dtype=dtype), tt.vector("y", dtype=dtype)
-    w = compiler.shared(np.full(4, 0.5, dtype), "w")
-    return tt.sqr(x.dot(w) - y).mean(), [w], x, y
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_training_step_takes_any_layout(pools, layout):
-    x, y, *_ = pools["float64"].arrays
-    given, usual = in_layout(layout, x, y)
-    results = []
-    for make in (train.make_train_function, train.make_train_function_theano):
-        for arrays in (given, usual):
-            loss, params, *inputs = linear("float64")
-            step = make(loss, params, *inputs, updates.sgd, 0.125)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", synk.SynkhronosWarning)
-                losses = [float(step(*arrays)), float(step(*arrays, batch=slice(None, None, -2)))]
-            results.append([*losses, *params[0].get_value()])
-    for one in results:
-        np.testing.assert_allclose(one, results[-1])
 
 
 if NAME == "theano":

@@ -4,8 +4,6 @@ import functools
 import multiprocessing
 import os
 import signal
-import sys
-import threading
 
 import numpy as np
 import pytest
@@ -27,16 +25,6 @@ from processes import own_process
 
 import synkhronos as synk
 from synkhronos.transports.local import LocalTransport
-from synkhronos.world.world import current_world
-
-
-def error_in_thread(call):
-    """Return the exception that a call raises in another thread."""
-    errors = []
-    thread = threading.Thread(target=lambda: errors.append(error_of(call)))
-    thread.start()
-    thread.join()
-    return errors[0]
 
 
 @own_process
@@ -85,34 +73,6 @@ def test_a_child_of_a_worker_can_close_the_inherited_world_without_harm():
     world = open_world(3)
     world.act(NOTHING, RAISE, NOTHING)
     world.check_usable()
-
-
-@own_process
-def test_a_call_from_another_thread_is_no_part_of_an_open_fuse_block():
-    world = open_world()
-    with synk.fuse():
-        pending = world.plain(np.ones(4))
-        error = error_in_thread(lambda: world.plain(np.ones(4)))
-    assert type(error) is synk.SynkhronosError and "one thread at a time" in str(error)
-    assert pending.result() == [10]
-    world.check_usable()
-
-
-@own_process
-def test_a_call_while_another_thread_closes_does_not_report_an_interruption():
-    world = open_world()
-    transport = current_world().transport
-    errors = []
-    end_workers = transport.close
-
-    def meanwhile(grace):
-        errors.append(error_in_thread(lambda: world.plain(np.ones(2))))
-        end_workers(grace)
-
-    transport.close = meanwhile
-    synk.close()
-    (error,) = errors
-    assert type(error) is synk.WorldBrokenError and "close() has begun" in str(error), repr(error)
 
 
 @own_process
@@ -226,18 +186,3 @@ def test_ranks_that_did_not_fail_have_made_their_updates_but_none_after_a_collec
     synk.broadcast(before)
     assert len(set(synk.gather(before))) == 1
     world.check_usable()
-
-
-@own_process
-def test_a_world_of_one_machine_imports_nothing_for_several():
-    world = open_world(2)
-    world.check_usable()
-
-    def program(rank):
-        rank.center(world.w).elastic(0.5)
-        rank.send(1 - rank.rank, [np.ones(2)])
-        return rank.ask(1)
-
-    assert synk.spmd(program, controller=lambda question, *_: question + 1) == [2, 2]
-    synk.close()
-    assert not [name for name in sys.modules if name.startswith("synkhronos.machines")]

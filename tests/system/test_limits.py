@@ -91,11 +91,6 @@ def test_dev_shm_is_not_needed(mounts):
     synk.close()
 
 
-@needs_mounts
-def test_dev_shm_is_not_needed_for_the_import(tmp_path):
-    run_file("open_world.py", cwd=tmp_path, command=with_mounts(NO_DEV_SHM))
-
-
 @own_process
 def test_a_limit_on_the_size_of_files_is_an_error_and_not_a_hang():
     synk.fork(2, use_gpu=False)
@@ -169,18 +164,6 @@ def test_the_doctor_explains_a_compile_cache_that_cannot_be_used(mount, reason):
     assert (of_theano["Theano's cache"].run().state == PROBLEM) == ("code" not in reason)
 
 
-def test_a_folder_that_the_user_may_not_write_to_is_explained(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may
-    complaint = compile_cache.complaint(tmp_path / "a" / "b")
-    assert f"b, cannot be written to ({tmp_path}: Permission denied): set another" in complaint
-
-
-def test_the_setting_to_change_is_the_one_that_counts(monkeypatch):
-    monkeypatch.setenv("THEANO_FLAGS", "compiledir=/dev/null,base_compiledir=/tmp")
-    remedy = compile_cache.fault(compile_cache.folder(os.environ))[1]
-    assert remedy == "set another folder with THEANO_FLAGS=compiledir=FOLDER"
-
-
 def test_without_a_home_folder_a_compile_cache_has_to_be_set(monkeypatch):
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert compile_cache.folder({"THEANO_FLAGS": "base_compiledir=/a"}) == Path("/a")
@@ -188,19 +171,6 @@ def test_without_a_home_folder_a_compile_cache_has_to_be_set(monkeypatch):
     complaint = compile_cache.complaint(None)
     assert complaint.startswith("there is no home folder for Theano's cache")
     assert complaint.endswith("THEANO_FLAGS=base_compiledir=FOLDER")
-
-
-def test_pytensors_cache_is_checked_likewise(tmp_path, monkeypatch):
-    of_pytensor = {one.name: one for one in checks.OF_PYTENSOR}
-    monkeypatch.setenv("PYTENSOR_FLAGS", f"base_compiledir={tmp_path}/a")
-    monkeypatch.setattr(checks.pytensor_environment, "package_complaint", lambda: None)
-    assert compile_cache.folder(os.environ, "pytensor") == tmp_path / "a"
-    assert compile_cache.folder({"PYTENSORRC": ""}, "pytensor") == Path.home() / ".pytensor"
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may
-    result = of_pytensor["compile cache"].run()
-    assert result.state == PROBLEM and "a, cannot be written to" in result.found, result
-    assert result.remedy == "set another folder with PYTENSOR_FLAGS=base_compiledir=FOLDER"
-    assert "compile cache" in of_pytensor["PyTensor"].run().remedy
 
 
 def test_the_compile_cache_is_where_the_users_settings_say(tmp_path):
@@ -230,25 +200,6 @@ def test_more_processes_than_the_machine_can_have_are_refused_before_any_starts(
         setattr(limits, name, computed)
     assert not synk.is_forked()
     open_world().check_usable()
-
-
-@pytest.mark.parametrize(
-    "of_user, user, of_group, most",
-    [(50, 1000, None, 50), (50, 0, 60, 60), (50, 1000, 40, 40), (-1, 1000, 60, 60)],
-)
-def test_a_limit_of_the_user_on_processes_does_not_concern_root(
-    monkeypatch, of_user, user, of_group, most
-):
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (of_user, -1))
-    monkeypatch.setattr(limits.os, "geteuid", lambda: user)
-    monkeypatch.setattr(limits, "process_limit", lambda: of_group)
-    assert limits._most_by_processes() == most  # less than pid_max
-
-
-@pytest.mark.parametrize("is_open, most", [(10, 11), (11, 10), (30, 1), (31, 1)])
-def test_each_process_but_the_first_needs_two_files(monkeypatch, is_open, most):
-    monkeypatch.setattr(limits, "_files", lambda: (is_open, 30))
-    assert limits._most_by_files() == most
 
 
 @own_process
@@ -551,25 +502,6 @@ def test_more_than_a_container_may_have_is_a_memory_error_before_the_kernel_kill
     small_programs.run(take_more_than_a_container_may_have, group, timeout=90).check()
 
 
-def compute_beside_cached_files(group):
-    enter(group)
-    with open("file", "wb") as file:
-        for _ in range(500):
-            file.write(bytes(1 << 20))
-        os.fsync(file.fileno())
-    with open("file", "rb") as file:
-        while file.read(1 << 20):
-            pass
-    world = open_world(2)
-    data = synk.data(np.ones(10 << 20))
-    assert world.plain(data) == [(10 << 20) + 6]
-
-
-def test_cached_files_do_not_count_towards_a_containers_limit(memory_group, small_programs, tmp_path):
-    group = memory_group(450 * MEGABYTE)
-    small_programs.run(compute_beside_cached_files, group, timeout=90, cwd=tmp_path).check()
-
-
 def test_the_room_in_a_control_group_of_either_version(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     for folder in (one, two):
@@ -586,10 +518,3 @@ def test_the_room_in_a_control_group_of_either_version(tmp_path):
     assert machine.memory_room([one, two]) == 220
     (one / "memory.limit_in_bytes").write_text(str(2**63 - 4096))
     assert machine.memory_room([one]) is None
-
-
-def test_the_number_of_processes_in_a_control_group(tmp_path):
-    (tmp_path / "pids.max").write_text("max\n")
-    assert machine.process_limit([tmp_path]) is None
-    (tmp_path / "pids.max").write_text("70\n")
-    assert machine.process_limit([tmp_path]) == 70

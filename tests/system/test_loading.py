@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 import serial_loading as serial
-from compilers import compiler, run_examples, tt
+from compilers import run_examples, tt
 from PIL import Image
 from processes import own_process
 from test_machines_counts import open_lab
@@ -88,11 +88,6 @@ def test_batches_do_not_depend_on_the_number_of_processes(processes, batch_size)
     loads((IMAGES, LABELS), row_of, order_of, names, processes=processes, batch_size=batch_size)
 
 
-@pytest.mark.parametrize("ahead", [1, 2, 30])
-def test_batches_do_not_depend_on_how_many_are_loaded_ahead(ahead):
-    loads((IMAGES, LABELS), row_of, order_of, USUAL, processes=2, ahead=ahead)
-
-
 def test_the_seed_decides_the_order_and_the_numbers():
     def order(epoch):
         return order_of(epoch, seed=7)
@@ -148,15 +143,6 @@ def test_a_transform_of_the_script_draws_by_row():
     check_same(
         found, list(serial.batches(lambda row: (rows[row],), order_of(1), BATCH, [expected], epoch=1))
     )
-
-
-def test_the_random_numbers_are_spread_evenly():
-    draws = loading.Draws(0, 0, np.arange(100_000), 0)
-    for numbers in (draws.uniform(), draws.uniform(), draws.integers(4) / 4 + 1 / 8):
-        assert abs(numbers.mean() - 0.5) < 0.005 and abs(numbers.var() - 1 / 12) < 0.006
-    one, other = draws.uniform(), draws.uniform()
-    assert abs(np.corrcoef(one, other)[0, 1]) < 0.01
-    assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 0.01
 
 
 def test_draws_have_the_distributions_of_their_names():
@@ -389,8 +375,7 @@ class Drawn(loading.Source):
 
 
 @pytest.mark.parametrize(
-    "place, name",
-    [*itertools.product(["source", "transform"], DRAWN), ("whole batch", "numpy.random")],
+    "place, name", [*itertools.product(["source", "transform"], DRAWN), ("whole batch", "numpy.random")]
 )
 def test_any_generator_draws_by_epoch_and_row(name, place):
     draw = DRAWN[name]
@@ -497,26 +482,6 @@ def test_epochs_may_follow_in_any_order_and_be_left_early():
                 assert next(left)[0].tolist() == order_of(3)[:BATCH].tolist()
 
 
-def test_the_next_epoch_is_loaded_ahead(monkeypatch):
-    begun = []
-    with loading.Loader(np.arange(ROWS), batch_size=BATCH) as loader:
-        begin = loader._begin
-        monkeypatch.setattr(loader, "_begin", lambda plan: (begun.append(plan.first), begin(plan)))
-        for epoch in (0, 1, 2, 0, 1):
-            assert sum([rows.tolist() for (rows,) in loader.epoch(epoch)], []) == list(order_of(epoch))
-    assert begun == [0, 0]
-
-
-def test_a_batch_stays_as_it_is_until_the_next_one():
-    with loading.Loader(np.arange(ROWS), batch_size=2, ahead=1, processes=2) as loader:
-        for number, (rows,) in enumerate(loader.epoch(0)):
-            kept = rows.copy()
-            loader._processes.check()
-            while not (loader._ring.filled[0, :2] >= number + 2).all():
-                pass  # the process has loaded all that it may
-            np.testing.assert_array_equal(rows, kept)
-
-
 def test_rows_are_sent_to_other_machines():
     """Machines are threads here."""
     rows = np.random.RandomState(0).normal(size=(ROWS, 2))
@@ -560,17 +525,6 @@ def test_a_function_gets_each_batch_from_all_ranks(function):
                 found.append(function(*data))
             expected = serial.batches(row_of, order_of(epoch), BATCH, changes, 0, epoch)
             check_same(found, list(expected))
-
-
-def test_batches_are_not_copied(function):
-    """All ranks read the memory into which the loader writes."""
-    rows = np.arange(BATCH * 4, dtype="float32").reshape(BATCH, 1, 2, 2)
-    with loading.Loader((rows, LABELS[:BATCH]), batch_size=BATCH, shuffle=False) as loader:
-        x, y = next(loader.epoch(0))
-        slots = loader._ring.fields[0]
-        assert any(np.may_share_memory(x.data, slot) for slot in slots)
-        x[:] += 1
-        np.testing.assert_array_equal(function(x, y)[0], rows + 1)
 
 
 def test_a_loader_outlives_a_world_and_serves_the_next(world):
@@ -644,21 +598,6 @@ def test_a_program_stops_between_two_minibatches(world):
         results = synk.spmd(program, loader.shards(synk.size(), epochs=100))
         assert results.stopped and max(results) >= 3 and sum(results) < 10_000
         assert len(copied(loader.epoch(0))) == 100
-
-
-def test_a_training_step_gets_batches(world, in_python):
-    w = compiler.shared(np.zeros(2), "w")
-    x, y = tt.dmatrix("x"), tt.dvector("y")
-    loss = tt.sqr(x.dot(w) - y).mean()
-    step = synk.extensions.train.make_train_function(
-        loss, [w], x, y, synk.extensions.updates.sgd, learning_rate=0.1
-    )
-    rows = np.random.RandomState(0).normal(size=(100, 2))
-    with loading.Loader((rows, rows.dot([1.0, 2.0])), batch_size=20, processes=2) as loader:
-        for epoch in range(20):
-            for data in loader.epoch(epoch):
-                step(*data)
-    np.testing.assert_allclose(w.get_value(), [1, 2], atol=1e-3)
 
 
 def test_a_new_rank_goes_on_with_the_minibatches_of_a_dead_one(world_of):

@@ -14,10 +14,9 @@ import numpy as np
 import psutil
 import pytest
 import serial_loading as serial
-from PIL import Image
 from processes import own_process
 from test_children import wait_until
-from test_loading import BATCH, IMAGES, LABELS, ROWS, Squares, copied, order_of, row_of, write_images
+from test_loading import BATCH, IMAGES, LABELS, ROWS, copied, order_of, row_of, write_images
 
 import synkhronos as synk
 from synkhronos.extensions import loading
@@ -164,14 +163,6 @@ def test_rows_of_a_virtual_dataset_without_their_file_cannot_be_read(tmp_path, m
             assert [rows.tolist() for (rows,) in loader.epoch(0)] == [[0, 1, 4, 5]]
 
 
-@pytest.mark.parametrize("pixels", [np.float32(0.5), np.int32(1 << 20)])
-def test_images_without_a_known_white_cannot_be_read(tmp_path, pixels):
-    (tmp_path / "only").mkdir()
-    Image.fromarray(np.full((2, 2), pixels)).save(tmp_path / "only" / "0.tif")
-    with pytest.raises(loading.UnreadableError, match="0.tif: expected pixels of at most 16 bits, got"):
-        loading.Loader(loading.ImageFolder(tmp_path), batch_size=1)
-
-
 def write_hickle(path, contents):
     with h5py.File(path, "w") as file:
         for name, one in contents.items():
@@ -196,23 +187,6 @@ def test_a_file_of_hickle_that_has_no_such_images_is_named(tmp_path, contents, m
     with pytest.raises(ValueError, match="(?s)HickleBatches: .*1.hkl") as raised:
         loading.HickleBatches(tmp_path)
     assert message in str(raised.value)
-
-
-def test_files_of_hickle_that_change_later_are_not_read(tmp_path):
-    for number in range(2):
-        write_hickle(tmp_path / f"{number}.hkl", {"data": np.ones((2, 4))})
-    source = loading.HickleBatches(tmp_path)
-    write_hickle(tmp_path / "1.hkl", {"data": np.ones((2, 5))})
-    with pytest.raises(loading.UnreadableError, match="1.hkl: expected .4, .* as the number"):
-        source.read(np.array([0, 5]))
-
-
-def test_files_of_hickle_with_unknown_numbers_of_images_are_refused(tmp_path):
-    for number, count in enumerate((2, 3, 2)):
-        write_hickle(tmp_path / f"{number}.hkl", {"data": np.ones((2, count))})
-    (tmp_path / "3.hkl").write_bytes(b"broken")
-    with pytest.raises(loading.UnreadableError, match="3.hkl: how many images it has is unknown"):
-        loading.HickleBatches(tmp_path)
 
 
 def test_without_any_readable_row_there_is_no_loader(tmp_path):
@@ -258,21 +232,6 @@ def test_an_exception_reaches_a_program_and_the_world_stays_usable(world_of):
     synk.close()
 
 
-def test_rows_of_different_shapes_are_refused(tmp_path):
-    write_images(tmp_path, [*IMAGES[:-1], IMAGES[-1, :, :6, :6]])
-    with loading.Loader(loading.ImageFolder(tmp_path), batch_size=ROWS) as loader:
-        assert "images of equal sizes, got (9, 8)" in str(error_of(loader.epoch(0))[0])
-    odd = {1: 4}
-
-    def cut(images, draws):
-        return images[..., : odd.get(len(images), 3)]
-
-    with loading.Loader(IMAGES, cut, batch_size=2) as loader:
-        assert re.search(
-            r"shape of the first, \(3, 9, 4\), got \(3, 9, 3\)", str(error_of(loader.epoch(0))[0])
-        )
-
-
 MASKED = np.ma.masked_equal(np.arange(6.0), 4)
 
 
@@ -315,26 +274,6 @@ def test_rows_that_are_not_like_the_first_are_refused_with_their_names(read, mes
     with pytest.raises((synk.SynkhronosError, TypeError)) as raised:
         load()
     assert message in str(raised.value)
-
-
-def test_masked_arrays_of_the_script_are_refused():
-    with loading.Loader((MASKED, LABELS[:6]), batch_size=6) as loader:
-        assert "array 0 of row 4 has masked values" in str(error_of(loader.epoch(0))[0])
-
-
-def test_a_pipe_of_the_script_is_told_of():
-    reader, writer = os.pipe()
-
-    class Piped(Squares):
-        def read(self, rows):
-            os.write(writer, b"rows")
-            return [rows]
-
-    with pytest.raises(OSError) as raised:
-        loading.Loader(Piped(), batch_size=2)
-    assert "Pipes and sockets of the script cannot be used in the" in str(raised.value.__cause__)
-    os.close(reader)
-    os.close(writer)
 
 
 def test_a_transform_that_loses_images_is_refused():
@@ -583,15 +522,6 @@ def test_a_loader_that_is_no_longer_used_is_closed():
     del loader
     gc.collect()
     assert not any(map(psutil.pid_exists, pids))
-
-
-def test_data_of_a_closed_loader_are_zero(world_of):
-    world_of(2)
-    with loading.Loader(np.arange(1, 101), batch_size=5) as loader:
-        (data,) = next(loader.epoch(0))
-        assert data.data.all()
-    assert not data.data.any()
-    synk.close()
 
 
 def test_a_second_loop_ends_the_first():

@@ -18,8 +18,6 @@ from processes import ROOT, own_process
 import synkhronos as synk
 from synkhronos import _errors
 from synkhronos.host import log
-from synkhronos.world.here import Here
-from synkhronos.world.world import World, current_world
 
 LINE = re.compile(r"\d\d:\d\d:\d\d\.\d{3} synkhronos(?: rank (\d))? (\w+): (.*)")
 
@@ -79,27 +77,9 @@ def test_debug_shows_the_commands_of_each_rank(programs):
     ]
 
 
-def test_info_shows_no_commands(programs):
-    lines = lines_of(programs.run(few_calls, environment={"SYNKHRONOS_LOG": "INFO"}))
-    assert {level for _, level, _ in lines} == {"info"}
-    assert not [text for _, _, text in lines if "row(s)" in text or text.startswith("Replicate")]
-    assert sorted(rank for rank, _, text in lines if "started as" in text) == [0, 2]
-
-
 @pytest.mark.parametrize("setting", ["", "warning"])
 def test_without_it_nothing_is_written_and_nothing_is_measured(programs, setting):
     assert lines_of(programs.run(few_calls, environment={"SYNKHRONOS_LOG": setting})) == []
-
-
-@own_process
-def test_a_world_that_logs_is_of_another_class_so_others_pay_nothing():
-    synk.fork(2, use_gpu=False)
-    assert type(current_world()) is World and type(current_world().here) is Here
-    synk.close()
-    log.logger.setLevel(logging.INFO)
-    synk.fork(2, use_gpu=False)
-    assert type(current_world()) is not World
-    synk.close()
 
 
 class Records(logging.Handler):
@@ -109,17 +89,6 @@ class Records(logging.Handler):
 
     def emit(self, record):
         self.messages.append(record.getMessage())
-
-
-@own_process
-def test_a_program_that_sets_up_logging_gets_the_records():
-    handler = Records()
-    logging.basicConfig(level=logging.DEBUG, handlers=[handler])
-    synk.fork(1, use_gpu=False)
-    x = tt.dvector("x")
-    f = synk.function([x], x.sum(), name="f")
-    assert f(np.arange(3.0)) == 3
-    assert [one for one in handler.messages if one.startswith("function f, 3 row(s)")]
 
 
 def log_and_die(rank):
@@ -156,26 +125,6 @@ def test_ranks_log_through_the_handlers_of_the_master(tmp_path):
     assert sorted(one.split("\n")[0] for one in memory.messages) == ["rank 0", "rank 1"]
     queued = [queue.queue.get().getMessage() for _ in range(queue.queue.qsize())]
     assert wanted <= set(queued) and not wanted & set(removed.messages)
-
-
-@own_process
-def test_a_restart_and_a_profile_go_on_with_the_log():
-    handler = Records()
-    log.logger.addHandler(handler)
-    log.logger.setLevel(logging.DEBUG)
-    synk.fork(3, use_gpu=False, master_rank=2)
-    x = tt.dvector("x")
-    f = synk.function([x], (x.sum(), "sum"), name="f")
-    assert f(np.arange(6.0)) == 15
-    synk.restart(2)
-    with synk.profile() as measured:
-        assert f(np.arange(6.0)) == 15
-    assert f(np.arange(6.0)) == 15
-    assert measured.seconds.shape[:2] == (1, 2)
-    calls = [one for one in handler.messages if re.match("function f,.*with all ranks", one)]
-    assert [one[:20] for one in calls] == ["function f, 2 row(s)"] + 2 * ["function f, 3 row(s)"]
-    assert handler.messages[0].startswith("3 process(es)")
-    assert [one for one in handler.messages if one.startswith("2 process(es)")]
 
 
 MIX = """
@@ -222,10 +171,6 @@ def test_lines_of_several_processes_do_not_mix(mixed):
         assert numbers[::2] == list(range(300)) and set(numbers[1::2]) == {"second"}
 
 
-def test_a_line_that_a_pipe_cannot_take_at_once_is_cut(mixed):
-    assert len(mixed[-1]) == 4095 and mixed[-1].endswith("x")
-
-
 def test_an_unknown_level_is_a_warning_that_names_the_levels(monkeypatch):
     monkeypatch.setenv("SYNKHRONOS_LOG", "verbose")
     with pytest.warns(RuntimeWarning, match="expected debug, info, warning, error, got 'verbose'"):
@@ -259,10 +204,6 @@ def warn_twice(configure=None, **filters):
 
 def log_to_a_file():
     logging.basicConfig(filename="log")
-
-
-def silence_the_logger():
-    logging.getLogger("synkhronos").setLevel("ERROR")
 
 
 @pytest.mark.parametrize(
@@ -299,11 +240,6 @@ def test_a_warning_is_in_the_log_that_a_program_has_set_up(programs, tmp_path):
         [line] = (tmp_path / "log").read_text().splitlines()
         assert line.startswith("WARNING:synkhronos:") and line.endswith(f"SynkhronosWarning: {TEXT}")
         (tmp_path / "log").unlink()
-
-
-def test_the_level_of_the_logger_decides_whether_an_ignored_warning_is_shown(programs):
-    done = programs.run(warn_twice, configure="silence_the_logger", action="ignore")
-    assert done.stderr == ""
 
 
 def test_a_script_that_ignores_warnings_is_told_of_its_mistakes(programs):

@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from steps import Network, assert_same_results, assert_same_values, batches, digits
+from steps import Network, assert_same_results, digits
 
 import synkhronos as synk
 from compilers import compiler, tt
@@ -103,23 +103,6 @@ def test_a_loss_of_the_other_kind_is_noticed_once(build, name):
             continue  # refused
         _, messages = noticed(lambda net=net, op=loss_op: build(net, make(net), loss_op=op))
         assert_noticed(messages, pattern)
-
-
-@pytest.mark.slow
-def test_a_sum_that_is_noticed_equals_the_serial_step_as_advised():
-    """Following the advice is enough: the output and the gradients have their serial values."""
-    for make in [make for make, pattern, _ in LOSSES.values() if pattern == A_SUM]:
-        nets = [Network(), Network()]
-        step, messages = noticed(lambda n=nets[0], m=make: as_output(n, m(n), loss_op="sum"))
-        assert messages == []
-        loss = make(nets[1])
-        serial = compiler.function(
-            [nets[1].x, nets[1].y], loss, updates=descent(tt.grad(loss, nets[1].params), nets[1].params)
-        )
-        x, y = digits()
-        for rows in batches(6):
-            assert_same_results(step(x[rows], y[rows]), serial(x[rows], y[rows]))
-        assert_same_values(nets[0].params, nets[1].params)
 
 
 @pytest.mark.parametrize("marked", [False, True])

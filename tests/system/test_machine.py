@@ -1,12 +1,8 @@
 """Tests of the count of usable cores, with control groups simulated by plain files."""
 
-import os
-
 import pytest
-from processes import own_process
 
-from synkhronos.host import machine as machine_module
-from synkhronos.host.machine import affinity, control_groups, cores, cpu_quota, leave_core_of
+from synkhronos.host.machine import affinity, control_groups, cores, cpu_quota
 
 
 @pytest.fixture
@@ -55,11 +51,6 @@ def test_version_1_quota_is_read(machine):
     assert cpu_quota(*machine("3:cpuacct:/job\n1:cpu,x:/job\n0::/\n", files)) == 2.0
 
 
-def test_version_1_without_a_limit_is_no_quota(machine):
-    files = {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}
-    assert cpu_quota(*machine("1:cpu:/\n", files)) is None
-
-
 def test_less_than_a_core_still_counts_as_one(machine):
     assert cores(*machine("0::/\n", {"cpu.max": "50000 100000\n"})) == 1
 
@@ -67,42 +58,3 @@ def test_less_than_a_core_still_counts_as_one(machine):
 def test_a_path_that_climbs_out_of_the_mount_does_no_harm(machine):
     proc, cgroups = machine("0::/../../elsewhere\n", {"cpu.max": "100000 100000\n"})
     assert cgroups in control_groups("cpu", proc, cgroups)
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity masks here")
-@own_process
-def test_the_affinity_mask_counts():
-    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-    assert cores() == 1
-
-
-@own_process
-def test_a_thread_leaves_the_core_of_another_process_and_may_use_it_again(tmp_path, monkeypatch):
-    allowed, set_to = os.sched_getaffinity(0), []
-    set_affinity = os.sched_setaffinity
-    (tmp_path / "7").mkdir()
-
-    def leave(core):
-        set_to.clear()
-        fields = ["7", "(a name) of 2 words)", "R", *"1" * 35, str(core), *"0" * 13]
-        (tmp_path / "7" / "stat").write_text(" ".join(fields))
-        return leave_core_of(7, tmp_path)
-
-    def noted(process, cores):
-        set_to.append(set(cores))
-        set_affinity(process, cores)
-
-    monkeypatch.setattr(os, "sched_setaffinity", noted)
-    for own in allowed:
-        monkeypatch.setattr(machine_module, "_current_core", lambda own=own: own)
-        assert leave(own) == (len(allowed) > 1)
-        assert set_to == ([allowed - {own}, allowed] if len(allowed) > 1 else [])
-        assert leave(own + 1) is False and not set_to
-        assert leave_core_of(8, tmp_path) is False and not set_to
-    assert os.sched_getaffinity(0) == allowed
-    monkeypatch.setattr(machine_module, "_current_core", None)
-    assert leave(min(allowed)) is False
-    monkeypatch.undo()
-    assert machine_module._current_core() in allowed
-    set_affinity(0, {min(allowed)})
-    assert leave_core_of(os.getpid()) is False  # there is no other one

@@ -18,17 +18,10 @@ from mortal_jobs import (
     with_each_openmpi,
     with_openmpi_5,
 )
-from namespaces import Machines
+from mortal_jobs import fixture_machines  # noqa: F401
 from processes import FOLDER
 
 pytestmark = needs_machines
-
-
-@pytest.fixture
-def machines(request):
-    """Two machines, with OpenMPI 4 if the test does not say otherwise."""
-    with Machines(2, prefix=getattr(request, "param", None)) as made:
-        yield made
 
 
 @pytest.mark.parametrize(
@@ -41,8 +34,7 @@ def test_a_dead_rank_is_named_and_the_script_can_go_on(machines, tmp_path, momen
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "moment, rank",
-    [("center", 3), ("again", 1), ("overlap", 3), ("center", 1), ("overlap", 1)],
+    "moment, rank", [("center", 3), ("again", 1), ("overlap", 3), ("center", 1), ("overlap", 1)]
 )
 def test_a_dead_rank_is_named_also_while_couriers_work(machines, tmp_path, moment, rank):
     check_that_the_script_goes_on(Job(machines, tmp_path, moment, **COURIERS), rank)

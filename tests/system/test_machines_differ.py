@@ -5,16 +5,9 @@ import sys
 import numpy as np
 import pytest
 from mortal_jobs import SCRIPT, needs_machines, with_each_openmpi
-from namespaces import Machines
+from mortal_jobs import fixture_machines  # noqa: F401
 
 pytestmark = needs_machines
-
-
-@pytest.fixture
-def machines(request):
-    """Two machines, with OpenMPI 4 if the test does not say otherwise."""
-    with Machines(2, prefix=getattr(request, "param", None)) as made:
-        yield made
 
 
 @with_each_openmpi

@@ -16,6 +16,7 @@ from mortal_jobs import (
     slow,
     with_openmpi_5,
 )
+from mortal_jobs import fixture_machines  # noqa: F401
 from namespaces import Machines
 
 SILENT = "it has not answered for"
@@ -24,13 +25,6 @@ LOST_BY_MPIRUN = "lost communication with a remote daemon|unable to reliably sta
 CLOSED = "all its connections were closed, so its processes have died"
 
 pytestmark = needs_machines
-
-
-@pytest.fixture
-def machines(request):
-    """Two machines, with OpenMPI 4 if the test does not say otherwise."""
-    with Machines(2, prefix=getattr(request, "param", None)) as made:
-        yield made
 
 
 @pytest.mark.slow

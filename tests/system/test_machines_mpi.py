@@ -9,14 +9,12 @@ import os
 import pickle
 import re
 import threading
-from types import SimpleNamespace
 
-import conftest
 import numpy as np
 import pytest
 from checks import communicators, links, stores, transports, wires
 from compilers import NAME
-from namespaces import Machines, have_own_clocks, why_no_mpi
+from namespaces import Machines, why_no_mpi
 from prelude import run_file
 from processes import FOLDER, ROOT, find_test
 
@@ -111,9 +109,7 @@ def test_naive_links(check, size):
 # small arrays by each rank. A sum over machines has another order. There, the processes that die are
 # leaders, which ends the job.
 # Those in `LONG` are slow tests.
-SHORT = {
-    "test_ops_calls": "without_rows or each_slice or rank_that_fails or call_together or name",
-}
+SHORT = {"test_ops_calls": "without_rows or each_slice or rank_that_fails or call_together or name"}
 LONG = {
     "test_function_oracle": "",
     "test_collectives_oracle": "",
@@ -359,14 +355,6 @@ def assert_equal(one, other, rtol=0.0):
         assert one == other
 
 
-def test_the_ranks_are_on_both_machines(found, machines):
-    assert len({host for host, _ in found[0]["hosts"]}) == 1
-    assert [ranks for _, ranks in found[1]["hosts"]] == [[0, 1, 2, 3]] * 4
-    if machines.apart:
-        hosts = [host for host, _ in found[1]["hosts"]]
-        assert hosts == [machines.hosts[rank // 2] for rank in range(4)]
-
-
 @pytest.mark.parametrize("what", ["inputs", "variables", "graphs", "again"])
 def test_outputs_and_variables_are_the_same_as_on_one_machine(found, what):
     # Averages are averages of the machines' averages; C code is compiled with other options.
@@ -409,23 +397,6 @@ def test_a_profile_has_all_ranks_and_a_next_world_another_number(found):
     assert found[1]["size of the next world"] == 3
 
 
-def test_a_profile_has_the_clock_of_the_script(found, machines):
-    """The command of each rank is inside that of the master, as far as the clocks are known."""
-    if machines.apart and have_own_clocks():
-        clocks = found[1]["clocks"]
-        assert min(clocks[2:]) - max(clocks[:2]) > 50_000
-    if machines.apart:
-        assert found[1]["profiled hosts"] == [host for host, _ in found[1]["hosts"]]
-    for own, n_machines in zip(found[:2], (1, 2)):
-        error, master = own["clock error"], own["commands"][1]
-        seconds = master[-1][2] - master[0][1]
-        assert 0 < error < seconds / 10 if n_machines == 2 else error == 0
-        for commands in own["commands"]:
-            assert [step for step, *_ in commands] == [step for step, *_ in master]
-            for (_, start, end), (_, first, last) in zip(commands, master):
-                assert first - error <= start and end <= last + error
-
-
 def test_a_checkpoint_of_one_machine_is_that_of_two(found):
     first, second, _ = (one["checkpoint"] for one in found)
     arrays = [name for name in first if name.startswith("shared_")]
@@ -442,23 +413,3 @@ def test_a_checkpoint_is_loaded_on_another_number_of_machines(found):
     assert_equal(of_one[1], own)  # and that of two machines, on one
     values = own[3][1]
     assert len({float(value) for value in values}) == 4, values
-
-
-# Where namespaces are not permitted
-
-
-@pytest.mark.parametrize("why, lines", [("", 0), ("not permitted: a reason", 1)])
-@pytest.mark.parametrize("file", ["test_machines_mpi.py", "test_clocks.py"])
-def test_the_report_says_if_tasks_stood_for_machines(monkeypatch, file, why, lines):
-    written = []
-
-    class Reporter:
-        stats = {"passed": [SimpleNamespace(nodeid=f"tests/system/{file}::test_any")], "": [object()]}
-
-        def write_line(self, line, **markup):
-            written.append(line)
-
-    monkeypatch.setattr("namespaces.why_no_namespaces", lambda: why)
-    conftest.pytest_terminal_summary(Reporter())
-    assert len(written) == (lines if file == "test_machines_mpi.py" else 0)
-    assert all("tasks on one host stood for machines" in line and why in line for line in written)

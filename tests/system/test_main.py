@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import numpy
@@ -101,20 +100,6 @@ def test_run_leaves_the_paths_and_customizations_of_a_script_as_they_are(tmp_pat
     assert answer.stderr == expected.stderr
 
 
-def test_run_reports_a_customization_that_fails_as_python_does(script, tmp_path):
-    path = script("print('reached')")
-    (tmp_path / "sitecustomize.py").write_text("raise ImportError('lost', name='something')")
-    variables = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
-    answer, expected = command("run", path, **variables), command(path, options=(), **variables)
-    assert "ImportError: lost" in answer.stderr and answer.stdout == expected.stdout
-    assert answer.stderr.splitlines()[0] == expected.stderr.splitlines()[0]
-
-
-def test_run_keeps_the_scripts_own_flags(script):
-    path = script("import os\nprint(os.environ['THEANO_FLAGS'])\n")
-    assert command("run", path, THEANO_FLAGS="floatX=float32").stdout.endswith(",floatX=float32\n")
-
-
 def test_run_exits_as_the_script_does(script):
     assert command("run", script("raise SystemExit(7)")).returncode == 7
 
@@ -130,11 +115,6 @@ def test_run_shows_the_scripts_traceback_alone(script):
 def test_run_dies_of_the_signal_that_the_script_dies_of(script):
     path = script("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     assert command("run", path).returncode == -signal.SIGKILL
-
-
-def test_run_hands_on_that_output_is_unbuffered(script):
-    path = script("import sys\nprint(sys.stdout.write_through)\n")
-    assert command("run", path, options=("-u", "-m", "synkhronos")).stdout == "True\n"
 
 
 def test_a_package_that_imports_synkhronos_can_be_run_by_its_name(tmp_path):
@@ -171,12 +151,6 @@ def test_run_takes_code_with_its_arguments(given):
     assert answer.stdout == "__main__ ['-c', '-h', '-c', 'x'] 1.0.5\n", answer.stderr
 
 
-def test_run_takes_a_script_whose_name_begins_with_a_hyphen_after_two_hyphens(tmp_path, monkeypatch):
-    (tmp_path / "-x.py").write_text("import sys\nprint(sys.argv)\n")
-    monkeypatch.chdir(tmp_path)
-    assert command("run", "--", "-x.py", "-y").stdout == "['./-x.py', '-y']\n"
-
-
 def main_that_ends(capsys, *arguments):
     """Run a command that ends in the parser, in this process; return its status and output."""
     with pytest.raises(SystemExit) as end:
@@ -207,10 +181,6 @@ def test_the_help_and_the_version_are_shown(capsys):
     assert main_that_ends(capsys, "--version") == (0, f"Synkhronos {__version__}\n", "")
     status, printed, _ = main_that_ends(capsys, "run", "--help")
     assert status == 0 and "-m MODULE" in printed
-
-
-def test_the_version_is_shown_as_a_user_asks_for_it():
-    assert command("--version").stdout == f"Synkhronos {__version__}\n"
 
 
 def test_run_of_a_missing_script_says_so(tmp_path):
@@ -249,20 +219,6 @@ def test_run_gives_the_drivers_and_pips_libraries_their_bare_names(nvidia, tmp_p
     assert folders == f"{links}:{nvidia['LD_LIBRARY_PATH']}"
 
 
-def test_run_inside_of_run_adds_nothing(script, nvidia):
-    path = script("import os\nprint(os.environ['LD_LIBRARY_PATH'])\n")
-    answer = command("run", path, **nvidia)
-    variables = {**nvidia, "LD_LIBRARY_PATH": answer.stdout.strip()}
-    assert command("run", path, **variables).stdout == answer.stdout
-
-
-def test_libgpuarray_finds_the_driver_in_run(script, nvidia):
-    pytest.importorskip("pygpu")
-    path = script("import pygpu\npygpu.init('cuda0')\n")
-    assert "Could not load" in command(path, options=(), **nvidia).stderr
-    assert "Could not find symbol" in command("run", path, **nvidia).stderr  # in the fake library
-
-
 def test_run_goes_on_where_there_is_no_place_for_links(script, nvidia, tmp_path):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
@@ -279,13 +235,6 @@ def test_run_changes_nothing_without_a_driver(script, tmp_path):
     expected = f"{os.environ.get('LD_LIBRARY_PATH')}\n"
     assert command("run", path, XDG_CACHE_HOME=str(tmp_path)).stdout == expected
     assert not list(tmp_path.glob("synkhronos*"))
-
-
-@pytest.mark.parametrize("name", ["", "run", "launch", "install", "doctor"])
-def test_every_help_has_one_width_and_no_markup(name):
-    printed = command(*name.split(), "--help", COLUMNS="80").stdout
-    assert "options:" in printed and "`" not in printed
-    assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_the_doctor_ends_quietly_when_its_reader_has_read_enough():
@@ -354,40 +303,6 @@ def test_doctor_names_the_theano_that_is_missing(tmp_path):
     assert numpy_ == f"ok NumPy {numpy.__version__}"
     assert theano_.startswith("problem Theano not installed, or another package in its place -> ")
     assert theano_.endswith("no Theano is installed. To fix this: python -m synkhronos install")
-
-
-def test_doctor_names_theano_pymc_in_the_place_of_theano(tmp_path):
-    folder = packages_without(tmp_path / "packages", "theano", "Theano")
-    (folder / "theano" / "gof").mkdir(parents=True)
-    (folder / "theano" / "__init__.py").write_text("raise RuntimeError('imported')")
-    (folder / "Theano_PyMC-1.1.2.dist-info").mkdir()
-    numpy_, theano_ = doctor_says(folder, "NumPy", "Theano")
-    assert numpy_ == f"ok NumPy {numpy.__version__}"
-    assert f"got Theano-PyMC 1.1.2, which is installed in its place: {folder / 'theano'}" in theano_
-    assert "python -m pip uninstall Theano-PyMC Theano" in theano_
-
-
-def test_doctor_names_the_compiler_that_is_missing(tmp_path):
-    folder = packages_without(tmp_path / "packages")
-    compiler, theano_ = doctor_says(folder, "compiler", "Theano", PATH=str(tmp_path))
-    assert compiler == (
-        "problem compiler no g++ in PATH -> install it, on Debian with: apt-get install g++"
-    )
-    assert theano_ == (
-        "problem Theano installed, but not tried -> fix the problems above first: compiler"
-    )
-
-
-def test_doctor_names_the_headers_that_are_missing(tmp_path):
-    folder = packages_without(tmp_path / "packages")
-    (folder / "sysconfig.py").write_text(  # this Python's own, with other folders
-        f"import runpy\nvars().update(runpy.run_path({sysconfig.__file__!r}))\n"
-        f"get_paths = lambda: {{'include': {str(folder)!r}, 'platinclude': {str(folder)!r}}}\n"
-    )
-    compiler, theano_ = doctor_says(folder, "compiler", "Theano")
-    assert compiler.startswith(f"problem compiler no Python headers in {folder} -> install them")
-    assert "apt-get install python3-dev" in compiler
-    assert theano_.endswith("fix the problems above first: compiler")
 
 
 def test_doctor_finds_this_machine_in_order():

@@ -19,7 +19,7 @@ from processes import FOLDER, find_test
 from pytensor.raise_op import Assert
 
 import synkhronos as synk
-from synkhronos.extensions import rules, train, updates
+from synkhronos.extensions import train, updates
 
 ROWS = np.arange(33.0).reshape(11, 3)
 LABELS = np.arange(11, dtype="int32")
@@ -141,29 +141,6 @@ def test_shared_values_may_have_any_layout(made, layout):
         synk.broadcast(made.table, TABLE)
         give(LAYOUTS[layout](value))
         np.testing.assert_allclose(made.step(ROWS, LABELS)[0], wanted)
-
-
-@pytest.mark.parametrize(
-    "rows, labels, how, error, words",
-    [
-        (ROWS + 1j, LABELS, {}, TypeError, "complex128"),
-        (ROWS[0], LABELS, {}, TypeError, "input 'x': expected 2 dimension"),
-        (ROWS[None], LABELS, {}, TypeError, "input 'x': expected 2 dimension"),
-        ("rows", LABELS, {}, TypeError, "input 'x'"),
-        (ROWS, LABELS / 2, {}, TypeError, "input 'labels': .*int32"),
-        (ROWS, LABELS[:-1], {}, ValueError, "11.*10"),
-        (ROWS, LABELS, {"batch": [3, 11]}, IndexError, "11"),
-        (ROWS, LABELS, {"batch": np.ones(12, bool)}, IndexError, "12"),
-        (ROWS, LABELS, {"num_slices": 0}, ValueError, "num_slices"),
-        (ROWS, LABELS, {"output_subset": [4]}, (IndexError, ValueError), "output_subset"),
-        (ROWS, LABELS, {"scale": np.ones(2)}, TypeError, "input 'scale'"),
-    ],
-)
-def test_wrong_arguments_are_named_before_anything_is_computed(made, rows, labels, how, error, words):
-    with pytest.raises(error, match=words):
-        made.step(rows, labels, **how)
-    assert list(synk.gather(made.calls)) == [0, 0]
-    made.check()
 
 
 # What goes wrong inside of a function
@@ -311,8 +288,7 @@ def test_training_steps_equal_the_serial_steps(made, mode, rule):
 
 
 @pytest.mark.parametrize(
-    "bad_row",
-    [pytest.param(0, id="worker"), pytest.param(10, id="master", marks=pytest.mark.slow)],
+    "bad_row", [pytest.param(0, id="worker"), pytest.param(10, id="master", marks=pytest.mark.slow)]
 )
 def test_a_parallel_function_equals_the_serial_one_and_no_rank_takes_a_step_that_fails_on_one(
     made, mode, bad_row
@@ -334,21 +310,6 @@ def test_a_parallel_function_equals_the_serial_one_and_no_rank_takes_a_step_that
             step(bad, LABELS)
         for ours, theirs in zip(models[0].params, models[1].params):
             np.testing.assert_allclose(synk.gather(ours), [theirs.get_value()] * 2)
-
-
-def test_rules_train_with_functions_of_either_mode(made, mode):
-    one = Regression()
-    with default_mode(mode):
-        step = rules.make_step(one.loss, one.params, [one.x, one.y], updates.sgd, learning_rate=0.5)
-        loss = synk.function([one.x, one.y], one.loss)
-        synk.distribute()
-    before = loss(ROWS, LABELS)
-    for rule in (rules.BSP(), rules.EASGD(period=2)):
-        synk.broadcast(one.params, [np.full(3, 0.1), np.array(0.2)])
-        rules.train(
-            step, one.params, [ROWS, LABELS], rule, batch_size=2, epochs=30, seed=1, progress=False
-        )
-        assert loss(ROWS, LABELS) < before / 4
 
 
 # Faults

@@ -58,16 +58,6 @@ def test_none_is_a_value_by_position_and_by_name(world):
     np.testing.assert_array_equal(f(ROWS, thing=0), 3 * ROWS)
 
 
-def test_none_is_given_twice_like_any_other_value(world):
-    f, _ = scaled()
-    for one, other in ((None, None), (None, 1), (1, None)):
-        with pytest.raises(TypeError, match="input 'thing' is given twice"):
-            f(ROWS, one, thing=other)
-    for call in (f, f.as_theano, f.check):
-        with pytest.raises(TypeError, match="no value for input 'thing'"):
-            call(ROWS)
-
-
 # PyTensor's class takes no default values.
 @pytest.mark.parametrize("kind", [synk.In] if NAME == "pytensor" else [synk.In, compiler.In])
 def test_none_is_not_replaced_by_the_default_value(world, kind):
@@ -195,31 +185,6 @@ def test_an_output_is_none_if_it_is_none_on_all_ranks_and_an_error_if_on_some(si
                 f(rows, num_slices=2)
 
 
-def test_each_output_that_is_none_is_named(world):
-    x = tt.dvector("x")
-    f = synk.function([x], {"fine": x.mean(), "none": (KINDS["vector"](x), "sum")})
-    assert f(NONE)["none"] is None and f(NONE)["fine"].shape == ()
-    with pytest.raises(ValueError, match=r"output 1 .*None on rank\(s\) 2, but .* rank\(s\) 0, 1"):
-        f(np.array([1.0, 1, 9]))
-    assert f(np.array([1.0, 1, 1])).keys() == {"fine", "none"}
-
-
-def test_an_output_that_is_none_may_be_named_twice(world):
-    x = tt.dvector("x")
-    f = synk.function([x], [x.mean(), (KINDS["vector"](x), "gather")])
-    assert f(NONE, output_subset=[1, 1]) == [None, None]
-
-
-def test_the_masters_own_value_may_be_none(world):
-    x = tt.dvector("x")
-    f = synk.function([x], [(KINDS["vector"](x), None), (x.sum(), "sum")])
-    for rows in ([1, 9, 1], [1, 9, 9]):
-        none, total = f(np.array(rows, float))
-        assert none is None and total == sum(rows)
-    own, _ = f(np.array([9.0, 1, 9]))
-    assert own.tolist() == [1]
-
-
 @as_op([tt.dvector], [tt.dvector])
 def none_if_long(v):
     return None if len(v) > 2 else np.full(3, np.nan)
@@ -269,18 +234,6 @@ def test_a_variable_that_an_update_has_set_to_none_is_refused_by_name(world, use
         USES[use](w)
     synk.broadcast(w, [5.0])
     assert [synk.get_value(rank, w).tolist() for rank in range(3)] == [[5.0]] * 3
-
-
-@pytest.mark.skipif(NAME == "pytensor", reason="NumPy adds None up")
-def test_a_function_that_uses_it_fails_as_with_the_compiler(world):
-    """The samples of variables in its first calls have no values of it to compare."""
-    w, _ = none_after_a_call()
-    x = tt.dvector("x")
-    f = synk.function([x], w.sum() + x.sum())
-    with pytest.raises(synk.WorkerError, match="(?s)rank 2 .*Apply node that caused the error: Sum"):
-        f(FINE)
-    synk.broadcast(w, [5.0])
-    assert f(FINE) == 5 + FINE.sum() / 3
 
 
 def test_an_update_that_is_none_in_some_slices_is_an_error(world):

@@ -80,15 +80,6 @@ def test_threads_draw_from_the_posterior_of_the_model(two):
         assert_same_posterior(sample(parallel, cores), sample(plain, cores))
 
 
-@pytest.mark.slow
-def test_no_run_of_many_has_other_draws(two):
-    model = normal()
-    plain, parallel = compiled(model), compiled(parallelize(model))
-    for seed in range(12):
-        for cores in (2, 4):
-            assert_same_posterior(sample(parallel, cores, seed=seed), sample(plain, cores, seed=seed))
-
-
 def test_pymc_samples_by_nutpie(two):
     model = normal()
     given = {

@@ -8,18 +8,12 @@ import sys
 import pytest
 from made_up_libraries import fixture_bare_machine, fixture_binaries, fixture_put  # noqa: F401
 from made_up_libraries import path_of, wheels_of
-from prelude import run_file
 from processes import FOLDER
 
 from synkhronos.host import nvidia_libraries
 
 pytestmark = pytest.mark.usefixtures("bare_machine")
-RELEASE_12 = (
-    "libnvrtc.so.12",
-    "libnvrtc-builtins.so.12.4",
-    "libcublas.so.12",
-    "libcublasLt.so.12",
-)
+RELEASE_12 = ("libnvrtc.so.12", "libnvrtc-builtins.so.12.4", "libcublas.so.12", "libcublasLt.so.12")
 
 
 def found(*folders, cache=(), **environ):
@@ -55,32 +49,11 @@ def test_what_a_library_loads_is_found_beside_it(put):
 
 
 @pytest.mark.parametrize(
-    ("missing", "name"),
-    [("libnvrtc-builtins.so.12.4", "libnvrtc"), ("libcublasLt.so.12", "libcublas")],
+    ("missing", "name"), [("libnvrtc-builtins.so.12.4", "libnvrtc"), ("libcublasLt.so.12", "libcublas")]
 )
 def test_a_library_without_what_it_loads_is_not_taken(put, missing, name):
     folder = put("a", "libcuda.so.1", *(one for one in RELEASE_12 if one != missing))
     assert set(found(folder)) == {"libcuda", "libnvrtc", "libcublas"} - {name}
-
-
-def test_cublas_before_11_is_one_library(put):
-    assert "libcublas" in found(put("a", "libcuda.so.1", "libcublas.so.10"))
-
-
-def test_the_newest_in_a_folder_is_taken(put):
-    folder = put("a", "libcuda.so.1", "libcublas.so.9", "libcublas.so.10", "libcublas.so.8")
-    assert files(found(folder))["libcublas"] == f"{folder}/libcublas.so.10"
-
-
-def test_a_link_tells_the_version_of_its_file(put):
-    folder = put("a", "libcuda.so.1", "libnvrtc.so.11.8.89", "libnvrtc-builtins.so.11.8")
-    (folder / "libnvrtc.so.11.2").symlink_to("libnvrtc.so.11.8.89")
-    assert found(folder)["libnvrtc"].version == (11, 8, 89)
-
-
-def test_built_in_functions_tell_the_version_of_nvrtc(put):
-    folder = put("a", "libcuda.so.1", "libnvrtc.so.12", "libnvrtc-builtins.so.12.4")
-    assert found(folder)["libnvrtc"].version == (12, 4)
 
 
 def test_nvrtc_is_no_newer_than_the_driver(put):
@@ -100,11 +73,6 @@ def test_cublas_is_of_no_newer_major_version_than_the_driver(put):
     assert files(found(driver, new, fitting))["libcublas"] == f"{fitting}/libcublas.so.12.9.1"
 
 
-def test_a_driver_that_does_not_report_its_version_excludes_no_library(put):
-    folder = put("a", "libcuda.so.1", *RELEASE_12, driver=0)
-    assert set(found(folder)) == set(nvidia_libraries.NEEDED)
-
-
 def test_a_pair_of_one_release_is_preferred(put):
     driver = put("a", "libcuda.so.1")
     old_nvrtc = put("b", "libnvrtc.so.11.2", "libnvrtc-builtins.so.11.8")
@@ -112,15 +80,6 @@ def test_a_pair_of_one_release_is_preferred(put):
     answer = files(found(driver, old_nvrtc, release))
     assert answer["libnvrtc"] == f"{release}/libnvrtc.so.12"
     assert answer["libcublas"] == f"{release}/libcublas.so.12"
-
-
-def test_without_a_pair_the_first_of_each_is_taken(put):
-    driver = put("a", "libcuda.so.1")
-    nvrtc = put("b", "libnvrtc.so.11.2", "libnvrtc-builtins.so.11.8")
-    cublas = put("c", "libcublas.so.12", "libcublasLt.so.12")
-    answer = files(found(driver, nvrtc, cublas))
-    assert answer["libnvrtc"] == f"{nvrtc}/libnvrtc.so.11.2"
-    assert answer["libcublas"] == f"{cublas}/libcublas.so.12"
 
 
 def test_stubs_are_not_taken_not_even_by_a_link(put):
@@ -165,42 +124,6 @@ def test_folders_are_looked_at_in_order(put, monkeypatch):
         (place / "libnccl.so.2").unlink()
 
 
-def test_the_newest_release_of_pips_wheels_is_looked_at_first(put):
-    nvidia = put("site/nvidia")
-    for name in ("cublas", "cu9", "cu13", "cu12"):
-        (nvidia / name / "lib").mkdir(parents=True)
-    names = [folder.parent.name for folder in nvidia_libraries.wheel_folders(nvidia)]
-    assert names == ["cu13", "cu12", "cu9", "cublas"]
-
-
-def test_a_folder_with_characters_of_patterns_is_looked_at(put):
-    conda = put("[c]?*/lib", "libcuda.so.1").parent
-    assert "libcuda" in found(CONDA_PREFIX=str(conda))
-
-
-def test_our_own_links_are_not_found_again(put):
-    ours = put("synkhronos/libraries-0123456789abcdef", "libcuda.so")
-    assert found(ours) == {}
-
-
-def test_the_loaders_cache_is_read_as_it_is(monkeypatch):
-    monkeypatch.undo()
-    if not nvidia_libraries.loader_cache():
-        pytest.skip("this machine's loader has no cache")
-    assert all(path.is_absolute() for path in nvidia_libraries.loader_cache())
-    assert any(path.name == "libc.so.6" for path in nvidia_libraries.loader_cache())
-
-
-def test_a_machine_without_ldconfig_has_an_empty_cache(monkeypatch):
-    monkeypatch.undo()
-
-    def run(command, **keywords):
-        raise FileNotFoundError(command[0])
-
-    monkeypatch.setattr(nvidia_libraries.subprocess, "run", run)
-    assert nvidia_libraries.loader_cache() == []
-
-
 # What the loader finds
 
 
@@ -226,54 +149,12 @@ def test_visible_is_what_the_loader_takes(put):
         assert str(nvidia_libraries.visible(name, environ, [])) == str(expected), folders
 
 
-def test_an_empty_name_in_the_path_is_the_current_folder(put, monkeypatch):
-    monkeypatch.chdir(put("a", "libmadeup.so"))
-    environ = {"LD_LIBRARY_PATH": "/nowhere:"}
-    assert loaded("libmadeup.so", environ)
-    assert nvidia_libraries.visible("libmadeup.so", environ, [])
-
-
-def test_the_loaders_cache_and_its_own_folders_are_searched(put, monkeypatch):
-    folder = put("a", "libmadeup.so")
-    assert nvidia_libraries.visible("libmadeup.so", {}, [folder / "libmadeup.so"])
-    assert not nvidia_libraries.visible("libmadeup.so", {}, [])
-    monkeypatch.setattr(nvidia_libraries, "LOADERS_OWN", (str(folder),))
-    assert nvidia_libraries.visible("libmadeup.so", {}, [])
-
-
-def test_what_hides_a_library_makes_it_invisible(put):
-    stubs, real = put("stubs", "libcuda.so"), put("a", "libcuda.so")
-    assert nvidia_libraries.visible("libcuda.so", path_of(stubs, real), []) is None
-    empty = put("empty")
-    (empty / "libcuda.so").touch()
-    assert nvidia_libraries.visible("libcuda.so", path_of(empty, real), []) is None
-    assert loaded("libcuda.so", path_of(empty, real)) is None
-
-
-@pytest.mark.parametrize(("name", "answer"), [("libcuda.so", "True"), ("libcuda.so.1", "False")])
-def test_the_driver_is_visible_by_its_bare_name_only(put, tmp_path, name, answer):
-    if answer == "False" and loaded("libcuda.so", {}):
-        pytest.skip("this machine has a driver by its bare name")
-    done = run_file("driver_is_visible.py", cwd=tmp_path, environment=path_of(put("a", name)))
-    assert done.stdout.strip() == answer, done.stderr
-
-
 # Explanations
 
 
 def explained(monkeypatch, *folders):
     monkeypatch.setenv("LD_LIBRARY_PATH", path_of(*folders)["LD_LIBRARY_PATH"])
     return nvidia_libraries.explain_missing()
-
-
-def test_without_a_driver_it_says_so(monkeypatch):
-    monkeypatch.setattr(nvidia_libraries, "driver_is_visible", lambda: False)
-    assert explained(monkeypatch).startswith("there is no NVIDIA driver here: install it")
-
-
-def test_a_driver_that_only_the_loader_knows_is_not_missed(monkeypatch):
-    monkeypatch.setattr(nvidia_libraries, "driver_is_visible", lambda: True)
-    assert explained(monkeypatch) == ""
 
 
 def test_a_library_that_is_missing_is_named_with_the_remedy(put, monkeypatch):
@@ -288,24 +169,3 @@ def test_libraries_without_their_bare_names_are_named_with_the_remedy(put, monke
     assert text.startswith("libgpuarray looks for libcuda.so, libnvrtc.so, and does not find them")
     assert f"{folder}/libcuda.so.1" in text
     assert text.endswith("start the script with `python -m synkhronos run SCRIPT`")
-
-
-def test_nothing_is_explained_where_nothing_is_missing(put, monkeypatch):
-    names = ("libcuda.so", "libnvrtc.so", "libcublas.so")
-    assert explained(monkeypatch, put("a", *RELEASE_12, *names)) == ""
-
-
-@pytest.mark.parametrize(
-    ("driver", "expected"),
-    [
-        ((13, 0), '"nvidia-cuda-nvrtc<13.1" "nvidia-cublas<14" nvidia-nccl-cu13, '),
-        ((12, 4), '"nvidia-cuda-nvrtc-cu12<12.5" "nvidia-cublas-cu12<13" nvidia-nccl-cu12, '),
-        (None, '"nvidia-cuda-nvrtc-cu12<12.1" '),
-    ],
-)
-def test_the_remedy_is_made_for_the_driver(driver, expected):
-    text = nvidia_libraries.remedy(nvidia_libraries.NAMES, driver)
-    assert f"pip install {expected}" in text
-    major, minor = driver or (12, 0)
-    assert f"cuda-version={major}.{minor}" in text
-    assert f"cuda-nvrtc-{major}-{minor} " in text

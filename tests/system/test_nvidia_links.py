@@ -11,7 +11,7 @@ import pytest
 from made_up_libraries import fixture_bare_machine, fixture_binaries, fixture_put  # noqa: F401
 from made_up_libraries import path_of
 
-from synkhronos.host import nvidia_libraries, nvidia_links
+from synkhronos.host import nvidia_links
 
 pytestmark = pytest.mark.usefixtures("bare_machine")
 NAMES = (
@@ -69,27 +69,9 @@ def test_the_bare_names_and_what_is_loaded_with_them_have_links(environ):
     assert contents(folder_of(environ)) == expected
 
 
-def test_one_hidden_library_is_enough(put, environ):
-    put("libraries", "libcuda.so", "libnvrtc.so", "libcublas.so")
-    assert "libnccl.so" in contents(folder_of(environ))
-
-
-def test_the_folder_is_listed_before_the_others(environ):
-    value = nvidia_links.environment(environ, [])["LD_LIBRARY_PATH"]
-    assert value.split(":")[1:] == [environ["LD_LIBRARY_PATH"]]
-
-
 def test_a_process_that_has_the_links_needs_no_change(environ):
     again = {**environ, **nvidia_links.environment(environ, [])}
     assert nvidia_links.environment(again, []) == {}
-
-
-def test_a_driver_outside_the_loaders_folders_adds_its_folder(put, environ, monkeypatch):
-    driver = put("driver", "libcuda.so.1")
-    (Path(environ["LD_LIBRARY_PATH"]) / "libcuda.so.1").unlink()
-    monkeypatch.setattr(nvidia_libraries, "OF_DRIVERS", (str(driver),))
-    value = nvidia_links.environment(environ, [])["LD_LIBRARY_PATH"]
-    assert value.split(":")[1:] == [environ["LD_LIBRARY_PATH"], str(driver)]
 
 
 def test_nobody_else_may_look_or_write(environ, tmp_path):
@@ -111,11 +93,6 @@ def test_the_folder_is_used_again(environ):
     before = {path: path.lstat().st_ino for path in folder.iterdir()}
     assert folder_of(environ) == folder
     assert {path: path.lstat().st_ino for path in folder.iterdir()} == before
-
-
-def test_other_libraries_have_another_folder(put, environ):
-    others = {**environ, **path_of(put("others", *NAMES))}
-    assert folder_of(environ) != folder_of(others)
 
 
 def test_processes_at_once_make_one_folder(environ, tmp_path):
@@ -147,20 +124,6 @@ def test_links_to_what_has_gone_are_removed_when_long_unused(put, environ, days,
     outdated(old, days)
     assert folder_of(environ) != old
     assert old.exists() == stays
-
-
-def test_links_to_what_is_there_stay_however_old_they_are(put, environ):
-    old = folder_of({**environ, **path_of(put("others", *NAMES))})
-    os.utime(old, (0, 0))
-    folder_of(environ)
-    assert old.exists()
-
-
-def test_using_a_folder_updates_its_modification_time(environ):
-    folder = folder_of(environ)
-    os.utime(folder, (0, 0))
-    folder_of(environ)
-    assert folder.stat().st_mtime > time.time() - 3600
 
 
 # Protection against other users
@@ -199,12 +162,6 @@ def test_a_link_to_where_others_may_write_is_not_followed(environ, tmp_path, tem
     assert not list((tmp_path / "open").glob("*/*"))
 
 
-def test_a_link_to_a_safe_place_is_followed_before_it_is_used(environ, tmp_path):
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    (tmp_path / "cache").symlink_to("elsewhere")
-    assert folder_of(environ).parent == tmp_path / "elsewhere" / "synkhronos"
-
-
 def test_links_where_the_folder_should_be_are_not_followed_to_others(environ, tmp_path):
     folder = folder_of(environ)
     for path in folder.iterdir():
@@ -215,30 +172,6 @@ def test_links_where_the_folder_should_be_are_not_followed_to_others(environ, tm
     folder.symlink_to(tmp_path / "open")
     assert folder_of(environ).parent.parent != tmp_path / "cache"
     assert not list((tmp_path / "open").iterdir())
-
-
-@pytest.mark.parametrize("character", ":;$")
-def test_a_place_whose_name_the_loader_would_split_is_not_used(
-    environ, tmp_path, temporary_folder, character
-):
-    environ["XDG_CACHE_HOME"] = str(tmp_path / f"a{character}b")
-    assert folder_of(environ).parent.parent == temporary_folder
-
-
-def test_places_are_tried_in_order(tmp_path, temporary_folder):
-    last = temporary_folder / f"synkhronos-{os.geteuid()}"
-    environ = {"XDG_CACHE_HOME": "/c", "HOME": "/h", "XDG_RUNTIME_DIR": "/r"}
-    answer = [Path("/c/synkhronos"), Path("/r/synkhronos"), last]
-    assert list(nvidia_links.places(environ)) == answer
-    environ = {"XDG_CACHE_HOME": "relative", "HOME": "/h", "XDG_RUNTIME_DIR": "relative"}
-    assert list(nvidia_links.places(environ)) == [Path("/h/.cache/synkhronos"), last]
-    assert list(nvidia_links.places({})) == [last]
-
-
-def test_a_home_that_does_not_exist_is_not_made(environ, tmp_path, temporary_folder):
-    environ = {"LD_LIBRARY_PATH": environ["LD_LIBRARY_PATH"], "HOME": str(tmp_path / "no/home")}
-    assert folder_of(environ).parent.parent == temporary_folder
-    assert not (tmp_path / "no").exists()
 
 
 def test_without_any_place_it_says_where_it_tried(environ, monkeypatch, tmp_path):

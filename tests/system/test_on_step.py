@@ -36,14 +36,6 @@ def test_a_call_is_reported_with_its_rows_and_outputs(told):
     assert told[0].outputs is outputs and all(one.seconds > 0 for one in told)
 
 
-def test_calls_with_updates_have_rows_too(told):
-    x, w = T.dvector("x"), theano.shared(1.0, "w")
-    f = synk.function([x], ((x * w).sum(), "sum"), updates=[(w, w - 0.1 * x.mean())])
-    for n_rows in (4, 3, 2):
-        f(np.ones(n_rows))
-    assert [one.rows for one in told] == [4, 3, 2]
-
-
 def test_a_training_step_is_one_step(told):
     step, data = training_step(), synk.data(np.ones((10, 3)))
     losses = [step(data, batch=rows) for rows in (10, 10, 5, [3, 2, 1])]
@@ -62,14 +54,6 @@ def test_a_step_has_the_name_and_form_that_the_script_gave(told):
     assert [(one.name, one.rows) for one in told] == [("train", 2), ("named", 4)]
     assert list(told[0].outputs) == ["cost"] and told[0].loss == 2.0
     assert told[1].loss == 9.0
-
-
-@pytest.mark.parametrize(
-    ("outputs", "loss"),
-    [(np.ones(2), None), ([], None), (None, None), ({"a": np.float32(2)}, 2.0), ((np.array(3),), 3.0)],
-)
-def test_the_loss_is_the_first_output_if_it_is_a_number(outputs, loss):
-    assert synk.StepReport(1, "f", 0.1, 3, outputs).loss == loss
 
 
 def test_calls_of_a_block_and_of_the_function_itself_are_no_steps(world_of):
@@ -136,25 +120,6 @@ def test_a_failed_call_is_no_step(told):
     with pytest.raises(TypeError):
         f(np.ones((2, 2)))
     assert told == []
-
-
-def test_a_profile_sees_the_calls_as_well(told):
-    x = T.dvector("x")
-    f = synk.function([x], (x.sum(), "sum"))
-    with synk.profile() as measured:
-        f(np.ones(4))
-        f(np.ones(4))
-    assert len(measured.seconds) == 2 and len(told) == 2
-    f(np.ones(4))
-    assert len(told) == 3
-
-
-def test_one_process_is_told_as_well(world_of):
-    world_of(1)
-    seen, x = [], T.dvector("x")
-    with synk.on_step(seen.append):
-        synk.function([x], (x.sum(), "sum"), name="f")(np.ones(3))
-    assert [(one.name, one.rows, one.loss) for one in seen] == [("f", 3, 3.0)]
 
 
 def test_steps_of_a_training_rule_are_those_of_the_master(told):

@@ -2,16 +2,7 @@
 
 import numpy as np
 import pytest
-from compilers import (
-    NAME,
-    MergeOptimizer,
-    MissingInputError,
-    OpFromGraph,
-    compiler,
-    ifelse,
-    scan,
-    tt,
-)
+from compilers import NAME, MergeOptimizer, MissingInputError, OpFromGraph, compiler, ifelse, scan, tt
 
 import synkhronos as synk
 from synkhronos.arithmetic.operations import OPERATIONS
@@ -102,13 +93,6 @@ def test_rows_are_gathered_and_the_masters_value_is_broadcast(size, width, funct
             assert result.shape == (size, *expected.shape) and result.dtype == dtype
             for one in result:
                 np.testing.assert_array_equal(one, expected)
-
-
-def test_a_number_of_each_rank_is_gathered_to_a_vector(size):
-    x = matrix()
-    f = build([x], (ops.all_gather(x.sum()), None))
-    expected = [share.sum() for share in np.array_split(ROWS, size)]
-    np.testing.assert_allclose(f(ROWS), expected)
 
 
 @pytest.mark.parametrize("width", [3, LARGE])
@@ -231,13 +215,6 @@ def test_equal_collectives_are_merged_and_unused_ones_removed(two):
     assert [node.op.number for node in nodes] == [0, 1, 2, 3]
     for one, following in zip(nodes, nodes[1:]):
         assert following.inputs[0] is one.outputs[0]
-
-
-def test_constants_are_not_reduced_when_the_function_is_compiled(two):
-    x = matrix()
-    total = ops.all_reduce(tt.constant(2.0)) + 0 * x.sum()
-    f = build([x], (total, None), mode=compiler.Mode("vm", "fast_run"))
-    assert f(ROWS) == 4
 
 
 def test_a_subset_of_the_outputs_and_condition_are_computed_together(two):

@@ -1,12 +1,7 @@
 """Tests of calls of functions with collectives: ranks without rows, slices, failures, programs."""
 
-import gc
 import multiprocessing
-import pickle
-import time
-import weakref
 
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +10,7 @@ from prelude import error_of
 from processes import own_process
 
 import synkhronos as synk
-from synkhronos.comms.alone import AloneCommunicator
 from synkhronos.functions.peers import GraphPeers
-from synkhronos.functions.stages import Stages
 from synkhronos.world.world import current_world
 
 ops = synk.ops
@@ -54,14 +47,6 @@ class Raise(Op):
 
     def infer_shape(self, node, shapes):
         return shapes
-
-
-class Doze(Raise):
-    """Returns its input, after a time that depends on its first number."""
-
-    def perform(self, node, inputs, outputs):
-        time.sleep(max(0.0, inputs[0][0, 0] / 1000))
-        outputs[0][0] = inputs[0].copy()
 
 
 def statistics():
@@ -212,32 +197,6 @@ def test_what_only_collectives_use_may_differ_and_gives_no_warning(world, recwar
     assert not [one for one in recwarn.list if issubclass(one.category, synk.SynkhronosWarning)]
 
 
-def test_calls_in_fuse_and_profile_are_the_same(world):
-    x, outputs, updates = statistics()
-    f = synk.function([x], outputs[0], updates=updates)
-    expected = f.as_theano(ROWS)
-    with synk.profile() as profile:
-        with synk.fuse():
-            first = f(ROWS)
-            synk.all_reduce(updates[2][0], "sum")
-            second = f(ROWS)
-    np.testing.assert_allclose([first.result(), second.result()], [expected] * 2)
-    assert profile.seconds.shape[1] == RANKS
-
-
-def test_a_profile_counts_the_waiting_inside_a_graph_once(world):
-    x = tt.dmatrix("x")
-    f = synk.function([x], ops.all_reduce(Doze()(x).sum()))
-    with synk.profile() as profile:
-        f(ROWS + np.arange(8.0).reshape(8, 1) // 3 * 100)  # the higher ranks sleep longer
-    seconds = dict(zip(profile.categories, profile.seconds[0].T))
-    assert seconds["wait"][0] > 0.15 > seconds["compute"][0]
-    assert seconds["compute"][2] > 0.15
-    for rank, events in enumerate(profile.events):
-        [command] = [one.seconds for one in events if one.category == "command"]
-        assert profile.seconds[0, rank].sum() <= command + 1e-3
-
-
 def test_random_streams_and_checkpoints_work_with_collectives(world, tmp_path):
     x, stream = tt.dmatrix("x"), Streams(3)
     average = compiler.shared(np.zeros(2), "average")
@@ -253,37 +212,6 @@ def test_random_streams_and_checkpoints_work_with_collectives(world, tmp_path):
     synk.load(tmp_path / "state")
     for result, one in zip(f(ROWS), expected):
         np.testing.assert_array_equal(result, one)
-
-
-@own_process
-def test_functions_that_workers_inherit_get_late_and_inherit_after_a_restart_are_the_same():
-    x, w = tt.dmatrix("x"), compiler.shared(np.ones(2), name="w")
-
-    def build():
-        centred = x - ops.all_reduce(x.mean(0), "avg")
-        outputs = [ops.all_reduce(x.sum(0) * w), tt.sqr(centred).mean(axis=1), ops.all_gather(x)]
-        return synk.function([x], [(outputs[0], None), (outputs[1], "gather"), (outputs[2], None)])
-
-    synk.fork(2, use_gpu=False)
-    first = build()
-    synk.distribute()
-    late = build()
-    expected = first.as_theano(ROWS)
-    with synk.fuse():
-        pending = [late(ROWS), first(ROWS), late(ROWS)]
-    for results in [each.result() for each in pending]:
-        for result, one in zip(results, expected):
-            np.testing.assert_allclose(result, one)
-    synk.restart(n_parallel=2)
-    for result, one in zip(late(ROWS), expected):
-        np.testing.assert_allclose(result, one)
-
-
-def test_graphs_can_be_pickled_and_copied(world):
-    x = tt.dmatrix("x")
-    again_x, again = pickle.loads(pickle.dumps((x, ops.all_reduce(x.sum(0)))))
-    f = synk.function([again_x], (again, None))
-    np.testing.assert_allclose(f(ROWS), ROWS.sum(0))
 
 
 # Failures
@@ -415,21 +343,6 @@ def test_a_rank_in_the_place_of_a_dead_one_has_memory_of_its_own_for_collectives
         np.testing.assert_allclose(f(rows), expected)
 
 
-def test_memory_of_collectives_is_freed_with_their_function(world):
-    here = current_world().here
-    x = tt.dmatrix("x")
-    f = synk.function([x], (ops.all_reduce(x.sum(0)), None))
-    rows = np.random.RandomState(1).normal(size=(5, 4000))
-    f(rows)
-    number = f.replica.number
-    assert number in here.peers
-    del f
-    gc.collect()
-    g = synk.function([x], x.mean())
-    g(rows)
-    assert number not in here.peers
-
-
 def test_results_of_large_arrays_are_the_callers_own(world):
     """Large arrays are reduced in shared memory, which later calls use as soon as nobody else does."""
     x, seen = tt.dmatrix("x"), compiler.shared(np.zeros(4000), "seen")
@@ -457,49 +370,3 @@ def test_results_of_large_arrays_outlive_the_world():
     synk.close()
     synk.fork(2, use_gpu=False)
     np.testing.assert_allclose(result, rows.sum(0))
-
-
-def stages():
-    """Return the stages of one process, and a list of all arrays that they have allocated."""
-    allocated = []
-
-    class Store:
-        def empty(self, shape, dtype):
-            allocated.append(np.empty(shape, dtype))
-            return allocated[-1]
-
-    return Stages(Store(), AloneCommunicator(SimpleNamespace(rank=0, size=1))), allocated
-
-
-def test_a_stage_is_used_again_once_no_view_of_its_array_is_left():
-    made, allocated = stages()
-    like = np.zeros((3, 4), "float16")
-    stage = made.take(0, like)
-    lent = stage.lend()
-    assert (lent.shape, lent.dtype) == (like.shape, like.dtype)
-    lent[...] = 7
-    np.testing.assert_array_equal(allocated[0], 7)
-    view = lent[1:].T
-    del lent
-    second = made.take(0, like)
-    assert second is not stage
-    lent = second.lend()
-    del view
-    assert made.take(0, like) is stage
-    assert len(allocated) == 2
-    del lent
-
-
-def test_stages_are_forgotten_if_their_arrays_are_kept_or_have_other_shapes():
-    made, allocated = stages()
-    kept = [made.take(number % 2, np.zeros(5)).lend() for number in range(50)]
-    for number, one in enumerate(kept):
-        one[...] = number
-    assert [one[0] for one in kept] == list(range(50))
-    for extent in range(50):
-        made.take(1, np.zeros(extent))
-    memory = [weakref.ref(one) for one in allocated]
-    del kept, one
-    allocated.clear()
-    gc.collect()
-    assert sum(one() is not None for one in memory) == 4

@@ -73,10 +73,3 @@ def test_inferred_shapes_are_those_of_the_values(makers, needed):
     inferred, nodes = shapes_of(variables, x, compiler.Mode("vm", "fast_run"))
     assert dict(zip(makers, inferred)) == dict(zip(makers, computed))
     assert len(nodes) == needed, nodes
-
-
-def test_a_known_extent_needs_no_collective_where_another_is_not_known():
-    x = tt.dmatrix("x")
-    f = synk.function([x], (ops.all_gather(x).shape[1], None), mode=compiler.Mode("vm", "fast_run"))
-    assert f(ROWS) == 3
-    assert not any(isinstance(node.op, Collective) for node in f.maker.fgraph.toposort())

@@ -1,12 +1,8 @@
 """Tests of what other programs use of the cores, and of what is said about it."""
 
 import logging
-import subprocess
-import sys
-import time
 import weakref
 
-import psutil
 import pytest
 
 from synkhronos.host import other_programs
@@ -15,27 +11,6 @@ from synkhronos.host.doctor.check import OK, WARNING
 from synkhronos.host.machine import affinity
 from synkhronos.host.other_programs import OtherPrograms
 from synkhronos.world import launch
-
-COMPUTES = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass"
-
-
-def compute(seconds):
-    end = time.process_time() + seconds
-    while time.process_time() < end:
-        pass
-
-
-def test_what_this_process_and_its_children_compute_is_its_own():
-    before = other_programs._own()
-    compute(0.2)
-    subprocess.run([sys.executable, "-c", COMPUTES.format(0.3)], check=True)
-    assert 0.4 < other_programs._own() - before < 10
-
-
-def test_the_busy_time_of_the_cores_contains_what_this_process_computes():
-    before = other_programs._busy()
-    compute(0.5)
-    assert other_programs._busy() - before > 0.4
 
 
 @pytest.mark.parametrize("busy, own, used", [(3.0, 1.0, 1.0), (3.0, 3.5, 0.0), (1e6, 0, affinity())])
@@ -51,19 +26,6 @@ def test_the_others_have_used_what_is_not_its_own(monkeypatch, busy, own, used):
     assert others.own_cores() == own / 2
 
 
-def test_a_core_that_is_not_shown_is_no_error(monkeypatch):
-    monkeypatch.setattr(other_programs.os, "sched_getaffinity", lambda process: {0, 10_000})
-    assert other_programs._busy() > 0
-
-
-def test_a_child_that_ends_meanwhile_is_no_error(monkeypatch):
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    child = psutil.Process(ended.pid)
-    ended.wait()
-    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [child])
-    assert other_programs._own() > 0
-
-
 class Busy:
     """Other programs that use a number of cores."""
 
@@ -75,14 +37,6 @@ class Busy:
 
     def own_cores(self):
         return self._own
-
-
-def test_a_world_that_was_idle_is_no_reason_for_a_remark(monkeypatch, caplog):
-    monkeypatch.setattr(launch, "affinity", lambda: 4)
-    world = type("World", (), {"size": 4})()
-    with caplog.at_level(logging.WARNING, "synkhronos"):
-        launch._remark_on_others(Busy(2.0, own=1.1), weakref.ref(world))
-    assert not caplog.records
 
 
 @pytest.mark.parametrize(

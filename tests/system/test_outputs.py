@@ -1,7 +1,5 @@
 """Tests of large outputs, which are reduced in the memory in which they were computed."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from compilers import compiler, tt
@@ -9,7 +7,6 @@ from oracle import WORLD_IDS, WORLDS
 
 import synkhronos as synk
 from synkhronos.comms.shm import SharedMemoryCommunicator
-from synkhronos.functions.outputs import collect
 from synkhronos.world.here import Command
 from synkhronos.world.world import current_world
 
@@ -31,17 +28,6 @@ class Pool:
         self.counts = synk.function([x], [(counts, "sum"), (counts, "max")])
         self.turned = synk.function([x], ((2 * x).T, "sum"))
         self.lengths = synk.function([x], (x.flatten(), "sum"))
-        wide = tt.cast(total[:6].reshape((2, 3)), "complex64")
-        small = [
-            (total[:0], "sum"),
-            (wide.T, "sum"),
-            (total[:3] > 0, "max"),
-            (counts[0], "max"),
-            (x[:, :2], "gather"),
-            (x[:, :0], "gather"),
-        ]
-        self.small = synk.function([x], small)
-        self.serial_small = compiler.function([x], [one for one, _ in small])
         self.rows = compiler.shared(np.zeros((0, N), "float32"), "rows")
         self.held = synk.function(
             [], [(self.rows.sum(axis=0), op) for op in OPS], sliceable_shareds=[self.rows]
@@ -50,12 +36,8 @@ class Pool:
         v = tt.fvector("v")
         table = tt.constant(np.arange(N, dtype="float32"))
         new = self.weights + 1
-        self.others = synk.function(
-            [],
-            [(one, "sum") for one in (self.weights, v, table, new, new)],
-            bcast_inputs=[v],
-            updates=[(self.weights, new)],
-        )
+        others = [(one, "sum") for one in (self.weights, v, table, new, new)]
+        self.others = synk.function([], others, bcast_inputs=[v], updates=[(self.weights, new)])
         synk.distribute()
 
 
@@ -155,18 +137,6 @@ def test_dtypes_stay_and_integers_wrap_around(pool, n_rows):
     assert_bits(largest, fold("max", counts, weights))
 
 
-@pytest.mark.parametrize("n_rows", [1, 7])
-def test_small_outputs_have_the_same_shapes_and_dtypes(pool, n_rows):
-    x = make(n_rows)
-    parts = [pool.serial_small(part) for part in np.array_split(x, pool.size) if len(part)]
-    empty, wide, signs, count, rows, no_columns = zip(*parts)
-    got = pool.small(x)
-    for one, op, values in zip(got, ["sum", "sum", "max", "max"], [empty, wide, signs, count]):
-        assert_bits(one, np.asarray(fold(op, values, None)))
-    assert_bits(got[4], np.concatenate(rows))
-    assert_bits(got[5], np.concatenate(no_columns))
-
-
 def test_an_output_may_have_another_memory_order(pool):
     x = make(2 * pool.size)
     assert not pool.turned.as_theano(x).flags.c_contiguous
@@ -211,16 +181,6 @@ def test_variables_and_inputs_that_are_outputs_are_not_written_to(pool):
     synk.broadcast(pool.weights, old)
 
 
-def test_several_calls_in_one_command_have_each_their_own(pool):
-    x, y = make(5), make(5, seed=4)
-    with synk.fuse():
-        one, other = pool.every(x), pool.every(y)
-    for results, rows in ((one.result(), x), (other.result(), y)):
-        values, weights = totals(pool, rows)
-        for got, op in zip(results, OPS):
-            assert_bits(got, fold(op, values, weights))
-
-
 def test_unequal_shapes_are_refused_by_rank(pool):
     if pool.size == 1:
         assert pool.lengths(make(3)).shape == (3 * N,)
@@ -228,22 +188,6 @@ def test_unequal_shapes_are_refused_by_rank(pool):
     with pytest.raises(ValueError, match=rf"rank 0: \({2 * N},\).*rank 1: \({N},\).*gather"):
         pool.lengths(make(pool.size + 1))
     assert_bits(pool.lengths(make(pool.size)), fold("sum", list(make(pool.size)), None))
-
-
-class FreeBytes(Command):
-    """Returns the number of free bytes of this rank's shared memory."""
-
-    def run(self, here):
-        return sum(stop - start for start, stop in here.store.memory._large.holes())
-
-
-def test_memory_of_outputs_that_a_worker_has_sent_is_free_at_the_next_command(pool):
-    x = synk.data(make(2 * pool.size))
-    before = current_world().run(FreeBytes())
-    pool.every(x)
-    after = current_world().run(FreeBytes())
-    workers = [rank for rank in range(pool.size) if rank != pool.master_rank]
-    assert [after[rank] for rank in workers] == [before[rank] for rank in workers]
 
 
 # A communicator that reduces outputs in place, like the one for devices
@@ -328,55 +272,3 @@ def test_other_outputs_and_those_of_too_few_rows_go_to_the_master(pool, reductio
     # The number of rows of a sliceable variable is known only to its rank.
     assert_all_close(pool.held(), OPS, *totals(pool, x))
     assert reductions() == []
-
-
-# Reduction of the ranks' results, without a world
-
-
-def reduced(results, modes, master_rank=0, subset=None, dtype="float64"):
-    world = SimpleNamespace(here=None, master_rank=master_rank)
-    replica = SimpleNamespace(
-        output_modes=modes,
-        output_dtypes=[np.dtype(dtype)] * len(modes),
-        output_axes=[0] * len(modes),
-    )
-    results = [(n_rows, *(outputs or ())) for n_rows, outputs in results]
-    return collect(world, SimpleNamespace(replica=replica), results, subset)
-
-
-@pytest.mark.parametrize("master", [0, 1, 2])
-def test_outputs_that_the_communicator_has_reduced_are_taken_from_the_master(master):
-    """The other ranks have sent nothing for this output."""
-    results = [(rank + 1, [None, np.ones(2)]) for rank in range(3)]
-    results[master][1][0] = np.full(2, 7.0)
-    first, second = reduced(results, ["avg", "sum"], master)
-    assert first is results[master][1][0] and second.tolist() == [3, 3]
-
-
-def test_floats_are_weighted_by_rows_and_have_the_dtype_of_the_output():
-    results = [(1, [1.0, 5.0]), (0, None), (3, [2.0, 3.0])]
-    average, largest = reduced(results, ["avg", "max"], dtype="float32")
-    assert (average, largest) == (1.75, 5) and average.dtype == largest.dtype == np.float32
-    [largest] = reduced([(2, [4.0]), (2, [6.0])], ["avg", "max"], subset=[1])
-    assert largest == 6
-
-
-def test_numbers_are_gathered_to_a_vector_of_the_outputs_dtype():
-    [gathered] = reduced([(1, [1.5]), (2, [2.5])], ["gather"], dtype="float32")
-    assert gathered.tolist() == [1.5, 2.5] and gathered.dtype == np.float32
-
-
-def test_rows_of_unequal_width_cannot_be_gathered():
-    rows = [np.ones((2, 3, 4)), np.ones((1, 3, 4))]
-    [gathered] = reduced([(2, rows[:1]), (1, rows[1:])], ["gather"])
-    assert gathered.shape == (3, 3, 4)
-    for other in (np.ones((2, 2, 4)), np.ones((2, 3, 1)), np.ones((2, 3))):
-        with pytest.raises(ValueError, match=r"output 0 .*rank 0: \(2, 3, 4\), rank 2: "):
-            reduced([(2, rows[:1]), (0, None), (2, [other])], ["gather"])
-
-
-def test_without_rows_there_is_no_output():
-    with pytest.raises(ValueError, match="no rank had any rows"):
-        reduced([(0, None), (0, None)], ["sum"])
-    with pytest.raises(ValueError, match="the master had no rows"):
-        reduced([(0, None), (2, [None])], [None])

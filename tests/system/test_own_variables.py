@@ -232,16 +232,6 @@ def test_reduced_arrays_belong_to_their_rank(functions):
     assert synk.spmd(program) == [({3.0 + rank}, {3.0}) for rank in range(RANKS)]
 
 
-def test_arrays_of_ever_new_shapes_take_no_more_memory(functions):
-    def program(rank):
-        for length in [*range(1, 101), 1]:
-            total = rank.all_reduce(np.full(length, float(rank.rank)), "sum")
-            assert set(total) == {3.0} and len(total) == length
-        return len(rank._array_reductions)
-
-    assert all(kept <= 32 for kept in synk.spmd(program))
-
-
 def test_weights_and_wrong_arrays(functions):
     def weighted(rank):
         return rank.all_reduce([float(rank.rank)], "avg", weight=rank.rank)
