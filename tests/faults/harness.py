@@ -1,4 +1,4 @@
-"""Run scenarios by their seeds, and create a table of the outcomes.
+"""Run scenarios by their seeds.
 
 ``python tests/faults/harness.py SEED...`` runs the given seeds and reports on each.
 """
@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from scenarios import HOWS, PLACES, PROGRAM_PLACES, PROGRAMS, scenario
+from scenarios import scenario
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -89,35 +89,6 @@ def missing(seed, errors):
     }
 
 
-def table(results):
-    """Return the results as a text table, with one row per place and one column per kind of fault.
-
-    Each cell has the number of faults, the slowest detection in seconds, and the number of failures.
-    """
-    seeds = [*range(len(PLACES)), *range(PROGRAMS, PROGRAMS + len(PROGRAM_PLACES))]
-    places = [scenario(seed).place for seed in seeds]
-    rows = [["where / how", *HOWS, "all"]]
-    for place in [*(one for one in places if any(one == r["place"] for r in results)), "all"]:
-        rows.append([place])
-        for how in [*HOWS, "all"]:
-            chosen = [r for r in results if place in (r["place"], "all") and how in (r["how"], "all")]
-            rows[-1].append(cell(chosen))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip() for row in rows]
-    for who in ("worker", "master", "controller"):
-        lines.append(f"{who}: {cell([result for result in results if result['who'] == who])}")
-    lines.append("Each entry: how many faults, the slowest detection in seconds, how many failed (!).")
-    return "\n".join(lines) + "\n"
-
-
-def cell(results):
-    if not results:
-        return "-"
-    failures = sum(bool(result["problem"]) for result in results)
-    slowest = max(result["detection"] for result in results)
-    return f"{len(results)} {slowest:.2f}" + (f" {failures}!" if failures else "")
-
-
 def tell(result):
     verdict = result["problem"] or "well"
     print(f"{result['scenario']}: noticed after {result['detection']:.2f} s: {verdict}", flush=True)
@@ -128,13 +99,9 @@ def main():
     parser.add_argument("seeds", type=int, nargs="*", metavar="SEED")
     parser.add_argument("--range", type=int, nargs=2, default=(0, 0), metavar=("START", "STOP"))
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--table", type=Path, metavar="PATH")
     asked = parser.parse_args()
     results = run([*asked.seeds, *range(*asked.range)], asked.jobs, tell=tell)
-    text = table(results)
-    print(text)
-    if asked.table:
-        asked.table.write_text(text)
+    print(len(results), "scenarios,", sum(bool(one["problem"]) for one in results), "of them failed")
     return int(any(result["problem"] for result in results))
 
 

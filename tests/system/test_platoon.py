@@ -17,7 +17,6 @@ from processes import ROOT, restore_signals
 
 from synkhronos.compat.platoon import configparser, launcher
 from synkhronos.compat.platoon.param_sync import ASGD, EASGD
-from synkhronos.compat.platoon.processes import labels_of
 
 PROGRAMS = ROOT / "tests" / "programs" / "platoon"
 LAUNCHER = ["-m", "synkhronos.compat.platoon.launcher"]
@@ -172,19 +171,6 @@ def test_an_lstm_learns_with_elastic_averaging(launch, example, logs, options):
     assert int(steps) > 180
     assert float(best.split()[1]) < 0.2, found  # half of them are wrong at first
     assert all("Train cost" in found[f"workercpu-{rank}.out"] for rank in range(2))
-
-
-@pytest.mark.slow
-def test_an_lstm_learns_with_averages_and_all_workers_have_the_same_parameters(launch, example, logs):
-    example("sequences.py", "synchronous_lstm_controller.py", "synchronous_lstm_worker.py")
-    ended(launch("synchronous_lstm", controller="--epochs=8"), 0, logs)
-    found = logs()
-    assert float(found["controllercpu.out"].split()[-1]) < 0.2, found
-    sums = [
-        [line.split()[-1] for line in found[f"workercpu-{rank}.out"].splitlines()] for rank in range(2)
-    ]
-    common = min(map(len, sums))
-    assert common > 5 and sums[0][:common] == sums[1][:common]
 
 
 # Rules and reductions
@@ -371,17 +357,6 @@ def test_what_a_controller_closes_is_no_failure(launch, write, logs):
     )
     ended(launch("some"), 0, logs)
     assert logs()["workercpu-0.out"] == "stop\n"
-
-
-def test_a_repeated_device_has_numbered_logs():
-    assert labels_of(["cuda0", "cuda1"]) == ["cuda0", "cuda1"]
-    assert labels_of(["cpu", "cpu"]) == ["cpu-0", "cpu-1"]
-
-
-def test_devices_are_named_or_of_the_environment(monkeypatch):
-    monkeypatch.setenv("PLATOON_DEVICES", "cuda2, cuda3")
-    assert launcher.find_devices(["cpu", "cuda0"], [1]) == ["cpu"]
-    assert launcher.find_devices(None, None) == ["cuda2", "cuda3"]
 
 
 def test_hosts_and_devices_are_in_configuration_files_the_last_one_first(tmp_path, monkeypatch):

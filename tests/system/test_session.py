@@ -135,15 +135,6 @@ def test_cdd_takes_steps_by_the_sum_of_the_velocities(fork, descends):
         np.testing.assert_allclose(value, by_us, rtol=1e-12)
 
 
-def test_velocities_of_sub_batches_are_not_lost(fork):
-    fork(2)
-    found = train(sync_type="cdd", n_subb=2, n_epochs=1, rate=0.05, batch_size=60)
-    assert len(found.record.losses[0]) == 10  # batches
-    # Every sub-batch has the rows of its batch again: twice as many steps as without sub-batches.
-    again = train(sync_type="cdd", n_epochs=1, rate=0.05, batch_size=60)
-    assert found.record.losses[0][-1] < again.record.losses[0][-1]
-
-
 def test_ranks_with_seeds_of_their_own_begin_with_the_masters_parameters(fork):
     fork(2)
     assert equal(train(own_seeds=True), train(own_seeds=False))
@@ -217,11 +208,6 @@ def test_linear_scaling_and_warmup_change_the_rate_before_each_batch(fork):
     record = train(**options).record
     np.testing.assert_allclose(record.learning_rates, [rates, rates])
     np.testing.assert_allclose(train(n_epochs=2, rate=0.1).model.seen, [0.1] * 15 + [0.09] * 15)
-
-
-def test_one_rank_is_neither_scaled_nor_warmed_up(fork):
-    fork(1)
-    assert equal(train(scale_lr=True, warmup=1, n_epochs=2), train(n_epochs=2))
 
 
 # Refusals

@@ -30,13 +30,6 @@ class InTurn(Model):
             super().compile_iter_fns(sync_type)
 
 
-class Telling(Model):
-    """A model that tells when the session calls `print_info`."""
-
-    def print_info(self, recorder):
-        print("after epoch", self.epoch, recorder.get_latest_val_info()[0])
-
-
 @pytest.fixture(autouse=True)
 def in_python():
     with default_mode("FAST_COMPILE"):
@@ -110,23 +103,9 @@ def test_the_others_go_on_when_a_rank_dies_and_a_new_one_takes_its_place(world_o
     assert synk.spmd(lambda rank: rank.rank) == [0, 1], "the processes can be used"
 
 
-def test_without_a_death_the_validations_are_those_of_all_ranks(world_of):
-    world_of(2, timeout=60)
-    met, apart = (train(rules.Rule(), Model, on_death=one)[0] for one in ("raise", "continue"))
-    for one, other in zip(met.validations, apart.validations):
-        assert one["loss"] == pytest.approx(other["loss"]) and one["error"] == other["error"]
-    assert met.losses == apart.losses and len(apart.validations) == 3
-
-
 def test_what_needs_all_ranks_cannot_go_on_without_one(tmp_path):
     for rule, checkpoint in (("BSP", None), ("LocalSGD", None), ("EASGD", tmp_path / "session.npz")):
         with pytest.raises(ValueError, match="expected a rule without collectives, .* no checkpoint"):
             Session(Model, rule, checkpoint=checkpoint, on_death="continue")
     with pytest.raises(ValueError, match="expected 'raise' or 'continue', got 'ignore'"):
         Session(Model, "EASGD", on_death="ignore")
-
-
-def test_the_master_prints_its_own_information_after_each_validation(world_of, capfd):
-    world_of(2, timeout=60)
-    train("EASGD", Telling, n_epochs=2)
-    assert capfd.readouterr().out.splitlines() == ["after epoch 0 15", "after epoch 1 30"]

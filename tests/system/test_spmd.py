@@ -14,7 +14,6 @@ from processes import own_process
 
 import synkhronos as synk
 from synkhronos._errors import CollectiveAbortedError, MissingRankError, SynkhronosError
-from synkhronos.programs.stopping import INTERRUPTED, Stop
 from synkhronos.transports.children import Children
 from synkhronos.world.world import current_world
 
@@ -479,13 +478,6 @@ def interrupt_master(rank, ends):
         if not ends and rank.is_master and steps == 30:
             os.kill(os.getpid(), signal.SIGINT)
     return steps
-
-
-def test_an_interrupt_remains_one_if_a_rank_asks_to_stop_too():
-    stop = Stop(np.zeros(1, "int64"))
-    stop.ask(INTERRUPTED)
-    stop.ask()
-    assert stop.is_interrupted
 
 
 @own_process

@@ -829,12 +829,3 @@ def test_a_sequence_of_calls_does_what_the_model_does(session, place):
     number = 4 if NAME == "theano" else 2  # what differs between compilers is tested elsewhere
     run(session, place, number, 40)
     assert session.steps - before > 12 * number and session.raised > raised
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", WORLDS, ids=WORLD_IDS)
-def test_twenty_thousand_steps_do_what_the_model_does(session, place):
-    before = session.steps
-    while session.steps - before < 5000:
-        run(session, place, 40, 100)
-    print(session.steps - before, "steps", session.raised, "errors so far, all as the model has them")

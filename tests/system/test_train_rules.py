@@ -129,14 +129,6 @@ def test_any_rule_equals_the_serial_step(name):
     compare(make_step)
 
 
-def test_parameters_may_come_from_a_generator():
-    def make_step(network, make):
-        params = (one for one in network.params)
-        return make(network.loss, params, network.x, network.y, by_loss, 0.02)
-
-    compare(make_step)
-
-
 @pytest.mark.parametrize("kind", [dict, OrderedDict, list, tuple])
 def test_ready_updates_are_a_rule(kind):
     def make_step(network, make):
@@ -152,14 +144,6 @@ def test_marked_gradients_may_be_of_another_loss():
     def make_step(network, make):
         gradients = train.gradients(2 * network.loss, network.params)
         ready = by_gradients(gradients, network.params, 0.1)
-        return make(network.loss, network.params, network.x, network.y, ready)
-
-    compare(make_step)
-
-
-def test_a_rule_that_was_called_already_is_taken():
-    def make_step(network, make):
-        ready = updates.momentum(network.loss, network.params, 0.1)
         return make(network.loss, network.params, network.x, network.y, ready)
 
     compare(make_step)
@@ -210,26 +194,6 @@ def test_outputs_have_operations():
     np.testing.assert_allclose(result[2:], [x.max(), x.sum()])
 
 
-def test_further_updates_are_averaged_by_rows():
-    averages = []
-
-    def make_step(network, make):
-        mean = network.shared(np.zeros(4), "mean")
-        count = compiler.shared(np.int64(0), "count")
-        averages.append([mean, count])
-        moving = [
-            (mean, 0.9 * mean + 0.1 * network.hidden.mean(axis=0)),
-            (count, count + network.x.shape[0], "sum"),
-        ]
-        return make(
-            network.loss, network.params, network.x, network.y, updates.momentum, 0.1, updates=moving
-        )
-
-    compare(make_step)
-    assert_same_values(*averages)
-    assert averages[1][0].get_value().any()
-
-
 def test_a_learning_rate_may_be_a_shared_variable_or_an_input():
     rates = []
 
@@ -275,16 +239,6 @@ def test_sums_are_added_and_penalties_count_once(rule, with_penalty):
             loss, network.params, network.x, network.y, found, loss_op="sum",
             outputs=[network.accuracy, loss / 2], **arguments,
         )  # fmt: skip
-
-    compare(make_step)
-
-
-def test_a_sum_may_have_parameters_that_are_only_in_the_penalty():
-    def make_step(network, make):
-        extra = network.shared(np.arange(3.0), "extra")
-        network.params.append(extra)
-        loss = network.losses.sum() + tt.sqr(extra).sum()
-        return make(loss, network.params, network.x, network.y, updates.sgd, 0.01, loss_op="sum")
 
     compare(make_step)
 
@@ -410,35 +364,6 @@ def test_a_step_of_any_kind_is_one_command(monkeypatch, rule):
     monkeypatch.setattr(transport, "post", lambda *sent: (posts.append(sent), post(*sent)))
     step(*digits())
     assert len(posts) == 1
-
-
-@pytest.mark.parametrize("bad_row", [0, -1], ids=["master", "worker"])
-def test_a_step_that_fails_on_one_rank_is_taken_by_none(bad_row):
-    network, serial = Network(), Network()
-    mean = network.shared(np.zeros(4), "mean")
-    step = train.make_train_function(
-        network.losses.sum(), network.params, network.x, network.y, by_loss, 0.02, loss_op="sum",
-        updates=[(mean, network.hidden.mean(axis=0))],
-    )  # fmt: skip
-    other = train.make_train_function_theano(
-        serial.losses.sum(), serial.params, serial.x, serial.y, by_loss, 0.02
-    )
-    x, y = map(synk.data, digits())
-    for rows in (None, 2):
-        np.testing.assert_allclose(step(x, y, batch=rows), other(*digits(), batch=rows))
-        before = [synk.gather(one) for one in [*network.params, mean]]
-        y[bad_row] = CLASS_THAT_THERE_IS_NOT
-        with pytest.raises((ValueError, IndexError, AssertionError, synk.WorkerError)):
-            step(x, y)
-        y[bad_row] = digits()[1][bad_row]
-        for one, values in zip([*network.params, mean], before):
-            np.testing.assert_array_equal(synk.gather(one), values)
-    # One row is the share of one rank; the other has to forget the sums of the failed step.
-    np.testing.assert_allclose(step(x, y, batch=1), other(*digits(), batch=1))
-    assert_same_values(network.params, serial.params)
-
-
-CLASS_THAT_THERE_IS_NOT = 7
 
 
 def test_wrong_rules_are_refused():
