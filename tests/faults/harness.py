@@ -23,19 +23,10 @@ LIMIT = 40  # seconds for one scenario; the longest takes about 8
 
 
 def run(seeds, jobs=2, limit=LIMIT, prelude="", tell=lambda result: None):
-    """Run scenarios, and return their results in the order of the seeds.
+    """Run scenarios, each up to `limit` seconds; return their results in the order of the seeds.
 
-    Parameters
-    ----------
-    seeds : iterable of int
-    jobs : int
-        The number of processes that run scenarios at the same time.
-    limit : int
-        Seconds that one scenario may take.
-    prelude : str
-        Code that runs before the script, in the same process.
-    tell : callable
-        Called with each result as soon as it is available.
+    Up to `jobs` processes run at once. `prelude` is code that runs before the script, and `tell` is
+    called with each result as soon as it is available.
     """
     seeds, results = list(seeds), {}
 
@@ -77,16 +68,8 @@ def command(prelude, arguments):
 
 def missing(seed, errors):
     fault = scenario(seed)
-    return {
-        "seed": seed,
-        "scenario": str(fault),
-        "who": fault.who,
-        "how": fault.how,
-        "place": fault.place,
-        "detection": 0.0,
-        "seconds": 0.0,
-        "problem": f"no result; the process that runs the scripts ended: {errors[-2000:]}",
-    }
+    problem = f"no result; the process that runs the scripts ended: {errors[-2000:]}"
+    return {"seed": seed, "scenario": str(fault), "detection": 0.0, "problem": problem}
 
 
 def tell(result):

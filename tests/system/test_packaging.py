@@ -146,9 +146,6 @@ def test_the_commands_are_that_of_python_m_and_those_of_other_libraries(archives
     }
 
 
-# Requirements
-
-
 def read(file):
     """Return the requirements in a file."""
     lines = (REQUIREMENTS / file).read_text().splitlines()
@@ -205,16 +202,10 @@ def test_the_commands_of_conda_are_those_of_pip(archives):
     assert sorted(yaml.safe_load(text)["build"]["entry_points"]) == sorted(commands)
 
 
-# Citation and image
-
-
 def test_the_image_gets_the_files_of_the_repository_and_no_others():
     assert [name for name in sorted(tracked()) if ignored(name)] == []
     for name in [".git/HEAD", ".venv/bin/python", "tests/.hypothesis/a", ".mypy_cache/b", *JUNK]:
         assert ignored(name), name
-
-
-# An empty environment
 
 
 @pytest.mark.slow

@@ -96,23 +96,6 @@ def test_the_gradients_of_an_output_are_found(make_updates):
     compare(make_step)
 
 
-def test_the_loss_may_be_any_output_or_none():
-    def of_an_output(network, make):
-        loss = network.loss + network.penalty
-        updates = momentum([tt.grad(loss, one) for one in network.params], network.params, 0.1)
-        return make(
-            [network.x, network.y], [network.accuracy, network.loss, loss, network.penalty],
-            updates=updates,
-        )  # fmt: skip
-
-    def of_none(network, make):
-        updates = momentum(tt.grad(network.loss, network.params), network.params, 0.1)
-        return make([network.x, network.y], updates=updates, loss=network.loss, params=network.params)
-
-    compare(of_an_output)
-    compare(of_none)
-
-
 def test_gradients_may_be_given():
     def make_step(network, make):
         gradients = tt.grad(network.loss, network.params)
@@ -120,14 +103,6 @@ def test_gradients_may_be_given():
         updates = momentum(gradients, network.params, 0.1)
         given = {"gradients": gradients, "params": network.params}
         return make([network.x, network.y], network.accuracy, updates=updates, **given)
-
-    compare(make_step)
-
-
-def test_gradients_may_be_marked():
-    def make_step(network, make):
-        gradients = train.gradients(network.loss, network.params)
-        return make([network.x, network.y], updates=momentum(gradients, network.params, 0.1))
 
     compare(make_step)
 
@@ -710,25 +685,6 @@ def test_stored_gradients_of_some_of_the_parameters(given):
         return make([network.x, network.y], updates=updates, **known[given]), squares
 
     compare(make_step)
-
-
-def test_stored_gradients_of_a_loss_of_data_in_shared_variables():
-    """What the rows are taken from is no parameter, although it is a float shared variable."""
-    networks, steps = [Network(), Network()], []
-    x, y = digits()
-    index = tt.lscalar("index")
-    for network, make in zip(networks, (train.parallel_function, compiler.function)):
-        data = compiler.shared(x, "data")
-        squares = zeros_of(network.params)
-        gradients = tt.grad(network.loss, network.params)
-        givens = {network.x: data[7 * index : 7 * index + 7]}
-        givens[network.y] = compiler.shared(y)[7 * index : 7 * index + 7]
-        updates = decayed(squares, [one**2 for one in gradients])
-        steps.append(make([index], network.loss, updates=updates, givens=givens))
-        network.params = squares
-    for step in range(4):
-        assert_same_results(steps[0](step), steps[1](step))
-        assert_same_values(networks[0].params, networks[1].params)
 
 
 def test_a_variable_without_a_gradient_does_not_hide_the_gradients_of_others():

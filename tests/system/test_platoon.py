@@ -490,19 +490,6 @@ def test_an_installed_platoon_comes_first(start, write, tmp_path):
     assert ended(start("-m", "synkhronos", "run", "script.py"), 0) == "installed\n"
 
 
-def test_modules_have_one_copy_under_both_names(start):
-    code = (
-        "import platoon.channel, synkhronos.compat.platoon.channel as ours\n"
-        "assert platoon.channel is ours and ours.__spec__.name == ours.__name__, ours.__spec__\n"
-        "import platoon.channel.worker as worker\n"
-        "assert worker.Worker is ours.Worker and worker.__name__.startswith('synkhronos')\n"
-        "try:\n    import platoon.missing\nexcept ImportError as error:\n    print(error)\n"
-    )
-    assert (
-        ended(start("-m", "synkhronos", "run", "-c", code), 0) == "No module named 'platoon.missing'\n"
-    )
-
-
 def test_install_makes_platoon_importable(start):
     code = (
         "from synkhronos.compat import platoon as ours\n"

@@ -12,7 +12,6 @@ from theano.gof.cc import get_module_cache
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
-from synkhronos.functions.replicate import Replicate
 from synkhronos.world.here import Command
 
 
@@ -108,44 +107,6 @@ class Look(Command):
 
 def look(read):
     return synk.world.world.current_world().run(Look(read))
-
-
-@pytest.fixture
-def failing(monkeypatch, tmp_path):
-    """Path of a file. While it exists, the last rank fails after it has loaded new functions."""
-    file = tmp_path / "failing"
-    run = Replicate.run
-
-    def run_or_fail(self, here):
-        run(self, here)
-        if here.rank == here.size - 1 and file.exists():
-            raise RuntimeError("made to fail")
-
-    monkeypatch.setattr(Replicate, "run", run_or_fail)
-    return file
-
-
-def shared_names(here):
-    return [shared.name for shared in here.shareds.values()]
-
-
-def test_a_second_attempt_replaces_what_the_first_has_left(world_of, failing):
-    world_of(3)
-    synk.distribute()
-    x = T.dvector("x")
-    functions, names = [], []
-    for number in range(2):
-        names.append(f"scale {number}")
-        scale = theano.shared(float(number + 1), names[-1])
-        functions.append(synk.function([x], ((x * scale).sum(), "sum"), mode="FAST_COMPILE"))
-        failing.touch()
-        for _ in range(2):
-            with pytest.raises(synk.WorkerError, match="rank 2.*made to fail"):
-                synk.distribute()
-        failing.unlink()
-        synk.distribute()
-        assert look(shared_names) == [names] * 3
-        assert [f([1.0, 2.0, 3.0]) for f in functions] == [6.0, 12.0][: number + 1]
 
 
 def test_a_single_rank_needs_no_pickle(world_of):

@@ -188,9 +188,6 @@ def wait_for(function, seconds, job=None):
     return found
 
 
-# On machines made of namespaces
-
-
 @pytest.fixture
 def machines(request):
     """Three machines, with OpenMPI 4 if the test does not say otherwise."""

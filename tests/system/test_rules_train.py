@@ -307,22 +307,6 @@ def test_a_training_that_was_killed_before_its_first_epoch_begins_where_it_began
     assert resumed.losses == whole.losses and model.values() == values
 
 
-def test_a_slow_validation_before_a_checkpoint_stays_the_first(model, tmp_path):
-    def validate(rank):
-        if not (tmp_path / "second epoch").exists():
-            time.sleep(0.2)
-        return {}
-
-    def report(rank, rule, step, loss):
-        if step > 5:
-            (tmp_path / "second epoch").touch()
-
-    options = {"validate": validate, "report": report, "checkpoint": tmp_path / "kept"}
-    record = model.train(rules.BSP(), model.step, epochs=3, **options)
-    assert [one["epoch"] for one in record.validations] == [1, 2, 3]
-    assert record.seconds[0] == sorted(record.seconds[0])
-
-
 def test_a_training_that_was_stopped_goes_on_in_the_middle_of_an_epoch(make_model, tmp_path):
     model = make_model(2)
 
@@ -386,9 +370,6 @@ def test_no_step_is_lost_by_downpour(make_model, tmp_path, push, pull, every):
     rules.train(step, [count], [np.ones(ROWS)], rules.Downpour(push, pull), 5, 6, seed=1,
                 progress=False, **options)  # fmt: skip
     assert synk.gather(count).tolist() == [2 * 6 * 5] * 2
-
-
-# Reductions
 
 
 # Faults

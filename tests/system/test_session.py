@@ -2,7 +2,6 @@
 
 import inspect
 import os
-import time
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -474,22 +473,3 @@ def test_lines_are_printed_as_by_theano_mpi(fork, capfd):
         f"validation top_5_error:{point['error_top5']:.4f}",
     ]
     assert len(lines) == 3 * 3 + 4, "the master prints, and no other rank"
-
-
-def test_the_record_has_times_of_each_batch(fork):
-    fork(2)
-
-    class Slow(Model):
-        def train_iter(self, count, recorder):
-            time.sleep(0.02 * self.rank)
-            super().train_iter(count, recorder)
-
-    record = train(model=Slow, n_epochs=1).record
-    times = {name: np.array(by_rank) for name, by_rank in record.times.items()}
-    assert all(one.shape == (2, 15) and (one >= 0).all() for one in times.values())
-    assert times["wait"][0].sum() > 0.2 > times["wait"][1].sum(), "the fast rank waits"
-    assert times["compute"][1].sum() > 0.3 and times["exchange"].min() > 0
-    seconds = np.diff(record.seconds, axis=1)
-    total = sum(times.values())[:, 1:]
-    assert (total <= seconds + 1e-3).all()
-    assert Recorder.from_json(record.to_json()).times == record.times

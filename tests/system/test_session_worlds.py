@@ -60,9 +60,6 @@ def train(rule, model=InTurn, checkpoint=None, sync_type="avg", on_death="raise"
     return record, [one.get_value() for one in session.model.params]
 
 
-# Several machines
-
-
 @pytest.mark.parametrize("rule, options", [("BSP", {}), ("BSP", {"sync_type": "cdd", "rate": 0.1})])
 def test_ranks_on_two_machines_train_as_on_one(world_of, fork_machines, tmp_path, rule, options):
     world_of(2)
@@ -84,9 +81,6 @@ def test_asynchronous_rules_train_on_machines(fork_machines, rule):
     record, _ = train(rule, n_epochs=4, batch_size=20, rate=0.1)
     assert [len(one) for one in record.losses] == [80] * 3
     assert record.validations[-1]["error"] < 0.3
-
-
-# Deaths
 
 
 @pytest.mark.parametrize("rule", ["EASGD", rules.GoSGD(0.5), "SSP"], ids=str)

@@ -47,9 +47,6 @@ def cells_of(shown):
     return Cells(shown._repr_html_()).rows
 
 
-# Names
-
-
 def test_the_names_that_are_shown_are_the_public_ones():
     assert dir(synk) == sorted([*synk.__all__, "__version__", "extensions", "ops"])
     assert all(hasattr(synk, name) for name in dir(synk))
@@ -88,9 +85,6 @@ def shown(open_world):
     return f, synk.data(np.arange(60.0).reshape(20, 3), name="x")
 
 
-# Objects
-
-
 def test_tables_escape_what_they_contain():
     table = Cells(_html.table("a < b", [("<i>", "one\ntwo", 3)], ["", "&", "c"]))
     assert table.title == "a < b"
@@ -114,20 +108,6 @@ def test_a_function_is_shown_with_its_inputs_outputs_and_updates(shown):
     ]
 
 
-def test_data_is_shown_with_its_memory_and_the_first_values(open_world):
-    open_world(1)
-    data = synk.data(np.arange(60.0).reshape(20, 3), name="x")
-    assert repr(data) == "<Data 'x': float64 (20, 3)>"
-    assert Cells(data._repr_html_()).title == "Data x"
-    shown = dict(cells_of(data))
-    assert shown.pop("values").startswith("[[ 0.  1.  2.]")
-    assert shown == {"dtype": "float64", "shape": "(20, 3)", "memory": "480 bytes, shared"}
-    data.free_memory()
-    assert cells_of(data) == [["dtype", "float64"], ["memory", "freed"]]
-    batch = synk.data(np.float32([[1, 2]]), minibatch=True)
-    assert dict(cells_of(batch))["rows"] == "one batch"
-
-
 def test_a_profile_is_shown_as_its_table(open_world):
     open_world(2)
     x = tt.dvector("x")
@@ -143,9 +123,6 @@ def test_a_profile_is_shown_as_its_table(open_world):
         assert row[-1] == f"{each.sum():.3f}"
         assert row[header.index("wait")].startswith(f"{each[4]:.3f} (")
         assert sum(int(one.partition("(")[2].rstrip("%)")) for one in row[1:-1]) in range(97, 104)
-
-
-# IPython
 
 
 CELLS = """

@@ -135,9 +135,6 @@ def test_a_stream_drawn_from_before_distribute_goes_on_in_the_master(world_of, m
     assert_independent(list(values))
 
 
-# The arithmetic
-
-
 def matrix_power(matrix, exponent, modulus):
     result = np.identity(3, int).astype(object)
     matrix = np.array(matrix).astype(object)

@@ -108,19 +108,9 @@ def scan_in_scan():
 
 
 GRAPHS = [
-    sequence,
-    two_sequences_backwards,
-    recurrence,
-    two_taps,
-    several_outputs,
-    number_of_steps_from_an_input,
-    until,
-    shared_updates,
-    random_numbers,
-    gradient,
-    truncated_gradient,
-    scan_in_scan,
-]
+    sequence, two_sequences_backwards, recurrence, two_taps, several_outputs,
+    number_of_steps_from_an_input, until, shared_updates, random_numbers, gradient, truncated_gradient, scan_in_scan,
+]  # fmt: skip
 
 
 def computed(graph):

@@ -131,21 +131,6 @@ def test_a_repeated_step_sees_what_the_script_changes_between_the_steps(world_of
         parallel(x, y, slice(0, 10))
 
 
-def test_a_repeated_step_of_a_world_that_was_closed_has_to_be_built_again(world_of):
-    world_of(3)
-    rows = compiler.shared(np.ones(4), "rows")
-    mean = compiler.shared(np.zeros(()), "mean")
-    step = train.parallel_function(
-        [], rows.mean(), updates=[(mean, rows.mean())], sliceable_shareds=[rows]
-    )
-    for _ in range(PATIENCE + 2):
-        assert step() == 1
-    synk.close()
-    world_of(3)
-    with pytest.raises(synk.ClosedError, match="build it again"):
-        step()
-
-
 def test_a_repeated_step_that_fails_is_taken_by_none(world_of, digits, recorded):
     world_of(3)
     parallel, serial, params = make_both(updates.momentum, learning_rate=0.01)

@@ -149,15 +149,6 @@ def test_marked_gradients_may_be_of_another_loss():
     compare(make_step)
 
 
-def test_apply_momentum_of_lasagne_to_any_updates():
-    def make_step(network, make):
-        ready = by_loss(network.loss, network.params, 0.01)
-        ready = lasagne_updates().apply_nesterov_momentum(ready, network.params, 0.5)
-        return make(network.loss, network.params, network.x, network.y, ready)
-
-    compare(make_step)
-
-
 def test_compiled_with_all_optimizations():
     def make_step(network, make):
         return make(
@@ -207,26 +198,6 @@ def test_a_learning_rate_may_be_a_shared_variable_or_an_input():
 
     compare(make_step, inputs=lambda rows: (len(rows) / 40,))
     assert_same_values(rates[:1], rates[1:])
-
-
-@pytest.mark.parametrize("rule", [updates.nesterov_momentum, None], ids=["ours", "Lasagne's"])
-def test_broadcast_changes_a_learning_rate(rule):
-    networks = [Network(), Network()]
-    rates = [network.shared(0.2, "rate") for network in networks]
-    makers = [train.make_train_function, train.make_train_function_theano]
-    ours, theirs = [
-        make(
-            network.loss, network.params, network.x, network.y,
-            rule or lasagne_updates().nesterov_momentum, rate,
-        )
-        for network, make, rate in zip(networks, makers, rates)
-    ]  # fmt: skip
-    for step, rows in enumerate(batches()):
-        if step % 5 == 4:
-            rates[1].set_value(rates[1].get_value() / 3)
-            synk.broadcast(rates[0], rates[1].get_value())
-        assert_same_results(ours(*digits(), batch=rows), theirs(*digits(), batch=rows))
-    assert_same_values(networks[0].params, networks[1].params)
 
 
 @pytest.mark.parametrize("rule", ["ours", "Lasagne's adam", "loss", "Keras"])

@@ -130,46 +130,6 @@ def test_calls_of_two_threads_wait_for_each_other(own, preemptions, waits):
     assert counts.keys() == {0} and counts.total() > 50
 
 
-def test_the_exception_of_a_handler_at_any_step_leaves_no_turn_behind():
-    for at in range(100):
-        place = iter(range(100))
-
-        def between(name, place=place, at=at):
-            if next(place) == at:
-                raise Stop
-
-        calls = Calls(False, between)
-        try:
-            calls.call("a")
-        except Stop:
-            pass
-        else:
-            break
-        calls.call("b")
-        assert calls.done[-1] == "b" and not calls.refused, at
-    assert at >= 3
-
-
-@pytest.mark.parametrize("waits", [False, True, "always"])
-def test_the_call_of_a_handler_is_refused_during_a_call(waits):
-    refused = []
-    for at in range(100):
-        place, made = iter(range(100)), []
-
-        def between(name, place=place, at=at, made=made):
-            if next(place) == at:
-                made[0].call("of the handler")
-
-        calls = Calls(waits, between)
-        made.append(calls)
-        calls.call("a")
-        if len(calls.done) + len(calls.refused) == 1:
-            break
-        assert "a" in calls.done
-        refused.append(calls.refused == ["of the handler"])
-    assert refused == [False, True, True, True]  # before the turn is taken, and until it is given back
-
-
 # With real waits
 
 

@@ -68,26 +68,6 @@ def test_a_network_has_as_many_parameters_as_in_its_paper(name, zero_weights):
     assert zoo.layers.count_params(network) == PARAMETERS[name]
 
 
-def of_conv(before, filters, size, bias=True):
-    return before * filters * size**2 + filters * bias
-
-
-@pytest.mark.slow
-def test_the_wide_resnet_has_36_5_million_parameters(monkeypatch, tmp_path):
-    need_keras(monkeypatch, tmp_path)
-    network, _ = zoo.wide_resnet()
-    count = sum(param.get_value(borrow=True).size for param in network.trainable_weights)
-    # Counted by blocks: two convolutions and two batch normalizations each, and the shortcuts.
-    expected, before = of_conv(3, 16, 3, bias=False), 16
-    for filters in (160, 320, 640):
-        for block in range(4):
-            expected += 2 * before + 2 * filters + (before + filters) * filters * 9
-            expected += before * filters if block == 0 else 0
-            before = filters
-    expected += 2 * before + before * 10 + 10
-    assert count == expected == 36_479_194
-
-
 def test_auxiliary_heads_have_the_parameters_of_the_reference(zero_weights):
     network, _ = zoo.googlenet()
     heads = zoo.auxiliary_heads(network)
@@ -122,9 +102,6 @@ def test_networks_take_an_expression_as_input():
 def test_a_wide_resnet_of_an_impossible_depth_is_refused(depth):
     with pytest.raises(ValueError, match=f"depth: expected 10, 16, 22.*got {depth}"):
         zoo.wide_resnet(depth=depth)
-
-
-# Training
 
 
 class Recorded:
@@ -226,9 +203,6 @@ def test_critic_and_generator_learn_from_real_digits(name):
     images = model.generate(3)
     assert images.shape == (3, 1, 16, 16) and abs(images).max() <= 1
     assert len(model.val_iter(0)) == 3
-
-
-# The interface of sessions
 
 
 def tiny(**config):

@@ -30,9 +30,6 @@ def output_of(layer, x):
     return theano.function([variable], layer.get_output_for(variable))(x)
 
 
-# Batch normalization
-
-
 def norm_layer(shape, seed=3):
     """Return a batch normalization layer with random parameters, and a random input."""
     rng = np.random.RandomState(seed)
@@ -97,9 +94,6 @@ def test_the_updates_of_all_batch_norms_in_a_network_are_found():
     updated = [variable for variable, _ in layers.average_updates(second)]
     assert updated == lasagne.layers.get_all_params(second, running_average=True)
     assert len(updated) == 6
-
-
-# Convolutions
 
 
 def naive_convolution(x, W, stride, pad):
@@ -202,9 +196,6 @@ def test_impossible_transposed_convolutions_are_refused(crop, extra, message):
 def test_groups_have_to_divide_channels_and_filters(channels, filters):
     with pytest.raises(ValueError, match="groups: expected a divisor of .*, got 2"):
         layers.ConvLayer((None, channels, 4, 4), filters, 3, groups=2)
-
-
-# Others
 
 
 def test_the_mean_is_taken_where_the_mask_is_1():
