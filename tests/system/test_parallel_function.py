@@ -146,27 +146,16 @@ def test_scalars_and_broadcast_inputs_keep_their_places():
 
 
 def test_inputs_by_name_and_lists_as_data():
-    networks = [Network(), Network()]
-    for network in networks:
-        network.rate = tt.dscalar("rate")
-    ours, theirs = [
-        make(
-            [network.x, network.y], network.loss, bcast_inputs=[network.rate],
-            updates=momentum(tt.grad(network.loss, network.params), network.params, network.rate),
-        )
-        if make is train.parallel_function
-        else make(
-            [network.x, network.y, network.rate], network.loss,
-            updates=momentum(tt.grad(network.loss, network.params), network.params, network.rate),
-        )
-        for network, make in zip(networks, (train.parallel_function, Scattered))
-    ]  # fmt: skip
-    x, y = digits()
-    for rows in batches(6):
-        x_list, y_list = x[rows].tolist(), y[rows].tolist()
-        expected = theirs(x_list, y_list, 0.1)
-        assert_same_results(ours(x_list, rate=0.1, y=y_list), expected)
-    assert_same_values(networks[0].params, networks[1].params)
+    def make_step(network, make):
+        rate, inputs = tt.dscalar("rate"), [network.x, network.y]
+        updates = momentum(tt.grad(network.loss, network.params), network.params, rate)
+        if make is Scattered:
+            step = make([*inputs, rate], network.loss, updates=updates)
+        else:
+            step = make(inputs, network.loss, bcast_inputs=[rate], updates=updates)
+        return lambda x, y, **options: step(x.tolist(), rate=0.1, y=y.tolist(), **options)
+
+    compare(make_step)
 
 
 def test_givens_and_options_of_theano():

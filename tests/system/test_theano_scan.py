@@ -109,7 +109,8 @@ def scan_in_scan():
 
 GRAPHS = [
     sequence, two_sequences_backwards, recurrence, two_taps, several_outputs,
-    number_of_steps_from_an_input, until, shared_updates, random_numbers, gradient, truncated_gradient, scan_in_scan,
+    number_of_steps_from_an_input, until, shared_updates, random_numbers, gradient, truncated_gradient,
+    scan_in_scan,
 ]  # fmt: skip
 
 
