@@ -30,6 +30,13 @@ class InTurn(Model):
             super().compile_iter_fns(sync_type)
 
 
+class Telling(Model):
+    """A model that tells when the session calls `print_info`."""
+
+    def print_info(self, recorder):
+        print("after epoch", self.epoch, recorder.get_latest_val_info()[0])
+
+
 @pytest.fixture(autouse=True)
 def in_python():
     with default_mode("FAST_COMPILE"):
@@ -103,3 +110,9 @@ def test_what_needs_all_ranks_cannot_go_on_without_one(tmp_path):
             Session(Model, rule, checkpoint=checkpoint, on_death="continue")
     with pytest.raises(ValueError, match="expected 'raise' or 'continue', got 'ignore'"):
         Session(Model, "EASGD", on_death="ignore")
+
+
+def test_the_master_prints_its_own_information_after_each_validation(world_of, capfd):
+    world_of(2, timeout=60)
+    train("EASGD", Telling, n_epochs=2)
+    assert capfd.readouterr().out.splitlines() == ["after epoch 0 15", "after epoch 1 30"]

@@ -337,6 +337,32 @@ def test_a_step_of_any_kind_is_one_command(monkeypatch, rule):
     assert len(posts) == 1
 
 
+@pytest.mark.parametrize("bad_row", [0, -1], ids=["master", "worker"])
+def test_a_step_that_fails_on_one_rank_is_taken_by_none(bad_row):
+    network, serial = Network(), Network()
+    mean = network.shared(np.zeros(4), "mean")
+    step = train.make_train_function(
+        network.losses.sum(), network.params, network.x, network.y, by_loss, 0.02, loss_op="sum",
+        updates=[(mean, network.hidden.mean(axis=0))],
+    )  # fmt: skip
+    other = train.make_train_function_theano(
+        serial.losses.sum(), serial.params, serial.x, serial.y, by_loss, 0.02
+    )
+    x, y = map(synk.data, digits())
+    for rows in (None, 2):
+        np.testing.assert_allclose(step(x, y, batch=rows), other(*digits(), batch=rows))
+        before = [synk.gather(one) for one in [*network.params, mean]]
+        y[bad_row] = 7  # there is no such class
+        with pytest.raises((ValueError, IndexError, AssertionError, synk.WorkerError)):
+            step(x, y)
+        y[bad_row] = digits()[1][bad_row]
+        for one, values in zip([*network.params, mean], before):
+            np.testing.assert_array_equal(synk.gather(one), values)
+    # One row is the share of one rank; the other has to forget the sums of the failed step.
+    np.testing.assert_allclose(step(x, y, batch=1), other(*digits(), batch=1))
+    assert_same_values(network.params, serial.params)
+
+
 def test_wrong_rules_are_refused():
     network = Network()
     start = (network.loss, network.params, network.x, network.y)

@@ -172,6 +172,13 @@ def test_a_small_model_learns_real_images(name, monkeypatch, tmp_path):
     assert np.isfinite(cost) and 0 <= wrong_of_5 <= wrong <= 1
 
 
+def test_the_152_layers_of_a_narrow_resnet_are_a_model(monkeypatch):
+    model = zoo.ResNet152({"pixels": 32, "width": 1 / 64, "batch_size": 16})
+    convolutions = [one for one in lasagne.layers.get_all_layers(model.network) if hasattr(one, "W")]
+    assert len(convolutions) == 152 + 4  # 4 are on the shortcuts
+    assert len(model.averages) == 3 * (len(convolutions) - 1)
+
+
 ADVERSARIAL = {
     "WGAN": {"pixels": 16, "width": 1 / 16, "learning_rate": 0.001, "clip": 0.1},
     "LSGAN": {"pixels": 16, "width": 1 / 16, "learning_rate": 0.002},
