@@ -1,4 +1,4 @@
-"""Run scenarios by their seeds, and create a table of the outcomes.
+"""Run scenarios by their seeds.
 
 ``python tests/faults/harness.py SEED...`` runs the given seeds and reports on each.
 """
@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from scenarios import HOWS, PLACES, PROGRAM_PLACES, PROGRAMS, scenario
+from scenarios import scenario
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -23,19 +23,10 @@ LIMIT = 40  # seconds for one scenario; the longest takes about 8
 
 
 def run(seeds, jobs=2, limit=LIMIT, prelude="", tell=lambda result: None):
-    """Run scenarios, and return their results in the order of the seeds.
+    """Run scenarios, each up to `limit` seconds; return their results in the order of the seeds.
 
-    Parameters
-    ----------
-    seeds : iterable of int
-    jobs : int
-        The number of processes that run scenarios at the same time.
-    limit : int
-        Seconds that one scenario may take.
-    prelude : str
-        Code that runs before the script, in the same process.
-    tell : callable
-        Called with each result as soon as it is available.
+    Up to `jobs` processes run at once. `prelude` is code that runs before the script, and `tell` is
+    called with each result as soon as it is available.
     """
     seeds, results = list(seeds), {}
 
@@ -77,45 +68,8 @@ def command(prelude, arguments):
 
 def missing(seed, errors):
     fault = scenario(seed)
-    return {
-        "seed": seed,
-        "scenario": str(fault),
-        "who": fault.who,
-        "how": fault.how,
-        "place": fault.place,
-        "detection": 0.0,
-        "seconds": 0.0,
-        "problem": f"no result; the process that runs the scripts ended: {errors[-2000:]}",
-    }
-
-
-def table(results):
-    """Return the results as a text table, with one row per place and one column per kind of fault.
-
-    Each cell has the number of faults, the slowest detection in seconds, and the number of failures.
-    """
-    seeds = [*range(len(PLACES)), *range(PROGRAMS, PROGRAMS + len(PROGRAM_PLACES))]
-    places = [scenario(seed).place for seed in seeds]
-    rows = [["where / how", *HOWS, "all"]]
-    for place in [*(one for one in places if any(one == r["place"] for r in results)), "all"]:
-        rows.append([place])
-        for how in [*HOWS, "all"]:
-            chosen = [r for r in results if place in (r["place"], "all") and how in (r["how"], "all")]
-            rows[-1].append(cell(chosen))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip() for row in rows]
-    for who in ("worker", "master", "controller"):
-        lines.append(f"{who}: {cell([result for result in results if result['who'] == who])}")
-    lines.append("Each entry: how many faults, the slowest detection in seconds, how many failed (!).")
-    return "\n".join(lines) + "\n"
-
-
-def cell(results):
-    if not results:
-        return "-"
-    failures = sum(bool(result["problem"]) for result in results)
-    slowest = max(result["detection"] for result in results)
-    return f"{len(results)} {slowest:.2f}" + (f" {failures}!" if failures else "")
+    problem = f"no result; the process that runs the scripts ended: {errors[-2000:]}"
+    return {"seed": seed, "scenario": str(fault), "detection": 0.0, "problem": problem}
 
 
 def tell(result):
@@ -128,13 +82,9 @@ def main():
     parser.add_argument("seeds", type=int, nargs="*", metavar="SEED")
     parser.add_argument("--range", type=int, nargs=2, default=(0, 0), metavar=("START", "STOP"))
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--table", type=Path, metavar="PATH")
     asked = parser.parse_args()
     results = run([*asked.seeds, *range(*asked.range)], asked.jobs, tell=tell)
-    text = table(results)
-    print(text)
-    if asked.table:
-        asked.table.write_text(text)
+    print(len(results), "scenarios,", sum(bool(one["problem"]) for one in results), "of them failed")
     return int(any(result["problem"] for result in results))
 
 

@@ -1,7 +1,4 @@
-"""Fault injection from outside the library.
-
-Methods of the library are wrapped before the process forks.
-"""
+"""Fault injection from outside the library, whose methods are wrapped before the process forks."""
 
 import contextlib
 import ctypes
@@ -74,13 +71,7 @@ class Point(Op):
 
 
 class Injector:
-    """Injects one fault into one rank, once.
-
-    Parameters
-    ----------
-    scenario : Scenario
-    board : Board
-    """
+    """Injects one fault into one rank, once."""
 
     def __init__(self, scenario, board):
         self.scenario, self.board = scenario, board
@@ -152,10 +143,7 @@ class Injector:
                 self.lift_limit()
 
     def lift_limit(self):
-        """Restore the original memory limit.
-
-        Workers call this when they wait for a command, so memory is short for at most one command.
-        """
+        """Restore the memory limit, as workers do before each command."""
         resource.setrlimit(resource.RLIMIT_AS, self.limit)
 
     # Seams: the places where methods of the library are wrapped
@@ -216,10 +204,7 @@ class Injector:
         original(process)
 
     def keep_alarm(self, original):
-        """Reinstall the alarm handler in a worker.
-
-        Workers ignore signals for which the script has handlers, but the fault must still occur.
-        """
+        """Reinstall the alarm handler in a worker, which ignores signals that the script handles."""
         original()
         signal.signal(signal.SIGALRM, lambda *_: self.have_it())
 
@@ -230,11 +215,7 @@ class Injector:
             self.at("fork")
 
     def receive(self, original, transport, *args):
-        """Wrap the method with which a worker waits for a command.
-
-        At the seam "idle", the fault occurs before the worker waits for the command of the scenario's
-        step, right after the command of the preceding step.
-        """
+        """Wait for a command; at the seam "idle", the fault occurs after that of the preceding step."""
         self.barriers = 0
         self.lift_limit()
         fault = self.scenario

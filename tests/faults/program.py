@@ -61,20 +61,10 @@ class Answers:
 
 
 def program(rank, f, inputs, count, weights, go, request, meets, lasts):
-    """Do all that a program can do, in some rounds.
+    """Do all that a program can do: in some rounds, "until the fault", or "until the end".
 
-    Parameters
-    ----------
-    f : Function
-        Doubles `inputs`.
-    count, weights, go : shared variable
-        Integers that are pushed, floats that are exchanged elastically, and whether to go on.
-    request : str
-        What the controller is asked.
-    meets : bool
-        Whether the ranks meet in collectives.
-    lasts : {"briefly", "until the fault", "until the end"}
-        How long it goes on: some rounds, until the fault has occurred, or until it is ended.
+    `f` doubles `inputs`, `count` is pushed, `weights` are exchanged elastically, and the ranks meet in
+    collectives, one of which sends in `go` whether to go on, if `meets` is true.
     """
     global current_round
     current_round = 0
@@ -162,15 +152,9 @@ def receive_all(rank):
 
 
 def judge(results, restarts, lost, partial):
-    """Check what a program has returned that ended well.
+    """Check what a program has returned that ended well, whose ranks were replaced `restarts` times.
 
-    Parameters
-    ----------
-    results : list
-    restarts : list of int
-        How often each rank was replaced.
-    lost, partial : int
-        How many messages may be lost, and how many pushes may be partly done.
+    So many messages may be lost, and so many pushes may be partly done.
     """
     assert [one for one, _, _ in results] == restarts, [one for one, _, _ in results]
     value = np.max([counts for _, counts, _ in results], axis=0)  # as it only grows

@@ -15,20 +15,9 @@ TIMEOUT = 1.5  # of fork(), if a rank stops: far longer than any step, far below
 
 # The steps of the script, in order.
 STEPS = (
-    "distribute",
-    "distribute again",
-    "function",
-    "fused",
-    "broadcast",
-    "gather",
-    "scatter",
-    "all_gather",
-    "reduce",
-    "all_reduce",
-    "set_value",
-    "get_value",
-    "close",
-)
+    "distribute", "distribute again", "function", "fused", "broadcast", "gather", "scatter",
+    "all_gather", "reduce", "all_reduce", "set_value", "get_value", "close",
+)  # fmt: skip
 COMMANDS = STEPS[1:-1]  # steps that consist of one command, in a world whose workers are started
 PROGRAM = "program"  # the step that is a program
 
@@ -84,57 +73,27 @@ INSIDE = ("command", "perform", "barrier", "code", "directory", "pull", "push", 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One fault.
-
-    Attributes
-    ----------
-    seed, size, master_rank : int
-    rank : int
-        The rank in which the fault occurs; `size` is the controller of a program.
-    how : str
-        The kind of fault, one of ``HOWS``.
-    step, seam : str
-        The place of the fault.
-    turn : int
-        The moment within the seam: which barrier, before or after the call, or how much is written.
-    others : {"", "busy", "stopped", "killed"}
-        The state of the other workers: "busy" in a long C call that holds the interpreter lock,
-        "stopped" by a signal, or "killed" by one at the same time.
-    in_thread : bool
-        Whether the workers are forked by a thread that ends before the fault.
-    caught : bool
-        Whether the script catches an exception in the master and continues.
-    delay : float
-        Seconds until the fault, if it occurs at a random moment.
-    restarts : bool
-        Whether the script calls ``restart()`` before it closes the world and opens another one.
-    on_death : {"raise", "continue"}
-        That of the program.
-    meets : bool
-        Whether the program has collectives.
-    again : bool
-        Whether the rank that takes the place of a dead one dies at the same place.
-    round : int
-        The round of the program in which the fault occurs.
-    """
+    """One fault."""
 
     seed: int
     size: int
     master_rank: int
-    rank: int
-    how: str
+    rank: int  # in which the fault occurs; `size` is the controller of a program
+    how: str  # one of HOWS
     step: str
     seam: str
-    turn: int
-    others: str
-    in_thread: bool
-    caught: bool
-    delay: float
-    restarts: bool
-    on_death: str = "raise"
-    meets: bool = False
-    again: bool = False
-    round: int = 0
+    turn: int  # within the seam: which barrier, before or after the call, or how much is written
+    others: (
+        str  # "", "busy" in a C call that holds the interpreter lock, "stopped" or "killed" by a signal
+    )
+    in_thread: bool  # whether the workers are forked by a thread that ends before the fault
+    caught: bool  # whether the script catches an exception in the master and continues
+    delay: float  # seconds until the fault, if it occurs at a random moment
+    restarts: bool  # whether the script calls restart() before it closes the world and opens another one
+    on_death: str = "raise"  # of the program
+    meets: bool = False  # whether the program has collectives
+    again: bool = False  # whether the rank that takes the place of a dead one dies at the same place
+    round: int = 0  # of the program, in which the fault occurs
 
     @property
     def of_program(self):
@@ -147,11 +106,6 @@ class Scenario:
     @property
     def of_master(self):
         return self.rank == self.master_rank
-
-    @property
-    def place(self):
-        step, seam = place_of(self.seed)
-        return f"{step or 'any command'}: {seam}"
 
     @property
     def timeout(self):
@@ -251,20 +205,11 @@ def scenario(seed):
             choices.append("busy")
         others = draw.choice(choices or [""])
     return Scenario(
-        seed=seed,
-        size=size,
-        master_rank=master_rank,
-        rank=rank,
-        how=how,
-        step=step,
-        seam=seam,
-        turn=draw.randrange(2),
-        others=others,
+        seed, size, master_rank, rank, how, step, seam, draw.randrange(2), others,
         in_thread=draw.random() < 0.3,
         caught=not (of_master and how in EXCEPTIONS) or draw.random() < 0.7,
-        delay=draw.uniform(0, 0.1),
-        restarts=draw.random() < 0.5,
-    )
+        delay=draw.uniform(0, 0.1), restarts=draw.random() < 0.5,
+    )  # fmt: skip
 
 
 def _in_program(seed, draw):
@@ -282,31 +227,18 @@ def _in_program(seed, draw):
         if seam not in ("moment", "fork", "controller"):
             again = draw.random() < 0.25
             others = "killed" if size > 2 and not again and draw.random() < 0.5 else ""
+    rank = size if seam == "controller" else master_rank if of_master else worker
     return Scenario(
-        seed=seed,
-        size=size,
-        master_rank=master_rank,
-        rank=size if seam == "controller" else master_rank if of_master else worker,
-        how=how,
-        step=step,
-        seam=seam,
-        turn=draw.randrange(2),
-        others=others,
-        in_thread=False,
+        seed, size, master_rank, rank, how, step, seam, draw.randrange(2), others, in_thread=False,
         caught=not (of_master and how in EXCEPTIONS) or draw.random() < 0.7,
-        delay=draw.uniform(0, 0.1),
-        restarts=draw.random() < 0.5,
-        on_death=on_death,
+        delay=draw.uniform(0, 0.1), restarts=draw.random() < 0.5, on_death=on_death,
         meets=on_death == "raise" and (seam == "barrier" or draw.random() < 0.4),
         again=bool(again),
         round=0 if seam in ("directory", "started", "reply", "fork") else draw.randrange(3),
-    )
+    )  # fmt: skip
 
 
 def first(seeds, fault):
     """Return the first seed whose scenario has the given attributes."""
-    return next(
-        seed
-        for seed in seeds
-        if all(getattr(scenario(seed), name) == value for name, value in fault.items())
-    )
+    wanted = fault.items()
+    return next(one for one in seeds if all(getattr(scenario(one), k) == v for k, v in wanted))

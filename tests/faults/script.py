@@ -194,6 +194,7 @@ class Play:
     """One scenario, as seen in the process of the script."""
 
     ranks, all_steps, again = Ranks, STEPS, COMMANDS
+    refused = ("function", "all_reduce", "distribute")
 
     def __init__(self, fault, board):
         self.fault, self.board = fault, board
@@ -276,29 +277,34 @@ class Play:
             assert error.type_name == "Fault" or "MemoryError" in error.type_name, repr(error)
         if fault.is_inside:
             assert usable, "an exception in a command broke the world"
-        if usable and self.step != "close":
-            if fault.seam == "moment":
-                ranks.write_again()
-            for step in STEPS[1 if self.step in STEPS[:2] else 2 : -1]:
-                ranks.do(step)
-        elif not usable and self.step != "close":
-            self.judge_refusal(ranks)
+        if self.step != "close":
+            (self.judge_usable if usable else self.judge_refusal)(ranks)
+
+    def judge_usable(self, ranks):
+        if self.fault.seam == "moment":
+            ranks.write_again()
+        for step in STEPS[1 if self.step in STEPS[:2] else 2 : -1]:
+            ranks.do(step)
 
     def judge_broken(self, ranks, error):
         fault = self.fault
         assert type(error) is synk.WorldBrokenError, repr(error)
         assert f"rank {fault.rank} " in str(error), str(error)
         assert any(cause in str(error) for cause in fault.causes), str(error)
+        self.judge_place(error)
+        assert not psutil.Process().children(), "workers are left"
+        self.judge_refusal(ranks)
+
+    def judge_place(self, error):
+        fault = self.fault
         named = [rank for rank in range(fault.size) if f"rank {rank} " in str(error)]
         assert named == [fault.rank], f"blames the wrong rank: {error}"
         if fault.step != "any":
             late = STEPS.index(self.step) - STEPS.index(fault.step)
             assert late == 0 or late == -1 and fault.seam == "idle", f"came in {self.step}"
-        assert not psutil.Process().children(), "workers are left"
-        self.judge_refusal(ranks)
 
     def judge_refusal(self, ranks):
-        for step in ("function", "all_reduce", "distribute"):
+        for step in self.refused:
             try:
                 ranks.do(step)
             except synk.WorldBrokenError as again:
@@ -311,6 +317,7 @@ class ProgramPlay(Play):
     """One fault in a program."""
 
     ranks, all_steps, again = ProgramRanks, ("distribute", PROGRAM, "close"), ("function", PROGRAM)
+    refused = ("function", PROGRAM)
 
     def meet_fault(self, ranks):
         ranks.do("distribute")
@@ -343,23 +350,6 @@ class ProgramPlay(Play):
         else:
             self.judge_broken(ranks, error)
 
-    def judge_exception(self, ranks, error):
-        fault = self.fault
-        broken = synk.world.world.current_world().broken
-        if fault.seam == "moment" and (error is None or isinstance(error, synk.WorldBrokenError)):
-            pass
-        elif fault.of_master:
-            assert isinstance(error, (Fault, MemoryError)), repr(error)
-        else:
-            assert type(error) is synk.WorkerError and error.rank == fault.rank, repr(error)
-            assert error.type_name == "Fault" or "MemoryError" in error.type_name, repr(error)
-        if fault.is_inside:
-            assert broken is None, "an exception in a program broke the world"
-        if broken is None:
-            self.judge_whole(ranks)
-        else:
-            self.judge_refusal(ranks)
-
     def judge_controller(self, error):
         how = self.fault.how
         assert isinstance(error, synk.SynkhronosError), repr(error)
@@ -371,28 +361,17 @@ class ProgramPlay(Play):
             words = "waited longer than fork(timeout="
         assert words in str(error), str(error)
 
-    def judge_broken(self, ranks, error):
-        fault = self.fault
-        assert type(error) is synk.WorldBrokenError, repr(error)
-        assert f"rank {fault.rank} " in str(error), str(error)
-        assert any(cause in str(error) for cause in fault.causes), str(error)
-        assert not psutil.Process().children(), "processes are left"
-        self.judge_refusal(ranks)
+    def judge_place(self, error):
+        """The program has no steps, and ranks that died with this one may be named as well."""
+
+    def judge_usable(self, ranks):
+        self.judge_whole(ranks)
 
     def judge_whole(self, ranks):
         """Check that the world can be used, and that only its workers are left."""
         assert len(psutil.Process().children()) == self.fault.size - 1, "the controller is left"
         ranks.do("function")
         ranks.do(PROGRAM)
-
-    def judge_refusal(self, ranks):
-        for step in ("function", PROGRAM):
-            try:
-                ranks.do(step)
-            except synk.WorldBrokenError as again:
-                assert "close()" in str(again), str(again)
-            else:
-                raise AssertionError(f"{step} works in a broken world")
 
 
 def exit_code(status):
@@ -463,11 +442,7 @@ class Watch:
         return {
             "seed": self.fault.seed,
             "scenario": str(self.fault),
-            "who": self.fault.who,
-            "how": self.fault.how,
-            "place": self.fault.place,
             "detection": detection,
-            "seconds": time.monotonic() - self.began,
             "problem": "; ".join(filter(None, problems)),
         }
 

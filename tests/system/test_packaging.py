@@ -1,17 +1,14 @@
 """Tests of the archives, their metadata, the lists of requirements, and the container image."""
 
 import email
-import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
 from fnmatch import fnmatch
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -149,9 +146,6 @@ def test_the_commands_are_that_of_python_m_and_those_of_other_libraries(archives
     }
 
 
-# Requirements
-
-
 def read(file):
     """Return the requirements in a file."""
     lines = (REQUIREMENTS / file).read_text().splitlines()
@@ -174,67 +168,6 @@ def normalized(requirement):
     one = parsed(requirement)
     own = str(one.marker or "").partition(" and extra")[0]
     return name_of(requirement), sorted(one.extras), str(one.specifier), own
-
-
-APART = {"theano", "pytensor", "pymc"}  # each has an environment of its own
-PYTHON = "{}.{}".format(*sys.version_info)
-
-
-def pins_in(file, python):
-    """Return the tested versions in a file, with a version of Python."""
-    lines = [parsed(line) for line in read(file)]
-    present = {"python_version": python}
-    lines = [one for one in lines if one.marker is None or one.marker.evaluate(present)]
-    assert all(re.fullmatch(r"==[\w.]+", str(one.specifier)) for one in lines), file
-    found = {name_of(str(one)): str(one.specifier)[2:] for one in lines}
-    assert len(found) == len(lines), file
-    return found
-
-
-def pins(kind="theano", python=PYTHON):
-    """Return the tested versions of all packages in one of the environments."""
-    found = {}
-    for file in REQUIREMENTS.glob("*.txt"):
-        if file.stem in APART - {kind} or (kind == "pymc" and file.stem not in ("library", kind)):
-            continue
-        here = pins_in(file.name, python)
-        assert all(found.get(name, version) == version for name, version in here.items()), file
-        found.update(here)
-    return found
-
-
-@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13", "3.14"])
-@pytest.mark.parametrize("file", sorted(path.stem for path in REQUIREMENTS.glob("*.txt")))
-def test_the_tested_versions_meet_the_requirements(file, python):
-    if file == "build":  # not of the package
-        return
-    wanted = [parsed(one) for one in read(f"{file}.in") if not one.startswith("Synkhronos")]
-    assert wanted
-    tested = pins(file if file in APART else "theano", python)
-    for one in wanted:
-        if one.marker is None or one.marker.evaluate({"python_version": python}):
-            assert one.specifier.contains(tested[name_of(str(one))]), one
-
-
-@pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="for the environment of the tests")
-def test_the_environment_has_the_tested_versions_of_all_that_is_needed():
-    script = (ROOT / "tools" / "environment.sh").read_text()
-    lists = re.findall(r"""^(?:for_demos|requirements)=(["'][^"']+)""", script, re.MULTILINE)
-    listed = re.findall(r"requirements/(\w+)\.txt", " ".join(lists))
-    assert listed.pop(0) == "build" and {"library", "demos", "keras", "tests"} <= {*listed}
-    pinned = {name: one for file in listed for name, one in pins_in(f"{file}.txt", PYTHON).items()}
-    needed, waiting = set(), [one for file in listed for one in read(f"{file}.in")]
-    while waiting:
-        one = parsed(waiting.pop())
-        name = name_of(str(one))
-        is_for_others = one.marker and not one.marker.evaluate() and name != "theano"
-        if name in needed or name == "synkhronos" or is_for_others:
-            continue
-        needed.add(name)
-        # Without the extras of packages; what is wanted of those is in the files.
-        waiting += [two for two in metadata.requires(name) or () if "extra" not in two]
-    assert needed - {"setuptools"} == set(pinned)
-    assert {name: metadata.version(name) for name in pinned} == pinned
 
 
 def test_the_recipe_of_conda_says_the_same(described):
@@ -269,64 +202,10 @@ def test_the_commands_of_conda_are_those_of_pip(archives):
     assert sorted(yaml.safe_load(text)["build"]["entry_points"]) == sorted(commands)
 
 
-# Citation and image
-
-
-def test_the_citation_names_this_version():
-    yaml = pytest.importorskip("yaml")
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert {"cff-version", "message", "title", "authors"} <= set(cited)  # required by the format
-    assert (cited["title"], cited["version"]) == ("Synkhronos", synk.__version__)
-    assert cited["license"] in (ROOT / "LICENSE").read_text()
-    assert all("name" in author for author in cited["authors"])
-
-
-def test_the_services_run_the_commands_of_the_readme():
-    yaml = pytest.importorskip("yaml")
-    commands = re.findall(r"^ +(sh \S+)$", (ROOT / "README.rst").read_text(), re.MULTILINE)
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())
-    steps = workflow["jobs"]["tests"]["steps"]
-    assert [step["run"] for step in steps if "run" in step] == commands
-    pages = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text())
-    words = " ".join(sum(pages["build"]["jobs"].values(), [])).split()
-    files = [word for word in words if "/" in word] + [pages["sphinx"]["configuration"]]
-    assert len(files) == 4 and all((ROOT / file).is_file() for file in files)
-
-
-def instructions():
-    """Return the instructions of the Dockerfile: their words and the rest of their lines."""
-    text = (ROOT / "Dockerfile").read_text()
-    lines = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)).splitlines()
-    return [tuple(line.split(None, 1)) for line in lines if line.strip()]
-
-
-def test_the_image_runs_the_two_commands_of_the_readme():
-    made = dict(instructions())
-    assert made["FROM"].startswith("debian:12")  # which has pygpu
-    assert Path(made["WORKDIR"]).is_absolute() and made["COPY"] == ". ."
-    commands = re.findall(r"^ +(sh \S+)$", (ROOT / "README.rst").read_text(), re.MULTILINE)
-    assert " ".join(json.loads(made["CMD"])) == "sh demos/run" in commands
-    assert "sh tests/run" in commands and "sh tests/run" in (ROOT / "Dockerfile").read_text()
-    for name in ("demos/run", "tests/run"):
-        script = (ROOT / name).read_text()
-        assert "sh tools/environment.sh" in script
-    # The image has what both ask for, so that they start immediately.
-    steps = [line for word, line in instructions() if word == "RUN"]
-    assert "sh tools/environment.sh --with-opencl" in steps[-1]
-    for step in steps:
-        subprocess.run(["sh", "-n", "-c", step], check=True)
-        for word in shlex.split(step):
-            if "/" in word and word.endswith(".sh"):
-                assert (ROOT / word).exists()
-
-
 def test_the_image_gets_the_files_of_the_repository_and_no_others():
     assert [name for name in sorted(tracked()) if ignored(name)] == []
     for name in [".git/HEAD", ".venv/bin/python", "tests/.hypothesis/a", ".mypy_cache/b", *JUNK]:
         assert ignored(name), name
-
-
-# An empty environment
 
 
 @pytest.mark.slow

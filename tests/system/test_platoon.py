@@ -17,7 +17,6 @@ from processes import ROOT, restore_signals
 
 from synkhronos.compat.platoon import configparser, launcher
 from synkhronos.compat.platoon.param_sync import ASGD, EASGD
-from synkhronos.compat.platoon.processes import labels_of
 
 PROGRAMS = ROOT / "tests" / "programs" / "platoon"
 LAUNCHER = ["-m", "synkhronos.compat.platoon.launcher"]
@@ -172,19 +171,6 @@ def test_an_lstm_learns_with_elastic_averaging(launch, example, logs, options):
     assert int(steps) > 180
     assert float(best.split()[1]) < 0.2, found  # half of them are wrong at first
     assert all("Train cost" in found[f"workercpu-{rank}.out"] for rank in range(2))
-
-
-@pytest.mark.slow
-def test_an_lstm_learns_with_averages_and_all_workers_have_the_same_parameters(launch, example, logs):
-    example("sequences.py", "synchronous_lstm_controller.py", "synchronous_lstm_worker.py")
-    ended(launch("synchronous_lstm", controller="--epochs=8"), 0, logs)
-    found = logs()
-    assert float(found["controllercpu.out"].split()[-1]) < 0.2, found
-    sums = [
-        [line.split()[-1] for line in found[f"workercpu-{rank}.out"].splitlines()] for rank in range(2)
-    ]
-    common = min(map(len, sums))
-    assert common > 5 and sums[0][:common] == sums[1][:common]
 
 
 # Rules and reductions
@@ -373,17 +359,6 @@ def test_what_a_controller_closes_is_no_failure(launch, write, logs):
     assert logs()["workercpu-0.out"] == "stop\n"
 
 
-def test_a_repeated_device_has_numbered_logs():
-    assert labels_of(["cuda0", "cuda1"]) == ["cuda0", "cuda1"]
-    assert labels_of(["cpu", "cpu"]) == ["cpu-0", "cpu-1"]
-
-
-def test_devices_are_named_or_of_the_environment(monkeypatch):
-    monkeypatch.setenv("PLATOON_DEVICES", "cuda2, cuda3")
-    assert launcher.find_devices(["cpu", "cuda0"], [1]) == ["cpu"]
-    assert launcher.find_devices(None, None) == ["cuda2", "cuda3"]
-
-
 def test_hosts_and_devices_are_in_configuration_files_the_last_one_first(tmp_path, monkeypatch):
     for variable in ("PLATOON_DEVICES", "PLATOON_HOSTS", "PLATOONRC"):
         monkeypatch.delenv(variable, raising=False)
@@ -513,19 +488,6 @@ def test_an_installed_platoon_comes_first(start, write, tmp_path):
     write("platoon.py", "NAME = 'installed'")
     write("script.py", "import platoon\nprint(platoon.NAME)")
     assert ended(start("-m", "synkhronos", "run", "script.py"), 0) == "installed\n"
-
-
-def test_modules_have_one_copy_under_both_names(start):
-    code = (
-        "import platoon.channel, synkhronos.compat.platoon.channel as ours\n"
-        "assert platoon.channel is ours and ours.__spec__.name == ours.__name__, ours.__spec__\n"
-        "import platoon.channel.worker as worker\n"
-        "assert worker.Worker is ours.Worker and worker.__name__.startswith('synkhronos')\n"
-        "try:\n    import platoon.missing\nexcept ImportError as error:\n    print(error)\n"
-    )
-    assert (
-        ended(start("-m", "synkhronos", "run", "-c", code), 0) == "No module named 'platoon.missing'\n"
-    )
 
 
 def test_install_makes_platoon_importable(start):

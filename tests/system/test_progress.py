@@ -56,14 +56,6 @@ def test_a_terminal_shows_a_line_that_moves_and_is_cleared(stream):
     assert "\n" not in terminal.getvalue()
 
 
-def test_a_line_fits_the_terminal(stream):
-    terminal = stream(Terminal)
-    with progress.Progress().show("compiling " + 100 * "x"):
-        wait_for(lambda: "\r" in terminal.getvalue())
-    frame = terminal.getvalue().split("\r")[0]
-    assert len(frame) - len("\x1b[2K") == 59
-
-
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
 def test_elsewhere_it_is_one_line_with_the_remark(stream, monkeypatch, kind):
     monkeypatch.setenv("TERM", "dumb")
@@ -74,16 +66,6 @@ def test_elsewhere_it_is_one_line_with_the_remark(stream, monkeypatch, kind):
             wait_for(file.getvalue)
             time.sleep(0.05)
     assert file.getvalue() == "synkhronos: compiling function 1; it takes minutes\n"
-
-
-def test_a_second_line_follows_after_a_pause(stream, monkeypatch):
-    monkeypatch.setattr(progress, "PAUSE", 0.0)
-    file = stream(io.StringIO)
-    shown = progress.Progress()
-    for number in (1, 2):
-        with shown.show(f"function {number}"):
-            wait_for(lambda: file.getvalue().count("\n") == number)  # noqa: B023
-    assert file.getvalue() == "synkhronos: function 1\nsynkhronos: function 2\n"
 
 
 def test_work_that_ends_soon_shows_nothing(stream, monkeypatch):
@@ -128,13 +110,6 @@ def test_a_closed_stderr_does_no_harm(stream):
     stream(io.StringIO).close()
     with progress.Progress().show("compiling"):
         time.sleep(0.05)
-
-
-def test_no_stderr_does_no_harm(stream, monkeypatch):
-    stream(io.StringIO)
-    monkeypatch.setattr("sys.stderr", None)
-    with progress.Progress().show("compiling"):
-        pass
 
 
 @own_process

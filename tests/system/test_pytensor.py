@@ -10,7 +10,6 @@ import pytest
 from compilers import RandomStreams, default_mode
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.link.numba.cache import FunctionIdentity
-from pytensor.tensor.elemwise import Elemwise
 from pytensor.xtensor import as_xtensor, xtensor
 from pytensor.xtensor.type import xtensor_shared
 from test_docs import test_examples_print_what_is_shown as check_page
@@ -272,25 +271,6 @@ def test_ranks_name_what_numba_compiles_differently(two):
     """One name of two functions is a crash later: https://github.com/numba/numba/issues/10486."""
     drawn = synk.spmd(lambda rank: [next(FunctionIdentity._unique_ids) for _ in range(3)])
     assert len({*drawn[0], *drawn[1]}) == 6
-
-
-NOT_FLAT = ("apply_momentum", "apply_nesterov_momentum", "sgd_nonflat")
-RULES = [name for name in updates.__all__ if name not in NOT_FLAT]
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_rules_are_fast_loops_as_c_code(name):
-    """PyTensor's C code has a loop without strides only where the types say that shapes are equal."""
-    params = [pytensor.shared(np.ones((4, 2)), "w"), pytensor.shared(np.zeros(3), "b")]
-    rule = getattr(updates, name)
-    rate = {"learning_rate": 0.1} if name.endswith(("grad", "momentum", "sgd")) else {}
-    _, param_updates, _ = rule(sum((param**2).sum() for param in params), params, **rate)
-    mode = pytensor.compile.mode.Mode("py", "fast_run")  # nothing is compiled
-    nodes = pytensor.function([], updates=param_updates, mode=mode).maker.fgraph.toposort()
-    loops = [node for node in nodes if isinstance(node.op, Elemwise) and node.outputs[0].ndim]
-    shapes = [{one.type.shape for one in (*node.inputs, *node.outputs)} for node in loops]
-    assert sum(len(kinds) > 1 for kinds in shapes) <= (len(params) if "adam" in name else 0)
-    assert all(None not in shape for kinds in shapes for shape in kinds)
 
 
 @pytest.mark.parametrize("name", ["adadelta", "adam"])

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +26,6 @@ def path(world, tmp_path):
     return str(tmp_path / "values.npz")
 
 
-def arrays_in(path):
-    with zipfile.ZipFile(path) as archive:
-        return [name for name in archive.namelist() if name.endswith(".npy")]
-
-
 def test_each_rank_gets_its_values_back(path):
     def program(rank):
         generator = np.random.RandomState(rank.rank)
@@ -53,15 +47,6 @@ def test_each_rank_gets_its_values_back(path):
             found = np.asarray(loaded[name])
             assert found.dtype == np.asarray(value).dtype and np.array_equal(found, value), name
         loaded["own"][:] = 7  # it is the rank's own
-
-
-def test_equal_arrays_are_in_the_file_once(path):
-    def program(rank):
-        same = np.arange(100.0)
-        rank.save(path, {"a": same, "b": same + (rank.rank == 2), "c": same.astype("float32")})
-
-    synk.spmd(program)
-    assert len(arrays_in(path)) == 3  # a and b, b of rank 2, c
 
 
 def test_the_master_may_be_any_rank(open_world, tmp_path):

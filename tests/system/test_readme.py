@@ -1,7 +1,5 @@
 """Tests that the README's examples run and print the output shown, and that its pictures are current."""
 
-import re
-
 import pytest
 from processes import ROOT
 from test_docs import code_blocks
@@ -19,17 +17,3 @@ def test_an_example_prints_what_is_shown(programs, tmp_path, number):
     done = programs.run_script(script, cwd=tmp_path)
     assert done.stdout == output
     assert not done.stderr
-
-
-def test_the_second_example_is_a_training_step():
-    assert len(EXAMPLES) == 2
-    assert "make_train_function" in EXAMPLES[1][0]
-
-
-def test_paths_that_are_named_exist():
-    paths = re.findall(r"<([^>:\s]+)>`_", README)
-    paths += re.findall(r"^ +sh (\S+)$", README, re.MULTILINE)
-    paths += re.findall(r"^\.\. image:: (\S+)$", README, re.MULTILINE)
-    assert len(paths) >= 10
-    for path in paths:
-        assert (ROOT / path).exists(), path

@@ -104,24 +104,6 @@ def test_a_rehearsal_neither_computes_nor_changes_what_follows(rehearsals, count
         assert n_rehearsed == 1
 
 
-def test_the_first_call_of_a_block_is_rehearsed(rehearsals, counting):
-    f, count = counting
-    total = compiler.shared(np.zeros(3), "total")
-    g = synk.function([], updates=[(total, total + 1)])
-    synk.distribute()
-    data = synk.data(ROWS)
-
-    def block():
-        with synk.fuse():
-            f(data, batch=slice(0, 8))
-            synk.all_reduce(total)
-            g()
-
-    assert rehearsals.after(block) == (None, 1)
-    np.testing.assert_array_equal(total.get_value(), np.ones(3))
-    assert [int(one) for one in synk.gather(count, nd_up=1)] == [1, 1]
-
-
 def test_data_that_have_moved_or_gone_are_not_in_the_way(rehearsals, counting):
     f, count = counting
     synk.distribute()
@@ -133,26 +115,6 @@ def test_data_that_have_moved_or_gone_are_not_in_the_way(rehearsals, counting):
     del data
     assert rehearsals.after(synk.broadcast, count) == (None, 0)
     np.testing.assert_array_equal(f(ROWS), ROWS.sum(axis=0))
-
-
-def test_a_command_that_failed_is_not_rehearsed(rehearsals):
-    x, wrong = T.dmatrix("x"), T.dmatrix("wrong")
-    f = synk.function([x], ((x + wrong).sum(), "sum"), bcast_inputs=[wrong])
-    synk.distribute()
-    data, other = synk.data(ROWS), synk.data(np.ones((3, 3)))
-    right = synk.data(np.ones((10, 3)))
-    for _ in range(2):
-        assert rehearsals.after(f, data, right)[1] == 1
-        error, n_rehearsed = rehearsals.after(f, data, other)
-        assert isinstance(error, ValueError) and n_rehearsed == 0
-
-
-def test_only_calls_are_read_again(rehearsals, counting):
-    f, count = counting
-    assert rehearsals.after(synk.distribute)[1] == 0
-    assert rehearsals.after(f, ROWS)[1] == 1
-    for collective in (synk.broadcast, synk.gather):
-        assert rehearsals.after(collective, count)[1] == 0
 
 
 def test_nothing_is_rehearsed_while_steps_are_measured(rehearsals, counting):

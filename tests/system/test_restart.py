@@ -129,37 +129,6 @@ def test_the_number_of_processes_may_change_up_to_that_of_fork():
 
 
 @own_process
-def test_every_rank_has_a_replica_of_its_own_again():
-    """A collective leaves the replicas in shared memory."""
-
-    def shared_memory():
-        return psutil.Process().memory_full_info().shared
-
-    world = open_world(2)
-    w = world.w
-    big = compiler.shared(np.zeros(1 << 22), "big")
-    touch = synk.function([], updates=[(big, big + 1)], mode="FAST_COMPILE")
-    data = synk.data(np.ones((4, 2)))
-    world.check(2, data)
-    lose(1, lambda: synk.broadcast(w))
-    synk.restart()
-    before = w.get_value().tolist()
-    synk.set_value(1, w, [7.0, 7.0])
-    assert w.get_value().tolist() == before
-    assert synk.gather(w).tolist() == [before, [7, 7]]
-    # The shared memory of the former workers is returned to the system.
-    for _ in range(2):
-        touch()
-        synk.all_reduce(big)
-    # The master and the worker have 32 MB each, and about half of the worker's is returned.
-    seen = shared_memory()
-    synk.restart()
-    assert shared_memory() < seen - (14 << 20), (seen - shared_memory()) >> 20
-    touch()
-    assert big.get_value().tolist()[:2] == [3, 3]
-
-
-@own_process
 def test_a_rank_without_rows_of_its_own_is_noticed_after_a_restart():
     world = open_world(2, master_rank=0)
     x, w, step = world.x, world.w, world.step

@@ -1,13 +1,7 @@
-"""Tests of ``launch --restart``, by an mpirun that is a script, and on machines made of namespaces.
+"""Tests of ``launch --restart``, by an mpirun that is a script, and on machines made of namespaces."""
 
-``LOSSES`` in the environment is the number of losses in the test at random moments, 50 by default, and
-``SEED`` chooses the moments.
-"""
-
-import contextlib
 import json
 import os
-import random
 import shlex
 import signal
 import subprocess
@@ -26,9 +20,7 @@ from synkhronos.__main__ import main
 from synkhronos.machines.job import end_processes
 
 SCRIPT = FOLDER / "programs" / "restarted_job.py"
-LOSSES, SEED = int(os.environ.get("LOSSES", 50)), int(os.environ.get("SEED", 5))
 FLAGS = {"THEANO_FLAGS": "mode=FAST_COMPILE"}  # nothing to compile
-KINDS = ("task", "process", "daemon", "machine")
 LOST = "ORTE has lost communication with a remote daemon."
 # A host of which there is a file has no power. ``line-N`` has the arguments of the N-th job.
 MPIRUN = """#!/bin/sh
@@ -197,9 +189,6 @@ def wait_for(function, seconds, job=None):
     return found
 
 
-# On machines made of namespaces
-
-
 @pytest.fixture
 def machines(request):
     """Three machines, with OpenMPI 4 if the test does not say otherwise."""
@@ -208,15 +197,7 @@ def machines(request):
 
 
 class Trained:
-    """A job with two ranks on each machine, which is started again when it has lost something.
-
-    Parameters
-    ----------
-    machines : Machines
-    folder : Path
-    most : int
-        How often it may be started again.
-    """
+    """A job with two ranks on each machine, started again up to `most` times after losses."""
 
     PATIENCE = 600  # seconds, for anything that takes a few on an idle machine
 
@@ -243,45 +224,10 @@ class Trained:
         path = self.folder / "step"
         return int(path.read_text() or 0) if path.exists() else 0
 
-    def restarts(self):
-        """Return how often it was started again."""
-        return self.job.output.count("synkhronos launch: restart ")
-
-    def lose(self, machine, kind, choice=random):
-        """Kill something on a machine; return whether there was something.
-
-        The kind is "task", for a leader or courier, "process", for any process of the job, "daemon", for
-        that of mpirun, or "machine".
-        """
+    def lose_task(self, machine):
+        """Kill a leader or courier on a machine."""
         tasks = self.machines.tasks(machine)
-        if kind == "machine" and tasks:
-            self.machines.kill(machine)
-        elif kind == "daemon" and tasks:
-            found = self.machines.processes(machine).items()
-            daemons = [pid for pid, line in found if Path(line.split()[0]).name in ("orted", "prted")]
-            self.job.send(machine, daemons, signal.SIGKILL)
-        elif tasks:
-            first = {task: min(pid for pid in tasks if tasks[pid] == task) for task in tasks.values()}
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(
-                    choice.choice(sorted(first.values() if kind == "task" else tasks)), signal.SIGKILL
-                )
-        return bool(tasks)
-
-    def lose_something(self, choice):
-        """Kill something at random; return the machine and the kind, or None if no job is running."""
-        machine = choice.choice([one for one in range(3) if self.machines.tasks(one)] or [None])
-        if machine is None:
-            return None
-        kind = choice.choice(KINDS[: 2 if machine == 0 else None])  # mpirun is on the first one
-        return (machine, kind) if self.lose(machine, kind, choice) else None
-
-    def has_restarted(self, before):
-        """Wait for another start; return whether there was one, as some losses do not end a job."""
-        step, until = self.step(), time.monotonic() + 20
-        self.wait_for(lambda: self.restarts() > before or (
-            time.monotonic() > until and self.step() > step + 1))  # fmt: skip
-        return self.restarts() > before
+        os.kill(min(tasks), signal.SIGKILL)
 
     def end(self):
         """Let the script end; check that nothing is left. Return its last line, and all output."""
@@ -325,7 +271,7 @@ def test_training_goes_on_without_lost_machines_and_with_those_that_come_back(
     assert after >= step + 2 and hosts == [first, third]
     machines.plug_in(1)
     job.wait_for(lambda: job.step() >= after + 2)
-    assert job.lose(2, "task")
+    job.lose_task(2)
     last, hosts = job.began(3)
     assert last >= after + 2 and hosts == [first, second, third]
     line, output = job.end()
@@ -333,31 +279,4 @@ def test_training_goes_on_without_lost_machines_and_with_those_that_come_back(
     assert [one.partition(" on ")[0] for one in output.splitlines() if "launch: restart" in one] == [
         f"python -m synkhronos launch: restart {one} of 9" for one in (1, 2, 3)
     ]
-    job.check(line, programs)
-
-
-@SLOW
-@needs_machines
-@with_each_openmpi
-def test_losses_and_joins_at_random_moments(machines, tmp_path, programs):
-    choice, off, lasted = random.Random(SEED), [], 0
-    job = Trained(machines, tmp_path, 2 * LOSSES)
-    for _ in range(LOSSES):
-        before = job.restarts()
-        if choice.random() < 0.5:
-            job.wait_for(lambda: (tmp_path / f"began-{job.restarts()}").exists())
-        time.sleep(choice.uniform(0, 2))  # in the start, or in the training
-        for one in off:
-            machines.start_machine(machines.hosts[one])
-        machine, kind = job.wait_for(lambda: job.lose_something(choice))
-        off = [machine] if kind == "machine" else []
-        has_restarted = job.has_restarted(before)
-        lasted += not has_restarted
-        print(
-            f"{job.job.seconds:.0f} s: {kind} of {machine}; {job.restarts()} restarts; step {job.step()}"
-        )
-    seconds = job.job.seconds
-    line, output = job.end()
-    print(output)
-    print(f"{LOSSES} losses, {lasted} of which did not end the job, in {seconds:.0f} s; {line}")
     job.check(line, programs)

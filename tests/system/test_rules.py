@@ -430,24 +430,3 @@ def test_gradients_are_averaged_only_if_the_rule_has_computed_them(step):
 
     with pytest.raises((TypeError, synk.WorkerError), match="call it in place of rank.call"):
         synk.spmd(program)
-
-
-@pytest.mark.parametrize("saved", [2, 3, 5])
-def test_downpour_goes_on_after_its_state_was_saved_and_counts_no_change_twice(saved):
-    """With these periods a rank pulls between two pushes, so some changes wait to be pushed."""
-
-    def program(rank):
-        rule, params = rules.Downpour(push_period=4, pull_period=3), PARAMS
-        rule.start(rank, params)
-        for number in range(1, 9):
-            params[1].set_value(params[1].get_value() + 1)
-            rule.after_step(rank, params, number)
-            if number == saved:
-                rule.state(rank, params)
-                rank.barrier()
-                rank.clock = number
-                rank.barrier()
-        rule.finish(rank, params)
-        return float(params[1].get_value() - START[1])
-
-    assert synk.spmd(program) == [pytest.approx(8 * RANKS)] * RANKS

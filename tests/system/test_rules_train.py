@@ -307,22 +307,6 @@ def test_a_training_that_was_killed_before_its_first_epoch_begins_where_it_began
     assert resumed.losses == whole.losses and model.values() == values
 
 
-def test_a_slow_validation_before_a_checkpoint_stays_the_first(model, tmp_path):
-    def validate(rank):
-        if not (tmp_path / "second epoch").exists():
-            time.sleep(0.2)
-        return {}
-
-    def report(rank, rule, step, loss):
-        if step > 5:
-            (tmp_path / "second epoch").touch()
-
-    options = {"validate": validate, "report": report, "checkpoint": tmp_path / "kept"}
-    record = model.train(rules.BSP(), model.step, epochs=3, **options)
-    assert [one["epoch"] for one in record.validations] == [1, 2, 3]
-    assert record.seconds[0] == sorted(record.seconds[0])
-
-
 def test_a_training_that_was_stopped_goes_on_in_the_middle_of_an_epoch(make_model, tmp_path):
     model = make_model(2)
 
@@ -386,43 +370,6 @@ def test_no_step_is_lost_by_downpour(make_model, tmp_path, push, pull, every):
     rules.train(step, [count], [np.ones(ROWS)], rules.Downpour(push, pull), 5, 6, seed=1,
                 progress=False, **options)  # fmt: skip
     assert synk.gather(count).tolist() == [2 * 6 * 5] * 2
-
-
-# Reductions
-
-
-def test_elastic_averaging_on_one_rank_with_alpha_one_swaps_with_the_center(make_model):
-    model = make_model(1)
-    history = []
-
-    class Noting(rules.EASGD):
-        def take_step(self, rank, step, data, rows):
-            history.append(rows)
-            return super().take_step(rank, step, data, rows)
-
-    # Two models take turns: the center and the rank's own.
-    plain = synk.function([model.x, model.y], model_loss(model), updates=descent(model))
-    record = model.train(Noting(alpha=1, period=1), plain)
-    expected = []
-    for own in (history[1::2], history[::2]):
-        x = np.append(*START)
-        for rows in own:
-            x = x - 0.05 * serial_gradient(x, rows)
-        expected.append(x)
-    assert len(record.losses[0]) % 2 == 1
-    final = np.concatenate([one.get_value().ravel() for one in model.params])
-    assert np.allclose(final, expected[1], rtol=1e-10)  # the center has taken the last step
-    assert not np.allclose(final, expected[0])
-
-
-def model_loss(model):
-    w, b = model.params
-    return tt.sqr(tt.dot(model.x, w) + b - model.y).mean()
-
-
-def descent(model):
-    gradients = compiler.grad(model_loss(model), model.params)
-    return [(one, one - 0.05 * each) for one, each in zip(model.params, gradients)]
 
 
 # Faults
@@ -583,22 +530,6 @@ def test_progress_is_a_line_where_stderr_is_no_terminal(model, monkeypatch):
     monkeypatch.setenv("SYNKHRONOS_PROGRESS", "0")
     model.train(rules.EASGD(), progress=True)
     assert sys.stderr.getvalue() == ""
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_progress_is_a_bar_on_a_terminal(model, monkeypatch):
-    pytest.importorskip("tqdm")
-    monkeypatch.setenv("SYNKHRONOS_PROGRESS", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(rules.progress_bar, "INTERVAL", 0.0)
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    model.train(rules.BSP(), progress=True)
-    shown = sys.stderr.getvalue()
-    assert "epoch 3/3" in shown and "/126" in shown and "loss " in shown and "rows/s " in shown
 
 
 # Bad input

@@ -1,14 +1,11 @@
 """Tests of semaphores in shared memory, between processes."""
 
-import ctypes
-import errno
 import os
 import signal
 import time
 
 import pytest
 
-from synkhronos.transports import semaphore as module
 from synkhronos.transports.semaphore import Counter, Semaphore
 from synkhronos.stores.memory import SharedMemory
 
@@ -28,14 +25,6 @@ def test_what_is_posted_can_be_taken_once(semaphore):
         semaphore.post()
     semaphore.drain()
     assert semaphore.try_wait()
-
-
-def test_a_further_process_finds_what_was_posted_before_it_came():
-    place = SharedMemory(1).allocate(module.NBYTES)
-    first = Semaphore(array=place)
-    first.post()
-    second = Semaphore(array=place, is_new=False)
-    assert not second.try_wait() and first.try_wait()
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.95])
@@ -79,27 +68,6 @@ def test_a_signal_ends_a_wait_so_that_its_handler_runs(semaphore):
         signal.signal(signal.SIGALRM, before)
 
 
-def test_semaphores_do_not_share_memory():
-    memory = SharedMemory(1)
-    several = [Semaphore(memory) for _ in range(8)]
-    several[3].post()
-    assert [not one.try_wait() for one in several] == [index == 3 for index in range(8)]
-
-
-def test_other_errors_of_the_system_are_raised(semaphore, monkeypatch):
-    def fail(*_):
-        ctypes.set_errno(errno.EINVAL)
-        return -1
-
-    semaphore._wait = fail
-    with pytest.raises(OSError, match="sem_wait") as raised:
-        semaphore.wait(0)
-    assert raised.value.errno == errno.EINVAL
-    monkeypatch.setattr(module._BLOCKING, "sem_init", fail)
-    with pytest.raises(OSError, match="sem_init"):
-        Semaphore(SharedMemory(1))
-
-
 def test_the_last_of_several_processes_finds_all_increases_in_a_counter():
     counter, children = Counter(SharedMemory(1)), []
     assert counter.read() == 0
@@ -118,15 +86,3 @@ def test_the_last_of_several_processes_finds_all_increases_in_a_counter():
         assert counter.read() == 4001
         counter.reset()
         assert counter.read() == 0
-
-
-def test_a_counter_that_cannot_be_made_is_an_error(monkeypatch):
-    class Refusing:
-        @staticmethod
-        def sem_init(*args):
-            ctypes.set_errno(errno.EINVAL)
-            return -1
-
-    monkeypatch.setattr(module, "_BLOCKING", Refusing)
-    with pytest.raises(OSError, match="sem_init"):
-        Counter(SharedMemory(1))

@@ -2,7 +2,6 @@
 
 import inspect
 import os
-import time
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -135,15 +134,6 @@ def test_cdd_takes_steps_by_the_sum_of_the_velocities(fork, descends):
         np.testing.assert_allclose(value, by_us, rtol=1e-12)
 
 
-def test_velocities_of_sub_batches_are_not_lost(fork):
-    fork(2)
-    found = train(sync_type="cdd", n_subb=2, n_epochs=1, rate=0.05, batch_size=60)
-    assert len(found.record.losses[0]) == 10  # batches
-    # Every sub-batch has the rows of its batch again: twice as many steps as without sub-batches.
-    again = train(sync_type="cdd", n_epochs=1, rate=0.05, batch_size=60)
-    assert found.record.losses[0][-1] < again.record.losses[0][-1]
-
-
 def test_ranks_with_seeds_of_their_own_begin_with_the_masters_parameters(fork):
     fork(2)
     assert equal(train(own_seeds=True), train(own_seeds=False))
@@ -217,11 +207,6 @@ def test_linear_scaling_and_warmup_change_the_rate_before_each_batch(fork):
     record = train(**options).record
     np.testing.assert_allclose(record.learning_rates, [rates, rates])
     np.testing.assert_allclose(train(n_epochs=2, rate=0.1).model.seen, [0.1] * 15 + [0.09] * 15)
-
-
-def test_one_rank_is_neither_scaled_nor_warmed_up(fork):
-    fork(1)
-    assert equal(train(scale_lr=True, warmup=1, n_epochs=2), train(n_epochs=2))
 
 
 # Refusals
@@ -488,22 +473,3 @@ def test_lines_are_printed_as_by_theano_mpi(fork, capfd):
         f"validation top_5_error:{point['error_top5']:.4f}",
     ]
     assert len(lines) == 3 * 3 + 4, "the master prints, and no other rank"
-
-
-def test_the_record_has_times_of_each_batch(fork):
-    fork(2)
-
-    class Slow(Model):
-        def train_iter(self, count, recorder):
-            time.sleep(0.02 * self.rank)
-            super().train_iter(count, recorder)
-
-    record = train(model=Slow, n_epochs=1).record
-    times = {name: np.array(by_rank) for name, by_rank in record.times.items()}
-    assert all(one.shape == (2, 15) and (one >= 0).all() for one in times.values())
-    assert times["wait"][0].sum() > 0.2 > times["wait"][1].sum(), "the fast rank waits"
-    assert times["compute"][1].sum() > 0.3 and times["exchange"].min() > 0
-    seconds = np.diff(record.seconds, axis=1)
-    total = sum(times.values())[:, 1:]
-    assert (total <= seconds + 1e-3).all()
-    assert Recorder.from_json(record.to_json()).times == record.times

@@ -67,9 +67,6 @@ def train(rule, model=InTurn, checkpoint=None, sync_type="avg", on_death="raise"
     return record, [one.get_value() for one in session.model.params]
 
 
-# Several machines
-
-
 @pytest.mark.parametrize("rule, options", [("BSP", {}), ("BSP", {"sync_type": "cdd", "rate": 0.1})])
 def test_ranks_on_two_machines_train_as_on_one(world_of, fork_machines, tmp_path, rule, options):
     world_of(2)
@@ -93,9 +90,6 @@ def test_asynchronous_rules_train_on_machines(fork_machines, rule):
     assert record.validations[-1]["error"] < 0.3
 
 
-# Deaths
-
-
 @pytest.mark.parametrize("rule", ["EASGD", rules.GoSGD(0.5), "SSP"], ids=str)
 def test_the_others_go_on_when_a_rank_dies_and_a_new_one_takes_its_place(world_of, tmp_path, rule):
     world_of(2, timeout=60)
@@ -108,14 +102,6 @@ def test_the_others_go_on_when_a_rank_dies_and_a_new_one_takes_its_place(world_o
     assert [one["epoch"] for one in record.validations] == [1, 2, 3, 4]
     assert record.validations[-1]["error"] < 0.2 and "batches" not in record.validations[0]
     assert synk.spmd(lambda rank: rank.rank) == [0, 1], "the processes can be used"
-
-
-def test_without_a_death_the_validations_are_those_of_all_ranks(world_of):
-    world_of(2, timeout=60)
-    met, apart = (train(rules.Rule(), Model, on_death=one)[0] for one in ("raise", "continue"))
-    for one, other in zip(met.validations, apart.validations):
-        assert one["loss"] == pytest.approx(other["loss"]) and one["error"] == other["error"]
-    assert met.losses == apart.losses and len(apart.validations) == 3
 
 
 def test_what_needs_all_ranks_cannot_go_on_without_one(tmp_path):

@@ -1,46 +1,11 @@
 """Tests of the set-up: the version, the shell scripts, and the requirements."""
 
 import ast
-import os
 import re
-import subprocess
 import sys
 
 import pytest
 from processes import ROOT
-
-
-def test_the_version_is_read_from_one_place():
-    from synkhronos._version import __version__
-
-    answer = subprocess.run(
-        [sys.executable, "setup.py", "--version"],
-        cwd=str(ROOT),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert answer.stdout.split()[-1] == __version__
-
-
-@pytest.mark.parametrize("name", ["tools/environment.sh", "demos/run", "tests/run", ".ci/run"])
-def test_scripts_are_executable_and_are_shell(name):
-    assert os.access(str(ROOT / name), os.X_OK)
-    subprocess.run(["sh", "-n", str(ROOT / name)], check=True, timeout=60)
-
-
-def test_the_environment_takes_no_other_option():
-    answer = subprocess.run(
-        ["sh", str(ROOT / "tools" / "environment.sh"), "--with-everything"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (answer.returncode, answer.stdout) == (2, "")
-    options = "[--for-demos] [--with-opencl] [--with-mpi] [--with-pytensor] [--with-pymc]"
-    assert answer.stderr == f"usage: environment.sh {options}\n"
 
 
 PACKAGES = {"PIL": "pillow", "lasagne": "Lasagne", "sklearn": "scikit-learn"}  # by import name
@@ -84,18 +49,3 @@ def test_what_is_imported_can_be_installed(folder):
     names = {re.match(r"[\w-]+", one).group().lower() for one in wanted} | BY_DEBIAN | OF_CLUSTERS
     imported = imported_in(folder) - sys.stdlib_module_names - OUR_OWN
     assert imported and {PACKAGES.get(one, one).lower() for one in imported} <= names
-
-
-def test_each_compiler_is_an_extra_and_none_is_required():
-    """Otherwise pip would install Theano where PyTensor is used."""
-    required, extras = declared()
-
-    def named(requirements):
-        return {re.match(r"\w+", one).group().lower() for one in requirements}
-
-    assert "cloudpickle" in named(required)
-    assert not named(required) & {"theano", "pytensor"}
-    for name, other in (("theano", "pytensor"), ("pytensor", "theano")):
-        assert name in named(extras[name])
-        for extra, requirements in extras.items():
-            assert extra == other or other not in named(requirements)

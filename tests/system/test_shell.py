@@ -1,7 +1,6 @@
 """Tests of what IPython, Jupyter and ``help`` show: names, objects and errors."""
 
 import contextlib
-import copy
 import io
 import os
 import sys
@@ -48,9 +47,6 @@ def cells_of(shown):
     return Cells(shown._repr_html_()).rows
 
 
-# Names
-
-
 def test_the_names_that_are_shown_are_the_public_ones():
     assert dir(synk) == sorted([*synk.__all__, "__version__", "extensions", "ops"])
     assert all(hasattr(synk, name) for name in dir(synk))
@@ -75,13 +71,6 @@ def test_extensions_are_imported_when_they_are_used():
         synk.extensions.__getattr__("keras")
 
 
-def test_help_begins_with_what_to_write():
-    summary, _, rest = synk.__doc__.partition("\n\n")
-    assert summary == "Data-parallel Theano on all the cores or GPUs of one machine or several."
-    assert rest.index(">>> import synkhronos as synk") < 400
-    assert rest.index("synk.close()") < rest.index("The layers")
-
-
 @pytest.fixture(scope="module")
 def shown(open_world):
     """A function, its shared variables and a `Data`."""
@@ -94,23 +83,6 @@ def shown(open_world):
         name="<f>", mode="FAST_COMPILE",
     )  # fmt: skip
     return f, synk.data(np.arange(60.0).reshape(20, 3), name="x")
-
-
-def test_completion_of_a_function_shows_its_public_names(shown):
-    assert [name for name in dir(shown[0]) if not name.startswith("_")] == [
-        "as_theano", "build_inputs", "check", "copy", "fn", "get_input_shmems", "get_shared", "maker",
-        "name", "output_modes", "profile", "set_input_shmems", "update_modes",
-    ]  # fmt: skip
-
-
-def test_completion_of_data_shows_its_public_names(shown):
-    assert [name for name in dir(shown[1]) if not name.startswith("_")] == [
-        "alloc_size", "condition_data", "constant", "data", "dtype", "free_memory", "minibatch", "name",
-        "ndim", "set_length", "set_shape", "set_value", "shape", "size",
-    ]  # fmt: skip
-
-
-# Objects
 
 
 def test_tables_escape_what_they_contain():
@@ -136,44 +108,6 @@ def test_a_function_is_shown_with_its_inputs_outputs_and_updates(shown):
     ]
 
 
-def test_a_function_with_keys_and_other_inputs_is_shown(open_world):
-    import theano.sparse
-
-    open_world(2)
-    m, count = theano.sparse.csr_matrix("m", dtype="float64"), tt.lvector("count")
-    f = synk.function([m, count], {"b": (count.sum(), "sum"), "a": theano.sparse.sp_sum(m)}, name="f")
-    assert cells_of(f)[1:] == [
-        ["input", "m", "csr, float64, 2 dimensions", "split along axis 0"],
-        ["input", "count", "int64, 1 dimension", "split along axis 0"],
-        ["output", "a", "float64", "avg over the ranks"],
-        ["output", "b", "int64", "sum over the ranks"],
-    ]
-    assert cells_of(copy.copy(f)) == cells_of(f)
-    of_a_program = type(f).copy_of(f.name, f.specification)
-    assert cells_of(of_a_program)[1:] == [["a copy", "", "", "cannot be called"]]
-
-
-def test_data_is_shown_with_its_memory_and_the_first_values(open_world):
-    open_world(1)
-    data = synk.data(np.arange(60.0).reshape(20, 3), name="x")
-    assert repr(data) == "<Data 'x': float64 (20, 3)>"
-    assert Cells(data._repr_html_()).title == "Data x"
-    shown = dict(cells_of(data))
-    assert shown.pop("values").startswith("[[ 0.  1.  2.]")
-    assert shown == {"dtype": "float64", "shape": "(20, 3)", "memory": "480 bytes, shared"}
-    data.free_memory()
-    assert cells_of(data) == [["dtype", "float64"], ["memory", "freed"]]
-    batch = synk.data(np.float32([[1, 2]]), minibatch=True)
-    assert dict(cells_of(batch))["rows"] == "one batch"
-
-
-def test_data_of_a_file_is_shown_as_such(open_world, tmp_path):
-    open_world(1)
-    np.save(tmp_path / "rows.npy", np.zeros((5, 2)))
-    data = synk.data(np.load(tmp_path / "rows.npy", mmap_mode="r"))
-    assert dict(cells_of(data))["memory"] == "a file"
-
-
 def test_a_profile_is_shown_as_its_table(open_world):
     open_world(2)
     x = tt.dvector("x")
@@ -189,18 +123,6 @@ def test_a_profile_is_shown_as_its_table(open_world):
         assert row[-1] == f"{each.sum():.3f}"
         assert row[header.index("wait")].startswith(f"{each[4]:.3f} (")
         assert sum(int(one.partition("(")[2].rstrip("%)")) for one in row[1:-1]) in range(97, 104)
-
-
-def test_a_comparison_is_shown_with_what_was_not_compared(open_world):
-    open_world(2)
-    x = tt.dvector("x")
-    f = synk.function([x], [x.mean(), (x.mean(), None)], mode="FAST_COMPILE")
-    compared, not_compared = cells_of(f.check(np.ones(4)))
-    assert compared == ["output 0", "largest difference 0"]
-    assert not_compared[0] == "output 1" and not_compared[1].startswith("not compared: ")
-
-
-# IPython
 
 
 CELLS = """

@@ -14,7 +14,6 @@ from processes import own_process
 
 import synkhronos as synk
 from synkhronos._errors import CollectiveAbortedError, MissingRankError, SynkhronosError
-from synkhronos.programs.stopping import INTERRUPTED, Stop
 from synkhronos.transports.children import Children
 from synkhronos.world.world import current_world
 
@@ -381,22 +380,6 @@ def test_an_exception_reaches_the_others_within_a_second(ready, where, failing, 
     assert synk.spmd(lambda rank: rank.rank) == [0, 1, 2]
 
 
-def test_a_failed_program_leaves_no_lock_and_no_memory(ready):
-    def program(rank):
-        commons = rank._here.store.commons
-        rank.center(W)
-        assert commons.lock(rank.rank).try_acquire()  # as after an interrupt inside an exchange
-        rank.barrier()
-        raise LookupError("lost")
-
-    with pytest.raises(LookupError):
-        synk.spmd(program)
-    commons = current_world().here.store.commons
-    assert all(commons.lock(rank).is_free() for rank in range(RANKS))
-    assert commons.array("center", 3, "int8").tolist() == [0] * 3
-    assert len(commons._places) == 1
-
-
 def test_a_program_is_not_disturbed_by_another_thread(ready):
     results = []
 
@@ -479,13 +462,6 @@ def interrupt_master(rank, ends):
         if not ends and rank.is_master and steps == 30:
             os.kill(os.getpid(), signal.SIGINT)
     return steps
-
-
-def test_an_interrupt_remains_one_if_a_rank_asks_to_stop_too():
-    stop = Stop(np.zeros(1, "int64"))
-    stop.ask(INTERRUPTED)
-    stop.ask()
-    assert stop.is_interrupted
 
 
 @own_process

@@ -352,15 +352,8 @@ class Calls(RuleBasedStateMachine):
 
     @rule(data=st.data(), error=st.booleans())
     def fuse(self, data, error):
-        draws = [
-            self.draw_call,
-            self.draw_call,
-            self.draw_assign,
-            self.draw_reduce,
-            self.draw_fetch,
-            self.draw_gather,
-            self.draw_broadcast,
-        ]
+        draws = [self.draw_call, self.draw_call, self.draw_assign, self.draw_reduce]
+        draws += [self.draw_fetch, self.draw_gather, self.draw_broadcast]
         actions = [
             data.draw(st.sampled_from(draws))(data.draw, True)
             for _ in range(data.draw(st.integers(1, 5), "actions"))
@@ -706,48 +699,30 @@ class Calls(RuleBasedStateMachine):
         stranger = compiler.shared(np.zeros(3))
         return [
             (TypeError, lambda: whole(x.astype("float64"), y, 1.0)),
-            (TypeError, lambda: whole(x, y, 1.0, 2.0)),
-            (TypeError, lambda: whole(x, y, 1.0, x=x)),
-            (TypeError, lambda: whole(x[0], y, 1.0)),
             (TypeError, lambda: whole(x, y, 1.0, other=1)),
             (ValueError, lambda: whole(x, y[1:], 1.0)),
             (ValueError, lambda: whole(x, y, 1.0, batch=0)),
-            (ValueError, lambda: whole(x, y, 1.0, batch=[])),
             (IndexError, lambda: whole(x, y, 1.0, batch=[7])),
-            (IndexError, lambda: whole(x, y, 1.0, batch=np.ones(6, bool))),
             (TypeError, lambda: whole(x, y, 1.0, batch=1.5)),
             (ValueError, lambda: whole(x, y, 1.0, num_slices=0)),
-            (TypeError, lambda: whole(x, y, 1.0, num_slices="2")),
-            (ValueError, lambda: whole(x, y, 1.0, batch_s=[0])),
             (IndexError, lambda: whole(x, y, 1.0, output_subset=[9])),
             (ValueError, lambda: f["whole"](1.0, num_slices=2)),
             (ValueError, lambda: f["sliceable"](batch_s=[[0]] * (self.size + 1))),
-            (ValueError, lambda: f["sliceable"](batch=2)),
             (ValueError, lambda: synk.gather(stranger)),
             (TypeError, lambda: synk.broadcast("w")),
-            (ValueError, lambda: synk.all_reduce([])),
             (ValueError, lambda: synk.all_reduce([vector, vector])),
-            (TypeError, lambda: synk.all_reduce([vector, long])),
             (ValueError, lambda: synk.all_reduce(vector, "mean")),
             (ValueError, lambda: synk.reduce(vector, weights=[1] * (self.size + 1))),
             (ValueError, lambda: synk.gather(s["count"], nd_up=0)),
-            (ValueError, lambda: synk.gather(vector, nd_up=2)),
             (ValueError, lambda: synk.all_gather(s["count"])),
-            (ValueError, lambda: synk.get_lengths(s["count"])),
             (IndexError, lambda: synk.get_value(self.size, vector)),
-            (IndexError, lambda: synk.set_value(-1, vector, [1.0])),
             (TypeError, lambda: synk.set_value(0, long, [0.5])),
-            (ValueError, lambda: synk.set_value(0, [vector, long], [[1.0]])),
             (TypeError, lambda: synk.set_value(0, [vector, long], [[1.0], [[1]]])),
             (IndexError, lambda: synk.scatter(vector, np.zeros(3), batch=[-4])),
-            (ValueError, lambda: synk.scatter([vector, long])),
             (ValueError, lambda: synk.data()),
-            (TypeError, lambda: synk.data([None])),
             (ValueError, lambda: synk.data([1], oversize=3)),
-            (ValueError, lambda: synk.data(shape=(-1,), dtype="int8")),
             (TypeError, lambda: synk.set_shmems({self.session.graphs.inputs["x"]: [[0.5j]]})),
             (synk.AlreadyForkedError, lambda: synk.fork(2)),
-            (TypeError, lambda: synk.function([stranger], None)),
         ]
 
     # Another world
@@ -781,19 +756,10 @@ class Calls(RuleBasedStateMachine):
             self.shared["w"].set_value(self.random("w", (3,)))
         self._enter()
         self.since = 0
-        self.functions["training"](np.ones((self.size, 3), "float32"), 0.0, output_subset=[])
-        self.model.execute(
-            [
-                plain.Call(
-                    self.model,
-                    FORMULAS["training"],
-                    {
-                        "x": Argument(np.ones((self.size, 3), "float32")),
-                        "scale": Argument(np.float32(0)),
-                    },
-                )
-            ]
-        )
+        x = np.ones((self.size, 3), "float32")
+        self.functions["training"](x, 0.0, output_subset=[])
+        arguments = {"x": Argument(x), "scale": Argument(np.float32(0))}
+        self.model.execute([plain.Call(self.model, FORMULAS["training"], arguments)])
 
 
 @pytest.fixture(scope="module")
@@ -829,12 +795,3 @@ def test_a_sequence_of_calls_does_what_the_model_does(session, place):
     number = 4 if NAME == "theano" else 2  # what differs between compilers is tested elsewhere
     run(session, place, number, 40)
     assert session.steps - before > 12 * number and session.raised > raised
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", WORLDS, ids=WORLD_IDS)
-def test_twenty_thousand_steps_do_what_the_model_does(session, place):
-    before = session.steps
-    while session.steps - before < 5000:
-        run(session, place, 40, 100)
-    print(session.steps - before, "steps", session.raised, "errors so far, all as the model has them")

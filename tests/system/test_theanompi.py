@@ -116,9 +116,6 @@ def test_a_loop_of_the_scripts_own(script, tmp_path):
     assert {one.name for one in (tmp_path / "snapshots").glob("lr_*")} == {"lr_0.npy", "lr_2.npy"}
 
 
-# Arguments of the rules
-
-
 @pytest.mark.parametrize("rule", [BSP, EASGD, GOSGD])
 def test_wrong_arguments_of_init(rule):
     for wrong in ("cuda0", [], [0]):

@@ -1,6 +1,5 @@
 """Tests of the fused training step against the serial step on the whole minibatch."""
 
-import inspect
 import weakref
 
 import numpy as np
@@ -64,38 +63,6 @@ def test_ranks_hold_the_same_bits(world_of, digits):
     for ours, _ in params:
         replicas = synk.gather(ours)
         assert all((replica == replicas[0]).all() for replica in replicas)
-
-
-def test_the_gradients_may_be_separate_variables(world_of, digits):
-    world_of(2)
-    parallel, serial, params = make_both(updates.sgd_nonflat, learning_rate=0.5)
-    for _ in range(3):
-        np.testing.assert_allclose(parallel(*digits, batch=7), serial(*digits, batch=7), rtol=1e-5)
-    for ours, theirs in params:
-        np.testing.assert_allclose(synk.get_value(1, ours), theirs.get_value(), rtol=1e-5)
-
-
-def test_inputs_may_be_lists(world_of, digits):
-    world_of(2)
-    x, z, y = tt.fmatrix("x"), tt.fmatrix("z"), tt.ivector("y")
-    loss, params = make_network(x + z, y)
-    step = train.make_train_function(loss, params, [x, z], y, updates.sgd, 0.1)
-    loss, params = make_network(x, y)
-    serial = train.make_train_function_theano(loss, params, x, [y], updates.sgd, 0.1)
-    half = digits[0] / 2
-    for _ in range(2):
-        np.testing.assert_allclose(step([half, half], digits[1]), serial(*digits), rtol=1e-5)
-
-
-def test_a_step_is_one_command(world_of, digits, monkeypatch):
-    world_of(2)
-    parallel, _, _ = make_both(updates.sgd, learning_rate=0.1)
-    parallel(*digits)
-    transport, posts = synk.world.world.current_world().transport, []
-    post = transport.post
-    monkeypatch.setattr(transport, "post", lambda *sent: (posts.append(sent), post(*sent)))
-    parallel(*digits)
-    assert len(posts) == 1
 
 
 def test_a_step_does_not_keep_what_it_returned(world_of, digits):
@@ -164,41 +131,6 @@ def test_a_repeated_step_sees_what_the_script_changes_between_the_steps(world_of
         parallel(x, y, slice(0, 10))
 
 
-def test_a_repeated_step_of_a_world_that_was_closed_has_to_be_built_again(world_of):
-    world_of(3)
-    rows = compiler.shared(np.ones(4), "rows")
-    mean = compiler.shared(np.zeros(()), "mean")
-    step = train.parallel_function(
-        [], rows.mean(), updates=[(mean, rows.mean())], sliceable_shareds=[rows]
-    )
-    for _ in range(PATIENCE + 2):
-        assert step() == 1
-    synk.close()
-    world_of(3)
-    with pytest.raises(synk.ClosedError, match="build it again"):
-        step()
-
-
-def test_a_repeated_step_sends_the_listed_rows_once(world_of, digits, recorded, monkeypatch):
-    world_of(2)
-    parallel, serial, _ = make_both(updates.sgd, learning_rate=0.1)
-    x, y = map(synk.data, digits)
-    transport, sent = synk.world.world.current_world().transport, []
-    post = transport.post
-    monkeypatch.setattr(
-        transport, "post", lambda payload, *needs: (sent.append(len(payload)), post(payload, *needs))
-    )
-    rows = np.arange(5000) % ROWS
-    for step in range(PATIENCE + 6):
-        if step == PATIENCE + 2:
-            del recorded[:], sent[:]
-        rows = np.roll(rows, 1)
-        np.testing.assert_allclose(parallel(x, y, rows), serial(*digits, rows), rtol=1e-4)
-    assert not recorded and len(sent) == 4 and max(sent) < 1.1 * rows.nbytes
-    np.testing.assert_allclose(parallel(x, y, rows, 2), serial(*digits, rows), rtol=1e-4)
-    assert len(recorded) == 1  # to be sliced
-
-
 def test_a_repeated_step_that_fails_is_taken_by_none(world_of, digits, recorded):
     world_of(3)
     parallel, serial, params = make_both(updates.momentum, learning_rate=0.01)
@@ -239,19 +171,6 @@ def test_a_step_that_fails_on_one_rank_is_taken_by_none(world_of, digits, rule, 
     for ours, theirs in params:
         for replica in synk.gather(ours):
             np.testing.assert_allclose(replica, theirs.get_value(), rtol=1e-4, atol=1e-6)
-
-
-def test_the_signatures_are_the_documented_ones():
-    for make in (train.make_train_function, train.make_train_function_theano):
-        parameters = [
-            str(parameter.replace(annotation=inspect.Parameter.empty))
-            for parameter in inspect.signature(make).parameters.values()
-        ]
-        assert ", ".join(parameters) == (
-            "loss, params, x, y=None, update_rule=None, *args, outputs=None, updates=None, "
-            "givens=None, bcast_inputs=None, loss_op='avg', function_options=None, wire=None, "
-            "overlap=False, **kwargs"
-        )
 
 
 @pytest.mark.parametrize("batch", [np.int64(7), (1, 2, 3), range(4, 9), np.arange(ROWS) > 40])

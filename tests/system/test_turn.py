@@ -130,79 +130,6 @@ def test_calls_of_two_threads_wait_for_each_other(own, preemptions, waits):
     assert counts.keys() == {0} and counts.total() > 50
 
 
-def test_the_exception_of_a_handler_at_any_step_leaves_no_turn_behind():
-    for at in range(100):
-        place = iter(range(100))
-
-        def between(name, place=place, at=at):
-            if next(place) == at:
-                raise Stop
-
-        calls = Calls(False, between)
-        try:
-            calls.call("a")
-        except Stop:
-            pass
-        else:
-            break
-        calls.call("b")
-        assert calls.done[-1] == "b" and not calls.refused, at
-    assert at >= 3
-
-
-def test_an_exception_in_one_of_two_threads_leaves_no_turn_behind():
-    counts = []
-    for at in range(1, 6):
-
-        def functions_for(schedule, at=at):
-            steps = []
-
-            def between(name):
-                schedule.switch(waits=name == "wait")
-                if threading.current_thread().name == "raising":
-                    steps.append(name)
-                    if len(steps) == at:
-                        raise Stop
-
-            calls = Calls(False, between)
-
-            def first():
-                threading.current_thread().name = "raising"
-                try:
-                    calls.call("a")
-                except Stop:
-                    pass
-
-            def check():
-                calls.call("after")
-                assert calls.done[-1] == "after"
-
-            return [first, lambda: calls.call("b")], check
-
-        counts.append(all_schedules(functions_for))
-    assert min(counts) > 5
-
-
-@pytest.mark.parametrize("waits", [False, True, "always"])
-def test_the_call_of_a_handler_is_refused_during_a_call(waits):
-    refused = []
-    for at in range(100):
-        place, made = iter(range(100)), []
-
-        def between(name, place=place, at=at, made=made):
-            if next(place) == at:
-                made[0].call("of the handler")
-
-        calls = Calls(waits, between)
-        made.append(calls)
-        calls.call("a")
-        if len(calls.done) + len(calls.refused) == 1:
-            break
-        assert "a" in calls.done
-        refused.append(calls.refused == ["of the handler"])
-    assert refused == [False, True, True, True]  # before the turn is taken, and until it is given back
-
-
 # With real waits
 
 
@@ -215,21 +142,6 @@ def waiting(turn, work, n_threads):
         while len(turn._waiting) < len(threads):
             time.sleep(1e-3)
     return threads
-
-
-def test_threads_that_wait_long_keep_their_places():
-    turn, order = Turn(False, lambda: None), []
-
-    def work(number):
-        with turn.waited_for:
-            order.append(number)
-
-    with turn:
-        threads = waiting(turn, work, 4)
-        time.sleep(0.2)  # each looks several times whether it is its turn
-    for thread in threads:
-        thread.join(20)
-    assert order == [0, 1, 2, 3] and not turn._waiting
 
 
 def test_the_end_of_the_world_ends_all_waits():
@@ -254,31 +166,6 @@ def test_the_end_of_the_world_ends_all_waits():
         for thread in threads:
             thread.join(20)
     assert said == ["closed"] * 3 and not turn._waiting
-
-
-def test_a_turn_is_not_over_because_a_generator_was_left_while_its_thread_was_looked_at():
-    turn, over = Turn(False, lambda: None), threading.Event()
-
-    def hold():
-        with turn.waited_for:
-            over.wait(20)
-
-    left = (number for number in range(2))
-    next(left)
-    thread = threading.Thread(target=hold)
-    thread.start()
-    while not turn.thread:
-        time.sleep(1e-3)
-    turn._stacks = lambda: {thread.ident: left.gi_frame}
-    try:
-        with pytest.raises(synk.SynkhronosError, match="another call has not returned"), turn:
-            pass
-    finally:
-        over.set()
-        thread.join(20)
-    turn._stacks = sys._current_frames
-    with turn:
-        assert turn.thread
 
 
 def test_the_exception_of_a_handler_ends_a_wait():

@@ -4,13 +4,10 @@ import importlib.util
 import re
 import subprocess
 import sys
-from typing import get_args
 
 import pytest
 from processes import FOLDER, ROOT
 
-from synkhronos import _typing
-from synkhronos.arithmetic.operations import GATHER, OPERATIONS, parse_output_mode
 
 SCRIPTS = FOLDER / "programs" / "types"
 MARK = re.compile(r"  # ([a-z-]+)$")
@@ -58,20 +55,6 @@ def test_mypy_finds_each_mistake_and_no_other(errors):
     assert errors["mistakes.py"] == marked
 
 
-def test_mypy_accepts_the_package(mypy):
-    done = mypy(ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "no issues found" in done.stdout
-
-
 @pytest.mark.skipif(sys.version_info < (3, 9), reason="ndarray has no type arguments before")
 def test_what_the_script_declares_is_so(programs):
     programs.run_script("types/script.py")
-
-
-def test_the_types_of_operations_name_all_of_them():
-    assert sorted(get_args(_typing.ReduceOp)) == sorted(OPERATIONS)
-    modes = [*OPERATIONS, GATHER]
-    assert sorted(get_args(_typing.OutputOp)) == sorted([*modes, *(f"c_{one}" for one in modes)])
-    for mode in get_args(_typing.OutputOp):
-        assert parse_output_mode(mode)[0] in modes

@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from checks.children import wait_until
@@ -112,73 +111,10 @@ def test_the_script_goes_on_without_couriers_if_one_has_died(machines, tmp_path,
 
 
 @needs_ulfm
-def test_a_receipt_can_be_cancelled_whose_sender_dies_meanwhile(monkeypatch):
-    """MPI says so in any of its functions, in the last one of them here."""
-    from synkhronos.machines import mpi
-
-    class Died(Exception):
-        def Get_error_class(self):
-            return error
-
-    class Request:
-        def Test(self):
-            return False
-
-        def Cancel(self):
-            waited.append(False)
-
-        def Wait(self):
-            waited[-1] = True
-            raise Died
-
-    error, waited = mpi._LOST[0], []
-    monkeypatch.setattr(mpi, "MPI", SimpleNamespace(Exception=Died, REQUEST_NULL=None))
-    receipt = mpi._MpiReceipt(None, [Request(), Request()])
-    receipt.cancel()
-    assert waited == [True, True]
-    error = max(mpi._LOST) + 1
-    with pytest.raises(Died):
-        receipt.cancel()
-
-
-@needs_ulfm
 @SLOW
 def test_the_script_goes_on_without_a_leader_that_passed_on_commands(tmp_path):
     with Machines(4, prefix=OPENMPI_5) as machines:
         assert run(machines, tmp_path, "rank", 4, "use", 6) == "restarted with 6 of 8"
-
-
-@needs_ulfm
-def test_a_message_for_which_there_is_no_memory_can_be_received_later(monkeypatch):
-    from synkhronos.machines import mpi
-
-    class Message:
-        def Recv(self, room, status):
-            room[0][:] = b"text"
-
-    class Status:
-        def Get_count(self, kind):
-            return 4
-
-        def Get_source(self):
-            return 1
-
-    def refuse(length):
-        raise MemoryError
-
-    arrived = [Message()]
-    comm = SimpleNamespace(rank=0, size=2, Improbe=lambda *_: arrived.pop() if arrived else None)
-    known = SimpleNamespace(Exception=KeyError, Status=Status, BYTE=None, ANY_SOURCE=-1)
-    monkeypatch.setattr(mpi, "MPI", known)
-    links = mpi.MpiLinks(comm)
-    for source in (1, None):
-        with monkeypatch.context() as patched, pytest.raises(MemoryError):
-            patched.setattr(mpi, "bytearray", refuse, raising=False)
-            links.receive(source, 5)
-        assert not arrived
-        assert links._receive_piece(source, 5) == (1, b"text")
-        assert links._receive_piece(source, 5) is None
-        arrived.append(Message())
 
 
 def test_a_dead_leader_is_named_until_the_others_acknowledge_it():

@@ -13,7 +13,6 @@ import pytest
 from compilers import Apply, Op, compiler, tt
 
 import synkhronos as synk
-from synkhronos.transports import local
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -163,29 +162,3 @@ def test_ranks_that_are_moved_between_cores_while_they_run_compute_correctly(ran
         mover.join()
     for rank in range(3):
         assert synk.get_value(rank, ranks.total) == pytest.approx(total)
-
-
-@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
-def test_ranks_spin_only_while_there_is_a_core_for_each(ranks_of, monkeypatch):
-    ranks = ranks_of(2)
-    monkeypatch.setattr(local, "_COUNT_CORES", 16)
-    yields = []
-    yield_core = os.sched_yield
-    monkeypatch.setattr(local.os, "sched_yield", lambda: yields.append(yield_core()))
-
-    def yields_of_master():
-        """Return the number of yields while waiting for a worker, after the cores are recounted."""
-        seconds = np.array([0, 3e-5])
-        for _ in range(20):
-            ranks.work["busy"](seconds)
-        yields.clear()
-        for _ in range(300):
-            ranks.work["busy"](seconds)
-        return len(yields)
-
-    assert yields_of_master()
-    ranks.pin(CORES[:1])
-    assert not yields_of_master()
-    for process, core in zip(ranks.processes, CORES):
-        process.cpu_affinity([core])
-    assert yields_of_master()

@@ -93,18 +93,6 @@ def test_formats_refuse_wrong_arguments(make, error, words):
         make()
 
 
-def test_formats_are_values():
-    one, other = synk.PowerSGD(2, [[3, 4], (5,)]), synk.PowerSGD(2, ((3, 4), [5]))
-    assert one == other and hash(one) == hash(other) and one != synk.PowerSGD(2)
-    assert repr(one) == "PowerSGD(rank=2, shapes=[(3, 4), (5,)])"
-    assert synk.PowerSGD(2, exact_steps=5) != synk.PowerSGD(2) != synk.PowerSGD(2, min_saving=2)
-    assert repr(synk.PowerSGD(2, min_saving=3)) == repr(synk.PowerSGD(2, min_saving=np.float32(3)))
-    assert repr(synk.PowerSGD(4, exact_steps=5, min_saving=2.5)) == (
-        "PowerSGD(rank=4, exact_steps=5, min_saving=2.5)"
-    )
-    assert synk.TopK(0.5) == synk.TopK(0.5) != synk.TopK(0.25)
-
-
 def test_a_train_function_refuses_a_format_that_its_gradients_cannot_have(variables):
     for dtype, wire, words in (("float64", "int8", "expected float32 gradients, got float64"),
                                ("float32", 8, "expected the name of a format")):  # fmt: skip

@@ -30,9 +30,6 @@ def output_of(layer, x):
     return theano.function([variable], layer.get_output_for(variable))(x)
 
 
-# Batch normalization
-
-
 def norm_layer(shape, seed=3):
     """Return a batch normalization layer with random parameters, and a random input."""
     rng = np.random.RandomState(seed)
@@ -97,9 +94,6 @@ def test_the_updates_of_all_batch_norms_in_a_network_are_found():
     updated = [variable for variable, _ in layers.average_updates(second)]
     assert updated == lasagne.layers.get_all_params(second, running_average=True)
     assert len(updated) == 6
-
-
-# Convolutions
 
 
 def naive_convolution(x, W, stride, pad):
@@ -171,15 +165,6 @@ def test_a_transposed_convolution_is_the_naive_one(size, stride, crop, extra):
         assert layer.output_shape == (None, 2, 4 * stride, 5 * stride)
 
 
-def test_it_is_the_transposed_of_the_convolution():
-    """For all x and y the product of y with the convolution of x is that of x with what y becomes."""
-    layer = layers.TransposedConvLayer((None, 3, 4, 4), 2, 5, 2)
-    x, y = random.normal(size=(1, 2, 8, 8)), random.normal(size=(1, 3, 4, 4))
-    W = layer.W.get_value()
-    forward = naive_convolution(x, W, 2, 2)
-    np.testing.assert_allclose((y * forward).sum(), (x * output_of(layer, y)).sum())
-
-
 @pytest.mark.parametrize("make", [
     lambda: layers.TransposedConvLayer((None, 2, 2, 3), 2, 3, 2, b=lasagne.init.Constant(0.3)),
     lambda: layers.ConvLayer((None, 4, 4, 3), 2, 3, 2, groups=2, b=lasagne.init.Constant(0.3)),
@@ -213,9 +198,6 @@ def test_groups_have_to_divide_channels_and_filters(channels, filters):
         layers.ConvLayer((None, channels, 4, 4), filters, 3, groups=2)
 
 
-# Others
-
-
 def test_the_mean_is_taken_where_the_mask_is_1():
     words = np.array([[5, 3, 0, 0], [1, 2, 3, 4], [0, 0, 0, 0]], "int32")
     values = random.normal(size=(3, 4, 2))
@@ -226,8 +208,3 @@ def test_the_mean_is_taken_where_the_mask_is_1():
     got = theano.function(variables, layer.get_output_for(variables))(values, (words != 0) * 1.0)
     np.testing.assert_allclose(got, [values[0, :2].mean(0), values[1].mean(0), [0, 0]])
     assert layer.output_shape == (None, 2)
-
-
-def test_widths_are_positive_multiples():
-    assert [layers.scaled(96, width, 2) for width in (1.0, 0.5, 0.01, 0.03)] == [96, 48, 2, 2]
-    assert layers.scaled(64, 1 / 64) == 1
