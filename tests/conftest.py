@@ -42,7 +42,7 @@ wait_briefly_for_the_compile_lock()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--first-tier", metavar="ENVIRONMENT", help="only the tests of the first tier")
+    parser.addoption("--only", metavar="FILE", help="only the tests whose ids are lines of a file")
 
 
 def pytest_configure(config):
@@ -57,11 +57,9 @@ def pytest_ignore_collect(collection_path):
 
 
 def pytest_collection_modifyitems(config, items):
-    """With ``--first-tier``, select the tests that ``tests/recorded/first_tier.txt`` lists."""
-    environment = config.getoption("--first-tier")
-    if environment:
-        lines = (ROOT / "tests" / "recorded" / "first_tier.txt").read_text().splitlines()
-        listed = {line.split(" ", 2)[2] for line in lines if line.startswith(f"{environment} ")}
+    """With ``--only``, select the tests that a file lists, as far as they exist."""
+    if config.getoption("--only"):
+        listed = set(Path(config.getoption("--only")).read_text().splitlines())
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in listed])
         items[:] = [item for item in items if item.nodeid in listed]
 

@@ -14,6 +14,7 @@ import collections
 import heapq
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -49,7 +50,7 @@ def run(folder, environment, arguments):
 
 
 def read(folder):
-    """Return the seconds and the lines of each test, in the order in which they ran."""
+    """Return the seconds and the lines of each test that exists, in the order in which they ran."""
     seconds, lines = {}, collections.defaultdict(set)
     for path in sorted(Path(folder).glob("*/*.jsonl")):
         environment = path.parent.name
@@ -61,7 +62,21 @@ def read(folder):
                     seconds[key] = max(taken, 0.0)  # negative if a process left the tree of processes
                 for module, numbers in found.items():
                     lines[key].update((module, number) for number in numbers)
-    return seconds, {key: lines[key] for key in seconds}
+    names = {}
+    for path in tiers.TESTS.rglob("test_*.py"):
+        names[path.relative_to(tiers.ROOT).as_posix()] = set(
+            re.findall(r"def (test\w*)", path.read_text())
+        )
+    kept = [key for key in seconds if _name_of(key) in names.get(_file_of(key), ())]
+    return {key: seconds[key] for key in kept}, {key: lines[key] for key in kept}
+
+
+def _file_of(key):
+    return key.partition(" ")[2].partition("::")[0]
+
+
+def _name_of(key):
+    return key.partition("[")[0].rpartition("::")[2]
 
 
 class Selection:

@@ -28,8 +28,7 @@ RECORDED = TESTS / "recorded"
 DEVICE = ["--device", "opencl0:0"]
 IN_TWO = ["--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
 UNKNOWN = 20.0  # seconds of a file of which there is no record
-LIMIT = 600.0  # seconds of the tests of a change, by the record
-PARTS = 20  # of all tests, of at most 20 minutes on two cores
+LIMIT = 300.0  # seconds of the tests of a change, by the record
 OF_PYMC = ("pymc", "nutpie", "chains", "rows_potential", "resident")  # in names of files
 
 
@@ -79,15 +78,20 @@ def main(arguments):
 
 
 class Part:
-    """Tests of one environment that run together: files or tests, and options of pytest."""
+    """Tests of one environment that run together: files, of which only some tests may be meant."""
 
-    def __init__(self, environment, tests, options, seconds, title):
-        self.environment, self.tests, self.options = ENVIRONMENTS[environment], tests, options
-        self.seconds, self.title = seconds, title
+    def __init__(self, environment, files, options, seconds, title, only=()):
+        self.environment, self.options = ENVIRONMENTS[environment], options
+        self.files = [file for file in files if (ROOT / file).exists()]
+        self.seconds, self.title, self.only = seconds, title, only
 
-    def command(self, *others):
+    def command(self, folder, *others):
         words = [self.environment.python, "-m", "pytest", *self.environment.options, *self.options]
-        return [*map(str, words), *others, *self.tests]
+        if self.only:
+            only = Path(folder, "only")
+            only.write_text("".join(f"{test}\n" for test in self.only))
+            others = "--only", only, *others
+        return [*map(str, [*words, *others]), *self.files]
 
 
 def run_pytest(arguments):
@@ -114,23 +118,22 @@ def environment_of(name):
 
 def first_tier():
     """Return the parts of the first tier: the tests of the record, by environment."""
-    chosen, seconds = {}, {}
+    tests = {}
     for line in (RECORDED / "first_tier.txt").read_text().splitlines():
         environment, taken, test = line.split(" ", 2)
-        files = chosen.setdefault(environment, {})
+        tests.setdefault(environment, {})[test] = float(taken)
+    return [parts_of(environment, tests[environment], "first tier") for environment in tests]
+
+
+def parts_of(environment, tests, title):
+    """Return the part of some tests, with their seconds, of which the longest files are the first."""
+    files = {}
+    for test, taken in tests.items():
         file = test.partition("::")[0]
-        files[file] = files.get(file, 0.0) + float(taken)
-        seconds[environment] = seconds.get(environment, 0.0) + float(taken)
-    return [
-        Part(
-            environment,
-            [file for file in sorted(files, key=files.get, reverse=True) if (ROOT / file).exists()],
-            [*IN_TWO, "--first-tier", environment],
-            seconds[environment] / 2,
-            f"first tier, {environment}",
-        )
-        for environment, files in chosen.items()
-    ]
+        files[file] = files.get(file, 0.0) + taken
+    in_order = sorted(files, key=files.get, reverse=True)
+    seconds = sum(tests.values()) / 2
+    return Part(environment, in_order, IN_TWO, seconds, f"{title}, {environment}", tests)
 
 
 def all_parts(part):
@@ -196,22 +199,30 @@ def changed_parts(revision):
     for module, function in functions:
         for number in recorded["functions"].get(module, {}).get(function, ()):
             chosen[names[number]] = seconds[number]
-    cheap, total = [], 0.0
-    for test in sorted(chosen, key=chosen.get):
-        total += chosen[test]
-        if total / 2 <= LIMIT and (ROOT / test.split(" ")[1].partition("::")[0]).exists():
-            cheap.append(test)
-    if len(cheap) < len(chosen):
-        left_out = len(chosen) - len(cheap)
+    tests, total = {}, 0.0
+    for key in sorted(chosen, key=chosen.get):
+        total += chosen[key]
+        if total / 2 <= LIMIT:
+            environment, _, test = key.partition(" ")
+            tests.setdefault(environment, {})[test] = chosen[key]
+    left_out = len(chosen) - sum(map(len, tests.values()))
+    if left_out:
         say(f"{left_out} of {len(chosen)} tests that cover the change are left out, for time")
-    parts = []
+    parts = [parts_of(environment, tests[environment], "changed") for environment in tests]
+    every, taken, total = every_file(), {}, 0.0
+    for file in dict.fromkeys(others):
+        taken[file] = every.get((environment_of(file), False, file), UNKNOWN)
+    few = []
+    for file in sorted(taken, key=taken.get):
+        total += taken[file]
+        few += [file] * (total <= LIMIT)
+    if len(few) < len(taken):
+        say(f"{len(taken) - len(few)} of {len(taken)} changed files are left out, for time")
     for environment in ENVIRONMENTS:
-        tests = [test.split(" ", 1)[1] for test in cheap if test.startswith(f"{environment} ")]
-        tests += [file for file in dict.fromkeys(others) if environment_of(file) == environment]
-        if tests:
-            taken = sum(chosen.get(f"{environment} {test}", UNKNOWN) for test in tests)
-            options = [*IN_TWO, "-m", "not slow"]
-            parts.append(Part(environment, tests, options, taken / 2, f"{environment}, changed"))
+        files = [file for file in few if environment_of(file) == environment]
+        if files:
+            seconds, options = sum(taken[file] for file in files), [*IN_TWO, "-m", "not slow"]
+            parts.append(Part(environment, files, options, seconds, f"changed files, {environment}"))
     if not parts:
         say("no test covers what has changed")
     return parts
@@ -325,7 +336,7 @@ def run_part(part, options):
         environment = {**os.environ, "TESTS_REPORT": str(report)}
         with log.open("w") as output:
             process = subprocess.Popen(
-                part.command("-q", "-rf", *options), cwd=ROOT, env=environment, stdout=output,
+                part.command(folder, "-q", "-rf", *options), cwd=ROOT, env=environment, stdout=output,
                 stdin=subprocess.DEVNULL,
             )  # fmt: skip
             status = wait(process, part.title, log)
