@@ -35,7 +35,7 @@ import record
 import tiers
 
 ROOT = tiers.ROOT
-AT_MOST = 12  # tests of a tier that are tried, the cheapest
+AT_MOST = 8  # tests of a tier that are tried, the cheapest
 MARK = "MUTATION_RUN"  # environment variable that identifies the processes of one test run
 
 COMPARISONS = {
@@ -193,7 +193,7 @@ class Runner:
             ("others", [key for key in covering if key not in self._first]),
         ):
             for environment in tiers.ENVIRONMENTS:
-                some = [key for key in tests if key.startswith(f"{environment} ")][:AT_MOST]
+                some = [key for key in tests[:AT_MOST] if key.startswith(f"{environment} ")]
                 if some and not self._passes(folder, environment, some):
                     return tier
         return None
@@ -201,7 +201,7 @@ class Runner:
     def _passes(self, folder, environment, keys):
         place, mark = tiers.ENVIRONMENTS[environment], uuid.uuid4().hex
         command = [place.python, "-m", "pytest", "-qx", "-p", "no:cacheprovider", *place.options]
-        limit = time.monotonic() + 60 + 5 * sum(self._seconds[key] for key in keys)
+        limit = time.monotonic() + 45 + 4 * sum(self._seconds[key] for key in keys)
         with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as temporary:
             Path(temporary).chmod(0o755)
             variables = {
