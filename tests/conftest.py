@@ -1,8 +1,10 @@
 """Fixtures that open worlds and run programs, and the settings for the compiler."""
 
+import collections
 import faulthandler
 import functools
 import gc
+import itertools
 import json
 import multiprocessing
 import os
@@ -78,7 +80,11 @@ def pytest_terminal_summary(terminalreporter):
         stats = terminalreporter.stats
         bad = [one.nodeid for kind in ("failed", "error") for one in stats.get(kind, ())]
         numbers = {name: len(stats.get(name, ())) for name in ("passed", "skipped")}
-        numbers.update({"failed": len(bad), "failed tests": bad})
+        seconds = collections.Counter()
+        for report in itertools.chain.from_iterable(stats.values()):
+            if hasattr(report, "duration"):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+        numbers.update({"failed": len(bad), "failed tests": bad, "seconds": seconds})
         Path(os.environ["TESTS_REPORT"]).write_text(json.dumps(numbers))
 
 

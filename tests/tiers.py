@@ -27,7 +27,7 @@ ROOT = TESTS.parent
 RECORDED = TESTS / "recorded"
 DEVICE = ["--device", "opencl0:0"]
 IN_TWO = ["--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
-UNKNOWN = 20.0  # seconds of a file of which there is no record
+UNKNOWN = {False: 20.0, True: 120.0}  # seconds of a file without a record, by whether of its slow tests
 LIMIT = 300.0  # seconds of the tests of a change, by the record
 OF_PYMC = ("pymc", "nutpie", "chains", "rows_potential", "resident")  # in names of files
 
@@ -181,7 +181,7 @@ def every_file():
         for environment in environments:
             for is_slow in (False, True) if slow else (False,):
                 key = f"{environment} {'slow ' if is_slow else ''}{file}"
-                found[environment, is_slow, file] = recorded.get(key, UNKNOWN)
+                found[environment, is_slow, file] = recorded.get(key, UNKNOWN[is_slow])
     return found
 
 
@@ -211,7 +211,7 @@ def changed_parts(revision):
     parts = [parts_of(environment, tests[environment], "changed") for environment in tests]
     every, taken, total = every_file(), {}, 0.0
     for file in dict.fromkeys(others):
-        taken[file] = every.get((environment_of(file), False, file), UNKNOWN)
+        taken[file] = every.get((environment_of(file), False, file), UNKNOWN[False])
     few = []
     for file in sorted(taken, key=taken.get):
         total += taken[file]
@@ -301,6 +301,7 @@ def run_parts(parts, options):
     for part in usable:
         found = run_part(part, options)
         failed += found.pop("failed tests")
+        note_seconds(part, found.pop("seconds", {}))
         for name, number in found.items():
             counts[name] = counts.get(name, 0) + number
     for part, test in failed:
@@ -313,6 +314,17 @@ def run_parts(parts, options):
     say(f"{duration(time.monotonic() - began)} minutes in all")
     print(f"tests: {total[0]} passed, {total[1]} failed, {total[2]} skipped", flush=True)
     return 1 if total[1] else 0 if total[0] or not usable else 5
+
+
+def note_seconds(part, seconds):
+    """Update the record of the seconds of files, if all tests of the files have run."""
+    if not part.only and "changed" not in part.title:
+        path = RECORDED / "seconds.json"
+        recorded = json.loads(path.read_text())
+        words, share = ("slow ", 1) if "slow tests" in part.title else ("", 2)
+        for file, taken in seconds.items():
+            recorded[f"{part.environment.name} {words}{file}"] = round(taken / share, 1)
+        path.write_text(json.dumps(dict(sorted(recorded.items())), indent=0) + "\n")
 
 
 def wait(process, title, log):
