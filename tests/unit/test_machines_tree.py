@@ -108,7 +108,9 @@ def test_small_arrays_go_along_and_large_ones_go_to_the_machine_that_needs_them(
     payload, former = b"command", []
     lengths = [(10, LARGE), (), (20, 30)]  # of the arrays for each other machine
     for turn in range(3):
-        arrays = [[np.full(length, length + turn, np.uint8) for length in one] for one in lengths]
+        arrays = [
+            [np.full(length, (length + turn) % 256, np.uint8) for length in one] for one in lengths
+        ]
         if turn == 0:
             handles = [[own.store.put(array) for array in one] for one in arrays]
             needed = [[Need(handle) for handle in one] for one in handles]
