@@ -28,7 +28,7 @@ RECORDED = TESTS / "recorded"
 DEVICE = ["--device", "opencl0:0"]
 IN_TWO = ["--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
 UNKNOWN = {False: 20.0, True: 120.0}  # seconds of a file without a record, by whether of its slow tests
-LIMIT = 300.0  # seconds of the tests of a change, by the record
+LIMIT = 150.0  # seconds of the tests of a change, by the record
 OF_PYMC = ("pymc", "nutpie", "chains", "rows_potential", "resident")  # in names of files
 
 

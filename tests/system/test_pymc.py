@@ -378,9 +378,13 @@ def standardized():
     return model
 
 
-def test_rows_that_depend_on_each_other_are_refused_whatever_the_initial_point(two):
-    with pytest.raises(ValueError, match="is not a sum over the rows"):
-        parallelize(standardized())
+def test_means_over_data_are_those_of_all_rows_whatever_the_initial_point(two):
+    model = standardized()
+    parallel, point = parallelize(model), model.initial_point()
+    point.update({"slope": np.array(0.5), "bias": np.array(1.5)})
+    expected = model.compile_logp()(point)
+    assert np.isfinite(expected)
+    np.testing.assert_allclose(parallel.compile_logp()(point), expected, rtol=1e-9)
 
 
 def test_a_point_is_drawn_from_the_prior_if_it_must(two):
