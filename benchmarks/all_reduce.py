@@ -148,8 +148,8 @@ def peer(kind):
 
 
 def _peer_environment():
-    here = str(Path(__file__).resolve().parent)
-    paths = filter(None, [here, os.environ.get("PYTHONPATH", "")])
+    state = str(Path(__file__).resolve().parent)
+    paths = filter(None, [state, os.environ.get("PYTHONPATH", "")])
     return {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
 
 

@@ -62,13 +62,13 @@ def _prepare(transport):
     from synkhronos.services.messages import Messages
     from synkhronos.services.stripes import Stripes
 
-    commons, engine = transport.store.commons, NaiveEngine()
+    named_memory, engine = transport.store.named_memory, NaiveEngine()
     variable = Shared(np.full(ITEMS, transport.rank, "float32"), "w")
     copy = variable.storage.copy()
-    stripes = functools.partial(Stripes, commons)
+    stripes = functools.partial(Stripes, named_memory)
     adding = Center(stripes, engine, variable, "added", os.sched_yield)
     elastic = Center(stripes, engine, variable, "elastic", os.sched_yield)
-    messages = Messages(commons, transport.rank, transport.size)
+    messages = Messages(named_memory, transport.rank, transport.size)
     calls = {
         "copy": lambda: np.copyto(copy, variable.storage),
         "pull": adding.pull,

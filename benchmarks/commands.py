@@ -10,7 +10,7 @@ from pathlib import Path
 
 import common
 from synkhronos.arithmetic.partition import share
-from synkhronos.world.here import Command
+from synkhronos.world.rank_state import Command
 
 
 class RepeatAllReduce(Command):
@@ -22,11 +22,11 @@ class RepeatAllReduce(Command):
     def __init__(self, number, times, group=1, op="sum"):
         self.number, self.times, self.group, self.op = number, times, group, op
 
-    def run(self, here):
-        variable = here.shareds[self.number]
-        arrays = [here.engine.storage(variable)]
+    def run(self, state):
+        variable = state.shareds[self.number]
+        arrays = [state.engine.storage(variable)]
         counted = 0
-        reduce = here.comm.prepare_reduction(self.op)
+        reduce = state.comm.prepare_reduction(self.op)
 
         wait = getattr(arrays[0], "sync", lambda: None)  # a device may still be computing the array
 
@@ -39,7 +39,7 @@ class RepeatAllReduce(Command):
         start = time.process_time()
         seconds = common.seconds_of(all_reduce, self.times, self.group)
         used = (time.process_time() - start) / counted
-        here.engine.store(variable, arrays[0])
+        state.engine.store(variable, arrays[0])
         return seconds, used
 
 
@@ -49,10 +49,10 @@ class RepeatBarrier(Command):
     def __init__(self, times):
         self.times = times
 
-    def run(self, here):
+    def run(self, state):
         start = time.process_time()
         for _ in range(self.times):
-            here.transport.barrier()
+            state.transport.barrier()
         return (time.process_time() - start) / self.times
 
 
@@ -65,29 +65,29 @@ class Excerpt(Command):
     def __init__(self, handle, lists):
         self.handle, self.lists = handle, lists
 
-    def run(self, here):
+    def run(self, state):
         left = iter(self.lists)
 
         def excerpt():
             rows = next(left)
-            start, stop = share(len(rows), here.size, here.rank)
-            here.take("excerpt", self.handle, rows[start:stop])
+            start, stop = share(len(rows), state.size, state.rank)
+            state.take("excerpt", self.handle, rows[start:stop])
 
-        here.transport.barrier()
+        state.transport.barrier()
         return common.seconds_of(excerpt, len(self.lists) - 1, warm_up=1)
 
 
 class Nothing(Command):
     """A command that does nothing."""
 
-    def run(self, here):
+    def run(self, state):
         return 0.0, 0.0
 
 
 class ForgetPeak(Command):
     """Return freed memory to the system and reset the peak. Each rank returns its present memory."""
 
-    def run(self, here):
+    def run(self, state):
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
         return _status("VmRSS")
@@ -96,7 +96,7 @@ class ForgetPeak(Command):
 class Peak(Command):
     """Return each rank's peak memory since `ForgetPeak`."""
 
-    def run(self, here):
+    def run(self, state):
         return _status("VmHWM")
 
 

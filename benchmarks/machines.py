@@ -3,7 +3,7 @@
 The machines are network namespaces (``tests/support/namespaces.py``), which need root's rights. The
 leaders' communicator and OpenMPI take turns in one job with a process per machine; two more jobs have
 two ranks per machine, ours and OpenMPI's four processes, and each row is repeated with a limit of
-1 Gbit/s. Another job, with two ranks and a courier on each machine, waits.
+1 Gbit/s. Another job, with two ranks and a progress process on each machine, waits.
 """
 
 import ast
@@ -107,7 +107,7 @@ def be_world(ranks):
         if what == "call":
             return common.seconds_of(lambda: function(rows), 300, 10)
         if what == "idle":
-            synk.spmd(sleep, 0.0)  # so that the couriers have worked
+            synk.spmd(sleep, 0.0)  # so that the progress processes have worked
             return time.sleep(size)
         if what == "program":
             return synk.spmd(sleep, size)
@@ -127,7 +127,7 @@ def be_peers(address):
     from mpi4py import MPI
 
     from synkhronos.comms.linked import LinkedCommunicator
-    from synkhronos.machines.inbox import Letter
+    from synkhronos.machines.inbox import ControlMessage
     from synkhronos.machines.leaders import REPLY, Leaders
     from synkhronos.machines.mpi import MpiLinks, initialize
 
@@ -150,7 +150,7 @@ def be_peers(address):
                 comm.Recv(data, turn)
 
     def messages():
-        letter = Letter(leaders.number, leaders.first_number, b"a reply")
+        letter = ControlMessage(leaders.number, leaders.first_number, b"a reply")
         if comm.rank < 2:
             for turn in range(2):
                 for _ in range(MESSAGES):
@@ -223,7 +223,7 @@ def measure(options):
             times.update(_take_turns_of_calls(jobs, rounds))
             jobs.pop("call").close()
             jobs["waiting"] = MpiJob(machines, "waiting", tasks=2)
-            jobs["waiting"]("program", 0.0)  # the couriers join the ranks
+            jobs["waiting"]("program", 0.0)  # the progress processes join the ranks
             waits = _take_turns_of_waits(machines, jobs["waiting"], rounds)
             jobs.pop("waiting").close()
             for kind, tasks in (("world", 1), ("flat", 2)):

@@ -66,9 +66,9 @@ def early(options, folder):
     start = time.perf_counter()
     made = build(options)  # what is dropped is not replicated
     built = time.perf_counter() - start
-    here = synk.world.world.current_world().here
-    functions, shareds = list(here.functions.values()), dict(here.shareds)
-    sizes = _write_pickles(here.engine, functions, shareds, Path(folder))
+    state = synk.world.world.current_world().rank_state
+    functions, shareds = list(state.functions.values()), dict(state.shareds)
+    sizes = _write_pickles(state.engine, functions, shareds, Path(folder))
     synk.close()
     adopted = [made]
 
@@ -99,7 +99,7 @@ def late(workers, folder):
         first(rows)
         # As if they had been built here: the C modules are loaded, and nothing is replicated.
         world = synk.world.world.current_world()
-        functions, shareds = world.here.engine.loads((Path(folder) / "ours").read_bytes(), {})
+        functions, shareds = world.rank_state.engine.loads((Path(folder) / "ours").read_bytes(), {})
         adopted = _adopt(functions, shareds)
         times = [_seconds(synk.distribute)]
         for number in range(5):

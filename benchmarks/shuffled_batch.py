@@ -32,7 +32,7 @@ def batches(nbytes):
     from commands import Excerpt
 
     common.fork(RANKS)
-    copied = _count_copies(synk.world.world.current_world().here)
+    copied = _count_copies(synk.world.world.current_world().rank_state)
     x, y = tt.fmatrix("x"), tt.fmatrix("y")
     function = synk.function([x], (x[:, 0].sum(), "sum"))
     read_all = synk.function([], (y.max(), "max"), bcast_inputs=[y])
@@ -78,11 +78,11 @@ def batches(nbytes):
     synk.close()
 
 
-def _count_copies(here):
+def _count_copies(state):
     """Let every rank count the bytes of rows that are not views of the whole data."""
-    copied = here.store.empty((RANKS,), "int64")
+    copied = state.store.empty((RANKS,), "int64")
     copied[...] = 0
-    take = type(here).take
+    take = type(state).take
 
     def counted(self, key, handle, rows):
         taken = take(self, key, handle, rows)
@@ -90,7 +90,7 @@ def _count_copies(here):
             copied[self.rank] += taken.nbytes
         return taken
 
-    type(here).take = counted
+    type(state).take = counted
     return copied
 
 

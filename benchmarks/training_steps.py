@@ -270,7 +270,7 @@ def time_parts(ranks=RANKS, commands=PARTS[:-2]):
     """
     from synkhronos.transports.local import LocalTransport
     from synkhronos.world.fuse import FusedCommand
-    from synkhronos.world.here import Here
+    from synkhronos.world.rank_state import RankState
 
     width = len(commands) + 2
     spent = np.frombuffer(mmap.mmap(-1, ranks * width * 8), "float64").reshape(ranks, width)
@@ -283,27 +283,27 @@ def time_parts(ranks=RANKS, commands=PARTS[:-2]):
             spent[rank, -1] += time.process_time() - cpu_start
         return result
 
-    def run(fused, here):
-        return [timed(here.rank, at, one.run, here) for at, one in enumerate(fused.commands)]
+    def run(fused, state):
+        return [timed(state.rank, at, one.run, state) for at, one in enumerate(fused.commands)]
 
-    def prepare(fused, here):
-        prepared = [command.prepare(here) for command in fused.commands]
+    def prepare(fused, state):
+        prepared = [command.prepare(state) for command in fused.commands]
 
         def run_changed(change):
             place, part = (-1, None) if change is None else change
             return [
-                timed(here.rank, at, one, part if at == place else None)
+                timed(state.rank, at, one, part if at == place else None)
                 for at, one in enumerate(prepared)
             ]
 
         return run_changed
 
-    run_sent = Here.run_sent
+    run_sent = RankState.run_sent
 
-    def timed_run_sent(here, sent):
+    def timed_run_sent(state, sent):
         if type(sent) is not list:
-            return run_sent(here, sent)
-        return [timed(here.rank, at, run_sent, here, one) for at, one in enumerate(sent)]
+            return run_sent(state, sent)
+        return [timed(state.rank, at, run_sent, state, one) for at, one in enumerate(sent)]
 
     barrier = LocalTransport.barrier
 
@@ -312,7 +312,7 @@ def time_parts(ranks=RANKS, commands=PARTS[:-2]):
         barrier(transport)
         spent[transport.rank, -2] += time.perf_counter() - start
 
-    FusedCommand.run, FusedCommand.prepare, Here.run_sent = run, prepare, timed_run_sent
+    FusedCommand.run, FusedCommand.prepare, RankState.run_sent = run, prepare, timed_run_sent
     LocalTransport.barrier = timed_barrier
     return spent
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 SECONDS = 3.0
 BEGINNING = 1.0  # seconds until all of them wait
-ROLES = "the master", "a leader", "another rank", "a courier"
+ROLES = "the master", "a leader", "another rank", "a progress process"
 STATES = {"idle": "idle", "program": "waiting in a program"}
 
 
@@ -43,7 +43,7 @@ def _used(machines):
         for process, task in tasks.items():
             parent = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
             if task != min(tasks.values()):  # the second task of this machine
-                role = "a courier"
+                role = "a progress process"
             elif parent in tasks:
                 role = "another rank"
             else:

@@ -49,7 +49,7 @@ class Times(NamedTuple):
         return self.others >= DISTURBED * self.cores
 
 
-class Alone:
+class SerialRank:
     """A process that does the work without workers.
 
     Parameters
@@ -119,7 +119,7 @@ def compare(file, arguments, work, turns, compiling, devices=None):
     try:
         for kind in (THEANO, ONE) if device == "cpu" else (THEANO,):
             with compiling(NAMES[kind]):
-                alone[kind] = Alone(file, kind, device, *arguments)
+                alone[kind] = SerialRank(file, kind, device, *arguments)
                 threads[kind] = alone[kind].answer()
         contestants = {kind: one.turn for kind, one in alone.items()}
         contestants[ALL], threads[ALL] = lambda: seconds_of(work), blas_threads()

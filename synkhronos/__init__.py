@@ -47,7 +47,7 @@ folder's docstring describes its contents.
 ``functions``        building, replicating and calling functions
 ``arrays``           `Data` in memory that every rank can reach
 ``world``            ranks, commands, barriers, failures; start, restart and end of the processes
-``machines``         several machines: their leaders and couriers, MPI, and the start of a job
+``machines``         several machines: their leaders and progress processes, MPI, and the start of a job
 ``services``         memory and processes for ranks at their own pace: messages, questions, stripes
 ``engines``          graph compilers and their array types: Theano on CPUs and GPUs, PyTensor
 ``transports``       starting, synchronizing and sending: fork, semaphores, shared memory

@@ -116,7 +116,7 @@ def world_of(open_world):
     ids=lambda param: f"{param[0].__name__}-{param[1]}",
 )
 def ranks(request):
-    """The ranks of each transport, for the checks of what it includes: its store and its commons."""
+    """The ranks of each transport, for the checks of its store and its named memory."""
     make, size = request.param
     ranks = Ranks(make(size, size - 1, timeout=30))
     yield ranks

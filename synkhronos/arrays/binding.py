@@ -13,7 +13,7 @@ from synkhronos._text import shortened
 from synkhronos._typing import AnyArray, ArrayLike, Variable
 from synkhronos.arithmetic.conversion import condition
 from synkhronos.arrays.data import Data
-from synkhronos.world.entry import in_turn
+from synkhronos.world.entry import with_call_lock
 from synkhronos.world.world import World, current_world
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def bound_data(world: World, variable: Variable) -> Data | None:
     return world.part(_Bindings).get(variable)
 
 
-@in_turn
+@with_call_lock
 def set_shmems(
     vars_data: Mapping[Variable, Any] | Sequence[tuple[Variable, Any]],
     oversize: float | None = None,
@@ -100,7 +100,7 @@ def get_shmems(variable: Variable, /) -> Data: ...
 def get_shmems(first: Variable, second: Variable, /, *others: Variable) -> list[Data]: ...
 
 
-@in_turn
+@with_call_lock
 def get_shmems(*variables: Variable) -> Any:
     """Return the `Data` bound to variables.
 
@@ -129,7 +129,7 @@ def get_shmems(*variables: Variable) -> Any:
     return datas[0] if len(variables) == 1 else datas
 
 
-@in_turn
+@with_call_lock
 def free_shmems(*variables: Variable) -> None:
     """Unbind the `Data` of variables and free its memory.
 
@@ -168,7 +168,7 @@ def bind(
             continue
         data = bindings.get(variable)
         if data is None:
-            kind = world.here.engine.type_of(variable)
+            kind = world.rank_state.engine.type_of(variable)
             data = Data(world, kind.dtype, kind.ndim, name=variable.name)
         data.set_value(value, oversize=oversize)
         bindings[variable] = data
@@ -186,7 +186,7 @@ def rebind(world: World, pairs: Sequence[tuple[Variable, Variable]]) -> None:
 def _prepare(world: World, variable: Variable, value: ArrayLike, what: str) -> Data | AnyArray:
     """Return the `Data`, or the array of its type, that is bound to a variable."""
     try:
-        kind = world.here.engine.type_of(variable)
+        kind = world.rank_state.engine.type_of(variable)
     except TypeError as error:
         raise TypeError(f"{what}: {error}") from error
     if isinstance(value, Data):

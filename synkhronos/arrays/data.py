@@ -291,7 +291,7 @@ class Data:
         """Free the memory. `set_value`, `set_length` and `set_shape` allocate new memory."""
         self._items = self._view = self._kept = self._file = self.last_handle = None
         self._shape = (0, *self._shape[1:]) if self._shape else ()
-        self._world.here.store.trim()
+        self._world.rank_state.store.trim()
 
     # Internal
 
@@ -348,7 +348,7 @@ class Data:
         """Return a handle by which other ranks access the array."""
         if self.last_handle is None:
             view = self._allocated()
-            self.last_handle = self._file or self._world.here.store.put(view, self.constant)
+            self.last_handle = self._file or self._world.rank_state.store.put(view, self.constant)
         return self.last_handle
 
     def _has_room(self, shape: tuple[int, ...]) -> bool:
@@ -358,7 +358,7 @@ class Data:
         """Take this shape. If new memory is needed, it is uninitialized."""
         size = math.prod(shape)
         if not self._has_room(shape):
-            self._items = self._world.here.store.empty((int(size * oversize),), self._dtype)
+            self._items = self._world.rank_state.store.empty((int(size * oversize),), self._dtype)
         self._file = self.last_handle = None
         self._hold(self._items[:size].reshape(shape))
 

@@ -10,7 +10,7 @@ import scipy.sparse
 
 from synkhronos._typing import DTypeLike, Rows
 from synkhronos.arithmetic.partition import as_slice
-from synkhronos.host.handler_errors import pass_on
+from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.world.world import World
 
@@ -42,7 +42,7 @@ class SparseData:
     def __init__(self, world: World, matrix: Any) -> None:
         self.shape = matrix.shape
         self.data = [_in_store(world, one) for one in (matrix.data, matrix.indices, matrix.indptr)]
-        handles = [world.here.store.put(array) for array in self.data]
+        handles = [world.rank_state.store.put(array) for array in self.data]
         self._handle = SparseHandle(matrix.format, self.shape, handles)
 
     def handle(self) -> SparseHandle:
@@ -50,7 +50,7 @@ class SparseData:
 
 
 def _in_store(world: World, array: np.ndarray) -> np.ndarray:
-    stored = world.here.store.empty(array.shape, array.dtype)
+    stored = world.rank_state.store.empty(array.shape, array.dtype)
     stored[...] = array
     return stored
 
@@ -93,7 +93,7 @@ class ObjectData:
         try:
             pickle.dumps(value)
         except Exception as error:  # any exception that a class of the script raises
-            pass_on(error)
+            reraise_if_handlers(error)
             raise TypeError(
                 f"{label}: the value cannot be pickled, and so cannot be sent to the workers: {error}"
             ) from error

@@ -19,7 +19,7 @@ import numpy as np
 
 from synkhronos._typing import PathLike
 from synkhronos.checkpoints.replacing import replacing
-from synkhronos.host.handler_errors import pass_on
+from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.signals import DeferredSignals
 
 _DESCRIPTION = "synkhronos.json"
@@ -43,7 +43,9 @@ def write(path: PathLike, description: Any, arrays: Iterable[tuple[str, np.ndarr
         try:
             _write(file, description, arrays)
         except ValueError as error:
-            pass_on(error)  # if it comes before the block of a member, `zipfile` cannot close the file
+            reraise_if_handlers(
+                error
+            )  # if it comes before the block of a member, `zipfile` cannot close the file
             raise
 
 
@@ -124,7 +126,7 @@ class Reader:
         except MemoryError:
             raise
         except Exception as error:
-            pass_on(error)
+            reraise_if_handlers(error)
             raise ValueError(
                 f"{self._path!r} is damaged, or is not a checkpoint written by synk.save(): "
                 f"{type(error).__name__}: {error}"

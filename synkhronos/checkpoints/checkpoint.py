@@ -11,12 +11,12 @@ from synkhronos._typing import AnyArray, PathLike, SharedVariables
 from synkhronos.arithmetic.comparison import digest
 from synkhronos.checkpoints import archive, feedback, manifest, matching
 from synkhronos.checkpoints.manifest import Entry, Key, Manifest
-from synkhronos.functions.agreement import agreement_of
+from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.stores.handle import Handle
-from synkhronos.stores.required_rows import Need
-from synkhronos.world.entry import in_turn
-from synkhronos.world.here import Command, Here
+from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.world.entry import with_call_lock
+from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World, current_world
 
 
@@ -26,10 +26,10 @@ class _Inspect(Command):
     def __init__(self, numbers: Sequence[int], digest: bool) -> None:
         self.numbers, self.digest = numbers, digest
 
-    def run(self, here: Here) -> list[tuple[str, tuple[int, ...], bytes | None]]:
+    def run(self, state: RankState) -> list[tuple[str, tuple[int, ...], bytes | None]]:
         found = []
         for number in self.numbers:
-            array = here.engine.export(here.shareds[number])
+            array = state.engine.export(state.shareds[number])
             found.append((array.dtype.name, array.shape, digest(array) if self.digest else None))
         return found
 
@@ -40,11 +40,11 @@ class _Send(Command):
     def __init__(self, number: int) -> None:
         self.number = number
 
-    def run(self, here: Here) -> AnyArray | Handle:
-        array = np.asarray(here.engine.export(here.shareds[self.number]), order="C")
-        if here.is_master:
+    def run(self, state: RankState) -> AnyArray | Handle:
+        array = np.asarray(state.engine.export(state.shareds[self.number]), order="C")
+        if state.is_master:
             return array
-        return here.send(array)
+        return state.send(array)
 
 
 class _Restore(Command):
@@ -65,25 +65,25 @@ class _Restore(Command):
     ) -> None:
         self.numbers, self.handles, self.streams = numbers, handles, streams
 
-    def needs(self, ranks: range, size: int) -> list[Need]:
+    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
         return [
-            Need(handle)
+            RequiredRows(handle)
             for handles in self.handles
             for handle in (handles[ranks.start : ranks.stop] if len(handles) > 1 else handles)
         ]
 
-    def run(self, here: Here) -> None:
-        for key in [key for key in here.wires if key[0] in self.numbers]:
-            del here.wires[key]
+    def run(self, state: RankState) -> None:
+        for key in [key for key in state.wires if key[0] in self.numbers]:
+            del state.wires[key]
         for number, handles in zip(self.numbers, self.handles):
-            handle = handles[here.rank if len(handles) > 1 else 0]
-            here.engine.restore(here.shareds[number], here.store.get(handle))
-        if here.stream_index:
+            handle = handles[state.rank if len(handles) > 1 else 0]
+            state.engine.restore(state.shareds[number], state.store.get(handle))
+        if state.stream_index:
             for number in self.streams:
-                here.engine.jump(here.shareds[number], here.stream_index)
+                state.engine.jump(state.shareds[number], state.stream_index)
 
 
-@in_turn
+@with_call_lock
 def save(
     path: PathLike,
     extra: Mapping[str, Any] | None = None,
@@ -145,7 +145,7 @@ def save(
     world = _usable_world("save")
     left_out = _numbers_of(world, without)
     described, extra_arrays = manifest.pack(extra)
-    numbers = [number for number in list(world.here.shareds) if number not in left_out]
+    numbers = [number for number in list(world.rank_state.shareds) if number not in left_out]
     _check_can_be_saved(world, numbers)
     replicate(world)
     keys = _keys(world)
@@ -178,7 +178,7 @@ def _usable_world(what: str) -> World:
 def _numbers_of(world: World, without: SharedVariables) -> list[int]:
     numbers = []
     for one in without if isinstance(without, (list, tuple)) else [without]:
-        found = [number for number, shared in world.here.shareds.items() if shared is one]
+        found = [number for number, shared in world.rank_state.shareds.items() if shared is one]
         if not found:
             raise ValueError(
                 f"save: without: expected shared variables of functions made with synk.function(), "
@@ -190,13 +190,13 @@ def _numbers_of(world: World, without: SharedVariables) -> list[int]:
 
 def _keys(world: World) -> dict[int, Key]:
     """Return the key of each shared variable, by number."""
-    shareds = dict(world.here.shareds)
+    shareds = dict(world.rank_state.shareds)
     return dict(zip(shareds, manifest.keys(shared.name for shared in shareds.values())))
 
 
 def _uses(world: World, keys: Mapping[int, Key]) -> list[tuple[str, list[Key]]]:
     """Return the label and the variables of each function."""
-    registry, engine = world.registry, world.here.engine
+    registry, engine = world.registry, world.rank_state.engine
     return [
         (
             matching.label_of(function.name),
@@ -208,23 +208,23 @@ def _uses(world: World, keys: Mapping[int, Key]) -> list[tuple[str, list[Key]]]:
 
 def _match(world: World, saved: Manifest, keys: Mapping[int, Key], strict: bool) -> dict[int, Key]:
     """Return the key in the file of each shared variable that the file has, by number."""
-    streams, engine, shareds = _streams(world), world.here.engine, world.here.shareds
+    streams, engine, shareds = _streams(world), world.rank_state.engine, world.rank_state.shareds
     arrays = [one for one in keys if one in streams or engine.is_tensor(shareds[one])]
-    here: dict[Key, Any] = dict.fromkeys(keys.values())
-    for number, (dtype, shape, _) in zip(arrays, _Inspect(arrays, digest=False).run(world.here)):
-        here[keys[number]] = dtype, shape
+    state: dict[Key, Any] = dict.fromkeys(keys.values())
+    for number, (dtype, shape, _) in zip(arrays, _Inspect(arrays, digest=False).run(world.rank_state)):
+        state[keys[number]] = dtype, shape
     there: dict[Key, Any] = {}
     for entry in saved.entries:
         there[entry.key] = entry.dtype, entry.of_rank(saved.master_rank).shapes[0]
     there.update(dict.fromkeys(saved.left_out))
-    sides = matching.Side(there, saved.functions), matching.Side(here, _uses(world, keys))
+    sides = matching.Side(there, saved.functions), matching.Side(state, _uses(world, keys))
     found = matching.match(*sides, strict)
     return {number: found[key] for number, key in keys.items() if key in found}
 
 
 def _streams(world: World) -> set[int]:
     """Return the numbers of the shared variables that are states of random streams."""
-    engine = world.here.engine
+    engine = world.rank_state.engine
     return {
         world.registry.numbers[shared]
         for function in world.registry.functions.values()
@@ -235,8 +235,8 @@ def _streams(world: World) -> set[int]:
 def _check_can_be_saved(world: World, numbers: Sequence[int]) -> None:
     streams = _streams(world)
     for number in numbers:
-        shared = world.here.shareds[number]
-        if number not in streams and not world.here.engine.is_tensor(shared):
+        shared = world.rank_state.shareds[number]
+        if number not in streams and not world.rank_state.engine.is_tensor(shared):
             raise TypeError(
                 f"save: {shared}: expected a tensor or a random stream, got {shared.type}; leave it "
                 f"out with without=, and put its value into extra="
@@ -257,12 +257,12 @@ def _entries(world: World, numbers: Sequence[int], keys: Mapping[int, Key]) -> l
 
 def _values(world: World, number: int, entry: Entry) -> list[AnyArray]:
     if len(entry.members) == 1:
-        return [world.here.engine.export(world.here.shareds[number])]
+        return [world.rank_state.engine.export(world.rank_state.shareds[number])]
     sent = enumerate(world.run(_Send(number)))
-    return [one if rank == world.master_rank else world.here.store.get(one) for rank, one in sent]
+    return [one if rank == world.master_rank else world.rank_state.store.get(one) for rank, one in sent]
 
 
-@in_turn
+@with_call_lock
 def load(
     path: PathLike, check: Callable[[dict[str, Any]], Any] | None = None, *, strict: bool = True
 ) -> dict[str, Any]:
@@ -334,16 +334,16 @@ def load(
             extra = manifest.unpack(reader.description, reader.read)
         if check is not None:
             check(extra)
-    handles = [[world.here.store.put(array) for array in arrays] for arrays in values]
+    handles = [[world.rank_state.store.put(array) for array in arrays] for arrays in values]
     world.run(_Restore(numbers, handles, [one for one in streams if one in numbers]))
-    agreement = agreement_of(world)
+    agreement = replica_tracker_of(world)
     agreement.restored([one for one, each in zip(numbers, handles) if len(each) == 1])
     for changed in (agreement.changed, agreement.set_on_master):
         changed.difference_update(numbers)
     feedback.restore_all(world, kept, numbers)
     values.clear()
     kept.clear()
-    world.here.store.trim()
+    world.rank_state.store.trim()
     return extra
 
 
@@ -353,7 +353,11 @@ def _check_fit(world: World, numbers: Sequence[int], entries: Sequence[Entry]) -
     streams = _streams(world)
     by_rank = world.run(_Inspect(numbers, digest=False))
     for number, entry, found in zip(numbers, entries, zip(*by_rank)):
-        kind = None if number in streams else world.here.engine.type_of(world.here.shareds[number])
+        kind = (
+            None
+            if number in streams
+            else world.rank_state.engine.type_of(world.rank_state.shareds[number])
+        )
         has_rows = kind is not None and kind.ndim > 0 and kind.extents[0] is None
         fixed = slice(1 if has_rows and len(entry.shapes) > 1 else 0, None)
         for rank, (dtype, shape, _) in enumerate(found):
@@ -371,11 +375,11 @@ def _read(world: World, reader: archive.Reader, number: int, entry: Entry) -> li
     """Return the arrays of a variable, read into the store and checked."""
     arrays = []
     for member, shape in zip(entry.members, entry.shapes):
-        array = reader.read(member, world.here.store.empty)
+        array = reader.read(member, world.rank_state.store.empty)
         with reader.interpreting():
             if (array.shape, array.dtype.name) != (shape, entry.dtype):
                 raise ValueError(f"array {member} is {array.dtype} {array.shape}")
-            if not world.here.engine.is_tensor(world.here.shareds[number]):
-                world.here.engine.check_state(array)
+            if not world.rank_state.engine.is_tensor(world.rank_state.shareds[number]):
+                world.rank_state.engine.check_state(array)
         arrays.append(array)
     return arrays

@@ -1,7 +1,7 @@
 """The state of wire formats in checkpoints: error feedback, and the factors of `PowerSGD`.
 
 The state belongs to a variable, a format and a machine. Only the leader of a machine has it, or the
-courier of the machine, for a vector that is reduced in buckets while the ranks compute.
+progress process of the machine, for a vector that is reduced in buckets while the ranks compute.
 
 If the number of machines is unchanged, each machine gets its own state. Otherwise the first machine gets
 the sum of the parts that had not been sent, and the others nothing. The state is in units of the result,
@@ -21,9 +21,9 @@ from synkhronos.checkpoints.manifest import Feedback, Key, label
 from synkhronos.comms.formats import Format, from_json, make_wire, to_json
 from synkhronos.comms.wire_state import Kept, kept_by, lengths, restore
 from synkhronos.comms.wires import Wire
-from synkhronos.host.handler_errors import pass_on
-from synkhronos.stores.required_rows import Need
-from synkhronos.world.here import Command, Here
+from synkhronos.host.handler_errors import reraise_if_handlers
+from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.world.rank_state import Command, RankState
 
 if TYPE_CHECKING:
     from synkhronos.checkpoints.archive import Reader
@@ -43,35 +43,35 @@ class Owner(NamedTuple):
     wire : Format
         The format of the reductions.
     buckets : Buckets or None
-        The buckets in which the couriers reduce it, if they keep the state.
+        The buckets in which the progress processes reduce it, if they keep the state.
     """
 
     number: int
     wire: Format
     buckets: Buckets | None
 
-    def new_wires(self, here: Here) -> tuple[list[Wire], list[int]]:
+    def new_wires(self, state: RankState) -> tuple[list[Wire], list[int]]:
         """Return new wires like those that keep the state, and the sizes of their arrays."""
         if self.buckets is not None:
             return [make_wire(self.wire, one) for one in self.buckets.shapes], self.buckets.sizes()
-        shape = here.engine.storage(here.shareds[self.number]).shape
-        return [make_wire(self.wire, here.pieces(self.number, shape))], [math.prod(shape)]
+        shape = state.engine.storage(state.shareds[self.number]).shape
+        return [make_wire(self.wire, state.pieces(self.number, shape))], [math.prod(shape)]
 
-    def kept(self, here: Here) -> Kept:
+    def kept(self, state: RankState) -> Kept:
         """Return the state that this leader keeps."""
         if self.buckets is not None:
-            of_courier: Kept = here.ahead.kept(self.buckets)
-            return of_courier
-        found = here.wires.get((self.number, self.wire))
+            of_progress_process: Kept = state.overlap.kept(self.buckets)
+            return of_progress_process
+        found = state.wires.get((self.number, self.wire))
         return kept_by([] if found is None else found[1:])
 
-    def keep(self, here: Here, kept: Kept) -> None:
+    def keep(self, state: RankState, kept: Kept) -> None:
         """Let this leader keep the given state."""
         if self.buckets is not None:
-            here.ahead.keep(self.buckets, kept)
+            state.overlap.keep(self.buckets, kept)
             return
-        shape = here.engine.storage(here.shareds[self.number]).shape
-        restore([here.wire(self.number, self.wire, shape)], [math.prod(shape)], kept)
+        shape = state.engine.storage(state.shareds[self.number]).shape
+        restore([state.wire(self.number, self.wire, shape)], [math.prod(shape)], kept)
 
 
 class _Find(Command):
@@ -80,10 +80,10 @@ class _Find(Command):
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
 
-    def run(self, here: Here) -> tuple[int, list[int], int, int] | None:
-        if here.transport.is_leader:
-            kept = self.owner.kept(here)
-            return here.transport.machine, kept.counts, kept.rest.size, kept.factors.size
+    def run(self, state: RankState) -> tuple[int, list[int], int, int] | None:
+        if state.transport.is_leader:
+            kept = self.owner.kept(state)
+            return state.transport.machine, kept.counts, kept.rest.size, kept.factors.size
         return None
 
 
@@ -93,17 +93,17 @@ class _Send(Command):
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
 
-    def run(self, here: Here) -> Any:
-        if here.is_master:
-            return self.owner.kept(here)[1:]
-        return here.send(self.owner.kept(here).rest) if here.transport.is_leader else None
+    def run(self, state: RankState) -> Any:
+        if state.is_master:
+            return self.owner.kept(state)[1:]
+        return state.send(self.owner.kept(state).rest) if state.transport.is_leader else None
 
 
 class _Leaders(Command):
     """Return the machine of each rank that is a leader."""
 
-    def run(self, here: Here) -> int | None:
-        return here.transport.machine if here.transport.is_leader else None
+    def run(self, state: RankState) -> int | None:
+        return state.transport.machine if state.transport.is_leader else None
 
 
 class _Keep(Command):
@@ -126,15 +126,15 @@ class _Keep(Command):
     ) -> None:
         self.owner, self.counts, self.rests, self.factors = owner, counts, rests, factors
 
-    def needs(self, ranks: range, size: int) -> list[Need]:
+    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
         own = [self.rests[rank] for rank in ranks if rank in self.rests]
-        return [Need(handle) for handle in (*own, self.factors) if handle is not None]
+        return [RequiredRows(handle) for handle in (*own, self.factors) if handle is not None]
 
-    def run(self, here: Here) -> None:
-        if here.transport.is_leader:
-            handles = self.rests.get(here.rank), self.factors
-            arrays = [np.empty(0) if one is None else here.store.get(one) for one in handles]
-            self.owner.keep(here, Kept(self.counts, *arrays))
+    def run(self, state: RankState) -> None:
+        if state.transport.is_leader:
+            handles = self.rests.get(state.rank), self.factors
+            arrays = [np.empty(0) if one is None else state.store.get(one) for one in handles]
+            self.owner.keep(state, Kept(self.counts, *arrays))
 
 
 # Saving
@@ -143,7 +143,9 @@ class _Keep(Command):
 def find(world: World, numbers: Sequence[int], keys: dict[int, Key]) -> list[tuple[Owner, Feedback]]:
     """Return the state of the machines for shared variables with these numbers, with descriptions."""
     found: list[tuple[Owner, Feedback]] = []
-    for owner in _of_leaders(world.here, numbers) + _of_couriers(world.here, numbers):
+    for owner in _of_leaders(world.rank_state, numbers) + _of_progress_processes(
+        world.rank_state, numbers
+    ):
         by_machine = sorted(one for one in world.run(_Find(owner)) if one is not None)
         _, counts, rest, factors = by_machine[0]
         # If the counts differ, a collective has failed, and all start afresh.
@@ -158,19 +160,19 @@ def find(world: World, numbers: Sequence[int], keys: dict[int, Key]) -> list[tup
     return found
 
 
-def _of_leaders(here: Here, numbers: Sequence[int]) -> list[Owner]:
+def _of_leaders(state: RankState, numbers: Sequence[int]) -> list[Owner]:
     return [
         Owner(number, wire, None)
-        for (number, wire), (_, kept) in here.wires.items()
+        for (number, wire), (_, kept) in state.wires.items()
         if number in numbers and kept.count
     ]
 
 
-def _of_couriers(here: Here, numbers: Sequence[int]) -> list[Owner]:
-    """Return the variables and formats for which couriers may keep state."""
-    if here.ahead is None:
+def _of_progress_processes(state: RankState, numbers: Sequence[int]) -> list[Owner]:
+    """Return the variables and formats for which progress processes may keep state."""
+    if state.overlap is None:
         return []
-    found = [(number, here.engine.buckets_of(here.shareds[number])) for number in numbers]
+    found = [(number, state.engine.buckets_of(state.shareds[number])) for number in numbers]
     return [
         Owner(number, buckets.wire, buckets)
         for number, buckets in found
@@ -185,7 +187,7 @@ def arrays(world: World, owner: Owner, described: Feedback) -> Iterator[tuple[st
     rest, factors = sent[world.master_rank]
     for rank, machine in enumerate(machines):
         if machine is not None:
-            own = rest if rank == world.master_rank else world.here.store.get(sent[rank])
+            own = rest if rank == world.master_rank else world.rank_state.store.get(sent[rank])
             yield described.members[machine], own
     if described.factors is not None:
         yield described.factors, factors
@@ -208,20 +210,20 @@ def read(world: World, reader: Reader, saved: Sequence[Feedback], by_key: dict[K
 
     State that does not fit, such as the state of another format, is left out.
     """
-    here = world.here
-    if not here.comm.over_cpu.has_wires:
+    state = world.rank_state
+    if not state.comm.over_cpu.has_wires:
         return []
     machines = sum(one is not None for one in world.run(_Leaders()))
     found = {}
     for one in saved:
         with reader.interpreting():
             number, wire = by_key[one.key], from_json(one.wire)
-        buckets = here.engine.buckets_of(here.shareds[number]) if one.in_buckets else None
+        buckets = state.engine.buckets_of(state.shareds[number]) if one.in_buckets else None
         owner = Owner(number, wire, buckets)
-        if one.in_buckets and (buckets is None or buckets.wire != wire or here.ahead is None):
+        if one.in_buckets and (buckets is None or buckets.wire != wire or state.overlap is None):
             sizes = None
         else:
-            sizes = _sizes(here, owner, one.counts)
+            sizes = _sizes(state, owner, one.counts)
         if sizes is None:
             _logger.warning(
                 "load: what %r has kept for %s does not fit it any more, so it begins anew",
@@ -232,12 +234,12 @@ def read(world: World, reader: Reader, saved: Sequence[Feedback], by_key: dict[K
     return list(found.values())
 
 
-def _sizes(here: Here, owner: Owner, counts: Sequence[int]) -> tuple[int, int] | None:
+def _sizes(state: RankState, owner: Owner, counts: Sequence[int]) -> tuple[int, int] | None:
     """Return the lengths of the vectors of each machine; None if the variable has changed."""
     try:
-        return lengths(*owner.new_wires(here), counts)
+        return lengths(*owner.new_wires(state), counts)
     except ValueError as error:
-        pass_on(error)
+        reraise_if_handlers(error)
         return None
 
 
@@ -251,7 +253,7 @@ def _given(
 ) -> Given:
     def vector(member: str, size: int) -> np.ndarray:
         with reader.interpreting():
-            array = reader.read(member, world.here.store.empty)
+            array = reader.read(member, world.rank_state.store.empty)
             if (array.shape, array.dtype) != ((size,), np.dtype(np.float32)):
                 raise ValueError(f"array {member} is {array.dtype} {array.shape}, not float32 ({size},)")
         return array
@@ -268,17 +270,17 @@ def _given(
 
 
 def restore_all(world: World, given: Sequence[Given], numbers: Sequence[int]) -> None:
-    """Let the machines keep the state; couriers start afresh for other vectors in `numbers`."""
-    if not world.here.comm.over_cpu.has_wires:
+    """Let the machines keep the state; progress processes start afresh for other vectors."""
+    if not world.rank_state.comm.over_cpu.has_wires:
         return
     owners = [one.owner for one in given]
     anew = [
         Given(owner, [0] * len(owner.buckets.shapes), [], None)
-        for owner in _of_couriers(world.here, numbers)
+        for owner in _of_progress_processes(world.rank_state, numbers)
         if owner.buckets is not None and owner not in owners
     ]
     leaders = {machine: rank for rank, machine in enumerate(world.run(_Leaders()))}
-    store = world.here.store
+    store = world.rank_state.store
     for owner, counts, rests, factors in [*given, *anew]:
         handles = {leaders[machine]: store.put(rest) for machine, rest in enumerate(rests)}
         world.run(_Keep(owner, counts, handles, None if factors is None else store.put(factors)))

@@ -63,7 +63,7 @@ class Feedback(NamedTuple):
     wire : object
         The format, for JSON.
     in_buckets : bool
-        Whether the couriers keep it, for each bucket of a vector.
+        Whether the progress processes keep it, for each bucket of a vector.
     counts : list of int
         How often the variable, or each bucket, was reduced in the format.
     members : list of str

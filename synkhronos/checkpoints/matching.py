@@ -47,7 +47,7 @@ def label_of(name: str) -> str:
     return f"line {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
 
 
-def match(saved: Side, here: Side, strict: bool) -> dict[Key, Key]:
+def match(saved: Side, state: Side, strict: bool) -> dict[Key, Key]:
     """Return the key in the file of each variable here, by its key here.
 
     Raises
@@ -55,14 +55,14 @@ def match(saved: Side, here: Side, strict: bool) -> dict[Key, Key]:
     ValueError
         If it is not certain which variable is which; or, if `strict`, unless all of them match.
     """
-    are_equal = set(saved.kinds) == set(here.kinds)
+    are_equal = set(saved.kinds) == set(state.kinds)
     if saved.functions is None and are_equal:
-        return {key: key for key in here.kinds}
-    found = _distinguished(saved, here, strict)
-    rest = [key for key in here.kinds if key not in found]
+        return {key: key for key in state.kinds}
+    found = _distinguished(saved, state, strict)
+    rest = [key for key in state.kinds if key not in found]
     left = set(saved.kinds) - set(found.values())
     in_doubt = {key: None for key in rest if key[0] in {name for name, _ in left}}
-    if in_doubt and are_equal and saved.functions == here.functions:
+    if in_doubt and are_equal and saved.functions == state.functions:
         names = dict.fromkeys("without a name" if name is None else repr(name) for name, _ in in_doubt)
         warn(
             f"load: the variables {listed(names)} are matched by the order in which the functions were "
@@ -86,7 +86,7 @@ def match(saved: Side, here: Side, strict: bool) -> dict[Key, Key]:
     return found
 
 
-def _distinguished(saved: Side, here: Side, strict: bool) -> dict[Key, Key]:
+def _distinguished(saved: Side, state: Side, strict: bool) -> dict[Key, Key]:
     """Return the variables that can be distinguished from all others, as `match` does."""
     found: dict[Key, Key] = {}
 
@@ -95,47 +95,49 @@ def _distinguished(saved: Side, here: Side, strict: bool) -> dict[Key, Key]:
         found.update(list(pairs))
         return len(found) > before
 
-    add(_by_variables(saved.kinds, here.kinds, False))
-    while add(_by_functions(saved, here, found, False)) or add(_by_functions(saved, here, found, True)):
+    add(_by_variables(saved.kinds, state.kinds, False))
+    while add(_by_functions(saved, state, found, False)) or add(
+        _by_functions(saved, state, found, True)
+    ):
         pass
     for uses_kinds in (True, False) if strict else ():  # otherwise the rest may be other variables
-        rest = {key: kind for key, kind in here.kinds.items() if key not in found}
+        rest = {key: kind for key, kind in state.kinds.items() if key not in found}
         left = {key: kind for key, kind in saved.kinds.items() if key not in found.values()}
         add(_by_variables(left, rest, uses_kinds))
     return found
 
 
 def _by_variables(
-    saved: Mapping[Key, Any], here: Mapping[Key, Any], uses_kinds: bool
+    saved: Mapping[Key, Any], state: Mapping[Key, Any], uses_kinds: bool
 ) -> Iterator[tuple[Key, Key]]:
     """Yield the pairs of variables with unique names, or with unique names and kinds."""
     mine, theirs = (
         [(key[0], kind if uses_kinds else None) for key, kind in kinds.items()]
-        for kinds in (here, saved)
+        for kinds in (state, saved)
     )
     for one, other in _unique(mine, theirs):
-        yield list(here)[one], list(saved)[other]
+        yield list(state)[one], list(saved)[other]
 
 
 def _by_functions(
-    saved: Side, here: Side, found: Mapping[Key, Key], uses_kinds: bool
+    saved: Side, state: Side, found: Mapping[Key, Key], uses_kinds: bool
 ) -> Iterator[tuple[Key, Key]]:
     """Yield the pairs of variables of functions with unique labels, or of unique names and kinds."""
     known = found, {key: key for key in found.values()}
     marks = [  # what is known of a function's variables on either side: the key in the file, or the name
         [tuple(keys.get(one, one[0]) for one in used) for _, used in side.functions or ()]
-        for keys, side in zip(known, (here, saved))
+        for keys, side in zip(known, (state, saved))
     ]
     mine, theirs = (
         [
             tuple((one[0], side.kinds[one]) for one in used) if uses_kinds else (name, mark)
             for mark, (name, used) in zip(each, side.functions or ())
         ]
-        for each, side in zip(marks, (here, saved))
+        for each, side in zip(marks, (state, saved))
     )
     for one, other in _unique(mine, theirs):
         if marks[0][one] == marks[1][other]:
-            yield from zip((here.functions or ())[one][1], (saved.functions or ())[other][1])
+            yield from zip((state.functions or ())[one][1], (saved.functions or ())[other][1])
 
 
 def _unique(mine: Sequence[Hashable], theirs: Sequence[Hashable]) -> Iterator[tuple[int, int]]:

@@ -21,7 +21,7 @@ import stat
 from typing import BinaryIO, Iterator
 
 from synkhronos._typing import PathLike
-from synkhronos.host.handler_errors import pass_on, suppress
+from synkhronos.host.handler_errors import reraise_if_handlers, suppress
 from synkhronos.host.signals import DeferredSignals
 
 _MOST_LINKS = 40  # as in Linux
@@ -59,7 +59,7 @@ def replacing(path: PathLike) -> Iterator[BinaryIO]:
         with suppress(FileNotFoundError):
             os.unlink(unfinished)
         if isinstance(error, OSError) and error.errno and error.filename is None:
-            pass_on(error)
+            reraise_if_handlers(error)
             raise _not_written(error.errno, path, former is not None) from None
         raise
     descriptor = os.open(folder, os.O_RDONLY)
@@ -95,20 +95,20 @@ def target(path: PathLike) -> str:
         if part in ("", ".", ".."):
             done = os.path.dirname(done) if part == ".." else done
             continue
-        here = os.path.join(done, part)
+        rank_state = os.path.join(done, part)
         try:
-            mode = os.lstat(here).st_mode
+            mode = os.lstat(rank_state).st_mode
         except FileNotFoundError:
             mode = 0
         if mode and not stat.S_ISDIR(mode):
-            _check_owner(here)
+            _check_owner(rank_state)
         if not stat.S_ISLNK(mode):
-            done = here
+            done = rank_state
             continue
         n_links += 1
         if n_links > _MOST_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fsdecode(path))
-        link = os.readlink(here)
+        link = os.readlink(rank_state)
         done = "/" if link.startswith("/") else done
         left += link.split("/")[::-1]
     return done
@@ -159,11 +159,11 @@ def _make_unfinished(folder: str, name: str, mode: int) -> tuple[str, BinaryIO]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:  # another writer is about to remove it as a leftover
-            pass_on(error)
+            reraise_if_handlers(error)
             file.close()
             continue
         except OSError as error:  # a file system without locks: leftovers are not removed
-            pass_on(error)
+            reraise_if_handlers(error)
             return path, file
         if os.fstat(file.fileno()).st_nlink:
             return path, file

@@ -168,7 +168,7 @@ def name_of(variable: Variable) -> str:
 BOUND = "bound"
 
 
-class Fixed(NamedTuple):
+class HardcodedRowCount(NamedTuple):
     """A number in a graph that may be a number of rows.
 
     Attributes
@@ -356,7 +356,7 @@ class Engine(ABC):
         givens: Sequence[tuple[Variable, Any]],
         rows: Mapping[Variable, int],
         no_default_updates: Any,
-    ) -> tuple[Any, Any, Any, list[Fixed]]:
+    ) -> tuple[Any, Any, Any, list[HardcodedRowCount]]:
         """Replace numbers of rows in a graph that a script gives as constants.
 
         An engine that does not recognize such numbers replaces none.

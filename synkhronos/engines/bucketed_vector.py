@@ -69,11 +69,11 @@ def fill_in_buckets(
     shapes: Sequence[tuple[int, ...]],
     op: str,
     wire: Any,
-    is_ahead: bool,
+    is_overlapped: bool,
 ) -> Variable:
     """Return a vector with the values of expressions, written in place; see ``synkhronos.ops``.
 
-    If not `is_ahead`, other ranks are not notified of the buckets.
+    If not `is_overlapped`, other ranks are not notified of the buckets.
     """
     groups = divide(shapes, np.dtype(vector.dtype).itemsize)
     buckets = Buckets(
@@ -89,9 +89,9 @@ def fill_in_buckets(
             start = stop - math.prod(shapes[index])
             new = tt.set_subtensor(new[start:stop], expressions[index].flatten())
             stop = start
-        if is_ahead:
+        if is_overlapped:
             new = BucketReady(buckets, bucket).of(new)
-    vector.tag.buckets = buckets if is_ahead else None
+    vector.tag.buckets = buckets if is_overlapped else None
     return new
 
 

@@ -33,7 +33,7 @@ from synkhronos.engines.base import (
     Analysis,
     Causes,
     Engine,
-    Fixed,
+    HardcodedRowCount,
     InputType,
     TensorType,
     Windows,
@@ -220,7 +220,7 @@ class GraphEngine(Engine):
         givens: Sequence[tuple[Variable, Any]],
         rows: Mapping[Variable, int],
         no_default_updates: Any,
-    ) -> tuple[Any, Any, Any, list[Fixed]]:
+    ) -> tuple[Any, Any, Any, list[HardcodedRowCount]]:
         return free_rows(outputs, updates, givens, rows, no_default_updates)
 
     def cut_windows(

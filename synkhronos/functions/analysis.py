@@ -7,7 +7,7 @@ from typing import Any, Collection, Sequence
 from synkhronos._errors import warn
 from synkhronos._typing import Compiled, SharedVariable, Variable
 from synkhronos.engines.base import BOUND, Analysis, Causes, Dependence, Engine, name_of
-from synkhronos.functions.agreement import agreement_of
+from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.signature import Input
 from synkhronos.world.world import World
 
@@ -17,7 +17,7 @@ def analysis_of(world: World, function: Any) -> Analysis:
     if function.analysis is None:
         replica = function.replica
         axes = axes_of(function.inputs, replica.window is not None, len(replica.sliceable))
-        function.analysis = world.here.engine.analyze(replica.compiled, axes)
+        function.analysis = world.rank_state.engine.analyze(replica.compiled, axes)
     return function.analysis
 
 
@@ -25,7 +25,7 @@ def causes_of(world: World, function: Any) -> tuple[list[Causes], dict[int, Caus
     """Return why outputs, and the new values of variables by number, may differ from serial ones."""
     replica, numbers = function.replica, world.registry.numbers
     axes = axes_of(function.inputs, replica.window is not None, len(replica.sliceable))
-    outputs, updates = world.here.engine.difference_causes(replica.compiled, axes)
+    outputs, updates = world.rank_state.engine.difference_causes(replica.compiled, axes)
     return outputs, {numbers[shared]: one for shared, one in updates.items()}
 
 
@@ -50,8 +50,8 @@ def uses(world: World, function: Any, analysis: Analysis) -> tuple[set[int], set
     second has all variables for which a value that is set on the master only has an effect.
     """
     is_divided, replica = has_rows(function), function.replica
-    numbers, streams = world.registry.numbers, agreement_of(world).streams
-    used = {world.here.shareds[number] for number in replica.sliceable}
+    numbers, streams = world.registry.numbers, replica_tracker_of(world).streams
+    used = {world.rank_state.shareds[number] for number in replica.sliceable}
     read: set[SharedVariable] = set()
     for output, mode in zip(analysis.outputs, replica.output_modes):
         if is_divided:
@@ -64,7 +64,7 @@ def uses(world: World, function: Any, analysis: Analysis) -> tuple[set[int], set
         read |= new.own_shareds
         if is_divided:
             used |= new.own_shareds - (analysis.accumulated & {shared})
-    tensors = [one for one in used | read if world.here.engine.is_tensor(one)]
+    tensors = [one for one in used | read if world.rank_state.engine.is_tensor(one)]
     return {numbers[one] for one in tensors if one in used} - streams, {
         numbers[one] for one in tensors
     } - streams
@@ -76,7 +76,7 @@ def sources(world: World, function: Any, analysis: Analysis) -> dict[int, tuple[
     The sources are whether a value depends on the rows of a rank, and the numbers of the shared
     variables on which it depends. Dependence through collectives does not count.
     """
-    numbers, streams = world.registry.numbers, agreement_of(world).streams
+    numbers, streams = world.registry.numbers, replica_tracker_of(world).streams
     return {
         numbers[shared]: (_has_rows(function.inputs, new), {numbers[one] for one in new.own_shareds})
         for shared, new in analysis.updates.items()
@@ -162,7 +162,7 @@ def collectives_in(
     Joint updates do not use a rank's own rows: the new values depend on rows and random numbers only
     through collectives, or not at all.
     """
-    engine, numbers = world.here.engine, world.registry.numbers
+    engine, numbers = world.rank_state.engine, world.registry.numbers
     if not engine.has_collectives(compiled):
         return {}
     streams = set(engine.random_streams(compiled))

@@ -25,7 +25,7 @@ from synkhronos.functions.columns import Split
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.replicate import replicate
 from synkhronos.functions.signature import Input
-from synkhronos.world.here import Command, Here
+from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World
 
 #: In place of the value of an input for which a call gives none. None may be a value.
@@ -154,7 +154,7 @@ def plan(
     num_slices = check_num_slices(num_slices)
     rows = select_rows(function, datas, batch)
     if num_slices > 1:
-        check_slicing(world.here, function, function.replica)
+        check_slicing(world.rank_state, function, function.replica)
     if output_subset is not None:
         output_subset = check_subset(function, output_subset)
     if rows is not None:
@@ -208,7 +208,7 @@ def select_rows(function: Any, datas: Sequence[Any], batch: Batch | None) -> Row
     return rows
 
 
-def check_slicing(here: Here, function: Any, replica: Replica) -> None:
+def check_slicing(state: RankState, function: Any, replica: Replica) -> None:
     """Raise if the function cannot be computed in slices."""
     sliced = replica.sliceable or replica.window is not None
     if not sliced and not any(one.axis is not None for one in function.inputs):
@@ -216,9 +216,9 @@ def check_slicing(here: Here, function: Any, replica: Replica) -> None:
     for reason in function.not_accumulated:
         raise TypeError(f"{function!r}: num_slices: {reason}")
     for number, op in replica.updates:
-        shared = here.shareds[number]
+        shared = state.shareds[number]
         if op in OPERATIONS:
-            dtype = here.engine.type_of(shared).dtype
+            dtype = state.engine.type_of(shared).dtype
             OPERATIONS[op].check_dtype(dtype, f"the update of {shared} over slices")
 
 
@@ -311,5 +311,5 @@ class _SliceableLengths(Command):
     def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers = numbers
 
-    def run(self, here: Here) -> list[int]:
-        return [len(here.engine.storage(here.shareds[number])) for number in self.numbers]
+    def run(self, state: RankState) -> list[int]:
+        return [len(state.engine.storage(state.shareds[number])) for number in self.numbers]

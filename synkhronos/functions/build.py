@@ -27,7 +27,7 @@ from synkhronos.functions.window import divide
 from synkhronos.world.world import World, current_world
 
 if TYPE_CHECKING:
-    from synkhronos.engines.base import Engine, Fixed, Windows
+    from synkhronos.engines.base import Engine, HardcodedRowCount, Windows
     from synkhronos.functions import signature
 
 Input = Union[Variable, In]
@@ -43,7 +43,7 @@ def _accumulated(
     The first is a list of ``(number, op)``, which includes default updates. Random streams are not
     included: they continue from slice to slice.
     """
-    engine = world.here.engine
+    engine = world.rank_state.engine
     streams = engine.random_streams(compiled)
     accumulated, not_accumulated = [], []
     for shared in engine.updated(compiled):
@@ -133,7 +133,7 @@ def function(
     """
     world = current_world()
     world.check_usable()
-    engine, registry = world.here.engine, world.registry
+    engine, registry = world.rank_state.engine, world.registry
     parsed = parse_inputs(engine, inputs, bcast_inputs, bool(kwargs.get("allow_input_downcast")))
     parsed_outputs, form = parse_outputs(engine, outputs)
     (pairs, ops), givens = parse_updates(engine, updates), parse_givens(givens)
@@ -177,7 +177,7 @@ def _built(
     updates: Sequence[tuple[SharedVariable, Any]],
     sliceable: Sequence[SharedVariable],
     options: Mapping[str, Any],
-) -> tuple[Compiled, list[Fixed]]:
+) -> tuple[Compiled, list[HardcodedRowCount]]:
     """Return the compiled function, and the numbers of rows that are left in its graph."""
     results, updates, givens, fixed = engine.free_rows(
         [one.variable for one in outputs],

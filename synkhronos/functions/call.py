@@ -11,8 +11,8 @@ import numpy as np
 from synkhronos._typing import Array, Batch, Compiled, Rows
 from synkhronos.arithmetic.conversion import usable
 from synkhronos.arithmetic.partition import select, share
-from synkhronos.functions.columns import NO_LIMIT, Bound, Column, Most, Split
-from synkhronos.functions.fixed import check_all_are_used, explained
+from synkhronos.functions.columns import NO_LIMIT, Bound, Column, RowLimit, Split
+from synkhronos.functions.hardcoded_rows import check_all_are_used, explained
 from synkhronos.functions.packed import pack
 from synkhronos.functions.peers import GraphPeers
 from synkhronos.functions.reduced import reduce_in_place
@@ -20,8 +20,8 @@ from synkhronos.functions.replica import Replica, on_copies
 from synkhronos.functions.slices import Slices, distinct
 from synkhronos.host.status import ROWS
 from synkhronos.stores.handle import Composite, Handle
-from synkhronos.stores.required_rows import Need
-from synkhronos.world.here import Command, Here
+from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.world.rank_state import Command, RankState
 
 if TYPE_CHECKING:
     from synkhronos.engines.base import Engine
@@ -53,7 +53,7 @@ class CallFunction(Command):
         The number of slices in which each rank computes.
     subset : list of int or None
         Outputs to compute.
-    most : Most, optional
+    most : RowLimit, optional
         A limit for rows whose number only the ranks know.
     """
 
@@ -70,7 +70,7 @@ class CallFunction(Command):
         batch_s: list[Batch | None] | None,
         num_slices: int,
         subset: list[int] | None,
-        most: Most = NO_LIMIT,
+        most: RowLimit = NO_LIMIT,
     ) -> None:
         self.number = number
         self.handles = handles
@@ -108,7 +108,7 @@ class CallFunction(Command):
         subset = None if self.subset is None else tuple(self.subset)
         return self.num_slices > 1, self.batch_s is not None, subset
 
-    def on_few(self, most: Most) -> CallFunction:
+    def on_few(self, most: RowLimit) -> CallFunction:
         """Return the same call on some of its rows, evenly spaced if their number is known."""
         rows, n_rows = self.rows, most.together
         if rows is not None and n_rows is not None and len(rows) > n_rows:
@@ -118,15 +118,17 @@ class CallFunction(Command):
         made.most = most
         return made
 
-    def run(self, here: Here) -> Sequence[Any]:
+    def run(self, state: RankState) -> Sequence[Any]:
         """Return the number of rows of this rank, followed by its outputs if there are rows."""
-        replica = here.functions[self.number]
-        return self._finish(here, replica, *self._prepare(here, replica))
+        replica = state.functions[self.number]
+        return self._finish(state, replica, *self._prepare(state, replica))
 
-    def _finish(self, here: Here, replica: Replica, n_rows: int, compute: _Compute) -> tuple[Any, ...]:
-        here.rows[self.number] = n_rows
+    def _finish(
+        self, state: RankState, replica: Replica, n_rows: int, compute: _Compute
+    ) -> tuple[Any, ...]:
+        state.rows[self.number] = n_rows
         if self.has_rows(replica):
-            here.progress[ROWS] += n_rows
+            state.progress[ROWS] += n_rows
         if not n_rows and not replica.has_collectives:
             return (0,)
         try:
@@ -136,34 +138,34 @@ class CallFunction(Command):
             if better is None:
                 raise
             raise better from error
-        return (n_rows, *self._send(here, replica, values)) if n_rows else (0,)
+        return (n_rows, *self._send(state, replica, values)) if n_rows else (0,)
 
     def has_rows(self, replica: Replica) -> bool:
         """Whether it is about rows; otherwise each rank counts as having one."""
         return self.rows is not None or bool(replica.sliceable) or replica.window is not None
 
-    def prepare(self, here: Here) -> Callable[[_Change], Sequence[Any]]:
-        replica = here.functions[self.number]
+    def prepare(self, state: RankState) -> Callable[[_Change], Sequence[Any]]:
+        replica = state.functions[self.number]
         # The rows and the computation of the unchanged call, and the epoch of the store.
         unchanged, epoch = None, None
 
         def run(change: _Change) -> Sequence[Any]:
             nonlocal unchanged, epoch
             if change is not None:
-                return self.changed(change).run(here)
-            if epoch is None or epoch != here.store.epoch:
-                unchanged = self._prepare(here, replica)
-                epoch = here.store.epoch if self._is_constant(here, replica) else None
-            return self._finish(here, replica, *unchanged)
+                return self.changed(change).run(state)
+            if epoch is None or epoch != state.store.epoch:
+                unchanged = self._prepare(state, replica)
+                epoch = state.store.epoch if self._is_constant(state, replica) else None
+            return self._finish(state, replica, *unchanged)
 
         return run
 
-    def rehearse(self, here: Here, change: _Change = None) -> None:
-        call, replica = self.changed(change), here.functions[self.number]
-        if call.num_slices == 1 and call._is_constant(here, replica):
-            call._prepare(here, replica)
+    def warm_caches(self, state: RankState, change: _Change = None) -> None:
+        call, replica = self.changed(change), state.functions[self.number]
+        if call.num_slices == 1 and call._is_constant(state, replica):
+            call._prepare(state, replica)
 
-    def needs(self, ranks: range, size: int) -> list[Need]:
+    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
         all_rows: Any = self.rows  # not None if an argument is split by them
         if all_rows is not None:
             start, _ = share(len(all_rows), size, ranks[0])
@@ -172,84 +174,88 @@ class CallFunction(Command):
         needed = []
         for handle, split in zip(self.handles, self.splits or [None] * len(self.handles)):
             if isinstance(handle, Composite):
-                needed += [Need(one) for one in handle.parts()]
+                needed += [RequiredRows(one) for one in handle.parts()]
             elif split is None:
-                needed.append(Need(handle))
+                needed.append(RequiredRows(handle))
             else:
                 rows = range(start, stop) if split.minibatch else all_rows[start:stop]
-                needed.append(Need(handle, rows, split.axis))
+                needed.append(RequiredRows(handle, rows, split.axis))
         return needed
 
-    def _compute(self, here: Here, replica: Replica, arguments: list[Any], n_rows: int) -> list[Any]:
+    def _compute(
+        self, state: RankState, replica: Replica, arguments: list[Any], n_rows: int
+    ) -> list[Any]:
         """Return the outputs for this rank's arguments, or columns if there are slices."""
         if self.num_slices > 1:
-            return Slices(self, here, replica, arguments, n_rows).compute()
-        values = self.execute(here, replica, arguments, n_rows)
+            return Slices(self, state, replica, arguments, n_rows).compute()
+        values = self.execute(state, replica, arguments, n_rows)
         return values if self.subset is None else distinct(values)
 
-    def execute(self, here: Here, replica: Replica, arguments: list[Any], n_rows: int) -> list[Any]:
+    def execute(
+        self, state: RankState, replica: Replica, arguments: list[Any], n_rows: int
+    ) -> list[Any]:
         """Call the compiled function once, with the other ranks if there are collectives in it."""
-        if here.ahead is not None:
-            here.ahead.forget()
+        if state.overlap is not None:
+            state.overlap.forget()
         if not replica.has_collectives:
-            return here.engine.call(replica.compiled, arguments, self.subset)
+            return state.engine.call(replica.compiled, arguments, self.subset)
         peers = None
-        if here.size > 1:
-            peers = here.peers.get(self.number)
+        if state.size > 1:
+            peers = state.peers.get(self.number)
             if peers is None:
-                peers = here.peers[self.number] = GraphPeers(here, self.number)
+                peers = state.peers[self.number] = GraphPeers(state, self.number)
             peers.weight, peers.is_whole = n_rows, self.num_slices == 1
         if n_rows:
-            return here.engine.call(replica.compiled, [*arguments, peers], self.subset)
+            return state.engine.call(replica.compiled, [*arguments, peers], self.subset)
         # The updates would come from rows that belong to another rank.
-        own = [here.shareds[number] for number, _ in replica.updates if number not in replica.joint]
-        with on_copies(here, own):
-            return here.engine.call(replica.compiled, [*arguments, peers], self.subset)
+        own = [state.shareds[number] for number, _ in replica.updates if number not in replica.joint]
+        with on_copies(state, own):
+            return state.engine.call(replica.compiled, [*arguments, peers], self.subset)
 
-    def _whole(self, here: Here, handle: Handle) -> np.ndarray:
-        return here.store.get(handle)
+    def _whole(self, state: RankState, handle: Handle) -> np.ndarray:
+        return state.store.get(handle)
 
-    def _share(self, here: Here, n_rows: int) -> tuple[int, int]:
+    def _share(self, state: RankState, n_rows: int) -> tuple[int, int]:
         """Return the first row of this rank, and the row after the last."""
-        return share(n_rows, here.size, here.rank)
+        return share(n_rows, state.size, state.rank)
 
-    def _batch_s(self, here: Here) -> Batch | None:
+    def _batch_s(self, state: RankState) -> Batch | None:
         """Return the rows of this rank's sliceable shared variables to use."""
-        return None if self.batch_s is None else self.batch_s[here.rank]
+        return None if self.batch_s is None else self.batch_s[state.rank]
 
-    def title(self, here: Here) -> str:
-        name = getattr(here.functions[self.number].compiled, "name", None) or ""
+    def title(self, state: RankState) -> str:
+        name = getattr(state.functions[self.number].compiled, "name", None) or ""
         return f"function {os.path.basename(name)}"
 
-    def describe(self, here: Here) -> str:
-        return f"{self.title(here)}, {here.rows.get(self.number, 0)} row(s) of this rank"
+    def describe(self, state: RankState) -> str:
+        return f"{self.title(state)}, {state.rows.get(self.number, 0)} row(s) of this rank"
 
-    def _prepare(self, here: Here, replica: Replica) -> tuple[int, _Compute]:
+    def _prepare(self, state: RankState, replica: Replica) -> tuple[int, _Compute]:
         """Return the number of rows of this rank, and a function that computes its outputs."""
-        columns, n_rows = self._columns(here, replica)
+        columns, n_rows = self._columns(state, replica)
         if self.num_slices > 1 or not (n_rows or replica.has_collectives):
-            return n_rows, partial(self._compute, here, replica, columns, n_rows)
-        arguments = [column.take(here) for column in columns]
-        if replica.has_collectives or here.ahead is not None or self.subset is not None:
-            compute = partial(self._compute, here, replica, arguments, n_rows)
+            return n_rows, partial(self._compute, state, replica, columns, n_rows)
+        arguments = [column.take(state) for column in columns]
+        if replica.has_collectives or state.overlap is not None or self.subset is not None:
+            compute = partial(self._compute, state, replica, arguments, n_rows)
         else:
-            compute = partial(_call, here.engine, replica.compiled, arguments)
+            compute = partial(_call, state.engine, replica.compiled, arguments)
         return n_rows, compute
 
-    def _is_constant(self, here: Here, replica: Replica) -> bool:
+    def _is_constant(self, state: RankState, replica: Replica) -> bool:
         """Whether the arguments are the same views whenever this command is repeated."""
-        if here.store.epoch is None or replica.sliceable or replica.window is not None:
+        if state.store.epoch is None or replica.sliceable or replica.window is not None:
             return False
         if type(self.rows) is np.ndarray:
             return False
         return not any([isinstance(handle, Composite) for handle in self.handles])
 
-    def _columns(self, here: Here, replica: Replica) -> tuple[list[Column | Bound], int]:
+    def _columns(self, state: RankState, replica: Replica) -> tuple[list[Column | Bound], int]:
         """Return a `Column` for each argument, and the number of rows of this rank."""
         n_rows, rows = 1, None
         if self.rows is not None:
             self._n_all = len(self.rows)
-            start, stop = self._share(here, self._n_all)
+            start, stop = self._share(state, self._n_all)
             n_rows = stop - start
             if not n_rows:  # in case it has to compute nevertheless
                 start = stop - 1
@@ -261,14 +267,14 @@ class CallFunction(Command):
                 own = range(start, stop) if split.minibatch else rows
                 columns.append(Column(handle, own, split.axis, (self.number, position)))
             elif isinstance(handle, Composite):
-                columns.append(Column(handle.open(here.store)))
+                columns.append(Column(handle.open(state.store)))
             else:
-                columns.append(Column(self._whole(here, handle)))
+                columns.append(Column(self._whole(state, handle)))
         if replica.window is not None:
-            n_rows, bounds = self._window(here, replica.window, columns)
+            n_rows, bounds = self._window(state, replica.window, columns)
             columns.extend(bounds)
         if replica.sliceable:
-            sliceable = [self._sliceable(here, number) for number in replica.sliceable]
+            sliceable = [self._sliceable(state, number) for number in replica.sliceable]
             n_own = max(len(column.rows) for column in sliceable)  # type: ignore[arg-type]  # not None
             if replica.has_collectives and not n_own:
                 sliceable = [column.of_last_row() for column in sliceable]
@@ -283,45 +289,47 @@ class CallFunction(Command):
         """Return the number of rows on which the function is computed, the largest of all slices."""
         return -(-n_rows // self.num_slices)
 
-    def _sliceable(self, here: Here, number: int) -> Column:
+    def _sliceable(self, state: RankState, number: int) -> Column:
         """Return the column of a sliceable shared variable."""
-        array = usable(here.engine.storage(here.shareds[number]))
-        own = select(self._batch_s(here), len(array), "batch_s")[: self.most.by_rank]
+        array = usable(state.engine.storage(state.shareds[number]))
+        own = select(self._batch_s(state), len(array), "batch_s")[: self.most.by_rank]
         return Column(array, own, 0, (self.number, "shared", number))
 
-    def _window(self, here: Here, window: Window, columns: Sequence[Column]) -> tuple[int, list[Bound]]:
+    def _window(
+        self, state: RankState, window: Window, columns: Sequence[Column]
+    ) -> tuple[int, list[Bound]]:
         """Return the number of rows of this rank in the window, and the columns of its bounds."""
         arguments = [column.source for column in columns]
         most = self.most.together
         if most is None:
             n_rows = None if self.rows is None else len(self.rows)
-            self._n_all = window.length(here.engine, arguments, n_rows)
+            self._n_all = window.length(state.engine, arguments, n_rows)
         else:
-            self._n_all = min(window.length(here.engine, arguments), most)
-        start, stop = self._share(here, self._n_all)
+            self._n_all = min(window.length(state.engine, arguments), most)
+        start, stop = self._share(state, self._n_all)
         rows = range(start if start < stop else max(stop - 1, 0), stop)
         return stop - start, [Bound(rows, 0), Bound(rows, 1)]
 
-    def _send(self, here: Here, replica: Replica, values: Sequence[Any]) -> list[Any]:
+    def _send(self, state: RankState, replica: Replica, values: Sequence[Any]) -> list[Any]:
         """Return the outputs in the form in which they are sent to the master."""
         modes = replica.output_modes if self.subset is None else self.chosen(replica.output_modes)
-        if here.comm.reduces_in_place and self._all_have_rows(here, replica):
+        if state.comm.reduces_in_place and self._all_have_rows(state, replica):
             indices = self.chosen(range(len(replica.output_modes)))
-            values = reduce_in_place(here, modes, values, indices, here.rows[self.number])
+            values = reduce_in_place(state, modes, values, indices, state.rows[self.number])
         packed = []  # faster than a comprehension for a few items
         for mode, value in zip(modes, values):
-            packed.append(pack(here, mode, value))
+            packed.append(pack(state, mode, value))
         return packed
 
     def chosen(self, items: Sequence[Any]) -> Sequence[Any]:
         """Return the items for the outputs that are computed."""
         return items if self.subset is None else [items[index] for index in self.subset]
 
-    def _all_have_rows(self, here: Here, replica: Replica) -> bool:
+    def _all_have_rows(self, state: RankState, replica: Replica) -> bool:
         """Whether it is certain, without communication, that every rank has rows."""
         if self.rows is None:
             return not replica.sliceable and replica.window is None
-        return len(self.rows) >= here.size
+        return len(self.rows) >= state.size
 
 
 _ARGUMENTS = ("number", "handles", "splits", "rows", "batch_s", "num_slices", "subset", "most")

@@ -21,10 +21,10 @@ from synkhronos._errors import warn
 from synkhronos._typing import SharedVariable
 from synkhronos.arithmetic.comparison import checksum, sample
 from synkhronos.arrays.data import as_data
-from synkhronos.functions.agreement import agreement_of, labels
+from synkhronos.functions.replica_tracker import labels, replica_tracker_of
 from synkhronos.host.log import logger
-from synkhronos.stores.required_rows import Need
-from synkhronos.world.here import Command, Here
+from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World
 
 if TYPE_CHECKING:
@@ -56,18 +56,18 @@ class Carry(Command):
     ) -> None:
         self.handles, self.states, self.objects = handles, states, objects
 
-    def needs(self, ranks: range, size: int) -> list[Need]:
-        return [Need(handle) for handle in self.handles.values()]
+    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
+        return [RequiredRows(handle) for handle in self.handles.values()]
 
-    def run(self, here: Here) -> None:
-        if here.is_master:
+    def run(self, state: RankState) -> None:
+        if state.is_master:
             return
         for number, handle in self.handles.items():
-            here.engine.write(here.shareds[number], here.store.get(handle))
+            state.engine.write(state.shareds[number], state.store.get(handle))
         for number, value in [*self.states.items(), *self.objects.items()]:
-            here.engine.store(here.shareds[number], value)
+            state.engine.store(state.shareds[number], value)
         for number in self.states:
-            here.engine.jump(here.shareds[number], here.stream_index)
+            state.engine.jump(state.shareds[number], state.stream_index)
 
 
 class _Contents:
@@ -130,10 +130,10 @@ class Changes:
 
     def begin(self, world: World, numbers: Iterable[int]) -> None:
         """Notice from now on when the script changes some variables, which all ranks have now."""
-        self._reference, engine = weakref.ref(world), world.here.engine
+        self._reference, engine = weakref.ref(world), world.rank_state.engine
         for number in numbers:
             notify = functools.partial(_notice, self._reference, number)
-            engine.notice_changes(world.here.shareds[number], notify)
+            engine.notice_changes(world.rank_state.shareds[number], notify)
         self.look(numbers)
 
     def close(self) -> None:
@@ -141,8 +141,8 @@ class Changes:
         world = self._reference()
         if world is not None:
             world.surround_commands(None, None)
-            for shared in world.here.shareds.values():
-                world.here.engine.notice_changes(shared, None)
+            for shared in world.rank_state.shareds.values():
+                world.rank_state.engine.notice_changes(shared, None)
 
     def renew(self) -> None:
         """Forget all changes: new workers have the values of the master."""
@@ -157,12 +157,12 @@ class Changes:
 
     def changed(self, numbers: Iterable[int]) -> None:
         """Record that the script has changed variables on the master."""
-        agreement_of(self._world).changed.update(numbers)
+        replica_tracker_of(self._world).changed.update(numbers)
         self._continue()
 
     def notice(self, number: int, how: str) -> None:
         """Record that the script has changed a variable, or may be about to."""
-        world, agreement = self._world, agreement_of(self._world)
+        world, agreement = self._world, replica_tracker_of(self._world)
         if world.in_program:
             # The other ranks may do the same. Variables that are meant to be equal are compared later.
             apart = agreement.carried | agreement.incomparable | agreement.sliceable
@@ -175,16 +175,16 @@ class Changes:
 
     def _notice_read(self, number: int) -> None:
         """Record the contents of an array before the script gets it."""
-        world, agreement = self._world, agreement_of(self._world)
+        world, agreement = self._world, replica_tracker_of(self._world)
         array, contents = self._array(number), self._contents.get(number)
         if agreement.to_carry([number]) & agreement.objects:  # whose contents cannot be compared
             self.changed([number])
         if array is None or number in agreement.changed:
             return
-        if contents is None and array in world.here.store:
+        if contents is None and array in world.rank_state.store:
             # References to it, and to views of it, could not be counted.
             array = array.copy()
-            world.here.engine.store(world.here.shareds[number], array)
+            world.rank_state.engine.store(world.rank_state.shareds[number], array)
         if contents is not None and not contents.in_full and contents.changed_part(array) is not None:
             agreement.changed.add(number)
         if contents is None or not contents.in_full:
@@ -197,37 +197,37 @@ class Changes:
     def _array(self, number: int) -> np.ndarray | None:
         """Return the array of a variable, if it is a tensor in the memory of the process."""
         world = self._world
-        if number not in world.here.shareds or number in agreement_of(world).incomparable:
+        if number not in world.rank_state.shareds or number in replica_tracker_of(world).incomparable:
             return None
-        array = world.here.engine.storage(world.here.shareds[number])
+        array = world.rank_state.engine.storage(world.rank_state.shareds[number])
         return array if isinstance(array, np.ndarray) else None
 
     def _is_borrowed(self, number: int) -> bool:
         array = self._array(number)
-        if array is None or array in self._world.here.store:
+        if array is None or array in self._world.rank_state.store:
             return False
         del array  # it would count as the script's
-        return self._world.here.engine.is_borrowed(self._world.here.shareds[number])
+        return self._world.rank_state.engine.is_borrowed(self._world.rank_state.shareds[number])
 
     def look(self, numbers: Iterable[int]) -> None:
         """Record the contents of the arrays of those variables to which the script has a reference."""
         for number in numbers:
             self._contents.pop(number, None)
             if self._is_borrowed(number):
-                in_full = number not in agreement_of(self._world).updaters
+                in_full = number not in replica_tracker_of(self._world).updaters
                 self._contents[number] = _Contents(self._array(number), in_full)  # type: ignore[arg-type]
         self._continue()
 
     def _continue(self) -> None:
         world = self._world
-        is_due = self._contents or agreement_of(world).changed
+        is_due = self._contents or replica_tracker_of(world).changed
         world.surround_commands(
             self.settle if is_due else None, self._look_again if self._contents else None
         )
 
     def _look_again(self) -> None:
         """Record the contents of arrays that a command may have changed."""
-        updaters = agreement_of(self._world).updaters
+        updaters = replica_tracker_of(self._world).updaters
         self.look(
             [
                 number
@@ -238,8 +238,8 @@ class Changes:
 
     def settle(self) -> None:
         """Send what the script has changed to all ranks, or have the next call warn of it."""
-        world, agreement = self._world, agreement_of(self._world)
-        late, kept = set(), dict(world.here.shareds)  # so that Python frees none meanwhile
+        world, agreement = self._world, replica_tracker_of(self._world)
+        late, kept = set(), dict(world.rank_state.shareds)  # so that Python frees none meanwhile
         self.forget(self._contents.keys() - kept.keys())
         agreement.changed.intersection_update(kept)
         for number, contents in list(self._contents.items()):
@@ -268,13 +268,15 @@ class Changes:
             )
 
     def _carry(self, numbers: Sequence[int]) -> None:
-        world, agreement = self._world, agreement_of(self._world)
-        values = {one: world.here.engine.storage(world.here.shareds[one]) for one in numbers}
+        world, agreement = self._world, replica_tracker_of(self._world)
+        values = {one: world.rank_state.engine.storage(world.rank_state.shareds[one]) for one in numbers}
         states = {one: values.pop(one) for one in numbers if one in agreement.streams}
         objects = {
             one: values.pop(one) for one in [*values] if one in agreement.objects or values[one] is None
         }
-        datas = {one: as_data(world, world.here.engine.to_host(value)) for one, value in values.items()}
+        datas = {
+            one: as_data(world, world.rank_state.engine.to_host(value)) for one, value in values.items()
+        }
         values.clear()  # references would count as the script's
         if not self._is_logged:
             self._is_logged = True
@@ -305,6 +307,6 @@ def carry(world: World, shareds: Iterable[SharedVariable], own: Iterable[SharedV
         Those of which each rank keeps its own value.
     """
     if world.size > 1:
-        agreement, numbers = agreement_of(world), world.registry.numbers
+        agreement, numbers = replica_tracker_of(world), world.registry.numbers
         agreement.carried.update(numbers[one] for one in shareds)
         agreement.own.update(numbers[one] for one in own)

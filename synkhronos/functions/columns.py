@@ -8,7 +8,7 @@ import numpy as np
 
 from synkhronos._typing import Rows
 from synkhronos.arithmetic.partition import share
-from synkhronos.world.here import Here
+from synkhronos.world.rank_state import RankState
 
 
 def share_or_last(n_rows: int, size: int, index: int) -> tuple[int, int]:
@@ -35,7 +35,7 @@ class Split(NamedTuple):
     minibatch: bool
 
 
-class Most(NamedTuple):
+class RowLimit(NamedTuple):
     """A limit for rows whose number only the ranks know: rows in a window, and sliceable rows.
 
     Attributes
@@ -48,7 +48,7 @@ class Most(NamedTuple):
     by_rank: int | None = None
 
 
-NO_LIMIT = Most()
+NO_LIMIT = RowLimit()
 
 
 class Column(NamedTuple):
@@ -83,11 +83,11 @@ class Column(NamedTuple):
         start, stop = share_or_last(len(self.rows), n_slices, index)
         return self._replace(rows=self.rows[start:stop])
 
-    def take(self, here: Here) -> Any:
+    def take(self, state: RankState) -> Any:
         """Return the argument of the compiled function."""
         if self.rows is None:
             return self.source
-        return here.take(self.key, self.source, self.rows, self.axis)
+        return state.take(self.key, self.source, self.rows, self.axis)
 
 
 class Bound(NamedTuple):
@@ -100,5 +100,5 @@ class Bound(NamedTuple):
         start, stop = share_or_last(len(self.rows), n_slices, index)
         return self._replace(rows=self.rows[start:stop])
 
-    def take(self, here: Here) -> np.ndarray:
+    def take(self, state: RankState) -> np.ndarray:
         return np.array(self.rows.stop if self.end else self.rows.start)

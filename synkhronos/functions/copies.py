@@ -7,14 +7,14 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple
 from synkhronos._errors import SynkhronosError
 from synkhronos._typing import Compiled, SharedVariable
 from synkhronos.engines.swap_argument import check_swap
-from synkhronos.functions.agreement import agreement_of, labels
 from synkhronos.functions.changes import Changes
 from synkhronos.functions.compiling import compiling
 from synkhronos.functions.replica import Replica
+from synkhronos.functions.replica_tracker import labels, replica_tracker_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.functions.signature import Input
 from synkhronos.functions.window import Window
-from synkhronos.world.here import Command, Here
+from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World
 
 
@@ -79,7 +79,7 @@ class Parts(NamedTuple):
 
 def parts_of(world: World, function: Any) -> Parts:
     """Return the parts of a function."""
-    engine, shareds, replica = world.here.engine, world.here.shareds, function.replica
+    engine, shareds, replica = world.rank_state.engine, world.rank_state.shareds, function.replica
     return Parts(
         function.name,
         replica._replace(
@@ -104,7 +104,7 @@ def _with_lengths(window: Window | None, convert: Callable[[Any], Any]) -> Windo
 
 def replica_of(world: World, parts: Parts) -> Replica:
     """Return the master's replica of a new function, with a new number."""
-    engine, register, replica = world.here.engine, world.registry.add_shared, parts.replica
+    engine, register, replica = world.rank_state.engine, world.registry.add_shared, parts.replica
     compiled = engine.from_parts(replica.compiled)
     for shared in engine.shareds(compiled):
         register(shared)
@@ -127,7 +127,7 @@ def swapped(
     profile: Any,
 ) -> Parts:
     """Return the parts of a function with other shared variables, and perhaps without updates."""
-    engine, parts = world.here.engine, parts_of(world, function)
+    engine, parts = world.rank_state.engine, parts_of(world, function)
     replica = parts.replica
     name = name or f"{function.name} copy"
 
@@ -152,12 +152,12 @@ def checked_swap(world: World, function: Any, swap: Any) -> dict[SharedVariable,
     """Return the argument `swap` of a copy of a function as a dict, or raise an error."""
     own = function.get_shared()
     names = labels(world, [world.registry.numbers[one] for one in own])
-    return check_swap(swap, repr(function), own, names, world.here.engine.is_shared)
+    return check_swap(swap, repr(function), own, names, world.rank_state.engine.is_shared)
 
 
 def check_one_value(world: World, function: Any) -> None:
     """Raise if other ranks have other values on purpose, as a pickle has the values of the master."""
-    agreement, numbers = agreement_of(world), world.registry.numbers
+    agreement, numbers = replica_tracker_of(world), world.registry.numbers
     apart = [numbers[one] for one in function.get_shared()]
     apart = [one for one in apart if one in agreement.scattered | agreement.assigned]
     if apart:
@@ -180,10 +180,10 @@ class Duplicate(Command):
     def __init__(self, numbers: Mapping[int, int]) -> None:
         self.numbers = numbers
 
-    def run(self, here: Here) -> None:
-        if not here.is_master:
+    def run(self, state: RankState) -> None:
+        if not state.is_master:
             for number, new in self.numbers.items():
-                here.shareds[new] = here.engine.duplicate(here.shareds[number])
+                state.shareds[new] = state.engine.duplicate(state.shareds[number])
 
 
 def duplicate_replicas(world: World, pairs: Iterable[tuple[SharedVariable, SharedVariable]]) -> None:
@@ -200,6 +200,6 @@ def duplicate_replicas(world: World, pairs: Iterable[tuple[SharedVariable, Share
         world.run(Duplicate(numbers))
         registry.mark_replicated(list(numbers.values()))
         world.part(Changes).begin(world, list(numbers.values()))
-    agreement = agreement_of(world)
+    agreement = replica_tracker_of(world)
     for group in (agreement.scattered, agreement.assigned):
         group.update([numbers[number] for number in group.intersection(numbers)])

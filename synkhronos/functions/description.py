@@ -19,7 +19,7 @@ def describe(function: Any) -> list[tuple[str, str, str, str]]:
     """
     if function._world is None:
         return [("a copy", "", "", "cannot be called")]
-    replica, shareds = function.replica, function._world.here.shareds
+    replica, shareds = function.replica, function._world.rank_state.shareds
     rows = []
     for one in function.inputs:
         rows.append(("input", one.name or str(one.variable), _type(one.type), _split(one)))

@@ -14,7 +14,7 @@ from synkhronos.functions import arguments, outputs
 from synkhronos.functions.call_plan import CallPlan
 from synkhronos.functions.changes import Changes
 from synkhronos.functions.comparing.serial_comparison import Comparison, check_call
-from synkhronos.functions.comparing.watch import Audit, Watch, watch
+from synkhronos.functions.comparing.watch import DivergenceCheck, DivergenceWarner, watch
 from synkhronos.functions.copies import (
     Parts,
     Specification,
@@ -30,8 +30,8 @@ from synkhronos.functions.description import describe
 from synkhronos.functions.replica import Replica, serial_arguments
 from synkhronos.functions.replicate import Sending, check_sent, replicate
 from synkhronos.functions.signature import Input, Output
-from synkhronos.world.here import Command
-from synkhronos.world.turn import Turn, takes_turn
+from synkhronos.world.call_lock import CallLock, takes_call_lock
+from synkhronos.world.rank_state import Command
 from synkhronos.world.world import World, current_world, world_exists
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class Function:
     _world: World | None = None  # in a copy for programs
     _specification: Specification | None = None
     plan: CallPlan | None = None  # of the last call, if it had no options but a batch
-    watch: Watch | Audit | None = None  # `watcher`, if it observes the next call
-    watcher: Watch | Audit | None = None
+    watch: DivergenceWarner | DivergenceCheck | None = None  # `watcher`, if it observes the next call
+    watcher: DivergenceWarner | DivergenceCheck | None = None
     verification: Verification | None = None  # of the first calls
     analysis: Analysis | None = None  # of the graph, when it is first needed
     reduced: dict[int, str] = {}  # the operations by which a step reduces variables after a call
@@ -125,7 +125,7 @@ class Function:
 
     def get_shared(self) -> list[SharedVariable]:
         """Return a list of the shared variables that the function reads or updates."""
-        engine = (self._world or self._usable_world()).here.engine
+        engine = (self._world or self._usable_world()).rank_state.engine
         return [*engine.shareds(self.replica.compiled), *self.sliceable]
 
     # Calling
@@ -203,7 +203,7 @@ class Function:
                 num_slices=num_slices, **inputs_by_name,
             )  # fmt: skip
             return hooks.run(world, self.name or "", self.replica.number, call)
-        with world.turn:
+        with world.call_lock:
             if world.before_command is not None:
                 world.before_command()
             last = self.plan
@@ -248,9 +248,9 @@ class Function:
         return outputs.in_form(self, values, subset)
 
     @property
-    def turn(self) -> Turn:
+    def call_lock(self) -> CallLock:
         """The turn that calls of this function take."""
-        return self._usable_world().turn
+        return self._usable_world().call_lock
 
     def forget_plan(self) -> None:
         """Discard the plan of the last call, whose rows were checked for the former number of ranks."""
@@ -274,7 +274,7 @@ class Function:
         world.check_usable()
         return world
 
-    @takes_turn
+    @takes_call_lock
     def check(
         self,
         /,
@@ -356,7 +356,7 @@ class Function:
 
     # The master alone
 
-    @takes_turn
+    @takes_call_lock
     def as_theano(
         self,
         /,
@@ -389,7 +389,7 @@ class Function:
         if output_subset is not None:
             output_subset = arguments.check_subset(self, output_subset)
         values = arguments.match(world, self, args, inputs_by_name)
-        engine, replica = world.here.engine, self.replica
+        engine, replica = world.rank_state.engine, self.replica
         rows = [engine.storage(shared) for shared in self.sliceable]
         given = serial_arguments(engine, replica, arguments.whole(values), rows)
         computed = engine.call(replica.compiled, given, output_subset)
@@ -573,8 +573,8 @@ class Function:
         if world.is_recording:
             raise RuntimeError("copy.deepcopy(): not inside a fuse() block; call it before or after")
         shareds = self.get_shared()
-        parts = world.here.engine.deepcopy(parts_of(world, self), memo)
-        copies = world.here.engine.deepcopy(shareds, memo)
+        parts = world.rank_state.engine.deepcopy(parts_of(world, self), memo)
+        copies = world.rank_state.engine.deepcopy(shareds, memo)
         duplicate_replicas(world, zip(shareds, copies))
         made = self.from_parts(parts)
         rebind(world, [(old.variable, new.variable) for old, new in zip(self.inputs, made.inputs)])
@@ -653,6 +653,6 @@ class Function:
 
 #: Used by the package itself; not shown by completion.
 _INTERNAL = set(
-    "analysis copy_of forget_plan from_parts plan reduced specification turn verification watch "
+    "analysis copy_of forget_plan from_parts plan reduced specification call_lock verification watch "
     "watcher".split()
 )

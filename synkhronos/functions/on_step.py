@@ -20,7 +20,7 @@ from synkhronos.world.world import World, current_world
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from synkhronos.world.here import Command
+    from synkhronos.world.rank_state import Command
 
 
 class StepReport(NamedTuple):
@@ -126,11 +126,11 @@ class Hooks:
         thread, seen = get_ident(), []
         self._busy.add(thread)
         try:
-            with world.turn, world.observed(lambda *one: seen.append(one)):
+            with world.call_lock, world.observed(lambda *one: seen.append(one)):
                 began = time.perf_counter()
                 outputs = call()
                 seconds = time.perf_counter() - began
-            self._report(name, seconds, _rows_in(seen, world.here.functions[number]), outputs)
+            self._report(name, seconds, _rows_in(seen, world.rank_state.functions[number]), outputs)
         finally:
             self._busy.discard(thread)
         return outputs

@@ -89,7 +89,7 @@ def _of_ranks(
     if any([value is NO_ARRAY for value in values]):
         check_all_are_none(function, index, [value is NO_ARRAY for value in values], active)
         return None
-    values = [unpack(world.here, value) for value in values]
+    values = [unpack(world.rank_state, value) for value in values]
     return _combine(function, index, values, weights, active, world.master_rank)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from synkhronos.stores.handle import Handle
-from synkhronos.world.here import Here
+from synkhronos.world.rank_state import RankState
 
 _SMALL = 4096  # bytes
 
@@ -45,30 +45,30 @@ NO_ARRAY = _Named("NO_ARRAY")
 REDUCED = _Named("REDUCED")
 
 
-def pack(here: Here, mode: str | None, value: Any) -> Any:
+def pack(state: RankState, mode: str | None, value: Any) -> Any:
     """Return an output of this rank as it is sent; None if there is nothing to send."""
     if value is REDUCED:
         return None
     if mode is None:
-        return here.engine.to_host(value) if here.is_master else None
+        return state.engine.to_host(value) if state.is_master else None
     if value is None:
         return NO_ARRAY
     if value.ndim == 0 and value.dtype.kind == "f":
         return value.item()
-    if here.is_master:
-        return here.engine.to_host(value)
+    if state.is_master:
+        return state.engine.to_host(value)
     if value.size * value.dtype.itemsize > _SMALL:
-        return here.send(value)
-    array = here.engine.to_host(value)
+        return state.send(value)
+    array = state.engine.to_host(value)
     return array.dtype.str, array.shape, array.tobytes()
 
 
-def unpack(here: Here, packed: Any) -> Any:
+def unpack(state: RankState, packed: Any) -> Any:
     """Return an output as the rank computed it: an array, which may be read-only, or a number."""
     if type(packed) is tuple:
         dtype, shape, data = packed
         return np.ndarray(shape, dtype, data)
-    return here.store.get(packed) if isinstance(packed, Handle) else packed
+    return state.store.get(packed) if isinstance(packed, Handle) else packed
 
 
 def shape_of(packed: Any) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from synkhronos._typing import Array
 from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.functions.stages import Stages
-from synkhronos.world.here import Here
+from synkhronos.world.rank_state import RankState
 
 if TYPE_CHECKING:
     from synkhronos.arithmetic.operations import Operation
@@ -92,17 +92,17 @@ class GraphPeers:
 
     size = 0  # for Theano's NanGuardMode: there are no numbers in it
 
-    def __init__(self, here: Here, function: int) -> None:
-        self._here, self._function, self.weight, self.is_whole = here, function, 0, True
+    def __init__(self, state: RankState, function: int) -> None:
+        self._rank_state, self._function, self.weight, self.is_whole = state, function, 0, True
         self._headers: dict[_Place, bytes] = {}
-        self._stages = Stages(here.store, here.transport.communicator())  # for large arrays
+        self._stages = Stages(state.store, state.transport.communicator())  # for large arrays
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphPeers:
         return self  # Theano's DebugMode copies all values
 
     @property
     def is_master(self) -> bool:
-        return self._here.is_master
+        return self._rank_state.is_master
 
     def all_reduce(self, array: Array, op: str, number: int | None) -> Array:
         """See `synkhronos.engines.base.Peers`."""
@@ -114,7 +114,7 @@ class GraphPeers:
         total = self._reduce(items, array, op)
         if not self.weight:
             return self._new(np.zeros((n_rows, *array.shape[1:]), array.dtype), array)
-        start = sum(one.n_rows for one in items[: self._here.rank] if one.weight)
+        start = sum(one.n_rows for one in items[: self._rank_state.rank] if one.weight)
         return total[start : start + n_rows].copy()
 
     def all_gather(self, array: Array, number: int | None) -> Array:
@@ -129,19 +129,19 @@ class GraphPeers:
             return self._new(np.concatenate(values or [items[0].value[:0]]), array)
         gathered = self._on_copy(lambda own, comm: comm.all_gather([own])[0], number, array)
         chosen = [value for value, one in zip(gathered, items) if one.weight]
-        return self._here.engine.arithmetic.concatenate(chosen)
+        return self._rank_state.engine.arithmetic.concatenate(chosen)
 
     def broadcast(self, array: Array, number: int | None) -> Array:
         """See `synkhronos.engines.base.Peers`."""
-        items, root = self._meet("broadcast", number, array), self._here.master_rank
+        items, root = self._meet("broadcast", number, array), self._rank_state.master_rank
         if _all_are_sent(items):
             return self._new(np.array(items[root].value), array)
         return self._on_copy(lambda own, comm: comm.broadcast([own], root)[0], number, array)
 
     def start(self, array: Array, buckets: Buckets, number: int) -> None:
         """See `synkhronos.engines.base.Peers`."""
-        if self.is_whole and self._here.ahead is not None:
-            self._here.ahead.start(buckets, number, array, self.weight, self._function)
+        if self.is_whole and self._rank_state.overlap is not None:
+            self._rank_state.overlap.start(buckets, number, array, self.weight, self._function)
 
     def zeros_like(self, array: Array) -> Array:
         """See `synkhronos.engines.base.Peers`."""
@@ -157,9 +157,9 @@ class GraphPeers:
             header = self._headers[own] = pickle.dumps(tuple(own), pickle.HIGHEST_PROTOCOL)
         content, length = b"", array.size * array.dtype.itemsize
         if length <= _SMALL:
-            content = np.asarray(self._here.engine.to_host(array)).tobytes()
+            content = np.asarray(self._rank_state.engine.to_host(array)).tobytes()
         numbers = _NUMBERS.pack(len(header), self.weight, n_rows)
-        told = self._here.transport.exchange(numbers + header + content)
+        told = self._rank_state.transport.exchange(numbers + header + content)
         items = [self._read(item, own, header) for item in told]
         if not all([one.place.is_at(own) for one in items]):
             listed = "; ".join(f"rank {rank}: {one.place.text()}" for rank, one in enumerate(items))
@@ -198,10 +198,10 @@ class GraphPeers:
             active = [(one.value, weight) for one, weight in zip(items, weights) if weight]
             result = self._new(operation.reduce(*zip(*active)), array)
         else:
-            weight = weights[self._here.rank]
+            weight = weights[self._rank_state.rank]
             result = self._reduce_large(items[0].place.number, array, operation, weight)
         if factor != 1:
-            result = self._here.engine.arithmetic.multiply(result, factor)
+            result = self._rank_state.engine.arithmetic.multiply(result, factor)
         return result
 
     def _reduce_large(
@@ -221,7 +221,7 @@ class GraphPeers:
     ) -> Array:
         """Return the result of a collective on a copy of an array; NumPy arrays use a stage."""
         if not isinstance(array, np.ndarray):
-            return collective(array.copy("C"), self._here.comm)
+            return collective(array.copy("C"), self._rank_state.comm)
         stage = self._stages.take(number, array)
         stage.array[...] = array
         result = collective(stage.array, stage.comm)
@@ -229,7 +229,7 @@ class GraphPeers:
 
     def _new(self, value: np.ndarray, like: Array) -> Array:
         """Return a NumPy array converted to the type of another array."""
-        return value if isinstance(like, np.ndarray) else self._here.engine.to_device(value)
+        return value if isinstance(like, np.ndarray) else self._rank_state.engine.to_device(value)
 
 
 def _plain(op: str, weights: Sequence[int], own: int) -> tuple[str, float, bool]:

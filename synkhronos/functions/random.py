@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.changes import Carry
-from synkhronos.world.entry import in_turn
+from synkhronos.functions.replica_tracker import replica_tracker_of
+from synkhronos.world.entry import with_call_lock
 from synkhronos.world.world import current_world
 
 
-@in_turn
+@with_call_lock
 def reseed(streams: Any, seed: int | None = None) -> None:
     """Seed random streams on every rank, as ``streams.seed(seed)`` does on the master.
 
@@ -54,15 +54,15 @@ def reseed(streams: Any, seed: int | None = None) -> None:
         raise RuntimeError("reseed(): call it before or after the fuse() block, not inside")
     if isinstance(seed, (bool, float, str)):
         raise TypeError(f"reseed: seed: expected an int, or None, got {seed!r}")
-    here = world.here
-    seeded = here.engine.seed(streams, seed)
+    state = world.rank_state
+    seeded = state.engine.seed(streams, seed)
     # Streams that are not replicated yet will be replicated with the master's new states.
     registry = world.registry
     states = {
-        registry.numbers[shared]: here.engine.storage(shared)
+        registry.numbers[shared]: state.engine.storage(shared)
         for shared in seeded
         if registry.numbers.get(shared, registry.replicated) < registry.replicated
     }
     if states:
-        agreement_of(world).restored(states)
+        replica_tracker_of(world).restored(states)
         world.run(Carry({}, states, {}))

@@ -7,11 +7,15 @@ from typing import Any, Sequence
 from synkhronos._errors import MissingRankError
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.functions.packed import REDUCED
-from synkhronos.world.here import Here
+from synkhronos.world.rank_state import RankState
 
 
 def reduce_in_place(
-    here: Here, modes: Sequence[str | None], values: Sequence[Any], indices: Sequence[int], n_rows: int
+    state: RankState,
+    modes: Sequence[str | None],
+    values: Sequence[Any],
+    indices: Sequence[int],
+    n_rows: int,
 ) -> list[Any]:
     """Reduce the values that the communicator supports; only the master keeps the results.
 
@@ -32,37 +36,37 @@ def reduce_in_place(
         If an output is None on this rank, or so small on others that they do not reduce it here.
     """
     values = list(values)
-    _check_arrays(here, modes, values, indices)
+    _check_arrays(state, modes, values, indices)
     for op in OPERATIONS:
         chosen = [
             position
             for position, (mode, value) in enumerate(zip(modes, values))
-            if mode == op and here.comm.takes(value)
+            if mode == op and state.comm.takes(value)
         ]
         if not chosen:
             continue
         arrays = [values[position] for position in chosen]
         try:
-            reduced = here.comm.reduce(arrays, op, here.master_rank, n_rows)
+            reduced = state.comm.reduce(arrays, op, state.master_rank, n_rows)
         except MissingRankError as error:
             shapes = [f"output {indices[one]} {values[one].shape}" for one in chosen]
             raise ValueError(
                 f"{op}: outputs cannot be combined, as their shapes differ between the ranks: on rank "
-                f"{here.rank}, {', '.join(shapes)}; on another rank, one of them is much smaller"
+                f"{state.rank}, {', '.join(shapes)}; on another rank, one of them is much smaller"
             ) from error
         for position, value in zip(chosen, reduced):
-            values[position] = value if here.is_master else REDUCED
+            values[position] = value if state.is_master else REDUCED
     return values
 
 
 def _check_arrays(
-    here: Here, modes: Sequence[str | None], values: Sequence[Any], indices: Sequence[int]
+    state: RankState, modes: Sequence[str | None], values: Sequence[Any], indices: Sequence[int]
 ) -> None:
     """Raise if an operation has returned None, as the other ranks may have an array to reduce."""
     for index, mode, value in zip(indices, modes, values):
         if value is None and mode in OPERATIONS:
             raise ValueError(
-                f"output {index} is None on rank {here.rank}, and cannot be reduced by {mode!r}: an "
+                f"output {index} is None on rank {state.rank}, and cannot be reduced by {mode!r}: an "
                 f"operation of its graph returns no array for some rows; have it return one for any "
                 f"rows"
             )

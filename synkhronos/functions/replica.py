@@ -10,9 +10,9 @@ import numpy as np
 
 from synkhronos._typing import Compiled, SharedVariable
 from synkhronos.arithmetic.conversion import usable
-from synkhronos.engines.base import Engine, Fixed
+from synkhronos.engines.base import Engine, HardcodedRowCount
 from synkhronos.functions.window import Window
-from synkhronos.world.here import Here
+from synkhronos.world.rank_state import RankState
 
 
 class Replica(NamedTuple):
@@ -58,7 +58,7 @@ class Replica(NamedTuple):
     has_collectives: bool = False
     uses_master: bool = False
     joint: frozenset[int] = frozenset()
-    fixed: Sequence[Fixed] = ()
+    fixed: Sequence[HardcodedRowCount] = ()
 
 
 def serial_arguments(
@@ -81,9 +81,9 @@ def serial_arguments(
 
 
 @contextlib.contextmanager
-def on_copies(here: Here, shareds: Sequence[SharedVariable]) -> Iterator[None]:
+def on_copies(state: RankState, shareds: Sequence[SharedVariable]) -> Iterator[None]:
     """Let shared variables hold copies of their values inside the block, and the originals after it."""
-    engine = here.engine
+    engine = state.engine
     olds = [engine.storage(shared) for shared in shareds]
     try:
         for shared, old in zip(shareds, olds):

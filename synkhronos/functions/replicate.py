@@ -17,14 +17,14 @@ import numpy as np
 from synkhronos._errors import SynkhronosError, WorkerError
 from synkhronos.functions.changes import Changes
 from synkhronos.host import heap
-from synkhronos.host.handler_errors import pass_on
+from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
 from synkhronos.stores.handle import Handle
-from synkhronos.stores.required_rows import Need
+from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.world import generators
-from synkhronos.world.entry import in_turn
-from synkhronos.world.here import Command, Here
+from synkhronos.world.entry import with_call_lock
+from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World, current_world
 
 if TYPE_CHECKING:
@@ -67,20 +67,20 @@ class Replicate(Command):
         self.streams = streams
         self.fingerprints = fingerprints
 
-    def needs(self, ranks: range, size: int) -> list[Need]:
-        return [] if self.payload is None else [Need(self.payload)]
+    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
+        return [] if self.payload is None else [RequiredRows(self.payload)]
 
-    def run(self, here: Here) -> None:
-        if self.payload is not None and not here.is_master:
-            replicas, shareds = here.engine.loads(here.store.get(self.payload), here.shareds)
-            here.functions.update((replica.number, replica) for replica in replicas)
-            here.shareds.update(shareds)
+    def run(self, state: RankState) -> None:
+        if self.payload is not None and not state.is_master:
+            replicas, shareds = state.engine.loads(state.store.get(self.payload), state.shareds)
+            state.functions.update((replica.number, replica) for replica in replicas)
+            state.shareds.update(shareds)
             heap.trim()
-        if here.stream_index:
+        if state.stream_index:
             for number in self.streams:
-                here.engine.jump(here.shareds[number], here.stream_index)
+                state.engine.jump(state.shareds[number], state.stream_index)
         if self.fingerprints is not None:
-            generators.seed_worker(here, self.fingerprints)
+            generators.seed_worker(state, self.fingerprints)
 
 
 def replicate(world: World) -> None:
@@ -92,7 +92,7 @@ def replicate(world: World) -> None:
 
 
 def _replicate(world: World) -> None:
-    here, registry = world.here, world.registry
+    state, registry = world.rank_state, world.registry
     functions, shareds = registry.new_functions(), registry.new_shareds()
     if world.started and not functions and not shareds:
         return
@@ -100,7 +100,7 @@ def _replicate(world: World) -> None:
     streams = {
         registry.numbers[shared]
         for replica in replicas
-        for shared in here.engine.random_streams(replica.compiled)
+        for shared in state.engine.random_streams(replica.compiled)
     }
     new = sorted(streams & shareds.keys())
     if world.started and world.size > 1:
@@ -136,7 +136,7 @@ def _send(
             if not _find_unloadable(world, replicas, known):
                 raise
             _send_pickle(world, replicas, shareds, known, streams)
-    world.here.engine.after_replication()
+    world.rank_state.engine.after_replication()
 
 
 def _send_pickle(
@@ -154,7 +154,7 @@ def _send_pickle(
 @contextlib.contextmanager
 def _stored(world: World, pickled: Buffer) -> Iterator[Handle]:
     """Yield a handle to a copy of a pickle in the store, whose memory is returned after the block."""
-    store = world.here.store
+    store = world.rank_state.store
     payload = store.put(np.frombuffer(pickled, np.uint8))
     del pickled
     try:
@@ -171,7 +171,7 @@ def _pickle(
     known: Mapping[SharedVariable, int],
 ) -> Buffer:
     """Return a pickle of replicas and shared variables, without replicas that cannot be sent."""
-    engine, unsent = world.here.engine, world.registry.unsent
+    engine, unsent = world.rank_state.engine, world.registry.unsent
 
     def sent() -> list[Replica]:
         return [replica for replica in replicas if replica.number not in unsent]
@@ -181,7 +181,7 @@ def _pickle(
     except MemoryError:
         raise
     except Exception as error:  # any exception that an operation or a mode raises
-        pass_on(error)
+        reraise_if_handlers(error)
         _find_unpicklable(world, replicas, known)
         return engine.dumps((sent(), shareds), known)
 
@@ -191,11 +191,11 @@ def _find_unpicklable(
 ) -> None:
     for replica in replicas:
         try:
-            world.here.engine.dumps(replica, known)
+            world.rank_state.engine.dumps(replica, known)
         except MemoryError:
             raise
         except Exception as error:
-            pass_on(error)
+            reraise_if_handlers(error)
             world.registry.mark_unsent(replica.number, f"{type(error).__name__}: {error}")
 
 
@@ -205,14 +205,14 @@ class _TryToLoad(Command):
     def __init__(self, payload: Handle) -> None:
         self.payload = payload
 
-    def needs(self, ranks: range, size: int) -> list[Need]:
-        return [Need(self.payload)]
+    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
+        return [RequiredRows(self.payload)]
 
-    def run(self, here: Here) -> str | None:
-        if here.is_master:
+    def run(self, state: RankState) -> str | None:
+        if state.is_master:
             return None
         try:
-            here.engine.loads(here.store.get(self.payload), here.shareds)
+            state.engine.loads(state.store.get(self.payload), state.shareds)
         except (MemoryError, EOFError, SynkhronosError, pickle.UnpicklingError):
             raise  # not the function's fault; it can be tried again
         except Exception as error:  # any exception that an operation or a mode raises
@@ -226,7 +226,7 @@ def _find_unloadable(world: World, replicas: list[Replica], known: Mapping[Share
     before = len(unsent)
     for replica in replicas:
         if replica.number not in unsent:
-            with _stored(world, world.here.engine.dumps(replica, known)) as payload:
+            with _stored(world, world.rank_state.engine.dumps(replica, known)) as payload:
                 reasons = world.run(_TryToLoad(payload))
             for reason in filter(None, reasons):
                 world.registry.mark_unsent(replica.number, reason)
@@ -246,7 +246,7 @@ def check_sent(world: World, function: Any) -> None:
         )
 
 
-@in_turn
+@with_call_lock
 def distribute() -> None:
     """Replicate all functions that are not yet replicated, with their shared variables.
 

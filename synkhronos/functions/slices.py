@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Sequence
 from synkhronos.arithmetic.operations import Accumulator
 from synkhronos.arithmetic.partition import share
 from synkhronos.functions.columns import Bound, Column
-from synkhronos.world.here import Here
+from synkhronos.world.rank_state import RankState
 
 if TYPE_CHECKING:
     from synkhronos._typing import SharedVariable
@@ -37,15 +37,20 @@ class Slices:
     """
 
     def __init__(
-        self, call: Any, here: Here, replica: Replica, columns: Sequence[Column | Bound], n_rows: int
+        self,
+        call: Any,
+        state: RankState,
+        replica: Replica,
+        columns: Sequence[Column | Bound],
+        n_rows: int,
     ) -> None:
-        self._call, self._here, self._replica = call, here, replica
+        self._call, self._rank_state, self._replica = call, state, replica
         self._columns, self._n_rows = columns, n_rows
 
     def compute(self) -> list[Any]:
         """Return the outputs for all slices; every slice reads the old values of updated variables."""
-        call, replica, engine = self._call, self._replica, self._here.engine
-        updates = [(number, self._here.shareds[number], op) for number, op in replica.updates]
+        call, replica, engine = self._call, self._replica, self._rank_state.engine
+        updates = [(number, self._rank_state.shareds[number], op) for number, op in replica.updates]
         outputs, news = self._accumulators(updates)
         olds = [engine.storage(shared) for _, shared, _ in updates]
         try:
@@ -54,8 +59,8 @@ class Slices:
                     if engine.reads(replica.compiled, shared):
                         # An update may write in place.
                         engine.store(shared, None if old is None else old.copy())
-                arguments = [column.take(self._here) for column in columns]
-                values = call.execute(self._here, replica, arguments, own)
+                arguments = [column.take(self._rank_state) for column in columns]
+                values = call.execute(self._rank_state, replica, arguments, own)
                 for accumulator, value in zip(outputs, distinct(values) if own else ()):
                     accumulator.add(value, own)
                 for accumulator, (number, shared, _) in zip(news, updates):
@@ -80,7 +85,7 @@ class Slices:
     ) -> tuple[list[Accumulator], list[Accumulator]]:
         """Return an accumulator for each output, and for the new value of each updated variable."""
         call, replica, most = self._call, self._replica, self._call.num_slices
-        arithmetic, numbers = self._here.engine.arithmetic, range(len(replica.output_modes))
+        arithmetic, numbers = self._rank_state.engine.arithmetic, range(len(replica.output_modes))
         outputs = [
             Accumulator(mode, arithmetic, f"output {number}", axis=axis, most=most)
             for number, mode, axis in call.chosen(
@@ -100,8 +105,8 @@ class Slices:
         shortest = min([len(column.rows) for column in self._columns if column.rows is not None])
         by_rank: Sequence[int]
         n_slices, by_rank = min(self._call.num_slices, max(shortest, 1)), [self._n_rows]
-        if self._replica.has_collectives and self._here.size > 1:
-            told = self._here.transport.exchange(_COUNTS.pack(n_slices, self._n_rows))
+        if self._replica.has_collectives and self._rank_state.size > 1:
+            told = self._rank_state.transport.exchange(_COUNTS.pack(n_slices, self._n_rows))
             most, by_rank = zip(*map(_COUNTS.unpack, told))
             n_slices = max(most)
         for index in range(n_slices):

@@ -12,8 +12,8 @@ from synkhronos.arrays.data import Data
 from synkhronos.functions.function import Function
 from synkhronos.functions.replicate import replicate
 from synkhronos.stores.handle import Handle
-from synkhronos.stores.required_rows import Need
-from synkhronos.world.here import Command, Here
+from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World, current_world
 
 _Part = TypeVar("_Part")
@@ -37,15 +37,15 @@ class Stay(Command):
     ) -> None:
         self.serve, self.uses, self.arguments = serve, uses, arguments
 
-    def needs(self, ranks: range, size: int) -> list[Need]:
-        return [Need(handle) for _, handles in self.uses for handle in handles]
+    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
+        return [RequiredRows(handle) for _, handles in self.uses for handle in handles]
 
-    def run(self, here: Here) -> None:
+    def run(self, state: RankState) -> None:
         uses = [
-            (here.functions[number].compiled, [here.store.get(one) for one in handles])
+            (state.functions[number].compiled, [state.store.get(one) for one in handles])
             for number, handles in self.uses
         ]
-        self.serve(here.rank, here.transport.check, uses, *self.arguments)
+        self.serve(state.rank, state.transport.check, uses, *self.arguments)
 
 
 class Workers:
@@ -127,7 +127,7 @@ def call_on_change(
     call : callable
         Called without arguments, after what was asked for before.
     """
-    engine = function._usable_world().here.engine
+    engine = function._usable_world().rank_state.engine
     for shared in shareds:
         container: Any = getattr(shared, "container", None)
         before = getattr(container, "notify", None)
@@ -144,5 +144,5 @@ def call_on_change(
 def compiled_of(function: Function) -> Compiled:
     """Return the compiled function of this rank, also in a program."""
     if function._world is None:
-        return current_world().here.functions[function.specification.number].compiled
+        return current_world().rank_state.functions[function.specification.number].compiled
     return function.replica.compiled

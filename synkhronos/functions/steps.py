@@ -17,15 +17,15 @@ from synkhronos.functions.comparing.serial_comparison import Comparison, check_c
 from synkhronos.functions.function import Function
 from synkhronos.functions.outputs import in_form
 from synkhronos.stores.handle import Handle
+from synkhronos.world.call_lock import CallLock, WaitedFor
 from synkhronos.world.fuse import RecordedCalls, fuse
-from synkhronos.world.turn import Turn, WaitedFor
 from synkhronos.world.world import current_world, world_exists
 
 if TYPE_CHECKING:
-    from synkhronos.world.here import Command
+    from synkhronos.world.rank_state import Command
 
 
-def turn_of(function: Function, waits: bool = False) -> Turn | WaitedFor:
+def turn_of(function: Function, waits: bool = False) -> CallLock | WaitedFor:
     """Return the turn that the calls of a function take.
 
     ``with turn_of(function):`` takes it for several calls, between which no other thread makes one.
@@ -37,7 +37,7 @@ def turn_of(function: Function, waits: bool = False) -> Turn | WaitedFor:
     waits : bool
         Whether to wait while another thread has the turn, also without ``fork(threads="wait")``.
     """
-    return function.turn.waited_for if waits else function.turn
+    return function.call_lock.waited_for if waits else function.call_lock
 
 
 def reported(function: Function, name: str, take: Callable[[], Any]) -> Any:
@@ -74,7 +74,7 @@ def report_step(name: str, seconds: float, rows: int, outputs: Any) -> None:
         Its loss.
     """
     world = current_world() if world_exists() else None
-    if world is not None and world.step_hooks is not None and world.here.is_master:
+    if world is not None and world.step_hooks is not None and world.rank_state.is_master:
         world.step_hooks.report(name, seconds, rows, outputs)
 
 
@@ -118,7 +118,7 @@ class RepeatedStep:
         has_options : bool
             Whether the call has options besides the batch.
         """
-        with self._functions[self._place].turn:
+        with self._functions[self._place].call_lock:
             if self._world is not None and self._world.before_command is not None:
                 self._world.before_command()
             if self._recorded is not None and not has_options:
@@ -252,7 +252,7 @@ def compare_step(
         world = function._usable_world()
         found.append(check_commands(world, function, commands, placed, variables, rtol, atol))
 
-    with function.turn, fuse() as block:
+    with function.call_lock, fuse() as block:
         block.instead = compare
         take_step()
     return found[0]

@@ -92,7 +92,7 @@ def divide(
     SynkhronosWarning
         If nothing is divided although an index selects something.
     """
-    engine, index = world.here.engine, [one for one in inputs[:n_own] if one.axis is None]
+    engine, index = world.rank_state.engine, [one for one in inputs[:n_own] if one.axis is None]
     if not givens or not index:
         return Windows(givens, [], [], {}, []), None
     split = [one for one in inputs if one.axis is not None]
@@ -121,7 +121,7 @@ def _check_nothing_is_wrong(
 ) -> None:
     """Say that nothing is divided although `whole` depend on an index; raise if that is wrong."""
     results = [*(one.variable for one in outputs), *news]
-    are_used = world.here.engine.are_computed_from(results, whole)
+    are_used = world.rank_state.engine.are_computed_from(results, whole)
     if not any(are_used):
         return
     replaced = ", ".join(map(name_of, whole))

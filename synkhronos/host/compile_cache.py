@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Iterator, Mapping, Optional, Tuple
 
 from synkhronos.host import environment
-from synkhronos.host.handler_errors import pass_on
+from synkhronos.host.handler_errors import reraise_if_handlers
 
 LEAST = 1 << 20  # bytes; a module takes at least a tenth of this
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -171,7 +171,7 @@ def _free(cache: Path) -> Optional[int]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            pass_on(error)
+            reraise_if_handlers(error)
             return None
         blocks = status.f_bfree if os.geteuid() == 0 else status.f_bavail
         return blocks * status.f_frsize
@@ -217,7 +217,7 @@ def _who_can_change(path: Path, spared: int = 0) -> Optional[str]:
     try:
         status = path.lstat()
     except OSError as error:  # it no longer exists: the cache may be in use
-        pass_on(error)
+        reraise_if_handlers(error)
         return None
     if status.st_uid not in (0, os.geteuid()):
         return f"{path} belongs to {_user(status.st_uid)}"
@@ -234,7 +234,7 @@ def _entries(folder: Path, depth: int) -> Iterator[Path]:
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
-        pass_on(error)
+        reraise_if_handlers(error)
         return
     for entry in entries:
         yield entry

@@ -43,7 +43,7 @@ def may_be_running(caller: FrameType | None, tops: Iterable[FrameType]) -> bool:
     return False
 
 
-def pass_on(error: BaseException) -> None:
+def reraise_if_handlers(error: BaseException) -> None:
     """Raise the exception of a signal handler, if that is this exception or has led to it.
 
     Call it first in an ``except`` block that does not raise the same exception again.
@@ -125,5 +125,5 @@ class suppress:
             return False
         if is_of_handler(traceback):
             return False
-        pass_on(error)
+        reraise_if_handlers(error)
         return True

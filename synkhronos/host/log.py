@@ -11,7 +11,7 @@ import time
 import warnings
 from typing import List, Optional
 
-from synkhronos.host.handler_errors import pass_on
+from synkhronos.host.handler_errors import reraise_if_handlers
 
 #: An environment variable: ``debug``, ``info``, ``warning`` or ``error``
 VARIABLE = "SYNKHRONOS_LOG"
@@ -50,9 +50,9 @@ class LineHandler(logging.Handler):
             for line in self.lines(record):
                 os.write(self._descriptor, line)
         except OSError as error:  # stderr is closed, or a pipe without a reader
-            pass_on(error)
+            reraise_if_handlers(error)
         except Exception as error:
-            pass_on(error)
+            reraise_if_handlers(error)
             self.handleError(record)
 
     def lines(self, record: logging.LogRecord) -> List[bytes]:

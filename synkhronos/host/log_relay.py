@@ -19,7 +19,7 @@ import struct
 from logging.handlers import QueueHandler
 from typing import BinaryIO
 
-from synkhronos.host.handler_errors import pass_on
+from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.log import LineHandler
 
 _LENGTH = struct.Struct("<I")
@@ -60,7 +60,7 @@ class LogRelay:
             prepared = queue.prepare(chosen if isinstance(chosen, logging.LogRecord) else record)
             payload = pickle.dumps((number, prepared))
         except Exception as error:  # a value of the script that cannot be pickled
-            pass_on(error)
+            reraise_if_handlers(error)
             handler.handleError(record)
             return True
         os.write(self._file.fileno(), _LENGTH.pack(len(payload)) + payload)
@@ -82,7 +82,7 @@ class LogRelay:
                 try:
                     handler.emit(record)
                 except Exception as error:  # by default, handlers catch them
-                    pass_on(error)
+                    reraise_if_handlers(error)
                     handler.handleError(record)
                 finally:
                     handler.release()
@@ -129,5 +129,5 @@ def _is_without_state(handler: logging.Handler) -> bool:
     try:
         return handler.stream.fileno() >= 0
     except (AttributeError, OSError, ValueError) as error:
-        pass_on(error)
+        reraise_if_handlers(error)
         return False

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Iterable, List, Optional, Set
 
-from synkhronos.host.handler_errors import pass_on, suppress
+from synkhronos.host.handler_errors import reraise_if_handlers, suppress
 
 #: Returns the number of the core on which the calling thread runs
 _current_core = getattr(ctypes.CDLL(None), "sched_getcpu", None)
@@ -168,7 +168,7 @@ def _text(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        pass_on(error)
+        reraise_if_handlers(error)
         return ""
 
 
@@ -182,5 +182,5 @@ def _number(path: Path) -> Optional[int]:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:  # such as for "max"
-        pass_on(error)
+        reraise_if_handlers(error)
         return None

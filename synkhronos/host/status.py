@@ -18,7 +18,7 @@ import stat
 import struct
 from typing import Iterator, NamedTuple, Sequence
 
-from synkhronos.host.handler_errors import pass_on, suppress
+from synkhronos.host.handler_errors import reraise_if_handlers, suppress
 
 LABEL = "synkhronos-status"
 #: Words of the line of a rank
@@ -107,7 +107,7 @@ def _map(nbytes: int) -> mmap.mmap:
             os.close(number)  # the mapping has a descriptor of its own
         return mapping
     except (AttributeError, OSError) as error:
-        pass_on(error)
+        reraise_if_handlers(error)
         if isinstance(error, OSError) and error.errno in _FULL:
             raise
         return mmap.mmap(-1, nbytes)  # an old kernel, or a sandbox

@@ -8,9 +8,10 @@ abort and wait by means of messages. ``commands`` is how a command and its array
 other machines, and ``replies`` is how the replies get back. They use ``bundles``, messages for the
 machines of a subtree, and the ``inbox`` of each leader. ``meetings`` are the meetings of all ranks.
 
-The ``courier`` of a machine is a process that communicates while its ranks compute. ``overlap`` lets it
-reduce in ``buckets`` what the ranks compute. ``neighbours`` are the machines that a courier watches, and
-reports when they are lost, by their ``connections``.
+The ``progress_process`` of a machine is a process that communicates while its ranks compute. ``overlap``
+lets it reduce in ``buckets`` what the ranks compute. ``neighbours`` are the machines that a progress
+process watches, and reports when they are lost, by their ``connections``.
 
-The folder ``relay`` is the work of the couriers in programs, and ``job`` starts and ends an MPI job.
+The folder ``relay`` is the work of the progress processes in programs, and ``job`` starts and ends an
+MPI job.
 """

@@ -26,12 +26,12 @@ import numpy as np
 from synkhronos._errors import WorldBrokenError
 from synkhronos.arithmetic import trees
 from synkhronos.machines.bundles import KEPT, Bundle
-from synkhronos.machines.inbox import Letter
+from synkhronos.machines.inbox import ControlMessage
 from synkhronos.machines.leaders import CONTROL, OF_COMMAND, REPLY, SMALL, Leaders
 from synkhronos.machines.links import as_bytes
 from synkhronos.machines.store import MachinesStore, ReceivedRows, lasts, name_of
 from synkhronos.stores.files import FileHandle, digest, find_same_file
-from synkhronos.stores.required_rows import Need, Needs, combine
+from synkhronos.stores.required_rows import Needs, RequiredRows, combine
 
 FILE = "file"  # an order of the master: a question
 
@@ -60,7 +60,7 @@ class _Packed(NamedTuple):
     """
 
     payload: bytes | None
-    needed: Sequence[Sequence[Need]]
+    needed: Sequence[Sequence[RequiredRows]]
     kinds: Sequence[Sequence[_Kind]]
     dropped: _Keys
     messages: Sequence[tuple[int, slice, bytes]]
@@ -85,14 +85,14 @@ class CommandSender:
         self._size = sum(map(len, machines))
         # By machine, and name: whether it keeps the array
         self._kept: list[dict[Hashable, bool]] = [{} for _ in machines]
-        self._nothing: list[list[Need]] = [[] for _ in self._others]
+        self._nothing: list[list[RequiredRows]] = [[] for _ in self._others]
         self._needs: Needs | None = None  # of the last command that had any
         self._found = self._sent = self._nothing  # its needs by machine, and without what machines keep
         self._may_be_kept = False
         self._packed = _Packed(None, [], [], [], [])
         self._digests: dict[FileHandle, bytes] = {}
 
-    def find_needed(self, needs: Needs | None) -> list[list[Need]]:
+    def find_needed(self, needs: Needs | None) -> list[list[RequiredRows]]:
         """Return the rows that each other machine needs for a command and does not have.
 
         A repeated command gets the same list, unless machines have got arrays that they keep.
@@ -110,11 +110,11 @@ class CommandSender:
             self._sent = missing
         return self._sent
 
-    def _missing(self, machine: int, needed: Sequence[Need]) -> list[Need]:
+    def _missing(self, machine: int, needed: Sequence[RequiredRows]) -> list[RequiredRows]:
         found = [self._as_sent(machine, need) for need in needed]
         return [need for need in found if need is not None]
 
-    def _as_sent(self, machine: int, need: Need) -> Need | None:
+    def _as_sent(self, machine: int, need: RequiredRows) -> RequiredRows | None:
         """Return a need in the form in which it is sent, or None if the machine has the array."""
         handle, kept = need.handle, self._kept[machine]
         if not lasts(handle):
@@ -124,7 +124,7 @@ class CommandSender:
             if name not in kept:
                 kept[name] = self._ask_for_file(machine, handle)
             return None if kept[name] else need
-        return None if name in kept else Need(handle, lasts=True)
+        return None if name in kept else RequiredRows(handle, lasts=True)
 
     def _ask_for_file(self, machine: int, handle: FileHandle) -> bool:
         if handle not in self._digests:
@@ -135,12 +135,16 @@ class CommandSender:
             answer = self._leaders.receive(machine, REPLY)
         return answer.content()[1]
 
-    def cut(self, needed: list[list[Need]]) -> list[list[np.ndarray]]:
+    def cut(self, needed: list[list[RequiredRows]]) -> list[list[np.ndarray]]:
         """Return the rows of arrays to send to each other machine."""
         return [[self._store.cut(need) for need in one] for one in needed] if any(needed) else []
 
     def send(
-        self, payload: bytes, needed: list[list[Need]], arrays: list[list[np.ndarray]], dropped: _Keys
+        self,
+        payload: bytes,
+        needed: list[list[RequiredRows]],
+        arrays: list[list[np.ndarray]],
+        dropped: _Keys,
     ) -> None:
         """Send a command to the other leaders."""
         leaders = self._leaders
@@ -148,7 +152,9 @@ class CommandSender:
             b"".join([array.tobytes() for array in rows if array.nbytes <= SMALL]) for rows in arrays
         ]
         for target, places, message in self._pack(payload, needed, arrays, dropped):
-            letter = Letter(leaders.number, leaders.first_number, message, b"".join(small[places]))
+            letter = ControlMessage(
+                leaders.number, leaders.first_number, message, b"".join(small[places])
+            )
             leaders.send(target, CONTROL, letter)
         for machine, needs, rows in zip(self._others, needed, arrays):
             for array in rows:
@@ -157,7 +163,11 @@ class CommandSender:
             self._kept[machine].update((name_of(need.handle), True) for need in needs if need.lasts)
 
     def _pack(
-        self, payload: bytes, needed: list[list[Need]], arrays: list[list[np.ndarray]], dropped: _Keys
+        self,
+        payload: bytes,
+        needed: list[list[RequiredRows]],
+        arrays: list[list[np.ndarray]],
+        dropped: _Keys,
     ) -> Sequence[tuple[int, slice, bytes]]:
         """Return the messages: the same objects as the last time if the contents are equal."""
         last, kinds = self._packed, [list(map(_kind_of, rows)) for rows in arrays]
@@ -235,7 +245,7 @@ class _Opened(NamedTuple):
     message: bytes
     payload: bytes
     dropped: _Keys
-    needed: Sequence[Need]
+    needed: Sequence[RequiredRows]
     kinds: Sequence[_Kind]
     onward: Sequence[tuple[int, bytes, slice]]
 
@@ -282,7 +292,7 @@ class CommandReceiver:
         own = find_same_file(handle, expected)
         self._leaders.send_order(0, REPLY, FILE, own is not None)
         if own is not None:
-            self._files.append(ReceivedRows(Need(handle, lasts=True), own))
+            self._files.append(ReceivedRows(RequiredRows(handle, lasts=True), own))
 
     def _unpack(self, message: bytes) -> _Opened:
         bundle, onward, own = Bundle.unpack(message), [], self._leaders.rank
@@ -294,7 +304,7 @@ class CommandReceiver:
         kept = message if len(message) <= KEPT else b""
         return _Opened(kept, payload, dropped, needed, kinds, onward)
 
-    def _pass_on(self, letter: Letter) -> None:
+    def _pass_on(self, letter: ControlMessage) -> None:
         sent = []
         for child, message, place in self._command.onward:
             passed_on = letter._replace(body=message, following=letter.following[place])

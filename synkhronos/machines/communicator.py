@@ -101,12 +101,12 @@ class MachinesCommunicator(PreparingCommunicator):
         self, arrays: Sequence[Array], gather: Callable[[Sequence[Array]], list[list[Array]] | None]
     ) -> list[list[Array]] | None:
         """Return, on the leaders for which `gather` has it, a list of arrays by rank for each array."""
-        here: Any = self._local.gather(arrays, self._leader)
+        state: Any = self._local.gather(arrays, self._leader)
         if not self._is_leader:
             return None
         # Machines with fewer ranks send empty arrays for the missing ranks.
         most = max(len(ranks) for ranks in self._machines)
-        own = [array for one in here for array in one + [np.empty(0)] * (most - len(one))]
+        own = [array for one in state for array in one + [np.empty(0)] * (most - len(one))]
         met = gather(own)
         if met is None:
             return None

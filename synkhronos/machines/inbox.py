@@ -13,7 +13,7 @@ from typing import Any, Callable, NamedTuple
 NO_WORLD = -1
 
 
-class Letter(NamedTuple):
+class ControlMessage(NamedTuple):
     """A message between commands.
 
     Attributes
@@ -51,23 +51,23 @@ class Inbox:
         ``wait()`` waits for the next message and returns it.
     """
 
-    def __init__(self, wait: Callable[[], Letter]) -> None:
+    def __init__(self, wait: Callable[[], ControlMessage]) -> None:
         self._wait = wait
-        self._postponed: list[Letter] = []  # orders for the loop that starts worlds
-        self._early: list[Letter] = []  # commands whose world has not started here
+        self._postponed: list[ControlMessage] = []  # orders for the loop that starts worlds
+        self._early: list[ControlMessage] = []  # commands whose world has not started here
 
-    def postpone(self, order: Letter) -> None:
+    def postpone(self, order: ControlMessage) -> None:
         """Let the next call return this order."""
         self._postponed.append(order)
 
-    def next_order(self, number: int) -> Letter:
+    def next_order(self, number: int) -> ControlMessage:
         """Return the next order, between worlds; keep commands after the one with this number."""
         while not (letter := self._next()).is_order:
             if letter.number > number:
                 self._early.append(letter)
         return letter
 
-    def next_command(self, world: int, number: int) -> Letter:
+    def next_command(self, world: int, number: int) -> ControlMessage:
         """Return the next command of a world after the one with this number, or an order before it."""
         self._early = [letter for letter in self._early if letter.world >= world]
         for place, letter in enumerate(self._early):
@@ -80,5 +80,5 @@ class Inbox:
                 self._early.append(letter)
         return letter
 
-    def _next(self) -> Letter:
+    def _next(self) -> ControlMessage:
         return self._postponed.pop(0) if self._postponed else self._wait()

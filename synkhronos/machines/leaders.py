@@ -26,10 +26,10 @@ import numpy as np
 
 from synkhronos._errors import CollectiveAbortedError, MissingRankError, WorldBrokenError
 from synkhronos.arithmetic.clocks import Ping, Reading, read_clock
-from synkhronos.machines.inbox import NO_WORLD, Inbox, Letter
+from synkhronos.machines.inbox import NO_WORLD, ControlMessage, Inbox
 from synkhronos.machines.links import Links, LostError, Receipt
 from synkhronos.transports.base import do_nothing
-from synkhronos.transports.waiting import Patience
+from synkhronos.transports.waiting import SpinPolicy
 
 ABORT, BROKEN, END, FLAG, ASK, ENDED = range(6)  # notices
 
@@ -106,8 +106,8 @@ class Leaders:
         self._inbox = Inbox(lambda: self.receive(None, CONTROL, True))
         self._aborted_commands: list[int] = []  # their numbers, while messages may still arrive
         self._receiving: dict[Receipt, None] = {}  # a set in the order of insertion
-        self._inside = Patience()
-        self._between = Patience(self._inside)
+        self._inside = SpinPolicy()
+        self._between = SpinPolicy(self._inside)
         self.begin_world()
 
     # Worlds
@@ -183,9 +183,9 @@ class Leaders:
     def send_order(self, to: int, tag: int, *content: Any) -> None:
         """Send a tuple of objects that is no command and no reply."""
         order = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
-        self.send(to, tag, Letter(self.number, NO_WORLD, order))
+        self.send(to, tag, ControlMessage(self.number, NO_WORLD, order))
 
-    def send(self, to: int, tag: int, letter: Letter) -> int:
+    def send(self, to: int, tag: int, letter: ControlMessage) -> int:
         """Send a letter; return a number for `wait_until_sent`."""
         head = _HEAD.pack(letter.number, letter.world, len(letter.body))
         return self.links.send(to, tag, b"".join([head, letter.body, letter.following]))
@@ -195,7 +195,7 @@ class Leaders:
         for number in numbers:
             self.wait(functools.partial(self.links.is_sent, number))
 
-    def receive(self, source: int | None, tag: int, idle: bool = False) -> Letter:
+    def receive(self, source: int | None, tag: int, idle: bool = False) -> ControlMessage:
         """Wait for a letter, from any leader if `source` is None.
 
         `idle` is whether there is no time limit.
@@ -203,17 +203,17 @@ class Leaders:
         message = self.wait(lambda: self.links.receive(source, tag), idle)[1]
         number, world, length = _HEAD.unpack_from(message)
         view, end = memoryview(message), _HEAD.size + length
-        return Letter(number, world, bytes(view[_HEAD.size : end]), bytes(view[end:]))
+        return ControlMessage(number, world, bytes(view[_HEAD.size : end]), bytes(view[end:]))
 
-    def receive_order(self) -> Letter:
+    def receive_order(self) -> ControlMessage:
         """Wait for an order, between worlds."""
         return self._inbox.next_order(self.number)
 
-    def receive_command(self) -> Letter:
+    def receive_command(self) -> ControlMessage:
         """Wait for the next command of this world, or an order."""
         return self._inbox.next_command(self.first_number, self.number)
 
-    def postpone(self, order: Letter) -> None:
+    def postpone(self, order: ControlMessage) -> None:
         """Let the next call of `receive_order` return this order."""
         self._inbox.postpone(order)
 
@@ -378,7 +378,7 @@ class Leaders:
     # A request to stop
 
     def spread(self, flag: np.ndarray) -> None:
-        """In this command, let all machines see the highest value of a number in the commons of each."""
+        """In this command, let all machines see the highest value of a number in their named memory."""
         self._flag = flag
 
     def pass_on_flag(self) -> None:
@@ -451,7 +451,7 @@ class Leaders:
         patience.learn(worked, patience.resume() - began)
         return found
 
-    def _poll(self, ready: Callable[[], Any], patience: Patience, began: float, worked: float) -> Any:
+    def _poll(self, ready: Callable[[], Any], patience: SpinPolicy, began: float, worked: float) -> Any:
         if not self._may_poll:
             return None
         until = began + patience.fraction * patience.limit(worked)

@@ -6,7 +6,7 @@ import pickle
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from synkhronos._errors import CollectiveAbortedError
-from synkhronos.stores.required_rows import Need
+from synkhronos.stores.required_rows import RequiredRows
 
 if TYPE_CHECKING:
     from synkhronos._typing import T
@@ -85,14 +85,14 @@ class Meetings:
     def exchange(self, item: bytes) -> list[bytes]:
         """Return the items of all ranks. The arrays that this rank has put into the store go along."""
         own = item, self._store.take_exports()
-        here = [own]
+        state = [own]
         if self.group.size > 1:
-            here = [pickle.loads(one) for one in self.group.exchange(pickle.dumps(own))]
+            state = [pickle.loads(one) for one in self.group.exchange(pickle.dumps(own))]
         items: Any = None
         rows: Any = None
         leaders = self.group.leaders
         if leaders is not None:
-            items, rows = self._of_leaders(leaders, here)
+            items, rows = self._of_leaders(leaders, state)
         if self.group.size > 1:
             shared = self.group.exchange(b"" if items is None else pickle.dumps((items, rows)))
             if items is None:
@@ -101,11 +101,11 @@ class Meetings:
         return items
 
     def _of_leaders(
-        self, leaders: Leaders, here: Sequence[tuple[bytes, list[MachineHandle]]]
+        self, leaders: Leaders, state: Sequence[tuple[bytes, list[MachineHandle]]]
     ) -> tuple[list[Any], list[ReceivedRows]]:
         """Return the items of all ranks, and the arrays of other machines that were sent along."""
-        exports = [handle for _, handles in here for handle in handles]
-        own = pickle.dumps(([item for item, _ in here], exports))
+        exports = [handle for _, handles in state for handle in handles]
+        own = pickle.dumps(([item for item, _ in state], exports))
         met = [pickle.loads(one) for one in leaders.exchange(own)]
         others = [machine for machine in range(len(met)) if machine != leaders.rank]
         arrays = [self._store.get(handle) for handle in exports]
@@ -113,7 +113,7 @@ class Meetings:
         needs, received, receipts = [], [], []
         for machine in others:
             for handle in met[machine][1]:
-                needs.append(Need(handle))
+                needs.append(RequiredRows(handle))
                 received.append(self._store.empty(handle.shape, handle.dtype))
                 receipts.append(leaders.receive_array(machine, received[-1]))
         leaders.complete(receipts, sent)

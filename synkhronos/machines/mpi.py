@@ -37,7 +37,7 @@ _MOST_IN_PIECES = 6 * _PIECE
 _CHUNK = LONGEST  # bytes; MPI counts are C ints
 _NAP = 0.02  # seconds
 _LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
-_LEADER, _COURIER, _OTHER = range(3)  # the role of a task on its machine
+_LEADER, _PROGRESS_PROCESS, _OTHER = range(3)  # the role of a task on its machine
 _TOGETHER = 1  # a tag: the remaining tasks meet again
 
 
@@ -201,21 +201,22 @@ def failed_in(comm: MPI.Comm) -> Collection[int]:
     return MPI.Group.Translate_ranks(failed, range(failed.size), comm.group) if failed.size else ()
 
 
-def _neighbours(tasks: MPI.Comm, couriers: MPI.Comm, leader: int) -> Neighbours | None:
-    """In each courier: return the watch over the machines before and after its own in a ring.
+def _neighbours(tasks: MPI.Comm, progress_processes: MPI.Comm, leader: int) -> Neighbours | None:
+    """In each progress process: return the watch over the machines before and after its own in a ring.
 
-    The leaders take part. `tasks` are the leader and the courier of each machine, one after the other.
+    The leaders take part. `tasks` are the leader and the progress process of each machine, one after the
+    other.
     """
     machine, role = divmod(tasks.rank, 2)
     next_to = {(machine + step) % (tasks.size // 2) for step in (-1, 1)} - {machine}
-    roles = (_LEADER, _COURIER) if role == _COURIER else (_COURIER,)
+    roles = (_LEADER, _PROGRESS_PROCESS) if role == _PROGRESS_PROCESS else (_PROGRESS_PROCESS,)
     others = [2 * one + other for one in sorted(next_to) for other in roles]
     _exchange(tasks, others, None)  # MPI connects two tasks when one sends something
-    own = Neighbour(machine, role == _COURIER, socket.gethostname(), list(connections()))
+    own = Neighbour(machine, role == _PROGRESS_PROCESS, socket.gethostname(), list(connections()))
     known = _exchange(tasks, others, own)
     if role == _LEADER:
         return None
-    return Neighbours(own, known, leader, MpiLinks(couriers.Dup()), lambda: _end_job(leader))
+    return Neighbours(own, known, leader, MpiLinks(progress_processes.Dup()), lambda: _end_job(leader))
 
 
 def _exchange(comm: MPI.Comm, others: Sequence[int], item: Any) -> list[Any]:
@@ -247,13 +248,13 @@ class Tasks:
     ----------
     links : MpiLinks or None
         The links between leaders, if this task leads a machine.
-    here : MpiLinks or None
-        The links between the tasks of this machine, for the leader and the courier, which are its
-        first two tasks. None unless each machine has a courier.
-    couriers : MpiLinks or None
-        The links between the couriers of all machines, if this task is one of them.
+    local : MpiLinks or None
+        The links between the tasks of this machine, for the leader and the progress process, which are
+        its first two tasks. None unless each machine has a progress process.
+    progress_processes : MpiLinks or None
+        The links between the progress processes of all machines, if this task is one of them.
     neighbours : Neighbours or None
-        The machines next to this one, if this task is a courier.
+        The machines next to this one, if this task is a progress process.
     tasks_here : int
         The number of tasks on this machine.
     cores : set of int
@@ -261,8 +262,8 @@ class Tasks:
     """
 
     links: Any  # `MpiLinks` or None; these are used only by tasks whose role has them
-    here: Any
-    couriers: Any
+    local: Any
+    progress_processes: Any
     neighbours: Any
 
     def __init__(self, apart: int) -> None:
@@ -270,31 +271,35 @@ class Tasks:
         self._world: MPI.Comm = MPI.COMM_WORLD
         world = self._world
         if apart:
-            here = world.Split(world.rank // apart)
+            local = world.Split(world.rank // apart)
         else:
-            here = world.Split_type(MPI.COMM_TYPE_SHARED)
-        self._machine = here.allreduce(world.rank, MPI.MIN)
-        self._role = min(here.rank, _OTHER)
+            local = world.Split_type(MPI.COMM_TYPE_SHARED)
+        self._machine = local.allreduce(world.rank, MPI.MIN)
+        self._role = min(local.rank, _OTHER)
         self._connect()
 
     def _connect(self) -> None:
         world, role = self._world, self._role
-        here = world.Split(self._machine)
-        roles, pids = zip(*here.allgather((role, os.getpid())))
-        self.tasks_here = here.size
-        self.cores = set().union(*here.allgather(os.sched_getaffinity(0)))
+        local = world.Split(self._machine)
+        roles, pids = zip(*local.allgather((role, os.getpid())))
+        self.tasks_here = local.size
+        self.cores = set().union(*local.allgather(os.sched_getaffinity(0)))
         leaders = world.Split(0 if role == _LEADER else MPI.UNDEFINED)
-        couriers = world.Split(0 if role == _COURIER else MPI.UNDEFINED)
-        have_couriers = world.allreduce(roles[:2] == (_LEADER, _COURIER), MPI.LAND)
-        takes_part = have_couriers and role in (_LEADER, _COURIER)
-        self._here = MpiLinks(
-            here, [f"task {one} of {socket.gethostname()}" for one in range(here.size)]
+        progress_processes = world.Split(0 if role == _PROGRESS_PROCESS else MPI.UNDEFINED)
+        have_progress_processes = world.allreduce(roles[:2] == (_LEADER, _PROGRESS_PROCESS), MPI.LAND)
+        takes_part = have_progress_processes and role in (_LEADER, _PROGRESS_PROCESS)
+        self._local = MpiLinks(
+            local, [f"task {one} of {socket.gethostname()}" for one in range(local.size)]
         )
         self.links = MpiLinks(leaders) if role == _LEADER else None
-        self.here = self._here if takes_part else None
-        self.couriers = MpiLinks(couriers) if have_couriers and role == _COURIER else None
+        self.local = self._local if takes_part else None
+        self.progress_processes = (
+            MpiLinks(progress_processes)
+            if have_progress_processes and role == _PROGRESS_PROCESS
+            else None
+        )
         tasks = world.Split(0 if takes_part else MPI.UNDEFINED, 2 * self._machine + role)
-        self.neighbours = _neighbours(tasks, couriers, pids[_LEADER]) if takes_part else None
+        self.neighbours = _neighbours(tasks, progress_processes, pids[_LEADER]) if takes_part else None
         self._end = world.Dup()
 
     def finish(self, limit: float = math.inf) -> bool:
@@ -336,11 +341,11 @@ class Tasks:
         """Leader: let the other tasks of this machine leave `wait_for_leader`."""
         for task in range(1, self.tasks_here):
             with contextlib.suppress(LostError):
-                self._here.send(task, _TOGETHER, b"")
+                self._local.send(task, _TOGETHER, b"")
 
     def wait_for_leader(self) -> None:
         """Wait until the leader of this machine calls. Raise `LostError` if it has died."""
-        while self._here.receive(0, _TOGETHER) is None:
+        while self._local.receive(0, _TOGETHER) is None:
             time.sleep(_NAP)
 
     def meet_again(self) -> None:

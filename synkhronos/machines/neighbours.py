@@ -1,11 +1,11 @@
-"""The machines next to this one, which its courier watches: whether they answer, and whether they live.
+"""How a progress process watches the machines next to its own.
 
-A courier does not compute, so it sees what a leader in a long call cannot. The couriers form a ring, so
-each machine is watched by two others, however many there are. A courier watches the connections that MPI
-has opened to the leader and the courier of the other machine. The kernels of both machines send packets
-on them every second, and close them when the processes end. A courier says
-goodbye when the script has ended, or when mpirun begins to end the job. So a courier whose connection is
-closed without a goodbye has died.
+A progress process does not compute, so it sees what a leader in a long call cannot. The progress
+processes form a ring, so each machine is watched by two others, however many there are. A progress
+process watches the connections that MPI has opened to the leader and the progress process of the other
+machine. The kernels of both machines send packets on them every second, and close them when the
+processes end. A progress process says goodbye when the script has ended, or when mpirun begins to end
+the job. So a progress process whose connection is closed without a goodbye has died.
 """
 
 from __future__ import annotations
@@ -28,25 +28,27 @@ LIMIT = 3.0  # seconds of silence for which a machine counts as lost
 _SUSPECT = 2.0  # the same, if mpirun ends the job
 _CHECK_INTERVAL = 0.25  # seconds
 # Seconds from SIGCONT until a machine whose processes have died has closed its connections: MPI ends a
-# process that sends to it before. The other processes of a courier that died alone live for a second
-# longer: then they get SIGTERM.
+# process that sends to it before. The other processes of a progress process that died alone live for a
+# second longer: then they get SIGTERM.
 _DYING = 0.5
-_STUCK = 0.75  # seconds from SIGCONT until a courier that is not in a call of MPI has looked
+_STUCK = 0.75  # seconds from SIGCONT until a progress process that is not in a call of MPI has looked
 _ENDED = 4.0  # seconds from SIGCONT until mpirun has certainly ended the processes of a machine
 _ARRIVING = 0.1  # seconds within which MPI has read the data of a connection that was closed
 _NAP = 0.01  # seconds
-_GOODBYE = 0  # a tag; its messages are one byte: 1 if the courier leaves, 0 if it stays after all
+_GOODBYE = (
+    0  # a tag; its messages are one byte: 1 if the progress process leaves, 0 if it stays after all
+)
 
 
 class Neighbour(NamedTuple):
-    """The facts about a leader or a courier that the couriers of the machines next to it get.
+    """What the progress processes of the machines next to a task are told about it.
 
     Attributes
     ----------
     machine : int
         The number of the machine.
-    is_courier : bool
-        Whether the process is a courier, and not a leader.
+    is_progress_process : bool
+        Whether the process is a progress process, and not a leader.
     host : str
         The name of the host.
     connections : collection of Addresses
@@ -54,7 +56,7 @@ class Neighbour(NamedTuple):
     """
 
     machine: int
-    is_courier: bool
+    is_progress_process: bool
     host: str
     connections: Collection[Addresses]
 
@@ -65,13 +67,13 @@ class Neighbours:
     Parameters
     ----------
     own : Neighbour
-        This courier.
+        This progress process.
     others : sequence of Neighbour
-        The leaders and couriers of the machines next to this one.
+        The leaders and progress processes of the machines next to this one.
     leader : int
         The process id of this machine's leader.
     links : Links
-        The links between the couriers, which nothing else uses.
+        The links between the progress processes, which nothing else uses.
     end : callable
         Ends the job.
     """
@@ -92,10 +94,10 @@ class Neighbours:
         for one in self._watched:
             enable_keepalive(one.descriptor)
         self._goodbyes = {
-            one.machine: _Goodbye(links, one.machine) for one in self._watched if one.is_courier
+            one.machine: _Goodbye(links, one.machine) for one in self._watched if one.is_progress_process
         }
         self._next, self._continued = time.monotonic(), -math.inf  # the time of SIGCONT
-        self._looked = -math.inf  # when it last looked for dead couriers
+        self._looked = -math.inf  # when it last looked for dead progress processes
         self._is_ending = self._has_reported = self._is_leaving = False
         self._handlers: dict[int, Any] = {}  # of signals, as they were before
         self._thread: SignalThread | None = None
@@ -128,7 +130,7 @@ class Neighbours:
         self._thread = SignalThread(signal.SIGCONT, _STUCK, self._report_if_stuck)
 
     def say_goodbye(self) -> None:
-        """Let the couriers next to this one know that it will not have died when it is gone."""
+        """Tell the neighbouring progress processes that this one leaves and has not died."""
         if not self._is_leaving:
             self._announce(leaves=True)
 
@@ -153,7 +155,7 @@ class Neighbours:
     def _announce(self, leaves: bool) -> None:
         self._is_leaving = leaves
         for machine in self._goodbyes:
-            if not all(self._are_closed(machine, of_courier=True)):
+            if not all(self._are_closed(machine, of_progress_process=True)):
                 with contextlib.suppress(LostError):
                     self._links.send(machine, _GOODBYE, bytes([leaves]))
 
@@ -169,13 +171,13 @@ class Neighbours:
         os.kill(os.getpid(), number)
 
     def _report_if_stuck(self) -> None:
-        """In a thread: report dead couriers if MPI does not return, so that nothing else can."""
+        """In a thread: report dead progress processes if MPI does not return."""
         # When a connection is reset, OpenMPI 4.1 tells mpirun, and waits until it is ended.
         if self._looked < time.monotonic() - _STUCK:
             closed = [
                 one
                 for one, goodbye in self._goodbyes.items()
-                if all(self._are_closed(one, of_courier=True)) and not goodbye.has_arrived
+                if all(self._are_closed(one, of_progress_process=True)) and not goodbye.has_arrived
             ]
             self._write(self._causes(closed))
 
@@ -207,7 +209,7 @@ class Neighbours:
         }
 
     def _dead(self) -> dict[int, str]:
-        """Return causes for the machines whose couriers have died."""
+        """Return causes for the machines whose progress processes have died."""
         until = time.monotonic() + _ARRIVING
         while (dead := [one for one in self._goodbyes if self._is_dead(one)]) and (
             time.monotonic() < until
@@ -225,24 +227,24 @@ class Neighbours:
         }
 
     def _is_dead(self, machine: int) -> bool:
-        """Whether a courier has closed its connections without a goodbye that has arrived by now."""
-        if not all(self._are_closed(machine, of_courier=True)):
+        """Whether a progress process closed its connections and no goodbye has arrived."""
+        if not all(self._are_closed(machine, of_progress_process=True)):
             return False
         try:
             return not self._goodbyes[machine].was_said()
-        except LostError:  # with ULFM, the job goes on without this courier
+        except LostError:  # with ULFM, the job goes on without this progress process
             return all(self._are_closed(machine))
 
-    def _are_closed(self, machine: int, of_courier: bool = False) -> list[bool]:
+    def _are_closed(self, machine: int, of_progress_process: bool = False) -> list[bool]:
         return [
             seconds_silent(one.descriptor, one.addresses) == math.inf
             for one in self._watched
-            if one.machine == machine and (one.is_courier or not of_courier)
+            if one.machine == machine and (one.is_progress_process or not of_progress_process)
         ]
 
 
 class _Goodbye:
-    """The last message of the courier of another machine: that it leaves, or that it stays after all.
+    """The last message of another machine's progress process: it leaves, or stays after all.
 
     Attributes
     ----------
@@ -263,7 +265,7 @@ class _Goodbye:
         """Whether the last message that has arrived says so. Raise `LostError` if none can arrive."""
         while self._receipt is not None and self._receipt.is_complete():
             self.has_arrived, self._receipt = bool(self._message[0]), None
-            with contextlib.suppress(LostError):  # with ULFM, after the courier is gone
+            with contextlib.suppress(LostError):  # with ULFM, after the progress process is gone
                 self._receipt = self._receive()
         return self.has_arrived
 
@@ -273,10 +275,10 @@ class _Goodbye:
 
 
 class _Connection(NamedTuple):
-    """A connection of this process to a leader or a courier of another machine."""
+    """A connection of this process to a leader or a progress process of another machine."""
 
     machine: int
-    is_courier: bool
+    is_progress_process: bool
     addresses: Addresses
     descriptor: int
 
@@ -285,8 +287,8 @@ def _between(own: Neighbour, others: Iterable[Neighbour]) -> list[_Connection]:
     """Return the connections between this process and others."""
     descriptors = connections()
     return [
-        _Connection(other.machine, other.is_courier, (here, there), descriptors[here, there])
+        _Connection(other.machine, other.is_progress_process, (state, there), descriptors[state, there])
         for other in others
-        for there, here in other.connections
-        if (here, there) in descriptors and (here, there) in own.connections
+        for there, state in other.connections
+        if (state, there) in descriptors and (state, there) in own.connections
     ]

@@ -1,16 +1,17 @@
-"""All-reduces of a vector in buckets, which the couriers do while the ranks compute.
+"""All-reduces of a vector in buckets, which the progress processes do while the ranks compute.
 
 MPI works only while a process calls it, and a rank computes its gradient in one call of a function. So
-each rank copies a bucket to the commons as soon as it is computed. The courier of each machine waits for
-the buckets of all ranks, in their order, and all-reduces them with the other couriers. When a rank has
-computed everything, it takes the results from the commons, or waits for them.
+each rank copies a bucket to the named memory as soon as it is computed. The progress process of each
+machine waits for the buckets of all ranks, in their order, and all-reduces them with the other progress
+processes. When a rank has computed everything, it takes the results from the named memory, or waits for
+them.
 
-The commons have a vector for each rank and a table. The table has, for each rank, how many buckets it
-has put there and its number of rows; and how many buckets are reduced. It is zero between commands.
+The named memory has a vector for each rank and a table. The table has, for each rank, how many buckets
+it has put there and its number of rows; and how many buckets are reduced. It is zero between commands.
 
-The courier keeps the state of wire formats, such as the parts that were not sent. For a checkpoint it
-copies the state to the commons, where the leader finds it, or takes the state that the leader has put
-there.
+The progress process keeps the state of wire formats, such as the parts that were not sent. For a
+checkpoint it copies the state to the named memory, where the leader finds it, or takes the state that
+the leader has put there.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.wire_state import Kept, kept_by, restore
 from synkhronos.machines.buckets import BucketCommunicator
-from synkhronos.machines.courier import Courier, WorkContext
 from synkhronos.machines.leaders import LONGEST_NAP, SHARE, SHORTEST_NAP, Leaders
 from synkhronos.machines.meetings import MachineGroup
-from synkhronos.stores.commons import Commons
+from synkhronos.machines.progress_process import ProgressProcess, WorkContext
+from synkhronos.stores.named_memory import NamedMemory
 
 _READY, _ROWS = range(2)  # columns; the first of the last row counts reduced buckets
 _DONE, _REST, _FACTORS, _COUNTS = range(4)  # words of the table of `WireState`; the counts come last
@@ -47,7 +48,7 @@ class RunningReduction(NamedTuple):
     vectors : list of numpy.ndarray
         The vectors of the ranks of this machine.
     table : numpy.ndarray
-        The table in the commons.
+        The table in the named memory.
     """
 
     buckets: Buckets
@@ -66,9 +67,9 @@ class OverlappedReduction:
     check : callable
         Raises if the command cannot continue.
     is_free : callable
-        Whether the courier is free; in a program it is not.
-    courier : Courier
-        The courier of this machine.
+        Whether the progress process is free; in a program it is not.
+    progress process : Progress process
+        The progress process of this machine.
     first : int
         The rank of the leader in `group`.
 
@@ -83,14 +84,14 @@ class OverlappedReduction:
         group: MachineGroup,
         check: Callable[[], None],
         is_free: Callable[[], bool],
-        courier: Courier,
+        progress_process: ProgressProcess,
         first: int,
     ) -> None:
         self._group, self._check, self._is_free = group, check, is_free
-        self._courier, self._first = courier, first
+        self._progress_process, self._first = progress_process, first
         self.running: RunningReduction | None = None
         self._may_begin = False
-        self._table: np.ndarray | None = None  # in the leader, while the courier works
+        self._table: np.ndarray | None = None  # in the leader, while the progress process works
 
     def begin_command(self) -> None:
         """Begin a command."""
@@ -131,11 +132,11 @@ class OverlappedReduction:
         if not (may_begin and self._is_free()):
             return
         size, leaders = self._group.size, self._group.leaders
-        memory = _memory(self._courier.commons, buckets, size)
+        memory = _memory(self._progress_process.named_memory, buckets, size)
         self.running = RunningReduction(buckets, function, *memory)
         if leaders is not None:
             self._table = self.running.table
-            self._courier.start(leaders.number, ReduceBuckets(buckets, size, self._first))
+            self._progress_process.start(leaders.number, ReduceBuckets(buckets, size, self._first))
 
     def forget(self) -> None:
         """Discard the reduction that has begun: the vector may get another value."""
@@ -157,20 +158,20 @@ class OverlappedReduction:
             out[place] = vectors[self._first][place]
 
     def kept(self, buckets: Buckets) -> Kept:
-        """In the leader, once in a command: return the state of a vector's format from the courier."""
+        """In the leader: fetch the state of a vector's format, once in a command."""
         found = self._transfer(buckets, is_given=False).get()
         return found._replace(rest=found.rest.copy(), factors=found.factors.copy())
 
     def keep(self, buckets: Buckets, kept: Kept) -> None:
-        """In the leader, once in a command: give this state to the courier."""
-        WireState(self._courier.commons, buckets).put(kept)
+        """In the leader, once in a command: give this state to the progress process."""
+        WireState(self._progress_process.named_memory, buckets).put(kept)
         self._transfer(buckets, is_given=True)
 
     def _transfer(self, buckets: Buckets, is_given: bool) -> WireState:
         leaders: Any = self._group.leaders  # not None in the leader
-        state = WireState(self._courier.commons, buckets)
+        state = WireState(self._progress_process.named_memory, buckets)
         self._table = state.table
-        self._courier.start(leaders.number, TransferWireState(buckets, is_given))
+        self._progress_process.start(leaders.number, TransferWireState(buckets, is_given))
         leaders.wait_inside(state.is_done, meets=False)
         return state
 
@@ -188,14 +189,14 @@ class OverlappedReduction:
     def end(self) -> None:
         """In the leader, at the end of a command that all ranks of this machine have left."""
         if self._table is not None:
-            self._courier.end()
-            self._group.leaders.wait(self._courier.has_stopped)  # type: ignore[union-attr]  # as above
+            self._progress_process.end()
+            self._group.leaders.wait(self._progress_process.has_stopped)  # type: ignore[union-attr]  # as above
             self._table[...] = 0
             self.running = self._table = None
 
 
 class ReduceBuckets:
-    """A courier's part of the reduction. It is a `Work`.
+    """A progress process's part of the reduction. It is a `Work`.
 
     Parameters
     ----------
@@ -216,12 +217,14 @@ class ReduceBuckets:
         leaders.begin_world(may_poll=False, watch=lambda inside: _check(context))
         leaders.begin(context.number)
         try:
-            self._reduce(context.commons, leaders, communicator)
+            self._reduce(context.named_memory, leaders, communicator)
         except CollectiveAbortedError:
             leaders.abort()
 
-    def _reduce(self, commons: Commons, leaders: Leaders, communicator: BucketCommunicator) -> None:
-        vectors, table = _memory(commons, self._buckets, self._size)
+    def _reduce(
+        self, named_memory: NamedMemory, leaders: Leaders, communicator: BucketCommunicator
+    ) -> None:
+        vectors, table = _memory(named_memory, self._buckets, self._size)
         order = [self._first, *(rank for rank in range(self._size) if rank != self._first)]
         vectors = [vectors[rank] for rank in order]
         for number in range(len(self._buckets.shapes)):
@@ -238,23 +241,27 @@ def _check(context: WorkContext) -> None:
         raise CollectiveAbortedError("the ranks of this machine have left the command")
 
 
-def _memory(commons: Commons, buckets: Buckets, size: int) -> tuple[list[np.ndarray], np.ndarray]:
+def _memory(
+    named_memory: NamedMemory, buckets: Buckets, size: int
+) -> tuple[list[np.ndarray], np.ndarray]:
     """Return the vectors of the ranks of a machine, and the table."""
-    vectors = [_vector(commons, buckets, rank) for rank in range(size)]
-    return vectors, commons.array("ahead", (size + 1, 2), np.int64)
+    vectors = [_vector(named_memory, buckets, rank) for rank in range(size)]
+    return vectors, named_memory.array("ahead", (size + 1, 2), np.int64)
 
 
-def _vector(commons: Commons, buckets: Buckets, rank: int) -> np.ndarray:
+def _vector(named_memory: NamedMemory, buckets: Buckets, rank: int) -> np.ndarray:
     """Return the memory for the vector of a rank of a machine.
 
     Vectors of the same size have the same memory. Between commands nothing refers to it, so it can be
     freed at the end of a program.
     """
-    return commons.array(f"ahead {buckets.dtype} {buckets.size} {rank}", buckets.size, buckets.dtype)
+    return named_memory.array(
+        f"ahead {buckets.dtype} {buckets.size} {rank}", buckets.size, buckets.dtype
+    )
 
 
 def _communicator_of(context: WorkContext) -> tuple[Leaders, BucketCommunicator]:
-    """Return the objects with which a courier reduces buckets; all `Work` of a world shares them."""
+    """Return what a progress process reduces buckets with, shared by all `Work` of a world."""
     if _KEPT not in context.kept:
         leaders = Leaders(context.links)
         context.kept[_KEPT] = leaders, BucketCommunicator(leaders)
@@ -262,24 +269,24 @@ def _communicator_of(context: WorkContext) -> tuple[Leaders, BucketCommunicator]
 
 
 class WireState(NamedTuple):
-    """Where the `Kept` of a vector is in the commons, in one command that transfers it.
+    """Where the `Kept` of a vector is in the named memory, in one command that transfers it.
 
     Attributes
     ----------
-    commons : Commons
-        The commons of the machine.
+    named memory : Commons
+        The named memory of the machine.
     buckets : Buckets
         The buckets of the vector.
     """
 
-    commons: Commons
+    named_memory: NamedMemory
     buckets: Buckets
 
     @property
     def table(self) -> np.ndarray:
         """Whether the work is done, how long the vectors are, and the counts; 0 between commands."""
         length = _COUNTS + len(self.buckets.shapes)
-        return self.commons.array(f"kept {length}", length, np.int64)
+        return self.named_memory.array(f"kept {length}", length, np.int64)
 
     def put(self, kept: Kept) -> None:
         """Write the state."""
@@ -294,9 +301,9 @@ class WireState(NamedTuple):
         return Kept(table[_COUNTS:].tolist(), *self._vectors(table))
 
     def _vectors(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rest, factors = _vector(self.commons, self.buckets, 0), np.empty(0, np.float32)
+        rest, factors = _vector(self.named_memory, self.buckets, 0), np.empty(0, np.float32)
         if length := int(table[_FACTORS]):
-            factors = self.commons.array(f"kept factors {length}", length, np.float32)
+            factors = self.named_memory.array(f"kept factors {length}", length, np.float32)
         return rest[: table[_REST]], factors
 
     def mark_done(self) -> None:
@@ -304,12 +311,12 @@ class WireState(NamedTuple):
         self.table[_DONE] = 1
 
     def is_done(self) -> bool:
-        """Whether the courier has done its work."""
+        """Whether the progress process has done its work."""
         return bool(self.table[_DONE])
 
 
 class TransferWireState:
-    """A courier's part of the transfer of a wire format's state. It is a `Work`.
+    """A progress process's part of the transfer of a wire format's state. It is a `Work`.
 
     Parameters
     ----------
@@ -324,7 +331,7 @@ class TransferWireState:
 
     def run(self, context: WorkContext) -> None:
         wires = _communicator_of(context)[1].wires(self._buckets)
-        state = WireState(context.commons, self._buckets)
+        state = WireState(context.named_memory, self._buckets)
         if self._is_given:
             restore(wires, self._buckets.sizes(), state.get())
         else:

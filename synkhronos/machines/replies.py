@@ -14,11 +14,11 @@ import numpy as np
 
 from synkhronos.arithmetic import trees
 from synkhronos.machines.bundles import KEPT
-from synkhronos.machines.inbox import Letter
+from synkhronos.machines.inbox import ControlMessage
 from synkhronos.machines.leaders import OF_REPLIES, REPLY, SMALL, Leaders
 from synkhronos.machines.links import as_bytes
 from synkhronos.machines.store import MachineHandle, MachinesStore
-from synkhronos.stores.required_rows import Need
+from synkhronos.stores.required_rows import RequiredRows
 
 _MASTER = 0
 
@@ -106,7 +106,7 @@ class Replies:
             every += pickle.loads(message)
         leaders = self._leaders
         body = pickle.dumps(every, pickle.HIGHEST_PROTOCOL)
-        letter = Letter(leaders.number, leaders.first_number, body)
+        letter = ControlMessage(leaders.number, leaders.first_number, body)
         leaders.send(trees.parent(leaders.rank), REPLY, letter)
         for array in arrays:
             leaders.send_array(_MASTER, array, OF_REPLIES)
@@ -139,7 +139,7 @@ class Replies:
         for machine, arrays in enumerate(by_machine, 1):
             for handle, content in zip(*pickle.loads(arrays)) if arrays else ():
                 array = self._store.empty(handle.shape, handle.dtype)
-                received.append((Need(handle), array))
+                received.append((RequiredRows(handle), array))
                 if content is None:
                     announced.append((machine, array))
                 else:

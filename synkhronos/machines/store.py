@@ -16,10 +16,10 @@ import numpy as np
 from synkhronos._typing import DTypeLike, Rows
 from synkhronos.arithmetic.partition import take_along
 from synkhronos.stores.base import Store
-from synkhronos.stores.commons import Commons
 from synkhronos.stores.files import FileHandle
 from synkhronos.stores.handle import Handle
-from synkhronos.stores.required_rows import Need, positions
+from synkhronos.stores.named_memory import NamedMemory
+from synkhronos.stores.required_rows import RequiredRows, positions
 
 
 class MachineHandle(Handle):
@@ -65,7 +65,7 @@ def lasts(handle: Handle) -> bool:
 class ReceivedRows(NamedTuple):
     """Rows of another machine's array, in this machine's store or in one of its files."""
 
-    need: Need
+    need: RequiredRows
     local: Handle
 
 
@@ -88,7 +88,7 @@ class MachinesStore(Store):
     def __init__(self, local: Store, machine: int, rank: int) -> None:
         super().__init__()
         self.local, self._machine, self.rank = local, machine, rank
-        self.ranks, self.commons = local.ranks, local.commons
+        self.ranks, self.named_memory = local.ranks, local.named_memory
         self.epoch = local.epoch
         self._numbers, self._epochs = itertools.count(), itertools.count(1)
         self.dropped: list[tuple[int, int]] = []
@@ -100,12 +100,12 @@ class MachinesStore(Store):
         self._exports: list[MachineHandle] | None = None
         self._of_command: Sequence[ReceivedRows] = ()  # that came with the last command
 
-    def use(self, rank: int, commons: Commons | None) -> None:
-        """Let this rank use the store, and these commons in place of the machine's own commons."""
+    def use(self, rank: int, named_memory: NamedMemory | None) -> None:
+        """Let this rank use the store, and this named memory in place of the machine's own."""
         self.rank = rank
-        if self.commons is not self.local.commons:  # of a former courier
-            self.commons.close()
-        self.commons = self.local.commons if commons is None else commons
+        if self.named_memory is not self.local.named_memory:  # of a former progress process
+            self.named_memory.close()
+        self.named_memory = self.local.named_memory if named_memory is None else named_memory
 
     def use_in_fork(self, rank: int) -> None:
         """Called in a rank that was forked from the leader."""
@@ -188,14 +188,14 @@ class MachinesStore(Store):
         exports, self._exports = self._exports, []
         return exports
 
-    def cut(self, need: Need) -> np.ndarray:
+    def cut(self, need: RequiredRows) -> np.ndarray:
         """Return the rows of a need, C-contiguous: a view, if possible."""
         array = self.get(need.handle)
         if need.rows is not None:
             array = take_along(array, need.rows, need.axis)
         return np.asarray(array, order="C")
 
-    def receive(self, needs: Sequence[Need], arrays: Sequence[np.ndarray]) -> list[ReceivedRows]:
+    def receive(self, needs: Sequence[RequiredRows], arrays: Sequence[np.ndarray]) -> list[ReceivedRows]:
         """Leader: put rows of arrays of other machines into this machine's store."""
         for need, array in zip(needs, arrays):
             if need.lasts:

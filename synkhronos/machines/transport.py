@@ -17,15 +17,15 @@ from synkhronos._errors import (
     SynkhronosError,
     WorldBrokenError,
 )
-from synkhronos.comms.alone import AloneCommunicator
 from synkhronos.comms.linked import LinkedCommunicator
+from synkhronos.comms.single_rank import SingleRankCommunicator
 from synkhronos.host.machine import cores
 from synkhronos.machines.commands import CommandReceiver, CommandSender, Frames
 from synkhronos.machines.communicator import MachinesCommunicator
-from synkhronos.machines.courier import NoCourier
 from synkhronos.machines.leaders import END
 from synkhronos.machines.meetings import Meetings, set_items
 from synkhronos.machines.overlap import OverlappedReduction
+from synkhronos.machines.progress_process import NoProgressProcess
 from synkhronos.machines.relay.relay import Relay
 from synkhronos.machines.replies import Replies
 from synkhronos.machines.store import MachinesStore
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
     from synkhronos.arithmetic.clocks import Reading
     from synkhronos.comms.base import Communicator, Group
-    from synkhronos.machines.courier import Courier
     from synkhronos.machines.leaders import Leaders
+    from synkhronos.machines.progress_process import ProgressProcess
     from synkhronos.machines.store import MachineHandle
     from synkhronos.stores.required_rows import Needs
-    from synkhronos.transports.base import Attendant
+    from synkhronos.transports.base import ServiceProcess
 
-NO_COURIER = NoCourier()
+NO_PROGRESS_PROCESS = NoProgressProcess()
 
 
 def _of_local(name: str) -> Any:
@@ -68,8 +68,8 @@ class MachinesTransport(Transport):
         The master is the leader of machine 0.
     timeout : float, optional
         The longest time, in seconds, that ranks wait for each other.
-    courier : Courier, optional
-        The courier of this machine.
+    progress process : Progress process, optional
+        The progress process of this machine.
     job : object, optional
         Creates successors: it has `possible_sizes`, and ``successor(former, size, master_rank)``.
     store : MachinesStore, optional
@@ -92,7 +92,7 @@ class MachinesTransport(Transport):
         machines: Sequence[range],
         master_rank: int = 0,
         timeout: float | None = None,
-        courier: Courier = NO_COURIER,
+        progress_process: ProgressProcess = NO_PROGRESS_PROCESS,
         job: Any = None,
         store: MachinesStore | None = None,
     ) -> None:
@@ -102,11 +102,11 @@ class MachinesTransport(Transport):
         self.master_rank, self.timeout = master_rank, timeout
         self.ranks_here = local.ranks_here
         self.labels = range(self.size)
-        self._courier, self.is_home = courier, self.machine == 0
-        self.has_commons = courier.commons is not None
+        self._progress_process, self.is_home = progress_process, self.machine == 0
+        self.has_named_memory = progress_process.named_memory is not None
         if store is None:
             store = MachinesStore(local.store, self.machine, self.rank)
-        store.use(self.rank, courier.commons)
+        store.use(self.rank, progress_process.named_memory)
         self.store, self._job = store, job
         self._is_alone = local.size == 1  # on this machine
         self._has_aborted = False  # this rank, in this command
@@ -117,10 +117,10 @@ class MachinesTransport(Transport):
         self._while_waiting: Callable[[], None] = do_nothing
         self._ran_program = False  # in the last command; the machine's transport forgets it
         self._meetings = Meetings(local, leaders, self.store, machines)
-        if self.has_commons:
+        if self.has_named_memory:
             is_free = lambda: not self.in_program  # noqa: E731
             group, first = self._meetings.group, local.master_rank
-            self.ahead = OverlappedReduction(group, self.check, is_free, courier, first)
+            self.overlap = OverlappedReduction(group, self.check, is_free, progress_process, first)
         if self.is_leader:
             leaders.begin_world(
                 labels=[", ".join(map(str, ranks)) for ranks in machines],
@@ -148,8 +148,8 @@ class MachinesTransport(Transport):
         return self.rank == self.master_rank
 
     def communicator(self, group: Group | None = None) -> Communicator:
-        here: Any = self._meetings.group
-        local = AloneCommunicator(here) if self._is_alone else self.local.communicator(here)
+        state: Any = self._meetings.group
+        local = SingleRankCommunicator(state) if self._is_alone else self.local.communicator(state)
         leaders = LinkedCommunicator(self.leaders)
         every: Any = self if group is None else group
         return MachinesCommunicator(every, local, leaders, self.local.master_rank, self._machines)
@@ -178,10 +178,15 @@ class MachinesTransport(Transport):
             transport = self
             if local is self.local:  # forked: a copy
                 self.store.use_in_fork(self.rank)
-                self._courier.use_in_fork()
+                self._progress_process.use_in_fork()
             else:  # a thread
                 transport = MachinesTransport(
-                    local, self.leaders, self._machines, self.master_rank, self.timeout, self._courier
+                    local,
+                    self.leaders,
+                    self._machines,
+                    self.master_rank,
+                    self.timeout,
+                    self._progress_process,
                 )
             serve(transport)
 
@@ -201,12 +206,12 @@ class MachinesTransport(Transport):
             return
         if self.machine == 0:
             self.leaders.notify(END, f"the master has ended the ranks; {REMEDY}")
-        self._courier.close()  # before the commons are cleared
+        self._progress_process.close()  # before the named memory is cleared
         self.local.kill()
 
     def close(self, grace: float) -> None:
         if self.local.is_master_process():  # and not a process that the script has forked
-            self._courier.close()
+            self._progress_process.close()
         self.local.close(grace)
 
     def release(self) -> None:
@@ -236,7 +241,7 @@ class MachinesTransport(Transport):
             return self._receive_of_master()
         frame = self.local.receive()
         self.store.begin()
-        self._begin_ahead()
+        self._begin_overlap()
         if not frame:
             return frame
         payload, rows, dropped = self._frames.unpack(frame)
@@ -256,7 +261,7 @@ class MachinesTransport(Transport):
     def _begin(self, number: int) -> None:
         self.leaders.begin(number)
         self.store.begin()
-        self._begin_ahead()
+        self._begin_overlap()
         self._has_aborted = self.in_program = False
         self._on_death = self._collected = None
 
@@ -283,7 +288,7 @@ class MachinesTransport(Transport):
         self.leaders.ended.end(self.leaders.passed)
         exports: list[MachineHandle] = []
         replies: list[bytes | None] = [None] if self._is_alone else self.local.collect()
-        self._end_ahead()
+        self._end_overlap()
         self.leaders.pass_on_flag()
         for rank, reply in enumerate(replies):
             if reply is not None:
@@ -336,7 +341,7 @@ class MachinesTransport(Transport):
         self._meetings.group.guard(self.local.check)
         if self.is_leader:
             self.leaders.read_notices()
-            self._courier.check()
+            self._progress_process.check()
             self.leaders.pass_on_flag()
             if self.leaders.is_aborted:
                 self._abort_here()
@@ -349,7 +354,7 @@ class MachinesTransport(Transport):
     def _check_here(self, inside: bool) -> None:
         """While it waits for other machines: raise if this machine's ranks cannot continue."""
         self.leaders.pass_on_flag()
-        self._courier.check()
+        self._progress_process.check()
         try:
             self._meetings.group.guard(self.local.check)
         except CollectiveAbortedError:
@@ -361,7 +366,7 @@ class MachinesTransport(Transport):
     def _check_others(self) -> None:
         """While it waits for its own machine: raise if other machines cannot continue."""
         self.leaders.read_notices()
-        self._courier.check()
+        self._progress_process.check()
         self.leaders.pass_on_flag()
         if self.is_master:
             self._while_waiting()
@@ -383,11 +388,11 @@ class MachinesTransport(Transport):
                 f"for ranks of other machines"
             )
 
-    # The couriers, in programs and during calls
+    # The progress processes, in programs and during calls
 
     def begin_program(self, on_death: OnDeath | None = None) -> None:
         self._on_death = on_death
-        self.local.begin_program(None if on_death is None else _OnDeathHere(on_death, self.near))
+        self.local.begin_program(None if on_death is None else _OnDeathRankState(on_death, self.near))
 
     def replace(self, rank: int, prepare: Callable[[bool], None]) -> None:
         self.local.replace(self.near.index(rank), prepare)
@@ -396,28 +401,28 @@ class MachinesTransport(Transport):
         own: tuple[list[Any], bool, bytes] = [], False, payload
         self.local.answer_for(self.near.index(rank), pickle.dumps(own, pickle.HIGHEST_PROTOCOL))
 
-    def attend(self, name: str, serve: Callable[[], None]) -> Attendant:
+    def attend(self, name: str, serve: Callable[[], None]) -> ServiceProcess:
         def serve_here() -> None:
-            self._courier.use_in_fork()
+            self._progress_process.use_in_fork()
             serve()
 
         return self.local.attend(name, serve_here)
 
     def relay(self) -> None:
         if self.is_leader:
-            self._courier.start(self.leaders.number, Relay(self._machines))
+            self._progress_process.start(self.leaders.number, Relay(self._machines))
 
     def _end_relay(self) -> None:
-        self._courier.end()
-        self.leaders.wait(self._courier.has_stopped)
+        self._progress_process.end()
+        self.leaders.wait(self._progress_process.has_stopped)
 
-    def _begin_ahead(self) -> None:
-        if self.ahead is not None:
-            self.ahead.begin_command()
+    def _begin_overlap(self) -> None:
+        if self.overlap is not None:
+            self.overlap.begin_command()
 
-    def _end_ahead(self) -> None:
-        if self.ahead is not None:
-            self.ahead.end()
+    def _end_overlap(self) -> None:
+        if self.overlap is not None:
+            self.overlap.end()
 
     def spread(self, flag: np.ndarray) -> None:
         if self.is_leader:
@@ -426,13 +431,13 @@ class MachinesTransport(Transport):
     def _forget_program(self) -> None:
         """On machines other than the master's: forget the program, which has ended on all ranks."""
         self._end_relay()
-        self.store.commons.clear()
+        self.store.named_memory.clear()
         complaint = None if self._on_death is None else self._on_death.complaint()
         if complaint is not None:
             raise WorldBrokenError(complaint)
 
 
-class _OnDeathHere:
+class _OnDeathRankState:
     """Handles the deaths of workers of this machine, whose transport has numbers of its own for them."""
 
     def __init__(self, on_death: OnDeath, near: range) -> None:

@@ -254,13 +254,13 @@ def in_buckets(
             f"in_buckets: shapes: expected one for each of {len(expressions)} expressions, at least "
             f"one, got {len(extents)}"
         )
-    is_ahead = _can_reduce_ahead(vector)
-    filled: Variable = fill_in_buckets(vector, expressions, extents, op, wire, is_ahead)
+    is_overlapped = _can_overlap(vector)
+    filled: Variable = fill_in_buckets(vector, expressions, extents, op, wire, is_overlapped)
     return filled
 
 
-def _can_reduce_ahead(vector: SharedVariable) -> bool:
-    return current_world().transport.ahead is not None and is_on_host(vector)
+def _can_overlap(vector: SharedVariable) -> bool:
+    return current_world().transport.overlap is not None and is_on_host(vector)
 
 
 def _tensor(x: Variable, what: str) -> Any:

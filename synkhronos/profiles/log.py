@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos.world.here import Command, Here
+from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import current_world, world_exists
 
 if TYPE_CHECKING:
@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 COMMAND = "command"
 _MOST_NODES = 1 << 20  # times of single nodes that a rank keeps, for the trace
 
-# The category of the time of a method, and the attribute of `Here` that has the method; None: `Here`
-# itself. Only compiled functions call others of these methods: the collectives in their graphs.
+# The category of the time of a method, and the attribute of `RankState` that has the method; None:
+# `RankState` itself. Only compiled functions call others of these methods: the collectives in their
+# graphs.
 _TIMED = (
     ("compute", "engine", "call"),
     ("copy", None, "take"),
     ("copy", "store", "place"),
     ("wait", "transport", "barrier"),
     ("wait", "transport", "collect"),
-    ("copy", "ahead", "start"),
-    ("wait", "ahead", "finish"),
+    ("copy", "overlap", "start"),
+    ("wait", "overlap", "finish"),
 )
 
 
@@ -181,7 +182,7 @@ def note(category: str, name: str, seconds: float) -> None:
     seconds : float
         How long it has taken.
     """
-    log = current_world().here.log if world_exists() else None
+    log = current_world().rank_state.log if world_exists() else None
     if log is not None:
         log.add(category, name, log.clock() - seconds)
 
@@ -202,19 +203,19 @@ class Begin(Command):
     def __init__(self, operations: bool) -> None:
         self.operations = operations
 
-    def run(self, here: Here) -> list[Reading]:
-        readings = here.transport.compare_clocks()
-        here.log = log = Log(here.transport.clock)
+    def run(self, state: RankState) -> list[Reading]:
+        readings = state.transport.compare_clocks()
+        state.log = log = Log(state.transport.clock)
         if self.operations:
-            log.time_operations(here.engine)
+            log.time_operations(state.engine)
         for category, name, method in _TIMED:
-            owner = here if name is None else getattr(here, name)
+            owner = state if name is None else getattr(state, name)
             if hasattr(owner, method):
                 log.replace(owner, method, category)
-        for category, owner, method in here.comm.timed():
+        for category, owner, method in state.comm.timed():
             log.replace(owner, method, category)
-        if not here.is_master:
-            log.replace_command(here, "execute")
+        if not state.is_master:
+            log.replace_command(state, "execute")
         return readings
 
 
@@ -261,19 +262,19 @@ class OfRank(NamedTuple):
 class End(Command):
     """End the measurement, and return it."""
 
-    def run(self, here: Here) -> tuple[OfRank, list[Reading]]:
-        log = stop(here)
+    def run(self, state: RankState) -> tuple[OfRank, list[Reading]]:
+        log = stop(state)
         events = [tuple(event) for event in log.events]
-        readings = here.transport.compare_clocks()
+        readings = state.transport.compare_clocks()
         host = socket.gethostname()
         node_times = [tuple(one) for one in log.node_times]
-        machine = here.transport.machine
+        machine = state.transport.machine
         return OfRank(events, log.functions(), node_times, machine, host), readings
 
 
-def stop(here: Here) -> Log:
+def stop(state: RankState) -> Log:
     """Stop measuring on this rank, and return its `Log`."""
-    log: Log = here.log
-    here.log = None
+    log: Log = state.log
+    state.log = None
     log.stop()
     return log

@@ -281,7 +281,7 @@ def profile(path: PathLike | None = None, operations: bool = False) -> Iterator[
     """
     world = current_world()
     world.check_usable()
-    if world.here.log:
+    if world.rank_state.log:
         raise FuseError(
             "profile(): already inside a profile() block, and blocks cannot be nested; remove the inner "
             "one: the outer block measures these calls, too"
@@ -291,17 +291,17 @@ def profile(path: PathLike | None = None, operations: bool = False) -> Iterator[
     measured = Profile()
     try:
         begin = world.run(Begin(operations))[world.master_rank]
-        log = world.here.log
+        log = world.rank_state.log
         log.events.clear()  # they are about the wait for the workers in that command
         log.replace_command(world, "run")
         yield measured
     finally:
-        if world.here.log:
-            world.here.log.stop()
+        if world.rank_state.log:
+            world.rank_state.log.stop()
         if world.broken is None and not world.closed:
             found, readings = zip(*world.run(End()))
             measured._align(found, begin, readings[world.master_rank])
             if path is not None:
                 measured.save(path)
-        elif world.here.log:  # no command can run, but this rank must stop measuring
-            stop(world.here)
+        elif world.rank_state.log:  # no command can run, but this rank must stop measuring
+            stop(world.rank_state)

@@ -20,7 +20,7 @@ from synkhronos._errors import SynkhronosError
 from synkhronos._typing import SharedVariables
 from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.engines.names import package
-from synkhronos.host.handler_errors import pass_on
+from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.programs.center import Center
 from synkhronos.programs.group_collectives import GroupCollectives
 from synkhronos.programs.lock import ProgramLock
@@ -130,7 +130,7 @@ class Listener:
                 try:
                     message = connection.recv()
                 except (EOFError, OSError) as error:
-                    pass_on(error)
+                    reraise_if_handlers(error)
                     self._died += 1
                     self._server.drop(connection, DIED)
                     continue
@@ -184,7 +184,7 @@ class Listener:
         """
         if self._box is None:
             self._server.memory.use_span(self._server.places + 1)  # also in a forked process
-            self._box = Mailbox(self._server.commons, _BOX)
+            self._box = Mailbox(self._server.named_memory, _BOX)
         while not put(self._box, arrays, 0):
             pause()
             time.sleep(_NAP)
@@ -244,7 +244,7 @@ class Attached(GroupCollectives):
         self._client = Client(name, timeout)
         assignment = self._client.assignment
         self.rank, self.size = assignment.rank, assignment.size
-        self._commons = self._client.store.commons
+        self._named_memory = self._client.store.named_memory
         self._engine = make_engine([str(getattr(package.config, "device", "cpu"))])
         self._communicator: SharedMemoryCommunicator | None = None
         self._centers: dict[str, Center] = {}
@@ -291,7 +291,7 @@ class Attached(GroupCollectives):
         self._check()
         check_string(name, "center: name")
         if name not in self._centers:
-            open_stripes = functools.partial(Stripes, self._commons)
+            open_stripes = functools.partial(Stripes, self._named_memory)
             self._centers[name] = Center(
                 open_stripes, self._engine, shared_vars, name, self._pause, self._check
             )
@@ -308,7 +308,7 @@ class Attached(GroupCollectives):
         self._check()
         check_string(name, "lock: name")
         if name not in self._locks:
-            open_stripes = functools.partial(Stripes, self._commons)
+            open_stripes = functools.partial(Stripes, self._named_memory)
             self._locks[name] = ProgramLock(
                 open_stripes, name, self._pause, self._check, contextlib.nullcontext()
             )
@@ -329,7 +329,7 @@ class Attached(GroupCollectives):
         """
         self._check()
         if self._box is None:
-            self._box = Mailbox(self._commons, _BOX)
+            self._box = Mailbox(self._named_memory, _BOX)
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             found = take(self._box)
@@ -349,7 +349,7 @@ class Attached(GroupCollectives):
                 "Listener(name, size=2)"
             )
         if self._communicator is None:
-            group = RegisterGroup(self._commons, self.rank, self.size, self._check_comes)
+            group = RegisterGroup(self._named_memory, self.rank, self.size, self._check_comes)
             self._communicator = SharedMemoryCommunicator(group, self._client.store)
         return self._communicator
 

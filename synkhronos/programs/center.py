@@ -21,7 +21,7 @@ from synkhronos._typing import AnyArray, SharedVariable, SharedVariables, Values
 from synkhronos.engines.base import Engine
 from synkhronos.programs.layout import Layout
 from synkhronos.services.stripes import Stripes
-from synkhronos.world.turn import takes_turn
+from synkhronos.world.call_lock import takes_call_lock
 
 if TYPE_CHECKING:  # for several machines only
     from synkhronos.machines.relay.remote_stripes import RemoteStripes
@@ -49,8 +49,8 @@ class Center(_html.Shown):
         Parameters
         ----------
         open_stripes : callable
-            Creates the stripes: `Stripes` for some commons, or `RemoteStripes`, with the first arguments
-            bound.
+            Creates the stripes: `Stripes` for some named memory, or `RemoteStripes`, with the first
+            arguments bound.
         engine : Engine
             This rank's engine.
         shareds : shared variable, or list of shared variables
@@ -65,7 +65,7 @@ class Center(_html.Shown):
         turn : context manager
             Entered for the whole of each method.
         """
-        self._enter, self.turn = enter, turn or contextlib.nullcontext()
+        self._enter, self.call_lock = enter, turn or contextlib.nullcontext()
         if not isinstance(name, str) or not name:
             raise TypeError(f"center: expected a name, a string that is not empty, got {name!r}")
         self.name, self._engine = name, engine
@@ -154,7 +154,7 @@ class Center(_html.Shown):
 
     # Operations
 
-    @takes_turn
+    @takes_call_lock
     def pull(self) -> None:
         """Set this rank's variables to the values of the center, and remember the values for `push`."""
         self._pull()
@@ -176,7 +176,7 @@ class Center(_html.Shown):
         finally:
             self._close(staged)
 
-    @takes_turn
+    @takes_call_lock
     def push(self, scale: float = 1, reset: bool = False) -> None:
         """Add `scale` times the change of this rank's variables to the center.
 
@@ -222,7 +222,7 @@ class Center(_html.Shown):
             if reset:
                 self._close(staged)
 
-    @takes_turn
+    @takes_call_lock
     def elastic(self, alpha: float) -> None:
         r"""Move this rank's variables and the center towards each other.
 
@@ -273,7 +273,7 @@ class Center(_html.Shown):
         finally:
             self._close(staged)
 
-    @takes_turn
+    @takes_call_lock
     def update(self, f: Callable[[Any, Any], Any]) -> None:
         """Change the center and this rank's variables by a function, which no other rank interrupts.
 
@@ -315,7 +315,7 @@ class Center(_html.Shown):
             self._stripes.let_go()
             self._close(staged)
 
-    @takes_turn
+    @takes_call_lock
     def value(self) -> Any:
         """Return a copy of the center: a list of arrays, or an array if one variable was given."""
         self._enter()
@@ -336,7 +336,7 @@ class Center(_html.Shown):
         self._stripes.read(work)
         return arrays, flat
 
-    @takes_turn
+    @takes_call_lock
     def assign(self, values: Values) -> None:
         """Set the center, for example to continue from a checkpoint. The ranks' variables do not change.
 

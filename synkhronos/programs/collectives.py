@@ -23,8 +23,8 @@ from synkhronos.variables.arguments import as_list, check_has_rows, conditioned
 from synkhronos.variables.collectives import Broadcast, Gather, join
 from synkhronos.variables.reductions import Reduce, check_wire
 from synkhronos.variables.replicas import Assign
-from synkhronos.world.here import Command, Here
-from synkhronos.world.turn import Turn, takes_turn
+from synkhronos.world.call_lock import CallLock, takes_call_lock
+from synkhronos.world.rank_state import Command, RankState
 
 
 class Collectives:
@@ -32,7 +32,7 @@ class Collectives:
 
     Parameters
     ----------
-    here : Here
+    state : RankState
         The state of this rank.
     run : Run
         This rank's run of the program.
@@ -42,42 +42,42 @@ class Collectives:
         Whether a call waits during a call of another thread of this rank.
     """
 
-    def __init__(self, here: Here, run: Run, may_meet: bool, waits: bool) -> None:
-        self._here, self._program, self._stop, self._may_meet = here, run, run.stop, may_meet
-        self.turn = Turn(waits, run.check)
+    def __init__(self, state: RankState, run: Run, may_meet: bool, waits: bool) -> None:
+        self._rank_state, self._program, self._stop, self._may_meet = state, run, run.stop, may_meet
+        self.call_lock = CallLock(waits, run.check)
         self._numbers: dict[SharedVariable, int] = {}
         # Collectives of variables, which may be repeated
         self._prepared: dict[tuple[Any, ...], Callable[[Any], Any]] = {}
-        self._array_reductions = ArrayReductions(self._meet, lambda: self._here.comm.over_cpu)
+        self._array_reductions = ArrayReductions(self._meet, lambda: self._rank_state.comm.over_cpu)
 
     @property
     def rank(self) -> int:
         """The number of this rank, from 0 to ``size - 1``."""
-        return self._here.rank
+        return self._rank_state.rank
 
     @property
     def size(self) -> int:
         """The number of ranks."""
-        return self._here.size
+        return self._rank_state.size
 
     @property
     def is_master(self) -> bool:
         """Whether this rank is the process of the script."""
-        return self._here.is_master
+        return self._rank_state.is_master
 
     @property
     def master_rank(self) -> int:
         """The rank of the process of the script."""
-        return self._here.master_rank
+        return self._rank_state.master_rank
 
     @property
     def device(self) -> str:
         """The name of the rank's device, such as ``"cpu"`` or ``"cuda0"``."""
-        return self._here.device
+        return self._rank_state.device
 
     # Variables
 
-    @takes_turn
+    @takes_call_lock
     def adopt(self, shared_vars: SharedVariables) -> None:
         """Let the collectives, centers and rules of this program use variables that it has made.
 
@@ -108,11 +108,11 @@ class Collectives:
                     f"rank.adopt: expected the same shapes and dtypes in the same order on every rank, "
                     f"got {listed}; build the same model on every rank"
                 )
-        self._here.adopt([shared for shared in given if self._find(shared) is None])
+        self._rank_state.adopt([shared for shared in given if self._find(shared) is None])
 
     def _spec(self, shared: SharedVariable) -> str:
         """Describe what must be equal on all ranks."""
-        storage, number = self._here.engine.storage(shared), self._find(shared)
+        storage, number = self._rank_state.engine.storage(shared), self._find(shared)
         known = "" if number is None else f" (variable {number})"
         return f"{storage.dtype}{list(storage.shape)}{known}"
 
@@ -123,7 +123,7 @@ class Collectives:
         """Whether the program may use collectives; False with ``on_death="continue"``."""
         return self._may_meet
 
-    @takes_turn
+    @takes_call_lock
     def exchange(self, value: Any) -> list[Any]:
         """Return the values of all ranks, by rank, on every rank.
 
@@ -135,13 +135,13 @@ class Collectives:
         self._enter_meeting()
         return self._meet("exchange", own=value)
 
-    @takes_turn
+    @takes_call_lock
     def barrier(self) -> None:
         """Wait until every rank has called this method."""
         self._enter_meeting()
         self._meet("barrier")
 
-    @takes_turn
+    @takes_call_lock
     def broadcast(self, shared_vars: SharedVariables) -> None:
         """Set the replicas of every rank to the master's; see `synkhronos.broadcast`.
 
@@ -154,7 +154,7 @@ class Collectives:
         numbers = self._numbers_of(shared_vars)
         self._run("broadcast", lambda: Broadcast(numbers, True), *numbers)
 
-    @takes_turn
+    @takes_call_lock
     def scatter(self, shared_vars: SharedVariables, values: Any = None) -> None:
         """Split rows of the master's `values` over the ranks; see `synkhronos.scatter`.
 
@@ -166,22 +166,22 @@ class Collectives:
             One value for each variable, in the master. Other ranks' values are ignored.
         """
         self._enter_meeting()
-        numbers, here = self._numbers_of(shared_vars), self._here
+        numbers, state = self._numbers_of(shared_vars), self._rank_state
         arrays = None
-        if here.is_master:
+        if state.is_master:
             if values is None:
                 raise ValueError("rank.scatter: expected values in the master, got None")
-            variables = [here.shareds[number] for number in numbers]
+            variables = [state.shareds[number] for number in numbers]
             given = as_list(shared_vars, values, "values")
             arrays = [
-                here.store.put(np.asarray(one))
-                for one in conditioned(here.engine, variables, given, scattered=True)
+                state.store.put(np.asarray(one))
+                for one in conditioned(state.engine, variables, given, scattered=True)
             ]
-        handles = self._meet("scatter", *numbers, own=arrays)[here.master_rank]
-        Assign(numbers, handles, [select(None, one.shape[0]) for one in handles]).run(here)
+        handles = self._meet("scatter", *numbers, own=arrays)[state.master_rank]
+        Assign(numbers, handles, [select(None, one.shape[0]) for one in handles]).run(state)
         self._meet("end of scatter")  # the master's copies are needed up to this point
 
-    @takes_turn
+    @takes_call_lock
     def gather(self, shared_vars: SharedVariables, nd_up: int = 1) -> Any:
         """Return the replicas of all ranks in the master, None elsewhere; see `synkhronos.gather`.
 
@@ -202,7 +202,7 @@ class Collectives:
         joined = [join(arrays, nd_up) for arrays in gathered]
         return joined if isinstance(shared_vars, (list, tuple)) else joined[0]
 
-    @takes_turn
+    @takes_call_lock
     def all_gather(self, shared_vars: SharedVariables) -> None:
         """Set every replica to all ranks' values along axis 0; see `synkhronos.all_gather`.
 
@@ -215,7 +215,7 @@ class Collectives:
         numbers = self._numbers_of(shared_vars, True, "rank.all_gather")
         self._run("all_gather", lambda: Gather(numbers, True, True), *numbers)
 
-    @takes_turn
+    @takes_call_lock
     def reduce(
         self,
         shared_vars: SharedVariables,
@@ -245,7 +245,7 @@ class Collectives:
             return reduced
         return reduced[0]
 
-    @takes_turn
+    @takes_call_lock
     def all_reduce(
         self,
         shared_vars: SharedVariables | ArrayLike,
@@ -275,7 +275,7 @@ class Collectives:
         self._enter_meeting()
         is_list = isinstance(shared_vars, (list, tuple))
         given: Sequence[Any] = shared_vars if is_list else [shared_vars]  # type: ignore[assignment]
-        if given and not any([self._here.engine.is_shared(each) for each in given]):
+        if given and not any([self._rank_state.engine.is_shared(each) for each in given]):
             if wire is not None:
                 raise ValueError(f"wire: expected None for arrays, got {wire!r}; use shared variables")
             with self._stopped_by_others():
@@ -295,9 +295,11 @@ class Collectives:
     ) -> Any:
         operation = find_operation(op)
         for number in numbers:
-            shared = self._here.shareds[number]
-            operation.check_dtype(self._here.engine.type_of(shared).dtype, shared)
-        check_wire(self._here.engine, wire, [self._here.shareds[number] for number in numbers])
+            shared = self._rank_state.shareds[number]
+            operation.check_dtype(self._rank_state.engine.type_of(shared).dtype, shared)
+        check_wire(
+            self._rank_state.engine, wire, [self._rank_state.shareds[number] for number in numbers]
+        )
         check_weight(operation, weight)
         weights = None if weight is None else {self.rank: float(weight)}
         what = *numbers, op, wire if target == "all" else target
@@ -313,7 +315,7 @@ class Collectives:
         key = (name, *what)
         run = self._prepared.get(key)
         if run is None:
-            run = self._prepared[key] = make_command().prepare(self._here)
+            run = self._prepared[key] = make_command().prepare(self._rank_state)
         with self._stopped_by_others():
             return run(change)
 
@@ -329,7 +331,7 @@ class Collectives:
         called = name, *what
         item = pickle.dumps((called, self._stop.is_asked, own), pickle.HIGHEST_PROTOCOL)
         with self._stopped_by_others():
-            by_rank = [pickle.loads(one) for one in self._here.transport.exchange(item)]
+            by_rank = [pickle.loads(one) for one in self._rank_state.transport.exchange(item)]
         if any(one[0] != called for one in by_rank):
             listed = "; ".join(f"rank {rank}: {_text(one[0])}" for rank, one in enumerate(by_rank))
             raise SynkhronosError(
@@ -377,7 +379,7 @@ class Collectives:
                 f"synk.function(); if the program has made it, let every rank call rank.adopt() first"
             )
         if with_rows:
-            check_has_rows(self._here.engine, given, what)
+            check_has_rows(self._rank_state.engine, given, what)
         return numbers
 
     def _tensors(self, shared_vars: Any) -> list[SharedVariable]:
@@ -385,7 +387,7 @@ class Collectives:
         given = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
         if not given:
             raise ValueError("shared_vars: expected at least one shared variable, got an empty list")
-        engine = self._here.engine
+        engine = self._rank_state.engine
         for shared in given:
             if not engine.is_shared(shared) or not engine.is_tensor(shared):
                 raise TypeError(
@@ -398,7 +400,7 @@ class Collectives:
     def _find(self, shared: SharedVariable) -> int | None:
         """Return the number of a shared variable, or None if the ranks do not know it."""
         if shared not in self._numbers:
-            self._numbers = {each: number for number, each in self._here.shareds.items()}
+            self._numbers = {each: number for number, each in self._rank_state.shareds.items()}
         return self._numbers.get(shared)
 
 

@@ -20,37 +20,37 @@ from synkhronos.functions.replica import Replica
 from synkhronos.functions.signature import Input
 from synkhronos.host.status import ROWS
 from synkhronos.stores.handle import Composite
-from synkhronos.world.here import Here
+from synkhronos.world.rank_state import RankState
 
 
 class OwnCall(CallFunction):
     """Computes on all rows that it is given. The handles are the values themselves."""
 
-    def run(self, here: Here) -> list[Any]:
+    def run(self, state: RankState) -> list[Any]:
         """Return the outputs of this rank's replica."""
-        replica = here.functions[self.number]
-        n_rows, arguments = self._arguments(here, replica)
+        replica = state.functions[self.number]
+        n_rows, arguments = self._arguments(state, replica)
         if not n_rows and self.num_slices > 1:
             raise ValueError("num_slices: there are no rows to slice")
-        here.rows[self.number] = n_rows
+        state.rows[self.number] = n_rows
         if self.has_rows(replica):
-            here.progress[ROWS] += n_rows
-        values = self._compute(here, replica, arguments, n_rows)
-        return [here.engine.to_host(value) for value in values]
+            state.progress[ROWS] += n_rows
+        values = self._compute(state, replica, arguments, n_rows)
+        return [state.engine.to_host(value) for value in values]
 
-    def _arguments(self, here: Here, replica: Replica) -> tuple[int, list[Any]]:
-        columns, n_rows = self._columns(here, replica)
+    def _arguments(self, state: RankState, replica: Replica) -> tuple[int, list[Any]]:
+        columns, n_rows = self._columns(state, replica)
         if self.num_slices > 1:
             return n_rows, columns
-        return n_rows, [column.take(here) for column in columns]
+        return n_rows, [column.take(state) for column in columns]
 
-    def _whole(self, here: Here, handle: Any) -> Any:
+    def _whole(self, state: RankState, handle: Any) -> Any:
         return handle
 
-    def _share(self, here: Here, n_rows: int) -> tuple[int, int]:
+    def _share(self, state: RankState, n_rows: int) -> tuple[int, int]:
         return 0, n_rows
 
-    def _batch_s(self, here: Here) -> Batch | None:
+    def _batch_s(self, state: RankState) -> Batch | None:
         return self.batch_s  # type: ignore[return-value]  # that of this rank
 
 
@@ -101,7 +101,7 @@ def check_no_options(function: Any, *options: Any) -> None:
 
 
 def prepare(
-    here: Here,
+    state: RankState,
     token: bytes,
     function: Any,
     args: Sequence[ArrayLike],
@@ -116,7 +116,7 @@ def prepare(
     See `Rank.call`.
     """
     known = _specification(token, function)
-    replica = here.functions.get(known.number)
+    replica = state.functions.get(known.number)
     if replica is None:
         raise ValueError(
             f"rank.call: {function!r} is not replicated; call synk.distribute() before spmd()"
@@ -128,14 +128,14 @@ def prepare(
     num_slices = arguments.check_num_slices(num_slices)
     rows = arguments.select_rows(called, values, batch)
     if num_slices > 1:
-        arguments.check_slicing(here, called, replica)
+        arguments.check_slicing(state, called, replica)
     if subset is not None:
         subset = arguments.check_indices(subset, len(replica.output_modes), known.form)
     if batch_s is not None:
         if not replica.sliceable:
             raise ValueError(f"{called!r}: batch_s was given, but there are no sliceable_shareds")
         for number in replica.sliceable:
-            select(batch_s, len(here.engine.storage(here.shareds[number])), "batch_s")
+            select(batch_s, len(state.engine.storage(state.shareds[number])), "batch_s")
     splits = None
     if rows is not None:
         splits = [arguments.split_of(one, value) for one, value in zip(known.inputs, values)]

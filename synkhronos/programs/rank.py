@@ -25,17 +25,17 @@ from synkhronos.services.controller import ControllerChannel
 from synkhronos.services.messages import Messages
 from synkhronos.services.reports import CLOCKS, ENDED, RESTARTS, Reports
 from synkhronos.services.stripes import Stripes
-from synkhronos.stores.commons import Commons
-from synkhronos.world.here import Here
-from synkhronos.world.turn import takes_turn
+from synkhronos.stores.named_memory import NamedMemory
+from synkhronos.world.call_lock import takes_call_lock
+from synkhronos.world.rank_state import RankState
 
 if TYPE_CHECKING:  # for several machines only
     from synkhronos.machines.relay.remote_stripes import RemoteStripes
 
 _AWAKE = 0.1  # seconds between two checks of a rank that waits for a message
 
-#: Why a program on several machines cannot use the commons
-NO_COMMONS = (
+#: Why a program on several machines cannot use the named memory
+NO_NAMED_MEMORY = (
     "ranks on several machines need a second task on each machine, which passes things on while they "
     "compute; start the script by 'synkhronos launch', or let mpirun or srun start two tasks or more on "
     "each machine"
@@ -59,7 +59,7 @@ class Rank(Collectives):
 
     def __init__(
         self,
-        here: Here,
+        state: RankState,
         run: Run,
         token: bytes,
         entropy: Sequence[int],
@@ -67,28 +67,28 @@ class Rank(Collectives):
         may_meet: bool,
         waits: bool,
     ) -> None:
-        super().__init__(here, run, may_meet, waits)
-        commons = here.store.commons
+        super().__init__(state, run, may_meet, waits)
+        named_memory = state.store.named_memory
         self._clocks, restarts, self._ended = (
-            commons.array(name, (here.size,), "int64") for name in (CLOCKS, RESTARTS, ENDED)
+            named_memory.array(name, (state.size,), "int64") for name in (CLOCKS, RESTARTS, ENDED)
         )
-        restarts[here.rank] = self.restarts = here.restarts
+        restarts[state.rank] = self.restarts = state.restarts
         self._token = token
-        self._reports = Reports(commons, here.rank, here.size)
+        self._reports = Reports(named_memory, state.rank, state.size)
         self._has_controller = has_controller
         self._controller: ControllerChannel | None = None
         self._messages: Messages | None = None
         self._centers: dict[str, Center] = {}
         self._locks: dict[str, ProgramLock] = {}
         self._splits = 0
-        self.random = np.random.default_rng([*entropy, here.rank, here.restarts])
+        self.random = np.random.default_rng([*entropy, state.rank, state.restarts])
 
     def __repr__(self) -> str:
         return f"<synkhronos.Rank {self.rank} of {self.size}>"
 
     # Computing
 
-    @takes_turn
+    @takes_call_lock
     def call(
         self,
         f: Function | Callable[..., Any],
@@ -136,15 +136,23 @@ class Rank(Collectives):
             For a function with collectives, in a program with ``on_death="continue"``.
         """
         self._enter()
-        if not isinstance(f, Function) and self._here.engine.is_function(f):
+        if not isinstance(f, Function) and self._rank_state.engine.is_function(f):
             own_call.check_no_options(f, batch, batch_s, num_slices, output_subset)
             with self._timed("compute", getattr(f, "name", None) or "function"):
                 return f(*inputs, **inputs_by_name)
         command, form = own_call.prepare(
-            self._here, self._token, f, inputs, inputs_by_name, batch, batch_s, num_slices, output_subset
+            self._rank_state,
+            self._token,
+            f,
+            inputs,
+            inputs_by_name,
+            batch,
+            batch_s,
+            num_slices,
+            output_subset,
         )
-        if not self._here.functions[command.number].has_collectives:
-            return form(command.run(self._here))
+        if not self._rank_state.functions[command.number].has_collectives:
+            return form(command.run(self._rank_state))
         self._enter_meeting()
         what: tuple[Any, ...] = (
             getattr(f, "name", None),
@@ -154,7 +162,7 @@ class Rank(Collectives):
         )
         self._meet("call", *what)
         with self._stopped_by_others():
-            outputs = command.run(self._here)
+            outputs = command.run(self._rank_state)
         return form(outputs)
 
     @contextlib.contextmanager
@@ -181,7 +189,7 @@ class Rank(Collectives):
         >>> synk.close()
         """
         self._enter_meeting()
-        engine, first = self._here.engine, self._here.transport.near[0]
+        engine, first = self._rank_state.engine, self._rank_state.transport.near[0]
         engine.before_compiling()
         code = None
         if self.rank == first:
@@ -293,7 +301,7 @@ class Rank(Collectives):
         self._program.check_running()
         self._stop.ask(ASKED)
 
-    @takes_turn
+    @takes_call_lock
     def report(self, **numbers: float) -> None:
         """Report numbers, such as ``report(loss=0.3, step=100)``.
 
@@ -316,7 +324,7 @@ class Rank(Collectives):
 
     # Center, messages, controller
 
-    @takes_turn
+    @takes_call_lock
     def center(self, shared_vars: SharedVariables, name: str | None = None) -> Center:
         """Return the center of shared variables: a copy that belongs to no rank.
 
@@ -341,19 +349,19 @@ class Rank(Collectives):
             check_string(name, "rank.center: name")
         key = f"of {numbers}" if name is None else f"named {name}"
         if key not in self._centers:
-            here = self._here
-            variables = [here.shareds[number] for number in numbers]
+            state = self._rank_state
+            variables = [state.shareds[number] for number in numbers]
             given = variables if isinstance(shared_vars, (list, tuple)) else variables[0]
             open_stripes = functools.partial(self._open_stripes, "center")
             pause = self._program.pause
-            made = Center(open_stripes, here.engine, given, key, pause, self._enter, self.turn)
+            made = Center(open_stripes, state.engine, given, key, pause, self._enter, self.call_lock)
             for method in ("assign", "elastic", "pull", "push", "update", "value"):
-                if here.log is not None:
-                    here.log.replace(made, method, "reduce")
+                if state.log is not None:
+                    state.log.replace(made, method, "reduce")
             self._centers[key] = made
         return self._centers[key]
 
-    @takes_turn
+    @takes_call_lock
     def lock(self, name: str = "lock") -> ProgramLock:
         """Return a lock that one rank can hold at a time, for use in a ``with`` statement.
 
@@ -367,19 +375,21 @@ class Rank(Collectives):
         check_string(name, "rank.lock: name")
         if name not in self._locks:
             opened = functools.partial(self._open_stripes, "lock")
-            self._locks[name] = ProgramLock(opened, name, self._program.pause, self._enter, self.turn)
+            self._locks[name] = ProgramLock(
+                opened, name, self._program.pause, self._enter, self.call_lock
+            )
         return self._locks[name]
 
     def _open_stripes(self, method: str, *args: Any) -> Stripes | RemoteStripes:
         """Return the stripes for these arguments, on this machine or another one."""
-        commons = self._commons(method)
-        if self._here.transport.is_home:
-            return Stripes(commons, *args)
+        named_memory = self._named_memory(method)
+        if self._rank_state.transport.is_home:
+            return Stripes(named_memory, *args)
         from synkhronos.machines.relay.remote_stripes import RemoteStripes, StripeChannel
 
-        return RemoteStripes(StripeChannel(commons, self.rank), self.restarts, *args)
+        return RemoteStripes(StripeChannel(named_memory, self.rank), self.restarts, *args)
 
-    @takes_turn
+    @takes_call_lock
     def split(self, color: int | None, key: int = 0) -> RankGroup | None:
         """Divide the ranks into groups, each with collectives of its own. It is a collective.
 
@@ -418,23 +428,23 @@ class Rank(Collectives):
         self._enter_meeting()
         color = None if color is None else check_int(color, "rank.split: color")
         key = check_int(key, "rank.split: key")
-        self._commons("split")
+        self._named_memory("split")
         given = self._meet("split", own=(color, key))
         number = self._splits = self._splits + 1
         if color is None:
             return None
         ranks = [rank for rank, (other, _) in enumerate(given) if other == color]
         ranks.sort(key=lambda rank: given[rank][1])
-        far = sorted({*ranks} - {*self._here.transport.near})
+        far = sorted({*ranks} - {*self._rank_state.transport.near})
         if far:
             raise ValueError(
                 f"rank.split: color {color}: expected ranks of one machine, got {sorted(ranks)}, of "
                 f"which {far} are on other machines than rank {self.rank}; choose colors by machine"
             )
         name = f"group {color} of split {number}"
-        return RankGroup(self._here, self._program, self.turn, self._ended, name, ranks)
+        return RankGroup(self._rank_state, self._program, self.call_lock, self._ended, name, ranks)
 
-    @takes_turn
+    @takes_call_lock
     def send(self, to: int, arrays: Any, tag: int = 0) -> bool:
         """Send arrays to another rank; it never waits.
 
@@ -477,12 +487,12 @@ class Rank(Collectives):
         SynkhronosError
             If `wait` is set, and all other ranks have ended.
         """
-        with self.turn:
+        with self.call_lock:
             self._enter()
             messages = self._find_messages()
         with self._timed("wait" if wait else "copy", "receive"):
             while True:
-                with self.turn:
+                with self.call_lock:
                     alone = not self._others_running() and not messages.more_to_come()
                     message = messages.receive(tag)
                 if message is not None or not wait or self._stop.is_asked:
@@ -497,8 +507,8 @@ class Rank(Collectives):
 
     def _find_messages(self) -> Messages:
         if self._messages is None:
-            near = self._here.transport.near
-            self._messages = Messages(self._commons("send"), self.rank, self.size, near)
+            near = self._rank_state.transport.near
+            self._messages = Messages(self._named_memory("send"), self.rank, self.size, near)
         return self._messages
 
     def _before_meeting(self) -> None:
@@ -506,7 +516,7 @@ class Rank(Collectives):
         if self._messages is not None:
             self._messages.settle()
 
-    @takes_turn
+    @takes_call_lock
     def ask(self, request: Any, info: Any = None) -> Any:
         """Ask the controller, and return its answer.
 
@@ -526,8 +536,8 @@ class Rank(Collectives):
         if not self._has_controller:
             raise RuntimeError("rank.ask: there is no controller; give one: spmd(..., controller=...)")
         if self._controller is None:
-            commons, pause = self._commons("ask"), self._program.pause
-            self._controller = ControllerChannel(commons, self.rank, self.size, pause)
+            named_memory, pause = self._named_memory("ask"), self._program.pause
+            self._controller = ControllerChannel(named_memory, self.rank, self.size, pause)
         with self._timed("wait", "ask"):
             return self._controller.ask(request, info)
 
@@ -553,7 +563,7 @@ class Rank(Collectives):
         self._enter()
         return [int(number) for number in self._clocks]
 
-    @takes_turn
+    @takes_call_lock
     def memory(self, name: str, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AnyArray:
         """Return an array of this rank that outlives it; it is zero when it is first requested.
 
@@ -577,11 +587,11 @@ class Rank(Collectives):
             If there is too little memory.
         """
         self._enter()
-        return self._commons("memory").array(f"memory of {self.rank}: {name}", shape, dtype)
+        return self._named_memory("memory").array(f"memory of {self.rank}: {name}", shape, dtype)
 
     # Files
 
-    @takes_turn
+    @takes_call_lock
     def save(self, path: PathLike, values: Mapping[str, Any]) -> None:
         """Write values of every rank to a file. It is a collective.
 
@@ -620,9 +630,9 @@ class Rank(Collectives):
         """
         self._enter_meeting()
         with self._stopped_by_others():
-            saving.save(self._here, self._meet, path, values)
+            saving.save(self._rank_state, self._meet, path, values)
 
-    @takes_turn
+    @takes_call_lock
     def load(self, path: PathLike) -> dict[str, Any]:
         """Return this rank's values from a file that `save` has written. It is a collective.
 
@@ -640,7 +650,7 @@ class Rank(Collectives):
         """
         self._enter_meeting()
         with self._stopped_by_others():
-            return saving.load(self._here, self._meet, path)
+            return saving.load(self._rank_state, self._meet, path)
 
     def wait_for_clocks(self, least: int) -> None:
         """Wait until no rank's clock is below a number. Ranks that have ended are ignored.
@@ -651,7 +661,7 @@ class Rank(Collectives):
             The number, at most this rank's own clock.
         """
         self._enter()
-        self._commons("wait_for_clocks")
+        self._named_memory("wait_for_clocks")
         if least > self.clock:
             own = f"this rank's own clock, {self.clock}"
             raise ValueError(f"rank.wait_for_clocks: expected at most {own}, got {least}")
@@ -667,15 +677,15 @@ class Rank(Collectives):
         """Return the other ranks that have not ended their programs."""
         return [rank for rank in range(self.size) if rank != self.rank and not self._ended[rank]]
 
-    def _commons(self, method: str) -> Commons:
-        """Return the commons, or raise if not all ranks share them."""
-        if not self._here.transport.has_commons:
-            raise SynkhronosError(f"rank.{method}: {NO_COMMONS}; or use collectives only")
-        return self._here.store.commons
+    def _named_memory(self, method: str) -> NamedMemory:
+        """Return the named memory, or raise if not all ranks share them."""
+        if not self._rank_state.transport.has_named_memory:
+            raise SynkhronosError(f"rank.{method}: {NO_NAMED_MEMORY}; or use collectives only")
+        return self._rank_state.store.named_memory
 
     @contextlib.contextmanager
     def _timed(self, category: str, name: str) -> Iterator[None]:
-        log = self._here.log
+        log = self._rank_state.log
         if log is None:
             yield
             return

@@ -10,8 +10,8 @@ from synkhronos.comms.base import Communicator
 from synkhronos.programs.group_collectives import GroupCollectives
 from synkhronos.programs.stopping import Run, StopProgram
 from synkhronos.services.register_group import RegisterGroup
-from synkhronos.world.here import Here
-from synkhronos.world.turn import Turn, takes_turn
+from synkhronos.world.call_lock import CallLock, takes_call_lock
+from synkhronos.world.rank_state import RankState
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,11 +24,11 @@ class RankGroup(GroupCollectives):
 
     Parameters
     ----------
-    here : Here
+    state : RankState
         The state of this rank.
     run : Run
         This rank's run of the program.
-    turn : Turn
+    call_lock : CallLock
         The turn that calls of this rank take.
     ended : numpy.ndarray
         For each rank of the program, whether it has ended.
@@ -46,15 +46,21 @@ class RankGroup(GroupCollectives):
     _names = "ranks of a group", "rank"
 
     def __init__(
-        self, here: Here, run: Run, turn: Turn, ended: np.ndarray, name: str, ranks: Sequence[int]
+        self,
+        state: RankState,
+        run: Run,
+        turn: CallLock,
+        ended: np.ndarray,
+        name: str,
+        ranks: Sequence[int],
     ) -> None:
         super().__init__()
-        self.ranks, self.turn = tuple(ranks), turn
-        self._engine, self._program, self._ended = here.engine, run, ended
+        self.ranks, self.call_lock = tuple(ranks), turn
+        self._engine, self._program, self._ended = state.engine, run, ended
         group = RegisterGroup(
-            here.store.commons, self.ranks.index(here.rank), len(ranks), self._check, name
+            state.store.named_memory, self.ranks.index(state.rank), len(ranks), self._check, name
         )
-        self._communicator = here.transport.near_communicator(group)
+        self._communicator = state.transport.near_communicator(group)
 
     def __repr__(self) -> str:
         return f"<synkhronos.RankGroup {self.rank} of {self.size}, ranks {self.ranks}>"
@@ -69,7 +75,7 @@ class RankGroup(GroupCollectives):
         """The number of ranks in the group."""
         return self._communicator.size
 
-    @takes_turn
+    @takes_call_lock
     def all_reduce(
         self,
         arrays: SharedVariables | ArrayLike | Sequence[ArrayLike],
@@ -111,7 +117,7 @@ class RankGroup(GroupCollectives):
         return None
 
     def _meet(self, *called: Hashable, own: Any = None) -> list[Any]:
-        with self.turn:
+        with self.call_lock:
             self._program.enter()
             stop = self._program.stop
             by_member = super()._meet(*called, own=(stop.is_asked, own))

@@ -15,7 +15,7 @@ from synkhronos.arithmetic.comparison import digest
 from synkhronos.checkpoints import archive, manifest
 
 if TYPE_CHECKING:
-    from synkhronos.world.here import Here
+    from synkhronos.world.rank_state import RankState
 
 FORMAT = ["synkhronos values of ranks", 1]
 
@@ -32,25 +32,25 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-def save(here: Here, meet: Meet, path: PathLike, values: Mapping[str, Any]) -> None:
+def save(state: RankState, meet: Meet, path: PathLike, values: Mapping[str, Any]) -> None:
     """Write the values of all ranks to a file on the master's machine. It is a collective."""
     described, arrays = manifest.pack(values, "rank.save: values")
     arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     digests = {name: digest(array) for name, array in arrays.items()}
     own = [
-        (digests[name], _Place(here.rank, name, array.dtype.str, array.shape))
+        (digests[name], _Place(state.rank, name, array.dtype.str, array.shape))
         for name, array in arrays.items()
     ]
     by_rank = meet("save", own=(described, digests, own))
     places = {key: place for _, _, found in reversed(by_rank) for key, place in found}
     members = {key: f"array_{number}" for number, key in enumerate(places)}
-    in_turn = _received_by_master(here, places, arrays)
-    if here.is_master:
+    in_turn = _received_by_master(state, places, arrays)
+    if state.is_master:
         by_name = [
             {name: _with_member(one, members, keys) for name, one in there.items()}
             for there, keys, _ in by_rank
         ]
-        description = {"format": FORMAT, "ranks": here.size, "values": by_name}
+        description = {"format": FORMAT, "ranks": state.size, "values": by_name}
         archive.write(path, description, ((members[key], array) for key, array in in_turn))
     else:
         for _ in in_turn:
@@ -65,36 +65,36 @@ def _with_member(described: Any, members: Mapping[bytes, str], digests: Mapping[
 
 
 def _received_by_master(
-    here: Here, places: Mapping[bytes, _Place], own: Mapping[str, AnyArray]
+    state: RankState, places: Mapping[bytes, _Place], own: Mapping[str, AnyArray]
 ) -> Iterator[tuple[bytes, AnyArray]]:
     """Yield each array with its digest: in the master the array itself, elsewhere anything."""
     nothing = np.empty(0, "uint8")
     for key, place in places.items():
-        array = own[place.name] if place.rank == here.rank else nothing
-        if place.rank == here.master_rank:
+        array = own[place.name] if place.rank == state.rank else nothing
+        if place.rank == state.master_rank:
             yield key, array
             continue
-        gathered = here.comm.over_cpu.gather([array.reshape(-1).view("uint8")], here.master_rank)
+        gathered = state.comm.over_cpu.gather([array.reshape(-1).view("uint8")], state.master_rank)
         if gathered is not None:
             array = gathered[0][place.rank].view(place.dtype).reshape(place.shape)
         yield key, array
 
 
-def load(here: Here, meet: Meet, path: PathLike) -> dict[str, Any]:
+def load(state: RankState, meet: Meet, path: PathLike) -> dict[str, Any]:
     """Return the values of this rank from a file that `save` has written. It is a collective."""
-    if not here.is_master:
-        description, members = meet("load")[here.master_rank]
-        return _received_by_all(here, meet, description, members)
+    if not state.is_master:
+        description, members = meet("load")[state.master_rank]
+        return _received_by_all(state, meet, description, members)
     with archive.Reader(path) as reader:
         with reader.interpreting():
             description, members = _checked(reader.description)
-        if description["ranks"] != here.size:
+        if description["ranks"] != state.size:
             raise ValueError(
-                f"rank.load: expected a file of {here.size} rank(s), got {description['ranks']} in "
+                f"rank.load: expected a file of {state.size} rank(s), got {description['ranks']} in "
                 f"{path!r}; fork as many as when it was saved"
             )
         meet("load", own=(description, members))
-        return _received_by_all(here, meet, description, members, reader)
+        return _received_by_all(state, meet, description, members, reader)
 
 
 def _checked(description: Any) -> tuple[dict[str, Any], list[str]]:
@@ -109,22 +109,22 @@ def _checked(description: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _received_by_all(
-    here: Here,
+    state: RankState,
     meet: Meet,
     description: Mapping[str, Any],
     members: list[str],
     reader: archive.Reader | None = None,
 ) -> dict[str, Any]:
     """Send the arrays that the master reads to all ranks, one by one; return the values of this rank."""
-    own = description["values"][here.rank]
+    own = description["values"][state.rank]
     needed = {one for kind, one in own.values() if kind != "value"}
     arrays = {}
     for name in members:
         array = None if reader is None else reader.read(name)
         spec = None if array is None else (array.dtype.str, array.shape)
-        dtype, shape = meet("load an array", own=spec)[here.master_rank]
+        dtype, shape = meet("load an array", own=spec)[state.master_rank]
         given = np.empty(shape, dtype) if array is None else array
-        (received,) = here.comm.over_cpu.broadcast([given], here.master_rank)
+        (received,) = state.comm.over_cpu.broadcast([given], state.master_rank)
         if name in needed:
             arrays[name] = np.array(received)  # in memory that other ranks do not use
     return manifest.unpack({"extra": own}, arrays.__getitem__)

@@ -20,9 +20,9 @@ import numpy as np
 
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.functions.function import Function
-from synkhronos.host.handler_errors import pass_on
+from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.stores.handle import Handle
-from synkhronos.world.here import Here
+from synkhronos.world.rank_state import RankState
 from synkhronos.world.world import World
 
 _LARGE = 1 << 16  # bytes; larger arrays are shared
@@ -32,7 +32,9 @@ _PACKAGE = __name__.partition(".")[0]
 class _Pickler(cloudpickle.Pickler):
     def __init__(self, file: io.BytesIO, world: World) -> None:
         # Set before the call, which reads it; a later change has no effect.
-        self.dispatch_table = ChainMap(world.here.engine.reducers, cloudpickle.Pickler.dispatch_table)
+        self.dispatch_table = ChainMap(
+            world.rank_state.engine.reducers, cloudpickle.Pickler.dispatch_table
+        )
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._world = world
         self.kept: list[Data] = []  # the handles refer to these
@@ -50,11 +52,11 @@ class _Pickler(cloudpickle.Pickler):
             return "function", item.name, item.specification
         if kind in _PLAIN:
             return None
-        found = self._world.here.engine.refer(item, self._world.registry.numbers)
+        found = self._world.rank_state.engine.refer(item, self._world.registry.numbers)
         return found and ("variable", found)
 
     def reducer_override(self, item: Any) -> Any:
-        engine = self._world.here.engine
+        engine = self._world.rank_state.engine
         return engine.reduce(item) if engine.is_function(item) else super().reducer_override(item)
 
 
@@ -62,17 +64,17 @@ _PLAIN = frozenset({str, bytes, int, float, bool, tuple, list, dict, type(None)}
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, here: Here, world: World) -> None:
+    def __init__(self, file: io.BytesIO, state: RankState, world: World) -> None:
         super().__init__(file)
-        self._here, self._world = here, world
+        self._rank_state, self._world = state, world
 
     def persistent_load(self, reference: tuple[Any, ...]) -> Any:
         kind, *what = reference
         if kind == "variable":
-            return self._here.engine.resolve(what[0], self._here.shareds)
+            return self._rank_state.engine.resolve(what[0], self._rank_state.shareds)
         if kind == "function":
             return Function.copy_of(*what)
-        array = self._here.store.get(what[0])
+        array = self._rank_state.store.get(what[0])
         if kind == "data":
             return Data.of_array(self._world, array, *what[1:])
         array.flags.writeable = False
@@ -95,12 +97,12 @@ def pack(world: World, program: Any) -> tuple[Handle, list[Handle], list[Any]]:
     except MemoryError:
         raise
     except Exception as error:  # any exception that a class of the script raises
-        pass_on(error)
+        reraise_if_handlers(error)
         raise TypeError(
             f"spmd: the program, its arguments, or a global variable that it uses cannot be sent to the "
             f"workers: {error}; make such objects inside the program"
         ) from error
-    handle = world.here.store.put(np.frombuffer(file.getbuffer(), np.uint8))
+    handle = world.rank_state.store.put(np.frombuffer(file.getbuffer(), np.uint8))
     return handle, [data.handle() for data in pickler.kept], pickler.kept
 
 
@@ -120,6 +122,6 @@ def _by_value(program: Any) -> Iterator[None]:
         cloudpickle.unregister_pickle_by_value(module)
 
 
-def unpack(here: Here, world: World, handle: Handle) -> Any:
+def unpack(state: RankState, world: World, handle: Handle) -> Any:
     """Return the program, in a worker."""
-    return _Unpickler(io.BytesIO(here.store.get(handle).tobytes()), here, world).load()
+    return _Unpickler(io.BytesIO(state.store.get(handle).tobytes()), state, world).load()

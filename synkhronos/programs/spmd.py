@@ -10,20 +10,20 @@ import cloudpickle
 
 from synkhronos._errors import FuseError, SynkhronosError
 from synkhronos._typing import AnyArray
-from synkhronos.functions.agreement import agreement_of
+from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.replicate import replicate
-from synkhronos.host.handler_errors import pass_on
+from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.programs import sending
-from synkhronos.programs.rank import NO_COMMONS, Rank
+from synkhronos.programs.rank import NO_NAMED_MEMORY, Rank
 from synkhronos.programs.stopping import INTERRUPTED, Run, Stop, StopProgram
 from synkhronos.services.controller import Answer, Controller
 from synkhronos.services.reports import ENDED
-from synkhronos.stores.commons import Commons
 from synkhronos.stores.handle import Handle
-from synkhronos.stores.required_rows import Need
+from synkhronos.stores.named_memory import NamedMemory
+from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.world import generators
-from synkhronos.world.entry import in_turn
-from synkhronos.world.here import Command, Here
+from synkhronos.world.entry import with_call_lock
+from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.replacement import Replacing, replacing_dead
 from synkhronos.world.world import World, current_world
 
@@ -99,49 +99,51 @@ class Program(Command):
         of_script = self.entropy, self.states
         return Program, (self.handle, self.token, *of_script, self.has_controller, self.may_meet)
 
-    def needs(self, ranks: range, size: int) -> list[Need]:
-        return [] if self.handle is None else [Need(self.handle), *map(Need, self.needed)]
+    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
+        return (
+            [] if self.handle is None else [RequiredRows(self.handle), *map(RequiredRows, self.needed)]
+        )
 
-    def run(self, here: Here) -> Any:
+    def run(self, state: RankState) -> Any:
         """Return ``(result, reports, ended)``, pickled in a worker."""
-        world, commons = current_world(), here.store.commons
-        commons.release_locks()  # left by an interrupt at the end of the last program
-        here.disown()  # as a new rank has the variables of the master's program
+        world, named_memory = current_world(), state.store.named_memory
+        named_memory.release_locks()  # left by an interrupt at the end of the last program
+        state.disown()  # as a new rank has the variables of the master's program
         try:
-            with generators.states_of_script(here, self.states):
-                outcome = world.run_program(lambda: self._run(here, world))
+            with generators.states_of_script(state, self.states):
+                outcome = world.run_program(lambda: self._run(state, world))
         finally:
-            here.transport.end_copy()
-            here.restarts = 0
-            here.disown()
-            _ended(commons, here.size)[here.rank] = 1
-            commons.release_locks()  # the locks of centers, and any left by an interrupt
-        if here.is_master:
+            state.transport.end_copy()
+            state.restarts = 0
+            state.disown()
+            _ended(named_memory, state.size)[state.rank] = 1
+            named_memory.release_locks()  # the locks of centers, and any left by an interrupt
+        if state.is_master:
             return outcome
         try:
             return cloudpickle.dumps(outcome)
         except MemoryError:
             raise
         except Exception as error:  # any exception that a class of the script raises
-            pass_on(error)
+            reraise_if_handlers(error)
             raise TypeError(
-                f"spmd: what the program returned on rank {here.rank} cannot be pickled: {error}; "
+                f"spmd: what the program returned on rank {state.rank} cannot be pickled: {error}; "
                 f"return arrays, numbers, or lists and dictionaries of these"
             ) from error
 
-    def _run(self, here: Here, world: World) -> tuple[Any, list[dict[str, float]], bool]:
+    def _run(self, state: RankState, world: World) -> tuple[Any, list[dict[str, float]], bool]:
         """Return the program's result and its reports, and whether it was ended."""
-        commons, on_death = here.store.commons, self.on_death
-        if not self.may_meet and not here.is_master:
-            on_death = Replacing(world, _ended(commons, here.size))
-        here.transport.begin_program(on_death)
-        here.transport.relay()
-        program, args, kwargs = self.own or sending.unpack(here, world, self.handle)  # type: ignore[arg-type]  # a worker has it
-        run = Run(here, world.defer_interrupt.announce)
+        named_memory, on_death = state.store.named_memory, self.on_death
+        if not self.may_meet and not state.is_master:
+            on_death = Replacing(world, _ended(named_memory, state.size))
+        state.transport.begin_program(on_death)
+        state.transport.relay()
+        program, args, kwargs = self.own or sending.unpack(state, world, self.handle)  # type: ignore[arg-type]  # a worker has it
+        run = Run(state, world.defer_interrupt.announce)
         result, ended = None, False
-        with commons.pausing(run.pause):
+        with named_memory.pausing(run.pause):
             rank = Rank(
-                here, run, self.token, self.entropy, self.has_controller, self.may_meet,
+                state, run, self.token, self.entropy, self.has_controller, self.may_meet,
                 world.options.waits,
             )  # fmt: skip
             try:
@@ -152,7 +154,7 @@ class Program(Command):
                 run.end()
         return result, rank._reports.own, ended
 
-    def title(self, here: Here) -> str:
+    def title(self, state: RankState) -> str:
         return "program"
 
 
@@ -163,7 +165,7 @@ class _Programs:
         self.numbers = itertools.count(1)
 
 
-@in_turn
+@with_call_lock
 def spmd(
     program: Callable[..., Any],
     *args: Any,
@@ -251,10 +253,10 @@ def spmd(
     of_script = generators.entropy(number), generators.states()
     own = program, args, kwargs
     what = handle, world.registry.token, *of_script, controller is not None, may_meet, own, needed
-    agreement_of(world).local.update(world.registry.numbers.values())
-    with world.defer_interrupt, _commons(world) as commons:
-        stop = Stop(commons.array("stop", (1,), "int64"))
-        ended = _ended(commons, world.size)
+    replica_tracker_of(world).local.update(world.registry.numbers.values())
+    with world.defer_interrupt, _named_memory(world) as named_memory:
+        stop = Stop(named_memory.array("stop", (1,), "int64"))
+        ended = _ended(named_memory, world.size)
         surviving = contextlib.nullcontext() if may_meet else replacing_dead(world, ended)
         asked = world.defer_interrupt.calling(lambda: stop.ask(INTERRUPTED))
         with _answering(world, controller), asked, surviving as handle_deaths:
@@ -278,29 +280,29 @@ def _check(world: World, program: Any, controller: Any, on_death: str) -> None:
         raise TypeError(f"spmd: controller: expected a function or None, got {controller!r}")
     if on_death not in ("raise", "continue"):
         raise ValueError(f"spmd: on_death: expected 'raise' or 'continue', got {on_death!r}")
-    if not world.transport.has_commons and controller is not None:
-        raise SynkhronosError(f"spmd: controller: {NO_COMMONS}")
-    if not world.transport.has_commons and on_death == "continue":
-        raise SynkhronosError(f"spmd: on_death='continue': {NO_COMMONS}")
+    if not world.transport.has_named_memory and controller is not None:
+        raise SynkhronosError(f"spmd: controller: {NO_NAMED_MEMORY}")
+    if not world.transport.has_named_memory and on_death == "continue":
+        raise SynkhronosError(f"spmd: on_death='continue': {NO_NAMED_MEMORY}")
     if world.is_recording:
         raise FuseError("spmd(): not inside a fuse() block; call it before or after the block")
 
 
-def _ended(commons: Commons, size: int) -> AnyArray:
+def _ended(named_memory: NamedMemory, size: int) -> AnyArray:
     """Return for each rank whether it has ended its program, or has died and is not replaced."""
-    return commons.array(ENDED, (size,), "int64")
+    return named_memory.array(ENDED, (size,), "int64")
 
 
 @contextlib.contextmanager
-def _commons(world: World) -> Iterator[Commons]:
-    """Return the commons; they are empty before and after the block."""
-    commons = world.here.store.commons
+def _named_memory(world: World) -> Iterator[NamedMemory]:
+    """Return the named memory; they are empty before and after the block."""
+    named_memory = world.rank_state.store.named_memory
     try:
-        commons.clear()  # an interrupt may have prevented the cleanup of the last program
-        commons.release_locks()
-        yield commons
+        named_memory.clear()  # an interrupt may have prevented the cleanup of the last program
+        named_memory.release_locks()
+        yield named_memory
     finally:
-        commons.clear()
+        named_memory.clear()
 
 
 @contextlib.contextmanager

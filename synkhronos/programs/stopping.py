@@ -14,7 +14,7 @@ from typing import Callable
 import numpy as np
 
 from synkhronos._errors import SynkhronosError
-from synkhronos.world.here import Here
+from synkhronos.world.rank_state import RankState
 
 ASKED, INTERRUPTED = 1, 2
 
@@ -83,7 +83,7 @@ class Run:
 
     Parameters
     ----------
-    here : Here
+    state : RankState
         The state of this rank.
     announce : callable
         Called by the master from time to time after an interrupt.
@@ -94,31 +94,31 @@ class Run:
         The request to stop.
     """
 
-    def __init__(self, here: Here, announce: Callable[[], None]) -> None:
-        self._here, self._announce = here, announce
-        flag = here.store.commons.array("stop", (1,), "int64")
-        here.transport.spread(flag)
+    def __init__(self, state: RankState, announce: Callable[[], None]) -> None:
+        self._rank_state, self._announce = state, announce
+        flag = state.store.named_memory.array("stop", (1,), "int64")
+        state.transport.spread(flag)
         self.stop = Stop(flag)
         self._has_ended = False
         self._began = self._paused = 0.0  # when the wait began, and the last pause in it
 
     def end(self) -> None:
-        """Refuse everything from now on; the memory in the commons may have another use."""
+        """Refuse everything from now on; the memory in the named memory may have another use."""
         self._has_ended = True
 
     def check_running(self) -> None:
         """Raise if the program has ended."""
         if self._has_ended:
             raise RuntimeError(
-                f"the program of rank {self._here.rank} has ended; use a rank and its centers only "
-                f"inside the program that got the rank, and return from it what is needed outside"
+                f"the program of rank {self._rank_state.rank} has ended; use a rank and its centers "
+                f"only inside the program that got the rank, and return from it what is needed outside"
             )
 
     def check(self) -> None:
         """Raise if the program has ended, or has to end because another rank has failed."""
         self.check_running()
-        self._here.transport.check()
-        if self._here.is_master and self.stop.is_interrupted:
+        self._rank_state.transport.check()
+        if self._rank_state.is_master and self.stop.is_interrupted:
             self._announce()
 
     def enter(self) -> None:
@@ -130,14 +130,14 @@ class Run:
     def pause(self, seconds: float = _NAP) -> None:
         """Wait briefly for another process; raise if the program has to end, or the wait is too long."""
         self.check()
-        limit, now = self._here.transport.timeout, time.monotonic()
+        limit, now = self._rank_state.transport.timeout, time.monotonic()
         if now - self._paused > _NEW_WAIT:
             self._began = now
         self._paused = now
         if limit is not None and now - self._began > limit:
             raise SynkhronosError(
-                f"rank {self._here.rank} waited longer than fork(timeout={limit}) seconds for another "
-                f"process"
+                f"rank {self._rank_state.rank} waited longer than fork(timeout={limit}) seconds for "
+                f"another process"
             )
         if seconds:
             time.sleep(seconds)

@@ -26,10 +26,10 @@ import numpy as np
 
 from synkhronos._errors import SynkhronosError
 from synkhronos.host.descriptors import descriptors, give_up
-from synkhronos.host.handler_errors import pass_on
-from synkhronos.stores.commons import open_unnamed
+from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.stores.mapped import MappedMemory as MappedMemory
 from synkhronos.stores.mapped import map_memory as map_memory
+from synkhronos.stores.named_memory import open_unnamed
 from synkhronos.transports import limits
 from synkhronos.transports.children import Children, find_dead, status
 from synkhronos.transports.children import has_ended as has_ended
@@ -158,7 +158,7 @@ class BackgroundProcesses:
             try:
                 one.send(message)
             except OSError as error:
-                pass_on(error)
+                reraise_if_handlers(error)
                 self.check()
                 raise SynkhronosError(f"{self._name}: a process has closed its pipe: {error}") from error
 

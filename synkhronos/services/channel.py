@@ -1,4 +1,4 @@
-"""Questions of a rank to another process, and the answers, in the commons and without locks.
+"""Questions of a rank to another process, and the answers, in the named memory and without locks.
 
 There is a register for the questions, and a register for the answers: bytes that one process writes and
 another process reads. The writer may die at any time, and its replacement may then write to the register
@@ -13,7 +13,7 @@ import time
 import zlib
 from typing import Callable
 
-from synkhronos.stores.commons import Commons
+from synkhronos.stores.named_memory import NamedMemory
 from synkhronos.transports.semaphore import Semaphore
 
 _HEAD = struct.Struct("=qqqI")  # the number, the time, the length, and the checksum of number and bytes
@@ -25,15 +25,15 @@ class Register:
 
     Parameters
     ----------
-    commons : Commons
+    named memory : Commons
         Where its memory is.
     name : str
         The name by which both processes know it.
     """
 
-    def __init__(self, commons: Commons, name: str) -> None:
-        self._commons, self._name = commons, name
-        self._head = commons.array(f"{name} head", _HEAD.size, "uint8").data
+    def __init__(self, named_memory: NamedMemory, name: str) -> None:
+        self._named_memory, self._name = named_memory, name
+        self._head = named_memory.array(f"{name} head", _HEAD.size, "uint8").data
         self._rooms: dict[int, memoryview] = {}
         self._seen = 0  # the number that `read_new` has returned last
 
@@ -70,7 +70,9 @@ class Register:
         """Return memory for this many bytes."""
         nbytes = max(_LEAST_ROOM, 1 << (length - 1).bit_length())
         if nbytes not in self._rooms:
-            self._rooms[nbytes] = self._commons.array(f"{self._name} of {nbytes}", nbytes, "uint8").data
+            self._rooms[nbytes] = self._named_memory.array(
+                f"{self._name} of {nbytes}", nbytes, "uint8"
+            ).data
         return self._rooms[nbytes]
 
 
@@ -83,7 +85,7 @@ class Channel:
 
     Parameters
     ----------
-    commons : Commons
+    named memory : Commons
         Where its memory is.
     name : str
         The name by which both processes know it.
@@ -94,10 +96,14 @@ class Channel:
     """
 
     def __init__(
-        self, commons: Commons, name: str, bell: Semaphore, call: Callable[[], object] | None = None
+        self,
+        named_memory: NamedMemory,
+        name: str,
+        bell: Semaphore,
+        call: Callable[[], object] | None = None,
     ) -> None:
-        self.question = Register(commons, f"{name}: question")
-        self.answer = Register(commons, f"{name}: answer")
+        self.question = Register(named_memory, f"{name}: question")
+        self.answer = Register(named_memory, f"{name}: answer")
         self._bell, self._call = bell, call
 
     def ask(self, question: bytes, awake: float, check: Callable[[], None]) -> bytes:

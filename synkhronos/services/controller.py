@@ -17,12 +17,12 @@ import cloudpickle
 import numpy as np
 
 from synkhronos._errors import SynkhronosError
-from synkhronos.host.handler_errors import pass_on
+from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.signals import DeferredSignals
 from synkhronos.services.channel import Channel
-from synkhronos.services.wakeups import find_bells
-from synkhronos.stores.commons import Commons, Lock
-from synkhronos.transports.base import Attendant, Transport
+from synkhronos.services.wakeups import wakeup_semaphores
+from synkhronos.stores.named_memory import Lock, NamedMemory
+from synkhronos.transports.base import ServiceProcess, Transport
 from synkhronos.transports.semaphore import Semaphore
 
 _NAME = "controller"
@@ -48,9 +48,9 @@ class Controller:
 
     def __init__(self, transport: Transport, answer: Answer) -> None:
         self._transport, self._answer = transport, answer
-        self._state = state_of(transport.store.commons)
-        self._attendant: Attendant | None = None
-        self._bell = bells_of(transport.store.commons, transport.size)[-1]
+        self._state = state_of(transport.store.named_memory)
+        self._service_process: ServiceProcess | None = None
+        self._bell = bells_of(transport.store.named_memory, transport.size)[-1]
 
     def start(self) -> None:
         """Start the process, and wait until the ranks can see whether it is alive.
@@ -60,13 +60,19 @@ class Controller:
         SynkhronosError
             If it has ended, or is stopped for longer than the time limit.
         """
-        commons, size, answer = self._transport.store.commons, self._transport.size, self._answer
+        named_memory, size, answer = (
+            self._transport.store.named_memory,
+            self._transport.size,
+            self._answer,
+        )
         self._state[0] = 0
         with DeferredSignals():  # `end` must know the process
-            self._attendant = self._transport.attend(_NAME, lambda: _serve(commons, size, answer))
+            self._service_process = self._transport.attend(
+                _NAME, lambda: _serve(named_memory, size, answer)
+            )
         limit, began = self._transport.timeout, time.monotonic()
         while not self._state[0]:
-            if not self._attendant.is_alive():
+            if not self._service_process.is_alive():
                 raise SynkhronosError("spmd: the process of the controller has ended before the program")
             if limit is not None and time.monotonic() - began > limit:
                 raise SynkhronosError(
@@ -79,38 +85,40 @@ class Controller:
         """End the process."""
         self._state[0] = ENDING
         self._bell.post()
-        if self._attendant is not None:
-            self._attendant.end(_GRACE)
+        if self._service_process is not None:
+            self._service_process.end(_GRACE)
 
 
-def state_of(commons: Commons) -> np.ndarray:
+def state_of(named_memory: NamedMemory) -> np.ndarray:
     """Return one number, which becomes `READY` when the controller has started."""
-    return commons.array("controller state", (1,), "int64")
+    return named_memory.array("controller state", (1,), "int64")
 
 
-def bells_of(commons: Commons, size: int) -> list[Semaphore]:
+def bells_of(named_memory: NamedMemory, size: int) -> list[Semaphore]:
     """Return the semaphores that are posted: for each rank, with an answer; last, for the controller."""
-    return find_bells(commons, "controller", size + 1)
+    return wakeup_semaphores(named_memory, "controller", size + 1)
 
 
-def channels_of(commons: Commons, ranks: Iterable[int], size: int) -> dict[int, Channel]:
+def channels_of(named_memory: NamedMemory, ranks: Iterable[int], size: int) -> dict[int, Channel]:
     """Return the channel to the controller of each of these ranks, by rank."""
-    *bells, own = bells_of(commons, size)
-    return {rank: Channel(commons, f"controller, rank {rank}", bells[rank], own.post) for rank in ranks}
+    *bells, own = bells_of(named_memory, size)
+    return {
+        rank: Channel(named_memory, f"controller, rank {rank}", bells[rank], own.post) for rank in ranks
+    }
 
 
-def is_alive_lock(commons: Commons) -> Lock:
+def is_alive_lock(named_memory: NamedMemory) -> Lock:
     """Return the lock that the controller holds while it lives."""
-    return commons.locks("controller is alive", 1)[0]
+    return named_memory.locks("controller is alive", 1)[0]
 
 
-def _serve(commons: Commons, size: int, answer: Answer) -> None:
+def _serve(named_memory: NamedMemory, size: int, answer: Answer) -> None:
     """Answer questions until the program ends."""
-    state = state_of(commons)
-    alive = is_alive_lock(commons)
+    state = state_of(named_memory)
+    alive = is_alive_lock(named_memory)
     alive.try_acquire()
-    bell = bells_of(commons, size)[-1]
-    channels = channels_of(commons, range(size), size)
+    bell = bells_of(named_memory, size)[-1]
+    channels = channels_of(named_memory, range(size), size)
     if not state[0]:
         state[0] = READY
     while state[0] != ENDING:
@@ -163,7 +171,7 @@ def _dumps(value: Any) -> bytes:
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         is_plain = b"__main__" not in data and not cloudpickle.list_registry_pickle_by_value()
     except Exception as error:  # any exception that a class of the script raises
-        pass_on(error)
+        reraise_if_handlers(error)
         is_plain = False
     return data if is_plain else cloudpickle.dumps(value)
 
@@ -173,7 +181,7 @@ class ControllerChannel:
 
     Parameters
     ----------
-    commons : Commons
+    named memory : Commons
         Where its memory is.
     rank, size : int
         This rank, and the number of ranks.
@@ -181,9 +189,15 @@ class ControllerChannel:
         ``pause(seconds)`` is called while it waits; it raises if the program has to end.
     """
 
-    def __init__(self, commons: Commons, rank: int, size: int, pause: Callable[[float], None]) -> None:
-        self._channel = channels_of(commons, [rank], size)[rank]
-        self._state, self._alive, self._pause = state_of(commons), is_alive_lock(commons), pause
+    def __init__(
+        self, named_memory: NamedMemory, rank: int, size: int, pause: Callable[[float], None]
+    ) -> None:
+        self._channel = channels_of(named_memory, [rank], size)[rank]
+        self._state, self._alive, self._pause = (
+            state_of(named_memory),
+            is_alive_lock(named_memory),
+            pause,
+        )
 
     def ask(self, request: Any, info: Any) -> Any:
         """Return the controller's answer.
@@ -200,7 +214,7 @@ class ControllerChannel:
         except MemoryError:
             raise
         except Exception as error:
-            pass_on(error)
+            reraise_if_handlers(error)
             raise TypeError(
                 f"rank.ask: the request or the info cannot be pickled: {error}; ask with numbers, text, "
                 f"arrays, or lists and dictionaries of these"

@@ -24,14 +24,14 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Callable, NamedTuple
 
 from synkhronos._errors import SynkhronosError
-from synkhronos.host.handler_errors import pass_on, suppress
-from synkhronos.stores.commons import LockFile, SharedCommons, open_unnamed
+from synkhronos.host.handler_errors import reraise_if_handlers, suppress
 from synkhronos.stores.memory import SharedMemory
+from synkhronos.stores.named_memory import LockFile, SharedNamedMemory, open_unnamed
 from synkhronos.stores.shared import SharedMemoryStore
 
 #: The messages of an attached process
 ASK, LEAVE = "ask", "leave"
-#: What an attached process is, in the commons
+#: What an attached process is, in the named memory
 ATTACHED, LEFT, DIED = 1, 2, 3
 
 _PEER = struct.Struct("3i")  # struct ucred of Linux: process, user, group
@@ -76,9 +76,9 @@ def address_of(name: str) -> str:
     return f"\0synkhronos-{os.geteuid()}-{name}"
 
 
-def states_of(commons: SharedCommons, places: int) -> Any:
+def states_of(named_memory: SharedNamedMemory, places: int) -> Any:
     """Return what the process with each number is: 0, `ATTACHED`, `LEFT` or `DIED`."""
-    return commons.array("attached", (places,), "int64")
+    return named_memory.array("attached", (places,), "int64")
 
 
 class Server:
@@ -99,7 +99,7 @@ class Server:
     ----------
     members : dict
         The attached processes by their connections.
-    commons : SharedCommons
+    named memory : SharedCommons
         The memory that they share.
     """
 
@@ -112,8 +112,8 @@ class Server:
         self._files = open_unnamed("synkhronos-memory"), open_unnamed("synkhronos-locks")
         self.memory = SharedMemory(places, self._files[0].fileno())
         self.memory.use_span(places + 1)  # which belongs to no attached process
-        self.commons = SharedCommons(self.memory, LockFile(self._files[1]))
-        self.states = states_of(self.commons, places)
+        self.named_memory = SharedNamedMemory(self.memory, LockFile(self._files[1]))
+        self.states = states_of(self.named_memory, places)
         _forget_in_children(self)
 
     def wait(self, seconds: float) -> list[tuple[Member, Connection]]:
@@ -131,7 +131,7 @@ class Server:
         try:
             accepted, _ = self._socket.accept()
         except OSError as error:  # it has gone away
-            pass_on(error)
+            reraise_if_handlers(error)
             return
         with accepted:
             pid, user = _peer(accepted)
@@ -143,7 +143,7 @@ class Server:
                 assignment = None if rank is None else Assignment(rank, self.size, self.places)
                 _send_assignment(accepted, assignment, [file.fileno() for file in self._files])
             except OSError as error:  # it has ended meanwhile
-                pass_on(error)
+                reraise_if_handlers(error)
                 return
             if rank is not None:
                 accepted.settimeout(None)
@@ -171,7 +171,7 @@ class Server:
         for connection in self.members:
             connection.close()
         self.members.clear()
-        self.commons.close()
+        self.named_memory.close()
         self._files[0].close()
 
     def forget(self) -> None:
@@ -222,7 +222,7 @@ class Client:
         memory.use_span(self.assignment.rank)
         locks = LockFile(os.fdopen(files[1], "r+b", buffering=0))
         self.store = SharedMemoryStore(memory, locks)
-        self.states = states_of(self.store.commons, self.assignment.places)  # type: ignore[arg-type]
+        self.states = states_of(self.store.named_memory, self.assignment.places)  # type: ignore[arg-type]
         self._name = name
 
     def ask(self, request: Any, info: Any, timeout: float | None) -> Any:
@@ -266,7 +266,7 @@ class Client:
         with suppress(OSError):  # it has ended before
             self._connection.send((LEAVE,))
         self._connection.close()
-        self.store.commons.close()
+        self.store.named_memory.close()
 
 
 def answer_to(connection: Connection, reply: Any) -> None:
@@ -305,7 +305,7 @@ def _connect(name: str, until: float) -> socket.socket:
                 raise SynkhronosError(f"attach: the controller {name!r} belongs to another user")
             return connected
         except (ConnectionRefusedError, BlockingIOError) as error:  # not there yet, or too many come
-            pass_on(error)
+            reraise_if_handlers(error)
             connected.close()
             if time.monotonic() >= until:
                 raise SynkhronosError(

@@ -1,4 +1,4 @@
-"""The mailbox of one rank: a few slots for messages, in the commons.
+"""The mailbox of one rank: a few slots for messages, in the named memory.
 
 Any rank can write messages to it, and its owner reads them. A *lock of the box* guards short changes of
 its tables. The data are copied without this lock, while the sender or the receiver holds the lock of the
@@ -17,7 +17,7 @@ from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos.stores.commons import Commons
+from synkhronos.stores.named_memory import NamedMemory
 
 SLOTS = 8
 #: Bytes of all messages in one mailbox
@@ -54,20 +54,20 @@ class Mailbox:
 
     Parameters
     ----------
-    commons : Commons
+    named memory : Commons
         Where its memory is.
     name : str
         The name by which all ranks know the receiver.
     """
 
-    def __init__(self, commons: Commons, name: str) -> None:
-        self._commons, self._name = commons, name
-        self._slots = commons.array(f"{self._name} slots", (SLOTS, 6), "int64").data
-        self._sent = commons.array(f"{self._name} sent", 1, "int64").data
+    def __init__(self, named_memory: NamedMemory, name: str) -> None:
+        self._named_memory, self._name = named_memory, name
+        self._slots = named_memory.array(f"{self._name} slots", (SLOTS, 6), "int64").data
+        self._sent = named_memory.array(f"{self._name} sent", 1, "int64").data
         # For each chunk, the slot that it belongs to, from 1; 0 if it was never used.
-        self._users = commons.array(f"{self._name} chunks", BOX_BYTES // _CHUNK_BYTES, "uint8")
+        self._users = named_memory.array(f"{self._name} chunks", BOX_BYTES // _CHUNK_BYTES, "uint8")
         self._chunks: dict[int, np.ndarray] = {}
-        self._lock, *self._locks = commons.locks(self._name, 1 + SLOTS)
+        self._lock, *self._locks = named_memory.locks(self._name, 1 + SLOTS)
 
     # Sending
 
@@ -120,7 +120,7 @@ class Mailbox:
     def _wait_to_enter(self) -> None:
         # Not in the block: Python 3.13 leaves it if a handler raises where such a loop jumps back.
         while not self._enter():
-            self._commons.pause()
+            self._named_memory.pause()
 
     # Receiving
 
@@ -223,5 +223,5 @@ class Mailbox:
     def _chunk(self, number: int) -> np.ndarray:
         if number not in self._chunks:
             name = f"{self._name} chunk {number}"
-            self._chunks[number] = self._commons.array(name, _CHUNK_BYTES, "uint8")
+            self._chunks[number] = self._named_memory.array(name, _CHUNK_BYTES, "uint8")
         return self._chunks[number]

@@ -18,8 +18,8 @@ import numpy as np
 from synkhronos._checks import check_int
 from synkhronos.services import mailbox
 from synkhronos.services.mailbox import Mailbox
-from synkhronos.services.wakeups import find_bells
-from synkhronos.stores.commons import Commons
+from synkhronos.services.wakeups import wakeup_semaphores
+from synkhronos.stores.named_memory import NamedMemory
 
 #: The name of the bells, one for each rank, which are rung when a message has been sent to it
 BELLS = "mailbox"
@@ -31,27 +31,29 @@ class Messages:
 
     Parameters
     ----------
-    commons : Commons
+    named memory : Commons
         Where the mailboxes are.
     rank, size : int
         This rank, and the number of ranks.
     near : range, optional
-        The ranks whose mailboxes are in these commons, by default all. A courier takes the messages for
-        other ranks.
+        The ranks whose mailboxes are in this named memory, by default all. A progress process takes the
+        messages for other ranks.
     """
 
-    def __init__(self, commons: Commons, rank: int, size: int, near: range | None = None) -> None:
+    def __init__(
+        self, named_memory: NamedMemory, rank: int, size: int, near: range | None = None
+    ) -> None:
         self.rank, self.size = rank, size
         self._near = range(size) if near is None else near
-        self._full = full_boxes(commons, size)
+        self._full = full_boxes(named_memory, size)
         self._on_their_way: set[int] = set()  # the ranks to which messages were sent
-        self._commons = commons
+        self._named_memory = named_memory
         self._boxes: dict[int, Mailbox] = {}
-        self._bells = find_bells(commons, BELLS, size)
+        self._bells = wakeup_semaphores(named_memory, BELLS, size)
 
     def _box(self, rank: int) -> Mailbox:
         if rank not in self._boxes:
-            self._boxes[rank] = Mailbox(self._commons, box_of(rank))
+            self._boxes[rank] = Mailbox(self._named_memory, box_of(rank))
         return self._boxes[rank]
 
     def send(self, to: int, arrays: Any, tag: int = 0) -> bool:
@@ -86,7 +88,7 @@ class Messages:
         """Wait until all messages have arrived, except where a mailbox is full."""
         for rank in self._on_their_way:
             while self._box(rank).has_messages_of(self.rank) and not self._full[rank]:
-                self._commons.pause()
+                self._named_memory.pause()
         self._on_their_way.clear()
 
     def receive(self, tag: int = 0) -> tuple[int, Any] | None:
@@ -161,12 +163,12 @@ def take(box: Mailbox, tag: int | None = None) -> tuple[int, Any] | None:
     return taken.source, (arrays[0] if is_single else arrays)
 
 
-def full_boxes(commons: Commons, size: int) -> np.ndarray:
+def full_boxes(named_memory: NamedMemory, size: int) -> np.ndarray:
     """Return for each rank whether messages of other machines wait for room in its mailbox.
 
     For a rank of another machine, whether its mailbox had no room for the last message from here.
     """
-    return commons.array("mailboxes that are full", (size,), "uint8")
+    return named_memory.array("mailboxes that are full", (size,), "uint8")
 
 
 def box_of(rank: int) -> str:

@@ -1,4 +1,4 @@
-"""A group of processes that have commons, but no transport: they exchange bytes through registers.
+"""A group of processes that have named memory, but no transport: they exchange bytes through registers.
 
 Each process has two registers, which it uses alternately. A process that writes for this exchange has
 the items of the last exchange, so every process has begun that one, and has therefore read the register
@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Callable
 
 from synkhronos.services.channel import Register
-from synkhronos.services.wakeups import find_bells
-from synkhronos.stores.commons import Commons
+from synkhronos.services.wakeups import wakeup_semaphores
+from synkhronos.stores.named_memory import NamedMemory
 
 _AWAKE = 0.1  # seconds between two checks of the processes that are waited for
 
@@ -21,7 +21,7 @@ class RegisterGroup:
 
     Parameters
     ----------
-    commons : Commons
+    named memory : Commons
         Where the registers are.
     rank, size : int
         The number of this process, and the number of processes.
@@ -34,7 +34,7 @@ class RegisterGroup:
 
     def __init__(
         self,
-        commons: Commons,
+        named_memory: NamedMemory,
         rank: int,
         size: int,
         check: Callable[[int], None],
@@ -42,10 +42,10 @@ class RegisterGroup:
     ) -> None:
         self.rank, self.size, self._check = rank, size, check
         self._registers = [
-            [Register(commons, f"{name}, register {turn} of {rank}") for rank in range(size)]
+            [Register(named_memory, f"{name}, register {turn} of {rank}") for rank in range(size)]
             for turn in range(2)
         ]
-        self._bells = find_bells(commons, name, size)
+        self._bells = wakeup_semaphores(named_memory, name, size)
         self._number = 0  # of the exchange
 
     def barrier(self) -> None:

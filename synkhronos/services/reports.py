@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos.stores.commons import Commons
+from synkhronos.stores.named_memory import NamedMemory
 
-#: Arrays in the commons with a number for each rank, which only the rank itself sets: its clock, how
-#: often it was replaced, and whether it has ended its program
+#: Arrays in the named memory with a number for each rank, which only the rank itself sets: its clock,
+#: how often it was replaced, and whether it has ended its program
 CLOCKS, RESTARTS, ENDED = NUMBERS = "clocks", "restarts", "ended"
 
 _ROOM = 4094  # bytes for a report
@@ -32,14 +32,14 @@ class LatestReports:
 
     Parameters
     ----------
-    commons : Commons
+    named memory : Commons
         Where they are.
     size : int
         The number of ranks.
     """
 
-    def __init__(self, commons: Commons, size: int) -> None:
-        places = commons.array("reports", (size, 2, _HEAD.size + _ROOM), "uint8")
+    def __init__(self, named_memory: NamedMemory, size: int) -> None:
+        places = named_memory.array("reports", (size, 2, _HEAD.size + _ROOM), "uint8")
         self._places = [[place.data for place in of_rank] for of_rank in places]
 
     def write(self, rank: int, number: int, text: bytes) -> None:
@@ -70,7 +70,7 @@ class Reports:
 
     Parameters
     ----------
-    commons : Commons
+    named memory : Commons
         Where they are.
     rank, size : int
         This rank, and the number of ranks.
@@ -81,8 +81,8 @@ class Reports:
         This rank's reports, each with ``"seconds"`` since the start of the program on this rank.
     """
 
-    def __init__(self, commons: Commons, rank: int, size: int) -> None:
-        self._latest, self._rank, self._size = LatestReports(commons, size), rank, size
+    def __init__(self, named_memory: NamedMemory, rank: int, size: int) -> None:
+        self._latest, self._rank, self._size = LatestReports(named_memory, size), rank, size
         self._number = self._latest.read(rank)[0]  # of a rank that died
         self._began = time.perf_counter()
         self.own: list[dict[str, float]] = []

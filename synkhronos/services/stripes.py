@@ -18,7 +18,7 @@ from typing import Callable, Sequence
 
 import numpy as np
 
-from synkhronos.stores.commons import Commons, Lock
+from synkhronos.stores.named_memory import Lock, NamedMemory
 
 _MEMBERS = 1024  # ranks that may have stripes of one name at once
 _READY, _LAYOUT = 0, 1  # words of the header: whether it is complete, the length of the layout
@@ -32,7 +32,7 @@ class Stripes:
 
     Parameters
     ----------
-    commons : Commons
+    named memory : Commons
         Where the stripes are.
     name : str
         The name by which all ranks know them.
@@ -59,7 +59,7 @@ class Stripes:
 
     def __init__(
         self,
-        commons: Commons,
+        named_memory: NamedMemory,
         name: str,
         layout: bytes,
         check: Callable[[bytes], None],
@@ -68,11 +68,11 @@ class Stripes:
         fill: Callable[[int, np.ndarray], None],
         pause: Callable[[], None],
     ) -> None:
-        self._commons, self._name, self._pause = commons, name, pause
+        self._named_memory, self._name, self._pause = named_memory, name, pause
         self._count, self._nbytes = count, nbytes
         self._layout = layout
         self._n_held = 0
-        first, *self._locks = commons.locks(name, 1 + count)
+        first, *self._locks = named_memory.locks(name, 1 + count)
         self._acquire(first)
         try:
             self.is_first = self._begin(check, fill)
@@ -107,10 +107,10 @@ class Stripes:
         self._members = self._array("members", (_MEMBERS, 3), "int64").data
 
     def _array(self, part: str, shape: int | Sequence[int], dtype: str) -> np.ndarray:
-        return self._commons.array(f"{self._name} {part}".rstrip(), shape, dtype)
+        return self._named_memory.array(f"{self._name} {part}".rstrip(), shape, dtype)
 
     def _become_member(self) -> None:
-        locks = enumerate(self._commons.locks(f"{self._name} members", _MEMBERS))
+        locks = enumerate(self._named_memory.locks(f"{self._name} members", _MEMBERS))
         for self.member, self._own in locks:
             if self._own.try_acquire():
                 break

@@ -9,9 +9,9 @@ import numpy as np
 
 from synkhronos._typing import DTypeLike, Rows
 from synkhronos.arithmetic.partition import take_rows
-from synkhronos.stores.commons import Commons
 from synkhronos.stores.files import FileHandle, MappedFiles
 from synkhronos.stores.handle import Handle
+from synkhronos.stores.named_memory import NamedMemory
 
 
 class Store(ABC):
@@ -28,12 +28,12 @@ class Store(ABC):
     epoch : int or None
         As long as this number is the same, the ranks get the same views for a handle and a range of
         rows, command after command, and these reflect every change. With None they may get copies.
-    commons : Commons
+    named memory : Commons
         The arrays and locks that belong to no rank.
     """
 
     ranks: int
-    commons: Commons
+    named_memory: NamedMemory
     epoch: int | None = None
 
     def __init__(self) -> None:
@@ -114,9 +114,9 @@ class Store(ABC):
         """Return all free memory of this rank to the system."""
 
     def trim_others(self) -> None:
-        """Return the memory of the other ranks and the commons to the system, after they have ended."""
-        self.commons.clear()
+        """Return the other ranks' memory and the named memory to the system, after they have ended."""
+        self.named_memory.clear()
 
     def close(self) -> None:
         """Free all resources other than memory, at the end of a world."""
-        self.commons.close()
+        self.named_memory.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos.host.handler_errors import pass_on
+from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.stores.handle import Handle
 
 _DIGESTED = 1 << 24  # bytes at a time
@@ -58,7 +58,7 @@ def locate_in_file(value: Any) -> FileHandle | None:
     try:
         status = os.stat(filename)
     except OSError as error:  # deleted: no other rank can open it
-        pass_on(error)
+        reraise_if_handlers(error)
         return None
     if not _is_open(status):  # another file has its name now
         return None
@@ -73,7 +73,7 @@ def _is_open(status: os.stat_result) -> bool:
             if os.path.samestat(os.fstat(int(number)), status):
                 return True
         except OSError as error:  # the descriptor used to read the list
-            pass_on(error)
+            reraise_if_handlers(error)
             continue
     return False
 
@@ -108,7 +108,7 @@ def find_same_file(handle: FileHandle, expected: bytes) -> FileHandle | None:
         own = dataclasses.replace(handle, identity=identity)
         return own if digest(_map_file(own)) == expected else None
     except (OSError, ValueError) as error:  # there is none, or it is shorter
-        pass_on(error)
+        reraise_if_handlers(error)
         return None
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos.host.handler_errors import pass_on
-from synkhronos.stores.commons import open_unnamed
+from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.stores.memory import check_memory
+from synkhronos.stores.named_memory import open_unnamed
 
 
 class MappedMemory:
@@ -50,7 +50,7 @@ class MappedMemory:
         try:
             os.posix_fallocate(number, 0, nbytes)
         except OSError as error:
-            pass_on(error)
+            reraise_if_handlers(error)
             self._file.close()
             if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
                 raise

@@ -7,7 +7,7 @@ a page is allocated only when it is first written to.
 
 Each rank allocates from its own span, so no lock is needed. Any rank can read and write any array by its
 offset. A block is freed when the last array in it is deallocated. Two more spans belong to no rank: the
-first is for `commons`, the second for another process.
+first is for `named_memory`, the second for another process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from synkhronos._errors import ClosedError, SynkhronosError
 from synkhronos.host import heap
-from synkhronos.host.handler_errors import pass_on
+from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.machine import cores, memory_room
 from synkhronos.stores.deallocations import Deallocations
 from synkhronos.stores.free_list import Changes, FreeList, gaps
@@ -64,8 +64,8 @@ class SharedMemory:
     ----------
     ranks : int
         The number of ranks, which have the first spans. This process allocates from span 0 until it
-        calls `use_span`. The span `ranks` belongs to the commons, and the span ``ranks + 1`` is free for
-        another process.
+        calls `use_span`. The span `ranks` belongs to the named memory, and the span ``ranks + 1`` is
+        free for another process.
     file : int, optional
         The descriptor of a file without a name to map. It is empty, or the memory of another process.
 
@@ -221,7 +221,7 @@ class SharedMemory:
     def trim_others(self) -> None:
         """Return the pages of all other processes to the system, after they have ended.
 
-        The span of the commons belongs to no process.
+        The span of the named memory belongs to no process.
         """
         if not self.is_ours():
             return
@@ -276,7 +276,7 @@ def _map(span: int, ranks: int, file: int) -> tuple[mmap.mmap, int]:
                 os.ftruncate(file, span * (ranks + _FURTHER))
             mapping = mmap.mmap(file, span * (ranks + _FURTHER), flags=flags)
         except (OSError, ValueError, OverflowError) as error:
-            pass_on(error)
+            reraise_if_handlers(error)
             # A limit on address space (ulimit -v, strict overcommit)
             if not collected:  # the memory of former processes may be garbage
                 gc.collect()
@@ -322,6 +322,6 @@ def _memory_left() -> int:
     try:
         left, room = psutil.virtual_memory().available, memory_room()
     except OSError as error:  # too many open files: the number is unknown
-        pass_on(error)
+        reraise_if_handlers(error)
         return sys.maxsize
     return left if room is None else min(left, room)

@@ -9,7 +9,7 @@ import numpy as np
 from synkhronos._typing import Rows
 
 
-class Need(NamedTuple):
+class RequiredRows(NamedTuple):
     """The rows of an array that some ranks need.
 
     Attributes
@@ -31,12 +31,12 @@ class Need(NamedTuple):
 
 
 #: ``needs(ranks, size)`` returns the needs of consecutive ranks, a ``range``.
-Needs = Callable[[range, int], Iterable[Need]]
+Needs = Callable[[range, int], Iterable[RequiredRows]]
 
 
-def combine(needs: Iterable[Need]) -> list[Need]:
-    """Return one `Need` for each handle, with all rows of its needs."""
-    combined: dict[Hashable, Need] = {}
+def combine(needs: Iterable[RequiredRows]) -> list[RequiredRows]:
+    """Return one `RequiredRows` for each handle, with all rows of its needs."""
+    combined: dict[Hashable, RequiredRows] = {}
     for need in needs:
         former = combined.get(need.handle)
         if former is None:
@@ -46,15 +46,15 @@ def combine(needs: Iterable[Need]) -> list[Need]:
     return list(combined.values())
 
 
-def _with_unique_rows(need: Need) -> Need:
+def _with_unique_rows(need: RequiredRows) -> RequiredRows:
     if need.rows is None or type(need.rows) is range:
         return need
     return need._replace(rows=np.unique(need.rows))
 
 
-def _both(one: Need, other: Need) -> Need:
+def _both(one: RequiredRows, other: RequiredRows) -> RequiredRows:
     if other.rows is None or one.axis != other.axis:
-        return Need(one.handle)
+        return RequiredRows(one.handle)
     if type(one.rows) is type(other.rows) is range and one.rows == other.rows:
         return one
     # With a dtype, as an empty range would become an array of floats.

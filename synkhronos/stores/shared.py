@@ -9,9 +9,9 @@ import numpy as np
 
 from synkhronos._typing import DTypeLike
 from synkhronos.stores.base import Store
-from synkhronos.stores.commons import LockFile, SharedCommons
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.memory import SharedMemory
+from synkhronos.stores.named_memory import LockFile, SharedNamedMemory
 
 
 class SharedHandle(Handle):
@@ -37,7 +37,7 @@ class SharedMemoryStore(Store):
     memory : SharedMemory
         The memory of the arrays.
     locks : LockFile, optional
-        The locks of the commons, by default new ones.
+        The locks of the named memory, by default new ones.
     """
 
     epoch = 0
@@ -46,7 +46,7 @@ class SharedMemoryStore(Store):
         super().__init__()
         self.memory = memory
         self.ranks = memory.ranks
-        self.commons = SharedCommons(memory, locks)
+        self.named_memory = SharedNamedMemory(memory, locks)
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
         dtype = np.dtype(dtype)

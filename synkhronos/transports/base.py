@@ -22,7 +22,7 @@ def do_nothing(*args: object) -> None:
     """Do nothing: the default of a function to call."""
 
 
-class Attendant(ABC):
+class ServiceProcess(ABC):
     """The process or thread that `Transport.attend` started."""
 
     @abstractmethod
@@ -68,10 +68,10 @@ class Transport(ABC):
         Whether it has `replace`.
     can_stay : bool
         Whether workers may stay in a command while the master goes on, which uses `check_waiting`.
-    has_commons : bool
-        Whether programs can use ``store.commons``, for arrays and locks that belong to no rank.
+    has_named_memory : bool
+        Whether programs can use ``store.named_memory``, for arrays and locks that belong to no rank.
     is_home : bool
-        Whether this rank's commons hold the objects that exist in one place only, such as a center.
+        Whether this rank's named memory hold the objects that exist in one place only, such as a center.
     machine : int
         The number of this rank's machine; the master's has the number 0.
     is_leader : bool
@@ -82,7 +82,7 @@ class Transport(ABC):
         The number of each rank in messages to users.
     in_program : bool
         Whether this rank is inside a command in which ranks work at their own pace; see `begin_program`.
-    ahead : OverlappedReduction or None
+    overlap : OverlappedReduction or None
         Reduces vectors while this rank computes them, if another process can do so.
     is_copy : bool
         Whether the script, or an operation, has forked this process from the process of a rank. It may
@@ -106,7 +106,7 @@ class Transport(ABC):
     forks_all: bool = True
     can_replace: bool = False
     can_stay: bool = False
-    has_commons: bool = True
+    has_named_memory: bool = True
     is_home: bool = True
     machine: int = 0
     ranks_here: int
@@ -115,7 +115,7 @@ class Transport(ABC):
     posted: bool = False
     in_program: bool = False
     _on_death: OnDeath | None = None
-    ahead: Any = None
+    overlap: Any = None
     status: StatusPage | None = None
     progress: memoryview | None = None
     clock: Callable[[], float] = staticmethod(time.perf_counter)
@@ -156,7 +156,7 @@ class Transport(ABC):
 
     @property
     def near(self) -> range:
-        """The ranks that have the same commons as this rank."""
+        """The ranks that have the same named memory as this rank."""
         return range(self.size)
 
     def near_communicator(self, group: Group) -> Communicator:
@@ -216,7 +216,8 @@ class Transport(ABC):
             The command.
         needs : callable, optional
             ``needs(ranks, size)`` returns which of the arrays that the master has put into the store
-            these ranks need for the command, a list of `Need`. A rank may be unable to get other arrays.
+            these ranks need for the command, a list of `RequiredRows`. A rank may be unable to get other
+            arrays.
 
         Raises
         ------
@@ -323,17 +324,17 @@ class Transport(ABC):
         raise NotImplementedError("this transport has no workers that die alone")
 
     @abstractmethod
-    def attend(self, name: str, serve: Callable[[], None]) -> Attendant:
+    def attend(self, name: str, serve: Callable[[], None]) -> ServiceProcess:
         """Master: run ``serve()`` concurrently with the ranks, where the store can be used.
 
         It runs in a process of its own if the ranks do, and ends with the master at the latest.
         """
 
     def relay(self) -> None:  # noqa: B027
-        """Let machines exchange the contents of their commons, until the end of this command."""
+        """Let machines exchange the contents of their named memory, until the end of this command."""
 
     def spread(self, flag: np.ndarray) -> None:  # noqa: B027
-        """Let all ranks see a number in the commons that any of them raises in this command."""
+        """Let all ranks see a number in the named memory that any of them raises in this command."""
 
     def compare_clocks(self) -> list[Reading]:
         """Compare the master's clock with that of each machine: called by all ranks in a command.

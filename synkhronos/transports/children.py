@@ -1,4 +1,4 @@
-"""The processes that the master forks: workers and attendants. None of them outlives the master."""
+"""The workers and service processes that the master forks. None of them outlives it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from synkhronos.host.signals import (
     handled_signals,
     ignore_signals_for_the_master,
 )
-from synkhronos.stores.commons import open_unnamed
-from synkhronos.transports.base import Attendant
+from synkhronos.stores.named_memory import open_unnamed
+from synkhronos.transports.base import ServiceProcess
 from synkhronos.transports.fork_locks import GeneratorLocks
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Children:
     ----------
     workers : dict
         The processes of the workers, by rank. It is empty in every other process.
-    attendants : list
+    service_processes : list
         The other processes.
     are_ended : bool
         Whether `kill` was called since the last children were started.
@@ -47,7 +47,7 @@ class Children:
 
     def __init__(self) -> None:
         self.workers: dict[int, ForkProcess] = {}
-        self.attendants: list[ForkProcess] = []
+        self.service_processes: list[ForkProcess] = []
         self.are_ended = True
         self.log: LogRelay | None = None
         self._forker = Forker()
@@ -89,15 +89,15 @@ class Children:
         )  # first, so an interrupt cannot leave it behind
         self._start(self.workers[rank])
 
-    def fork_attendant(self, name: str, serve: Callable[[], None]) -> Attendant:
-        """Start a process that is not a rank and calls ``serve()``; return its `Attendant`."""
-        self.end_attendants(0)  # left by a program that was interrupted
-        return _ForkedAttendant(self, self.fork_further(name, serve))
+    def fork_service_process(self, name: str, serve: Callable[[], None]) -> ServiceProcess:
+        """Start a process that is not a rank and calls ``serve()``; return its `ServiceProcess`."""
+        self.end_service_processes(0)  # left by a program that was interrupted
+        return _ForkedServiceProcess(self, self.fork_further(name, serve))
 
     def fork_further(self, name: str, serve: Callable[[], None]) -> ForkProcess:
-        """Start a process that is not a rank and calls ``serve()``, beside the other attendants."""
+        """Start another process that is not a rank and calls ``serve()``."""
         process = self._prepare(name, serve)
-        self.attendants.append(process)
+        self.service_processes.append(process)
         self._start(process)
         return process
 
@@ -112,13 +112,13 @@ class Children:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def end_attendants(self, grace: float) -> None:
-        """Wait `grace` seconds for the attendants to end, then kill them."""
-        attendants, self.attendants = self.attendants, []
-        for process in attendants:
+    def end_service_processes(self, grace: float) -> None:
+        """Wait `grace` seconds for the service processes to end, then kill them."""
+        service_processes, self.service_processes = self.service_processes, []
+        for process in service_processes:
             if process.pid is not None:
                 process.join(grace)
-        kill_and_join(attendants)
+        kill_and_join(service_processes)
 
     def _prepare(self, name: str, become: Callable[[], None]) -> ForkProcess:
         def target() -> None:
@@ -126,7 +126,7 @@ class Children:
             die_with_parent()
             ignore_signals_for_the_master()
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-            self.workers, self.attendants = {}, []
+            self.workers, self.service_processes = {}, []
             if self.log is not None:
                 self.log.redirect()
             # Daemonic for the master, which ends it. But its operations may use multiprocessing.
@@ -169,7 +169,7 @@ class Children:
             self._at_exit = None
         workers, self.workers = self.workers, {}
         kill_and_join(workers.values())
-        self.end_attendants(0)
+        self.end_service_processes(0)
         self._forker.end()
         self.emit_log()
         if self.log is not None:
@@ -177,16 +177,16 @@ class Children:
             self.log = None
 
 
-class _ForkedAttendant(Attendant):
+class _ForkedServiceProcess(ServiceProcess):
     def __init__(self, children: Children, process: ForkProcess) -> None:
         self._children, self._process = children, process
 
     def is_alive(self) -> bool:
-        return self._process in self._children.attendants and is_running(self._process)
+        return self._process in self._children.service_processes and is_running(self._process)
 
     def end(self, grace: float) -> None:
-        if self._process in self._children.attendants:
-            self._children.end_attendants(grace)
+        if self._process in self._children.service_processes:
+            self._children.end_service_processes(grace)
 
 
 class Forker:

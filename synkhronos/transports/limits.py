@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from synkhronos._errors import REMEDY, SynkhronosError
-from synkhronos.host.handler_errors import pass_on, suppress
+from synkhronos.host.handler_errors import reraise_if_handlers, suppress
 from synkhronos.host.machine import cores, process_limit
 from synkhronos.stores.memory import RESERVED, most_ranks
 
@@ -73,7 +73,7 @@ def too_many_background_processes(
 
 def _remedy(error: OSError) -> str:
     """Return what to do if a process cannot be started."""
-    pass_on(error)
+    reraise_if_handlers(error)
     remedies: dict[int | None, str] = {
         errno.EAGAIN: f"too many processes or threads: {_process_limits()}",
         errno.ENOMEM: "too little memory to fork this process: free some, or allow overcommit "
@@ -86,7 +86,7 @@ def _remedy(error: OSError) -> str:
 
 def too_many_files(error: OSError) -> SynkhronosError:
     """Explain why a file with limits of this machine could not be read."""
-    pass_on(error)
+    reraise_if_handlers(error)
     remedy = "it is needed to find out the limits of this machine"
     if error.errno == errno.EMFILE:
         remedy = _open_files()
@@ -99,7 +99,7 @@ def _files() -> tuple[int, int]:
     try:
         return len(os.listdir("/proc/self/fd")), limit
     except OSError as error:  # no descriptor is free to list the folder
-        pass_on(error)
+        reraise_if_handlers(error)
         return limit, limit
 
 

@@ -36,12 +36,12 @@ from synkhronos.host.status import PROCESS, StatusPage
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.transports import limits
-from synkhronos.transports.base import Attendant, Transport, do_nothing
+from synkhronos.transports.barriers import BarrierProgress
+from synkhronos.transports.base import ServiceProcess, Transport, do_nothing
 from synkhronos.transports.children import Children
 from synkhronos.transports.mailbox import Mailbox
-from synkhronos.transports.milestones import Milestones
 from synkhronos.transports.semaphore import Semaphore
-from synkhronos.transports.waiting import Patience
+from synkhronos.transports.waiting import SpinPolicy
 
 if TYPE_CHECKING:
     from synkhronos.comms.base import Communicator, Group
@@ -109,8 +109,8 @@ class LocalTransport(Transport):
         self._master_pid = self._own_pid = os.getpid()
         self._may_poll_by_choice, self._make = may_poll, make or LocalTransport
         self._may_poll = size <= cores() if may_poll is None else may_poll
-        self._inside = Patience()  # waits inside a command
-        self._between = Patience(self._inside, self._leave_core)
+        self._inside = SpinPolicy()  # waits inside a command
+        self._between = SpinPolicy(self._inside, self._leave_core)
         self._make_boxes()
         memory = self.store.memory
         self._starts = [Semaphore(memory) for _ in range(size)]
@@ -130,7 +130,7 @@ class LocalTransport(Transport):
         self._slots = [[Mailbox(memory, _SLOT_BYTES) for _ in range(self.size)] for _ in range(2)]
         self._turn = 0
         self._passed = 0  # barriers inside this command
-        self._milestones = Milestones(status)
+        self._progress = BarrierProgress(status)
         self._commands = 0
         self._has_cores = self.store.empty((1,), "int64").data  # whether there is a core for each rank
         self._has_cores[0] = self._may_poll
@@ -172,7 +172,7 @@ class LocalTransport(Transport):
     def _fork_workers(self) -> None:
         for rank in self._workers:
             self._finishes[rank].drain()  # posted in an earlier attempt
-            self._milestones.forget(rank)
+            self._progress.forget(rank)
         try:
             for number, rank in enumerate(self._workers):
                 self._fork_worker(rank, number)
@@ -200,7 +200,7 @@ class LocalTransport(Transport):
         give_up(inherited, self._pass_fds)
         self.rank = rank
         self._own_pid, self.is_copy = os.getpid(), False
-        self._between = Patience(self._inside, self._core_leaver())
+        self._between = SpinPolicy(self._inside, self._core_leaver())
         self.store.memory.use_span(self.distance)  # the master has the first
         self._find_partners()
         self._check_master()
@@ -220,9 +220,9 @@ class LocalTransport(Transport):
         self._children.discard(rank)
         self._starts[rank].drain()
         self._finishes[rank].drain()
-        has_replied = self._milestones.has_finished(rank)  # before it died
+        has_replied = self._progress.has_finished(rank)  # before it died
         if not has_replied:
-            self._milestones.forget(rank)
+            self._progress.forget(rank)
         self._fork_worker(rank, 0, functools.partial(prepare, not has_replied))
         if not self._has_started(rank):
             return  # it has died as well; the next check finds that
@@ -250,20 +250,22 @@ class LocalTransport(Transport):
 
     def answer_for(self, rank: int, payload: bytes) -> None:
         self._children.discard(rank)
-        if not self._milestones.has_finished(rank):
+        if not self._progress.has_finished(rank):
             self._put_reply(rank, payload)
-            self._milestones.finish(rank, 0)
+            self._progress.finish(rank, 0)
         self._finish_again(rank)
 
     def _put_reply(self, rank: int, payload: bytes) -> None:
         self._replies[rank].put(payload)
 
-    def attend(self, name: str, serve: Callable[[], None]) -> Attendant:
+    def attend(self, name: str, serve: Callable[[], None]) -> ServiceProcess:
         def become() -> None:
-            self.store.memory.use_span(self.store.ranks + 1)  # the span before it belongs to the commons
+            self.store.memory.use_span(
+                self.store.ranks + 1
+            )  # the span before it belongs to the named memory
             serve()
 
-        return self._children.run(self._children.fork_attendant, name, become)
+        return self._children.run(self._children.fork_service_process, name, become)
 
     def close(self, grace: float) -> None:
         # In a process that was forked from the master, the workers belong to the master.
@@ -272,7 +274,7 @@ class LocalTransport(Transport):
     def release(self) -> None:
         # Nothing reads them afterwards.
         self._mailbox = self._replies = self._slots = None  # type: ignore[assignment]
-        self._milestones = self._has_cores = None  # type: ignore[assignment]
+        self._progress = self._has_cores = None  # type: ignore[assignment]
         self.progress = self.status = None  # type: ignore[assignment]
         self._starts = self._finishes = None  # type: ignore[assignment]
         self._barriers = self._partners = None  # type: ignore[assignment]
@@ -304,7 +306,7 @@ class LocalTransport(Transport):
         self.posted = False
         if self.in_program:
             self._end_program()
-        self._milestones.begin()
+        self._progress.begin()
         self._mailbox.put(payload)
         self.posted = True
         for rank in self._workers:
@@ -316,11 +318,11 @@ class LocalTransport(Transport):
         if self._may_poll and self._commands % _COUNT_CORES == 0:
             self._has_cores[0] = affinity([0, *self._children.pids()]) >= self.size
         self._commands += 1
-        self._milestones.finish(self.rank, self._passed)
+        self._progress.finish(self.rank, self._passed)
         replies = self._wait_for_replies()
         self._emit_records()
         self._mailbox.clear()
-        if self._milestones.aborted or self.in_program:
+        if self._progress.aborted or self.in_program:
             self._reset()
         return replies
 
@@ -337,7 +339,7 @@ class LocalTransport(Transport):
 
     def _reset(self) -> None:
         """Undo what a failed command or a program may have left."""
-        self._milestones.abort(0)
+        self._progress.abort(0)
         self._end_program()
         for semaphore in itertools.chain.from_iterable(self._barriers):
             semaphore.drain()
@@ -355,7 +357,7 @@ class LocalTransport(Transport):
         self.end_copy()
         self._replies[self.rank].put(payload)
         self.posted = True
-        self._milestones.finish(self.rank, self._passed)
+        self._progress.finish(self.rank, self._passed)
         self._finishes[self.rank].post()
 
     # Among all ranks
@@ -363,12 +365,12 @@ class LocalTransport(Transport):
     def barrier(self) -> None:
         self.end_copy()
         waited = 0.0
-        self._milestones.reach(self.rank, self._passed + 1)
+        self._progress.reach(self.rank, self._passed + 1)
         for theirs, ours in self._partners:
             theirs.post()
             waited = self._wait(ours, self._inside, waited)
             # A rank that failed later has passed this barrier; then all ranks pass it.
-            if 0 < self._milestones.aborted <= self._passed + 1:
+            if 0 < self._progress.aborted <= self._passed + 1:
                 raise CollectiveAbortedError(
                     f"rank {self.labels[self.rank]} left a collective: another rank failed in this "
                     f"command"
@@ -385,7 +387,7 @@ class LocalTransport(Transport):
 
     def abort(self) -> None:
         self.end_copy()
-        self._milestones.abort(self._passed + 1)
+        self._progress.abort(self._passed + 1)
         for rank, semaphores in enumerate(self._barriers):
             if rank != self.rank:
                 for semaphore in semaphores:
@@ -396,7 +398,7 @@ class LocalTransport(Transport):
     def _wait(
         self,
         semaphore: Semaphore,
-        patience: Patience,
+        patience: SpinPolicy,
         waited: float = 0.0,
         when_idle: Callable[[], None] = do_nothing,
     ) -> float:
@@ -426,7 +428,7 @@ class LocalTransport(Transport):
                 f"this process was forked from rank {self.labels[self.rank]}, and only that one may use "
                 f"the other ranks; end this one by os._exit()"
             )
-        if self._milestones.aborted:
+        if self._progress.aborted:
             raise CollectiveAbortedError(
                 f"rank {self.labels[self.rank]} left the program: another rank failed in it"
             )
@@ -455,7 +457,7 @@ class LocalTransport(Transport):
             return waited
         self._check_workers()
         self._while_waiting()
-        if self.in_program and not inside and not self._milestones.aborted:
+        if self.in_program and not inside and not self._progress.aborted:
             if self.timeout is None or not self._children.find_stopped():
                 return 0.0  # a program may take any time
         self._check_late(waited)
@@ -482,8 +484,8 @@ class LocalTransport(Transport):
 
     def _check_missing(self) -> None:
         """Raise if a rank has ended the command and will never reach this barrier."""
-        missing = self._milestones.missing(self._passed)
-        if missing and not self._milestones.aborted:
+        missing = self._progress.missing(self._passed)
+        if missing and not self._progress.aborted:
             listed = (
                 "rank"
                 + "s" * (len(missing) > 1)
@@ -499,7 +501,7 @@ class LocalTransport(Transport):
         stopped = self._children.find_stopped()
         if stopped:
             return ", ".join(f"rank {self.labels[rank]} (stopped, as by SIGSTOP)" for rank in stopped)
-        return self._milestones.describe_late(self._not_late(), self.labels)
+        return self._progress.describe_late(self._not_late(), self.labels)
 
     def _not_late(self) -> set[int]:
         """Return the ranks that need not be named if a wait is too long."""

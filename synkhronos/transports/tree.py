@@ -107,7 +107,7 @@ class TreeTransport(LocalTransport):
         self._mailbox.put(payload)  # first: a worker may find the number before a post
         self._replied.reset()
         self._all_replied.drain()  # two workers may have found that they were the last
-        self._milestones.begin()
+        self._progress.begin()
         self.posted = True
         for post in self._post_below:
             post()
@@ -117,7 +117,7 @@ class TreeTransport(LocalTransport):
 
     def _wait_for_replies(self) -> list[bytes | None]:
         waited = 0.0
-        while not self._milestones.all_finished():
+        while not self._progress.all_finished():
             waited = self._wait(self._all_replied, self._between, waited)
         replies: list[bytes | None] = [*self._tree_replies.get()]
         replies[self.rank] = None
@@ -137,18 +137,18 @@ class TreeTransport(LocalTransport):
 
     def _take(self) -> None:
         """Take a new command, after a post, and pass it on to the workers below this one."""
-        number = self._milestones.number
+        number = self._progress.number
         if number != self._taken:
             self._taken = number
             for post in self._post_below:
                 post()
-            self._milestones.begin_on(self.rank)
+            self._progress.begin_on(self.rank)
 
     def reply(self, payload: bytes) -> None:
         self.end_copy()
         self._put_reply(self.rank, payload)
         self.posted = True
-        self._milestones.finish(self.rank, self._passed)
+        self._progress.finish(self.rank, self._passed)
         self._replied.increase()
         if self._replied.read() >= self.size - 1:
             self._last[0] = self.rank
@@ -166,7 +166,7 @@ class TreeTransport(LocalTransport):
 
     def _fork_replacement(self, rank: int, prepare: Callable[[bool], None]) -> None:
         # For the new worker. It starts the workers below it, whether the dead one has done so or not.
-        self._taken = self._milestones.number - (not self._milestones.has_finished(rank))
+        self._taken = self._progress.number - (not self._progress.has_finished(rank))
         super()._fork_replacement(rank, prepare)
 
     def answer_for(self, rank: int, payload: bytes) -> None:
@@ -180,7 +180,7 @@ class TreeTransport(LocalTransport):
 
     def _not_late(self) -> set[int]:
         """The ranks below one that has not begun cannot begin."""
-        has_begun = self._milestones.has_begun
+        has_begun = self._progress.has_begun
         others = {*self._workers} - {*self._below(self.master_rank)}
         waiting = {rank for rank in others if not (has_begun(rank) or has_begun(self._above(rank)))}
         return {self.rank, *waiting}
@@ -201,9 +201,9 @@ class _Start:
 
     __slots__ = ("try_wait", "_semaphore", "_pass_on")
 
-    def __init__(self, semaphore: Semaphore, pass_on: Callable[[], None]) -> None:
+    def __init__(self, semaphore: Semaphore, reraise_if_handlers: Callable[[], None]) -> None:
         self.try_wait = semaphore.try_wait
-        self._semaphore, self._pass_on = semaphore, pass_on
+        self._semaphore, self._pass_on = semaphore, reraise_if_handlers
 
     def wait(self, seconds: float) -> bool:
         """Decrement it. Return False after `seconds`, or if a signal handler must run."""

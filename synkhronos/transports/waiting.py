@@ -30,12 +30,12 @@ _POLLS = range(128)
 _COLD = 1e-3  # seconds of work that leave little else in the processor's caches
 
 
-class Patience:
+class SpinPolicy:
     """How long to poll in one kind of wait: between commands, or inside a command.
 
     Parameters
     ----------
-    inside : Patience, optional
+    inside : SpinPolicy, optional
         Of waits inside a command, if this is for waits between commands.
     leave_core : callable, optional
         Called after this rank has slept, to leave the core of the rank that woke it. Returns whether it
@@ -51,7 +51,7 @@ class Patience:
     """
 
     def __init__(
-        self, inside: Patience | None = None, leave_core: Callable[[], bool] = lambda: False
+        self, inside: SpinPolicy | None = None, leave_core: Callable[[], bool] = lambda: False
     ) -> None:
         self.fraction = 1.0
         self.resumed = time.monotonic()

@@ -12,9 +12,9 @@ from synkhronos._typing import Finish, SharedVariable, SharedVariables, Values
 from synkhronos.arithmetic.conversion import condition, in_order_of
 from synkhronos.arrays.data import Data
 from synkhronos.engines.base import NO_VALUE, Engine, dims_of
-from synkhronos.functions.agreement import agreement_of
+from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.replicate import replicate
-from synkhronos.world.here import Command, Here
+from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World, current_world
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def resolve(
         raise ValueError("shared_vars: expected at least one shared variable, got an empty list")
     seen = set()
     for variable in variables:
-        engine = world.here.engine
+        engine = world.rank_state.engine
         if not engine.is_shared(variable) or not engine.is_tensor(variable):
             raise TypeError(
                 f"shared_vars: expected shared variables of tensors, got {shortened(variable)}"
@@ -73,7 +73,7 @@ def submit_equalizing(world: World, command: Any, variables: Sequence[SharedVari
 
     A repeated collective is not submitted again, so its end is noted, too.
     """
-    agreement, numbers = agreement_of(world), command.plain.numbers
+    agreement, numbers = replica_tracker_of(world), command.plain.numbers
 
     def note(_: Any = None) -> None:
         agreement.equalized(numbers)
@@ -89,12 +89,12 @@ def numbers_of(world: World, variables: Sequence[SharedVariable]) -> list[int]:
     return [world.registry.numbers[variable] for variable in variables]
 
 
-def storages(here: Here, numbers: Sequence[int]) -> list[Any]:
+def storages(state: RankState, numbers: Sequence[int]) -> list[Any]:
     """Return the arrays of this rank's replicas, or raise ``ValueError`` if an array is None."""
-    found = [here.engine.storage(here.shareds[number]) for number in numbers]
+    found = [state.engine.storage(state.shareds[number]) for number in numbers]
     for number, array in zip(numbers, found):
         if array is None:
-            raise ValueError(f"{here.shareds[number]} has no value on rank {here.rank}: {NO_VALUE}")
+            raise ValueError(f"{state.shareds[number]} has no value on rank {state.rank}: {NO_VALUE}")
     return found
 
 

@@ -18,8 +18,8 @@ from synkhronos._typing import (
     Values,
 )
 from synkhronos.comms.formats import Format
-from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.function import Function
+from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.variables.arguments import (
     as_list,
     check_has_rows,
@@ -33,12 +33,12 @@ from synkhronos.variables.arguments import (
 )
 from synkhronos.variables.reductions import plan_reduction
 from synkhronos.variables.replicas import assign
-from synkhronos.world.entry import in_turn
+from synkhronos.world.entry import with_call_lock
 from synkhronos.world.fuse import Pending
-from synkhronos.world.here import Command
+from synkhronos.world.rank_state import Command
 
 if TYPE_CHECKING:
-    from synkhronos.world.here import Here
+    from synkhronos.world.rank_state import RankState
 
 
 class Broadcast(Command):
@@ -49,21 +49,21 @@ class Broadcast(Command):
     def __init__(self, numbers: Sequence[int], nccl: bool) -> None:
         self.numbers, self.nccl = numbers, nccl
 
-    def run(self, here: Here) -> None:
-        self.prepare(here)(None)
+    def run(self, state: RankState) -> None:
+        self.prepare(state)(None)
 
-    def prepare(self, here: Here) -> Callable[[Any], None]:
-        broadcast = here.communicator(self.nccl).prepare_broadcast(here.master_rank)
+    def prepare(self, state: RankState) -> Callable[[Any], None]:
+        broadcast = state.communicator(self.nccl).prepare_broadcast(state.master_rank)
 
         def run(_: Any) -> None:
-            values = broadcast(storages(here, self.numbers))
+            values = broadcast(storages(state, self.numbers))
             for number, value in zip(self.numbers, values):
-                here.engine.store(here.shareds[number], value)
+                state.engine.store(state.shareds[number], value)
 
         return run
 
 
-@in_turn
+@with_call_lock
 def broadcast(
     shared_vars: SharedVariables, values: Values | None = None, nccl: bool = True
 ) -> Pending | None:
@@ -113,17 +113,17 @@ def broadcast(
     nccl = check_flag(nccl, "nccl")
     arrays = None
     if values is not None:
-        arrays = conditioned(world.here.engine, variables, as_list(shared_vars, values, "values"))
+        arrays = conditioned(world.rank_state.engine, variables, as_list(shared_vars, values, "values"))
     register(world, variables)
     if not world.started and not world.is_recording:  # the workers will have the master's values
         for variable, array in zip(variables, arrays or ()):
-            world.here.engine.write(variable, np.asarray(array))
+            world.rank_state.engine.write(variable, np.asarray(array))
         return None
     numbers = numbers_of(world, variables)
     if arrays is not None:
-        agreement_of(world).equalized(numbers)
+        replica_tracker_of(world).equalized(numbers)
         return assign(world, variables, arrays)
-    agreement_of(world).changed.difference_update(numbers)  # it is sent by this command
+    replica_tracker_of(world).changed.difference_update(numbers)  # it is sent by this command
     return submit_equalizing(world, Broadcast(numbers, nccl), variables)
 
 
@@ -133,14 +133,14 @@ class Gather(Command):
     def __init__(self, numbers: Sequence[int], to_all: bool, nccl: bool) -> None:
         self.numbers, self.to_all, self.nccl = numbers, to_all, nccl
 
-    def run(self, here: Here) -> list[Any] | None:
-        comm = here.communicator(self.nccl)
-        variables = [here.shareds[number] for number in self.numbers]
-        own = storages(here, self.numbers)
+    def run(self, state: RankState) -> list[Any] | None:
+        comm = state.communicator(self.nccl)
+        variables = [state.shareds[number] for number in self.numbers]
+        own = storages(state, self.numbers)
         if not self.to_all:
-            return comm.gather(own, here.master_rank)
+            return comm.gather(own, state.master_rank)
         for variable, arrays in zip(variables, comm.all_gather(own)):
-            here.engine.store(variable, here.engine.arithmetic.concatenate(arrays))
+            state.engine.store(variable, state.engine.arithmetic.concatenate(arrays))
         return None
 
 
@@ -158,7 +158,7 @@ def gather(shared_vars: SharedVariable, nd_up: Literal[0], nccl: bool = ...) -> 
 def gather(shared_vars: SharedVariable, nd_up: Literal[1] = ..., nccl: bool = ...) -> Any: ...
 
 
-@in_turn
+@with_call_lock
 def gather(shared_vars: SharedVariables, nd_up: Literal[0, 1] = 1, nccl: bool = True) -> Any:
     """Return the replicas of all ranks.
 
@@ -210,14 +210,14 @@ def gather(shared_vars: SharedVariables, nd_up: Literal[0, 1] = 1, nccl: bool = 
     if isinstance(nd_up, bool) or nd_up not in (0, 1):
         raise ValueError(f"gather: nd_up: expected 0 or 1, got {nd_up!r}")
     if nd_up == 0:
-        check_has_rows(world.here.engine, variables, "gather(nd_up=0)")
+        check_has_rows(world.rank_state.engine, variables, "gather(nd_up=0)")
 
     def finish(results: Sequence[Any]) -> Any:
         joined = [join(arrays, nd_up) for arrays in results[world.master_rank]]
         return joined[0] if single else joined
 
     command = Gather(numbers_of(world, variables), to_all=False, nccl=check_flag(nccl, "nccl"))
-    agreement_of(world).compared(command.numbers)
+    replica_tracker_of(world).compared(command.numbers)
     return submit(world, command, finish, variables)
 
 
@@ -235,7 +235,7 @@ def join(arrays: list[AnyArray], nd_up: int) -> Any:
     return np.stack(arrays)
 
 
-@in_turn
+@with_call_lock
 def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | None:
     """Set every rank's replica to all ranks' values, concatenated along axis 0.
 
@@ -275,9 +275,9 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | Non
     >>> synk.close()
     """
     world, variables, _ = resolve(shared_vars)
-    check_has_rows(world.here.engine, variables, "all_gather")
+    check_has_rows(world.rank_state.engine, variables, "all_gather")
     for variable in variables:
-        extent = world.here.engine.type_of(variable).extents[0]
+        extent = world.rank_state.engine.type_of(variable).extents[0]
         if extent is not None:
             raise ValueError(f"all_gather: {variable} has extent {extent} on axis 0 by its type")
     command = Gather(numbers_of(world, variables), to_all=True, nccl=check_flag(nccl, "nccl"))
@@ -317,7 +317,7 @@ def reduce(
 ) -> ComputedArray: ...
 
 
-@in_turn
+@with_call_lock
 def reduce(
     shared_vars: SharedVariables,
     op: ReduceOp = "avg",
@@ -378,9 +378,9 @@ def reduce(
     world, variables, command = plan_reduction(shared_vars, op, target, weights, nccl)
     plain: Any = command.plain  # a `Reduce`
     numbers = plain.numbers
-    agreement_of(world).compared(numbers)
+    replica_tracker_of(world).compared(numbers)
     if in_place:
-        agreement_of(world).local.update(numbers)
+        replica_tracker_of(world).local.update(numbers)
 
     def finish(results: Sequence[Any]) -> Any:
         if in_place:
@@ -391,7 +391,7 @@ def reduce(
     return submit(world, command, finish, variables)
 
 
-@in_turn
+@with_call_lock
 def all_reduce(
     shared_vars: SharedVariables,
     op: ReduceOp = "avg",

@@ -6,18 +6,18 @@ from synkhronos._errors import MismatchError
 from synkhronos._text import listed
 from synkhronos._typing import SharedVariables
 from synkhronos.arithmetic.comparison import difference
-from synkhronos.functions.agreement import expected_equal, label
 from synkhronos.functions.comparing.replicas import find_different
+from synkhronos.functions.replica_tracker import expected_equal, label
 from synkhronos.variables.arguments import numbers_of, resolve
 from synkhronos.variables.collectives import Gather
-from synkhronos.world.entry import in_turn
+from synkhronos.world.entry import with_call_lock
 from synkhronos.world.world import World, current_world
 
 _MOST_MEASURED = 10  # variables whose values are fetched, too
 _MOST_LISTED = 20  # variables in the message
 
 
-@in_turn
+@with_call_lock
 def in_sync(shared_vars: SharedVariables | None = None) -> bool:
     """Check that all ranks have the same values of shared variables, bit for bit.
 
@@ -82,7 +82,7 @@ def in_sync(shared_vars: SharedVariables | None = None) -> bool:
         replicated = world.registry.replicated
         numbers = [one for one in numbers_of(world, variables) if one < replicated]
     kept = [
-        world.here.shareds[one] for one in numbers
+        world.rank_state.shareds[one] for one in numbers
     ]  # Python's collector may run before they are compared
     if not world.started or world.size == 1 or not numbers:
         return True

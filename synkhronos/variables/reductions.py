@@ -15,14 +15,14 @@ from synkhronos.comms.formats import Format, check_arrays, check_format
 from synkhronos.engines.base import Engine
 from synkhronos.functions.function import Function
 from synkhronos.variables.arguments import numbers_of, resolve, storages
-from synkhronos.variables.begun import begun, has_completed
-from synkhronos.world.here import Command
+from synkhronos.variables.overlapped import begun, has_completed
 from synkhronos.world.plans import Plan
+from synkhronos.world.rank_state import Command
 from synkhronos.world.world import World, current_world
 
 if TYPE_CHECKING:
     from synkhronos.arithmetic.operations import Operation
-    from synkhronos.world.here import Here
+    from synkhronos.world.rank_state import RankState
 
 #: The weight of each rank, the number of a function, or None
 Weights = Union[Sequence[float], Mapping[int, float], int, None]
@@ -80,45 +80,45 @@ class Reduce(Command):
             self.numbers, self.op, self.target, change, self.nccl, self.wire, self.begun.items()
         )
 
-    def run(self, here: Here) -> list[np.ndarray] | None:
-        return self.prepare(here)(None)
+    def run(self, state: RankState) -> list[np.ndarray] | None:
+        return self.prepare(state)(None)
 
-    def prepare(self, here: Here) -> Callable[[Any], list[np.ndarray] | None]:
-        comm = here.communicator(self.nccl)
+    def prepare(self, state: RankState) -> Callable[[Any], list[np.ndarray] | None]:
+        comm = state.communicator(self.nccl)
         is_wired = self.wire is not None and comm.over_cpu.has_wires
         if is_wired:
             comm = comm.over_cpu
-        reduce = comm.prepare_reduction(self.op, None if self.target == "all" else here.master_rank)
+        reduce = comm.prepare_reduction(self.op, None if self.target == "all" else state.master_rank)
 
         def run(weights: Any) -> list[np.ndarray] | None:
             numbers = self.numbers
-            if here.ahead is not None:
-                numbers = [number for number in numbers if not has_completed(here, self, number)]
+            if state.overlap is not None:
+                numbers = [number for number in numbers if not has_completed(state, self, number)]
                 if not numbers:
                     return None
-            arrays = storages(here, numbers)
-            if self.target == "new" and here.is_master:
+            arrays = storages(state, numbers)
+            if self.target == "new" and state.is_master:
                 arrays = [array.copy() for array in arrays]
-            own = [self._weight(here) if weights is None else weights[here.rank]]
+            own = [self._weight(state) if weights is None else weights[state.rank]]
             if is_wired:
                 own.append(
-                    [here.wire(one, self.wire, array.shape) for one, array in zip(numbers, arrays)]
+                    [state.wire(one, self.wire, array.shape) for one, array in zip(numbers, arrays)]
                 )
             reduced = reduce(arrays, *own)
-            if self.target == "new" and here.is_master:
-                return [np.array(here.engine.to_host(array)) for array in reduced]
+            if self.target == "new" and state.is_master:
+                return [np.array(state.engine.to_host(array)) for array in reduced]
             for number, array in zip(numbers, reduced):
-                here.engine.store(here.shareds[number], array)
+                state.engine.store(state.shareds[number], array)
             return None
 
         return run
 
-    def _weight(self, here: Here) -> float:
+    def _weight(self, state: RankState) -> float:
         if self.weights is None:
             return 1
         if isinstance(self.weights, int):
-            return here.rows.get(self.weights, 0)
-        return self.weights[here.rank]
+            return state.rows.get(self.weights, 0)
+        return self.weights[state.rank]
 
 
 class _Reductions:
@@ -190,11 +190,11 @@ def _checked(
     _, variables, _ = resolve(shared_vars)
     operation, numbers = find_operation(op), numbers_of(world, variables)
     weights, nccl = _check_weights(world, operation, weights), check_flag(nccl, "nccl")
-    started = begun(world.here.engine, numbers, variables) if target == "all" else ()
+    started = begun(world.rank_state.engine, numbers, variables) if target == "all" else ()
     wire = check_format(wire, op)
     for variable in variables:
-        operation.check_dtype(world.here.engine.type_of(variable).dtype, variable)
-    check_wire(world.here.engine, wire, variables)
+        operation.check_dtype(world.rank_state.engine.type_of(variable).dtype, variable)
+    check_wire(world.rank_state.engine, wire, variables)
     return variables, Reduce(numbers, op, target, weights, nccl, wire, started)
 
 

@@ -20,8 +20,8 @@ from synkhronos._typing import (
 from synkhronos.arithmetic.partition import select, share
 from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
-from synkhronos.functions.agreement import agreement_of
-from synkhronos.stores.required_rows import Need
+from synkhronos.functions.replica_tracker import replica_tracker_of
+from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.variables.arguments import (
     as_list,
     check_has_rows,
@@ -32,14 +32,14 @@ from synkhronos.variables.arguments import (
     storages,
     submit,
 )
-from synkhronos.world.entry import in_turn
+from synkhronos.world.entry import with_call_lock
 from synkhronos.world.fuse import Pending
-from synkhronos.world.here import Command
+from synkhronos.world.rank_state import Command
 from synkhronos.world.world import World
 
 if TYPE_CHECKING:
     from synkhronos.stores.handle import Handle
-    from synkhronos.world.here import Here
+    from synkhronos.world.rank_state import RankState
 
 
 class Assign(Command):
@@ -66,34 +66,34 @@ class Assign(Command):
     ) -> None:
         self.numbers, self.handles, self.rows, self.only = numbers, handles, rows, only
 
-    def run(self, here: Here) -> None:
-        if self.only not in (None, here.rank):
+    def run(self, state: RankState) -> None:
+        if self.only not in (None, state.rank):
             return
         for position, number in enumerate(self.numbers):
-            here.engine.write(here.shareds[number], self._value(here, position))
+            state.engine.write(state.shareds[number], self._value(state, position))
 
-    def needs(self, ranks: range, size: int) -> list[Need]:
+    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
         if self.only is not None and self.only not in ranks:
             return []
         if self.rows is None:
-            return [Need(handle) for handle in self.handles]
+            return [RequiredRows(handle) for handle in self.handles]
         needed = []
         for handle, rows in zip(self.handles, self.rows):
             if self.only is None:
                 start = share(len(rows), size, ranks[0])[0]
                 rows = rows[start : share(len(rows), size, ranks[-1])[1]]
-            needed.append(Need(handle, rows))
+            needed.append(RequiredRows(handle, rows))
         return needed
 
-    def _value(self, here: Here, position: int) -> AnyArray:
+    def _value(self, state: RankState, position: int) -> AnyArray:
         handle = self.handles[position]
         if self.rows is None:
-            return here.store.get(handle)
+            return state.store.get(handle)
         rows = self.rows[position]
         if self.only is None:
-            start, stop = share(len(rows), here.size, here.rank)
+            start, stop = share(len(rows), state.size, state.rank)
             rows = rows[start:stop]
-        return here.store.rows(handle, rows)
+        return state.store.rows(handle, rows)
 
 
 def assign(
@@ -111,7 +111,7 @@ def assign(
     return pending
 
 
-@in_turn
+@with_call_lock
 def scatter(
     shared_vars: SharedVariables, values: Values | None = None, batch: Batch | None = None
 ) -> Pending | None:
@@ -170,13 +170,13 @@ def scatter(
             )
     else:
         values = as_list(shared_vars, values, "values")
-    arrays = conditioned(world.here.engine, variables, values, scattered=True)
+    arrays = conditioned(world.rank_state.engine, variables, values, scattered=True)
     rows = [select(batch, len(array)) for array in arrays]
-    agreement_of(world).set_apart(numbers_of(world, variables), scattered=True)
+    replica_tracker_of(world).set_apart(numbers_of(world, variables), scattered=True)
     return assign(world, variables, arrays, rows)
 
 
-@in_turn
+@with_call_lock
 def set_value(
     rank: int, shared_vars: SharedVariables, values: Values, batch: Batch | None = None
 ) -> Pending | None:
@@ -222,9 +222,9 @@ def set_value(
     world, variables, _ = resolve(shared_vars)
     rank = check_rank(world, rank)
     values = as_list(shared_vars, values, "values")
-    arrays = conditioned(world.here.engine, variables, values, scattered=batch is not None)
+    arrays = conditioned(world.rank_state.engine, variables, values, scattered=batch is not None)
     rows = None if batch is None else [select(batch, len(array)) for array in arrays]
-    agreement_of(world).set_apart(numbers_of(world, variables), scattered=False)
+    replica_tracker_of(world).set_apart(numbers_of(world, variables), scattered=False)
     return assign(world, variables, arrays, rows, rank)
 
 
@@ -234,16 +234,16 @@ class _Fetch(Command):
     def __init__(self, numbers: Sequence[int], rank: int) -> None:
         self.numbers, self.rank = numbers, rank
 
-    def run(self, here: Here) -> Sequence[AnyArray | Handle] | None:
-        if here.rank != self.rank:
+    def run(self, state: RankState) -> Sequence[AnyArray | Handle] | None:
+        if state.rank != self.rank:
             return None
-        arrays = storages(here, self.numbers)
-        if here.is_master:
-            return [np.array(here.engine.to_host(array)) for array in arrays]
-        copies = [here.store.empty(np.shape(one), one.dtype) for one in arrays]
+        arrays = storages(state, self.numbers)
+        if state.is_master:
+            return [np.array(state.engine.to_host(array)) for array in arrays]
+        copies = [state.store.empty(np.shape(one), one.dtype) for one in arrays]
         for copy, one in zip(copies, arrays):
-            here.engine.read(one, copy)  # a copy even if it is in the store, where others may write
-        return [here.send(copy) for copy in copies]
+            state.engine.read(one, copy)  # a copy even if it is in the store, where others may write
+        return [state.send(copy) for copy in copies]
 
 
 @overload
@@ -254,7 +254,7 @@ def get_value(rank: int, shared_vars: Sequence[SharedVariable]) -> ComputedList[
 def get_value(rank: int, shared_vars: SharedVariable) -> ComputedArray: ...
 
 
-@in_turn
+@with_call_lock
 def get_value(rank: int, shared_vars: SharedVariables) -> Any:
     """Return copies of the replicas of one rank.
 
@@ -301,11 +301,11 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Any:
     def finish(results: Sequence[Any]) -> Any:
         values = results[rank]
         if rank != world.master_rank:
-            values = [world.here.store.get(handle).copy() for handle in values]
+            values = [world.rank_state.store.get(handle).copy() for handle in values]
         return values[0] if single else values
 
     command = _Fetch(numbers_of(world, variables), rank)
-    agreement_of(world).compared(command.numbers)
+    replica_tracker_of(world).compared(command.numbers)
     return submit(world, command, finish, variables)
 
 
@@ -313,8 +313,8 @@ class _Shapes(Command):
     def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers = numbers
 
-    def run(self, here: Here) -> list[tuple[int, ...]]:
-        return [np.shape(array) for array in storages(here, self.numbers)]
+    def run(self, state: RankState) -> list[tuple[int, ...]]:
+        return [np.shape(array) for array in storages(state, self.numbers)]
 
 
 @overload
@@ -325,7 +325,7 @@ def get_shapes(shared_vars: Sequence[SharedVariable]) -> ComputedList[list[tuple
 def get_shapes(shared_vars: SharedVariable) -> ComputedList[tuple[int, ...]]: ...
 
 
-@in_turn
+@with_call_lock
 def get_shapes(shared_vars: SharedVariables) -> Any:
     """Return the shapes of the replicas of a shared variable.
 
@@ -385,7 +385,7 @@ def get_lengths(shared_vars: Sequence[SharedVariable]) -> ComputedList[list[int]
 def get_lengths(shared_vars: SharedVariable) -> ComputedList[int]: ...
 
 
-@in_turn
+@with_call_lock
 def get_lengths(shared_vars: SharedVariables) -> Any:
     """Return the number of rows of the replicas of a shared variable.
 
@@ -422,5 +422,5 @@ def get_lengths(shared_vars: SharedVariables) -> Any:
     >>> synk.close()
     """
     world, variables, single = resolve(shared_vars)
-    check_has_rows(world.here.engine, variables, "get_lengths")
+    check_has_rows(world.rank_state.engine, variables, "get_lengths")
     return _of_shapes(world, variables, single, lambda shape: shape[0])

@@ -16,7 +16,7 @@ from synkhronos.engines.cpu import CpuEngine
 from synkhronos.host import compiler, environment, nvidia_libraries
 from synkhronos.host.machine import cores
 from synkhronos.transports.limits import check_size
-from synkhronos.world.here import Command, Here
+from synkhronos.world.rank_state import Command, RankState
 
 _logger = logging.getLogger("synkhronos")
 
@@ -204,43 +204,43 @@ class Bind(Command):
     def __init__(self, devices: Sequence[str], machines: Sequence[int]) -> None:
         self.devices, self.machines = devices, machines
 
-    def run(self, here: Here) -> str | None:
+    def run(self, state: RankState) -> str | None:
         from synkhronos.comms.staged import StagedCommunicator
 
-        engine: Any = here.engine  # that of GPUs has a context
-        here.device = self.devices[here.rank]
-        kind = kind_of(here.device)
-        if kind == "opencl" and not here.is_master:
-            _separate_pocl_cache(here.rank)
-        _set_up(engine, here.device, here)
-        here.comm = StagedCommunicator(
-            here.comm, here.store, engine.read, engine.to_device, engine.overwrite
+        engine: Any = state.engine  # that of GPUs has a context
+        state.device = self.devices[state.rank]
+        kind = kind_of(state.device)
+        if kind == "opencl" and not state.is_master:
+            _separate_pocl_cache(state.rank)
+        _set_up(engine, state.device, state)
+        state.comm = StagedCommunicator(
+            state.comm, state.store, engine.read, engine.to_device, engine.overwrite
         )
-        if here.size == 1 or kind in JAX:
+        if state.size == 1 or kind in JAX:
             return None
         if kind != "cuda":
             return "the devices are not CUDA devices"
-        if len(set(zip(self.machines, self.devices))) < here.size:
+        if len(set(zip(self.machines, self.devices))) < state.size:
             if os.environ.get(SHARED_GPU) != "1":
                 return f"ranks share a GPU; set {SHARED_GPU}=1 in the environment to try NCCL"
-            _make_ranks_look_apart(here.rank)
+            _make_ranks_look_apart(state.rank)
         try:
             from synkhronos.comms.nccl import CannotJoinError, join
         except ImportError as error:  # pygpu is incomplete, on every rank
             return str(error)
         try:
-            here.comm = join(here.comm, engine.context, engine.arithmetic)
+            state.comm = join(state.comm, engine.context, engine.arithmetic)
         except CannotJoinError as error:
             return str(error)
         return None
 
 
-def _set_up(engine: Any, device: str, here: Here) -> None:
+def _set_up(engine: Any, device: str, state: RankState) -> None:
     try:
-        engine.setup(device, announce=here.is_master)
+        engine.setup(device, announce=state.is_master)
     except Exception as error:
         raise ValueError(
-            f"fork: rank {here.rank} cannot use the device {device!r}: {text_of(error)}"
+            f"fork: rank {state.rank} cannot use the device {device!r}: {text_of(error)}"
         ) from error
 
 

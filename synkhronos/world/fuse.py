@@ -10,9 +10,9 @@ from typing import Any, Callable, Sequence
 from synkhronos._errors import FuseError
 from synkhronos._text import shortened
 from synkhronos._typing import Finish
-from synkhronos.stores.required_rows import Need
-from synkhronos.world.here import Command, Here
+from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.world.plans import ChangedPlan, Plan
+from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World, current_world
 
 
@@ -36,11 +36,11 @@ class FusedCommand(Command):
         commands[change[0]] = commands[change[0]].changed(change[1])
         return FusedCommand(commands)
 
-    def run(self, here: Here) -> list[Any]:
-        return [command.run(here) for command in self.commands]
+    def run(self, rank_state: RankState) -> list[Any]:
+        return [command.run(rank_state) for command in self.commands]
 
-    def prepare(self, here: Here) -> Callable[[tuple[int, Any] | None], list[Any]]:
-        prepared = [command.prepare(here) for command in self.commands]
+    def prepare(self, rank_state: RankState) -> Callable[[tuple[int, Any] | None], list[Any]]:
+        prepared = [command.prepare(rank_state) for command in self.commands]
 
         def run(change: tuple[int, Any] | None) -> list[Any]:
             place, part = (-1, None) if change is None else change
@@ -48,19 +48,19 @@ class FusedCommand(Command):
 
         return run
 
-    def rehearse(self, here: Here, change: tuple[int, Any] | None = None) -> None:
+    def warm_caches(self, rank_state: RankState, change: tuple[int, Any] | None = None) -> None:
         place, part = (0, None) if change is None else change
         for command in self.commands[:1]:  # its work empties the caches again
-            command.rehearse(here, None if place else part)
+            command.warm_caches(rank_state, None if place else part)
 
-    def needs(self, ranks: range, size: int) -> list[Need]:
+    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
         return [need for command in self.commands for need in command.needs(ranks, size)]
 
-    def title(self, here: Here) -> str:
-        return " + ".join(command.title(here) for command in self.commands)
+    def title(self, rank_state: RankState) -> str:
+        return " + ".join(command.title(rank_state) for command in self.commands)
 
-    def describe(self, here: Here) -> str:
-        return " + ".join(command.describe(here) for command in self.commands)
+    def describe(self, rank_state: RankState) -> str:
+        return " + ".join(command.describe(rank_state) for command in self.commands)
 
 
 class Pending:
@@ -143,7 +143,7 @@ class _Block(contextlib.ContextDecorator):
         self.runs = True
         has_begun = False
         try:
-            with world.turn:
+            with world.call_lock:
                 world.check_usable()
                 if world.is_recording:
                     raise FuseError(
@@ -151,7 +151,7 @@ class _Block(contextlib.ContextDecorator):
                         "inner one: its calls are part of the outer block"
                     )
                 has_begun = True
-                world.turn.begin_block()
+                world.call_lock.begin_block()
                 world.record(self)
             return self
         except BaseException:
@@ -162,14 +162,14 @@ class _Block(contextlib.ContextDecorator):
     def leave(self) -> None:
         """Let commands run again."""
         self._world.record(None)
-        self._world.turn.end_block()
+        self._world.call_lock.end_block()
 
     def is_over(self) -> bool:
         """Whether the ``with`` statement has ended, although `__exit__` may not have run."""
         return self._held is not None and self._held() is None
 
     def _end_block(self, kind: type | None, *error: Any) -> None:
-        with self._world.turn:
+        with self._world.call_lock:
             self.leave()
             for pending in self._pending:
                 pending._failed = True  # until there are results

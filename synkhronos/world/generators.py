@@ -17,7 +17,7 @@ from typing import Any, Iterator
 
 import numpy as np
 
-from synkhronos.world.here import Here
+from synkhronos.world.rank_state import RankState
 
 _SEED_WORDS = 8
 
@@ -48,16 +48,16 @@ def seed(given: tuple[int, int], *others: int) -> None:
         np.random.set_state({**kind(of_numpy).state, "has_gauss": 0, "gauss": 0.0})
 
 
-def seed_worker(here: Here, given: tuple[int, int]) -> None:
+def seed_worker(rank_state: RankState, given: tuple[int, int]) -> None:
     """Give a worker states of its own."""
-    if _has_own_process(here):
-        seed(given, here.rank)
+    if _has_own_process(rank_state):
+        seed(given, rank_state.rank)
 
 
 @contextlib.contextmanager
-def states_of_script(here: Here, given: tuple[Any, Any]) -> Iterator[None]:
+def states_of_script(rank_state: RankState, given: tuple[Any, Any]) -> Iterator[None]:
     """Let a worker have the script's states inside the block."""
-    if not _has_own_process(here):
+    if not _has_own_process(rank_state):
         yield
         return
     own = states()
@@ -83,6 +83,6 @@ def _fingerprint(state: Any) -> int:
     return int.from_bytes(hashlib.blake2b(pickle.dumps(state), digest_size=16).digest(), "little")
 
 
-def _has_own_process(here: Here) -> bool:
+def _has_own_process(rank_state: RankState) -> bool:
     """Whether this rank is a worker in a process of its own, and not a thread of the script's."""
-    return not here.is_master and threading.current_thread() is threading.main_thread()
+    return not rank_state.is_master and threading.current_thread() is threading.main_thread()

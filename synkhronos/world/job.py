@@ -26,12 +26,12 @@ from synkhronos.host import job
 from synkhronos.host.compiler import TITLE
 from synkhronos.host.log import logger
 from synkhronos.host.machine import cores, use_cores
-from synkhronos.machines import courier as couriers
-from synkhronos.machines.courier import TaskCourier
+from synkhronos.machines import progress_process as progress_processes
 from synkhronos.machines.job.source_digest import digest_of
 from synkhronos.machines.leaders import BROKEN, CONTROL, Leaders
 from synkhronos.machines.links import LostError
-from synkhronos.machines.transport import NO_COURIER, MachinesTransport
+from synkhronos.machines.progress_process import TaskProgressProcess
+from synkhronos.machines.transport import NO_PROGRESS_PROCESS, MachinesTransport
 from synkhronos.transports.tree import make_local
 from synkhronos.world.devices import get_n_gpu, make_engine
 from synkhronos.world.options import Options
@@ -151,16 +151,18 @@ class Machines:
         store: Any = None if former is None else former.store
         local_store = None if store is None else store.local
         local = make_local(len(own), first, world.timeout, store=local_store, labels=own)
-        courier = NO_COURIER if self._tasks.here is None else TaskCourier(self._tasks.here)
+        progress_process = (
+            NO_PROGRESS_PROCESS if self._tasks.local is None else TaskProgressProcess(self._tasks.local)
+        )
         names = [
             f"machine {fact.host} (rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))})"
             for fact, ranks in zip(self.facts, ranges)
         ]
         self.leaders.links.name(names)
-        if self._tasks.here is not None:
-            couriers.send_names(self._tasks.here, names)
+        if self._tasks.local is not None:
+            progress_processes.send_names(self._tasks.local, names)
         return MachinesTransport(
-            local, self.leaders, ranges, world.master_rank, world.timeout, courier, self, store
+            local, self.leaders, ranges, world.master_rank, world.timeout, progress_process, self, store
         )
 
     # After the end of a world
@@ -184,10 +186,12 @@ class Machines:
     # The other machines
 
     def serve(self) -> None:
-        """Lead this machine's ranks in each world, or run as its courier, until the job ends."""
+        """Lead this machine's ranks, or run as its progress process, until the job ends."""
         try:
-            if self._tasks.couriers is not None:
-                couriers.serve(self._tasks.here, self._tasks.couriers, self._tasks.neighbours)
+            if self._tasks.progress_processes is not None:
+                progress_processes.serve(
+                    self._tasks.local, self._tasks.progress_processes, self._tasks.neighbours
+                )
             if self.leaders is not None:
                 self._serve_worlds()
             self._tasks.finish()
@@ -209,7 +213,7 @@ class Machines:
                 continue
             what, *details = order.content()
             if what == _EXIT:
-                self._send_courier_home()
+                self._end_progress_process()
                 break
             if what == _TOGETHER:
                 self._meet_again()
@@ -217,9 +221,9 @@ class Machines:
                 self.leaders.begin_first(order.number)
                 self._lead(*details)
 
-    def _send_courier_home(self) -> None:
-        if self._tasks.here is not None:
-            couriers.send_home(self._tasks.here)
+    def _end_progress_process(self) -> None:
+        if self._tasks.local is not None:
+            progress_processes.send_home(self._tasks.local)
 
     # After a machine was lost
 
@@ -240,7 +244,7 @@ class Machines:
 
     def _meet_again(self) -> None:
         former = self.leaders.rank
-        self._send_courier_home()
+        self._end_progress_process()
         self._tasks.call_together()
         self._tasks.meet_again()
         self.leaders = Leaders(self._tasks.links)
@@ -277,7 +281,7 @@ class Machines:
         """Let the other tasks end, and end MPI."""
         self._go_on_with_the_living()
         self._tell(_EXIT)
-        self._send_courier_home()
+        self._end_progress_process()
         if not self._tasks.finish(_LEAVING):
             from synkhronos.machines.mpi import abort
 

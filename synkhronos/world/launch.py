@@ -287,8 +287,8 @@ def _check_replaceable(world: World, restart: bool) -> None:
         )
     if not world.workers_inherit:
         raise RuntimeError(
-            f"fork(restart=True): this process uses {world.here.engine.in_use}, so no worker can be "
-            f"forked from it any more; start the script again"
+            f"fork(restart=True): this process uses {world.rank_state.engine.in_use}, so no worker can "
+            f"be forked from it any more; start the script again"
         )
 
 

@@ -15,7 +15,7 @@ from synkhronos.host import log
 from synkhronos.host.doctor import blas_kernels
 from synkhronos.host.log import logger
 from synkhronos.transports.base import Transport
-from synkhronos.world.here import Command, Here, Received
+from synkhronos.world.rank_state import Command, RankState, Received
 from synkhronos.world.world import World
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ class LoggedWorld(World):
 
     n_commands = 0
 
-    def _make_here(self, transport: Transport, engine: Engine) -> LoggedHere:
-        return LoggedHere(transport, engine)
+    def _make_rank_state(self, transport: Transport, engine: Engine) -> LoggedRankState:
+        return LoggedRankState(transport, engine)
 
     def _connect(self, transport: Transport, engine: Engine) -> None:
         super()._connect(transport, engine)
-        log.set_rank(self.here.rank)
+        log.set_rank(self.rank_state.rank)
         logger.info("%d process(es); this is the master, process %d", self.size, os.getpid())
 
     def work(self, transport: Transport) -> None:
@@ -55,11 +55,11 @@ class LoggedWorld(World):
             results = super().run(command)
         except BaseException as error:
             logger.debug(
-                "%s: %s after %s", command.describe(self.here), type(error).__name__, _since(start)
+                "%s: %s after %s", command.describe(self.rank_state), type(error).__name__, _since(start)
             )
             raise
         self.n_commands += 1
-        logger.debug("%s: %s with all ranks", command.describe(self.here), _since(start))
+        logger.debug("%s: %s with all ranks", command.describe(self.rank_state), _since(start))
         return results
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class LoggedWorld(World):
             log.set_rank(None)
 
 
-class LoggedHere(Here):
+class LoggedRankState(RankState):
     """Logs each command that a worker executes, with the time that it took on this rank."""
 
     def execute(self, payload: bytes) -> bytes:

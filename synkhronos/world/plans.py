@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterable
 
-from synkhronos.stores.required_rows import Need
-from synkhronos.world.here import PLAN_NUMBER, Command, Here
+from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.world.rank_state import PLAN_NUMBER, Command, RankState
 from synkhronos.world.registry import Registry
 
 
@@ -65,15 +65,15 @@ class Plan(Command):
     def mark_sent(self) -> None:
         self._generation = self._registry.generation
 
-    def run(self, here: Here) -> Any:
-        return here.plans.run(here, self.number, None, self.command)
+    def run(self, state: RankState) -> Any:
+        return state.plans.run(state, self.number, None, self.command)
 
     @property
     def plain(self) -> Command:
         return self.command
 
-    def describe(self, here: Here) -> str:
-        return self.command.describe(here)
+    def describe(self, state: RankState) -> str:
+        return self.command.describe(state)
 
 
 class ChangedPlan(Command):
@@ -90,11 +90,11 @@ class ChangedPlan(Command):
     def mark_sent(self) -> None:
         self.plan.mark_sent()
 
-    def run(self, here: Here) -> Any:
-        return here.plans.run(here, self.plan.number, self.change, self.plan.command)
+    def run(self, state: RankState) -> Any:
+        return state.plans.run(state, self.plan.number, self.change, self.plan.command)
 
     @property
-    def needs(self) -> Callable[[range, int], Iterable[Need]]:
+    def needs(self) -> Callable[[range, int], Iterable[RequiredRows]]:
         return self.plain.needs
 
     @property
@@ -103,5 +103,5 @@ class ChangedPlan(Command):
             self._plain = self.plan.command.changed(self.change)
         return self._plain
 
-    def describe(self, here: Here) -> str:
-        return self.plan.command.describe(here)
+    def describe(self, state: RankState) -> str:
+        return self.plan.command.describe(state)

@@ -10,8 +10,8 @@ from typing import Any, Callable, Iterable, Sequence
 
 from synkhronos._typing import SharedVariable
 from synkhronos.host import heap
-from synkhronos.stores.required_rows import Need
-from synkhronos.world.here import Command, Here, Received
+from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.world.rank_state import Command, RankState, Received
 
 _MANY_PLANS = 32
 
@@ -69,11 +69,11 @@ class Registry:
         self.has_dropped = False
         self.unsent: dict[int, str] = {}
 
-    def attach(self, here: Here) -> None:
+    def attach(self, state: RankState) -> None:
         """Let the state of the master use the dictionaries of this registry."""
-        here.functions, here.shareds = self._replicas, self._shareds
-        self._plans = here.plans
-        self._show_name = weakref.WeakMethod(here.show_name)  # plans keep the registry, not its rank
+        state.functions, state.shareds = self._replicas, self._shareds
+        self._plans = state.plans
+        self._show_name = weakref.WeakMethod(state.show_name)  # plans keep the registry, not its rank
         for number, function in self.functions.items():
             self._name(number, function)
 
@@ -210,28 +210,28 @@ class Drop(Command):
     def mark_sent(self) -> None:
         self.command.mark_sent()
 
-    def needs(self, ranks: range, size: int) -> Iterable[Need]:
+    def needs(self, ranks: range, size: int) -> Iterable[RequiredRows]:
         return self.command.needs(ranks, size)
 
-    def run(self, here: Here) -> Any:
-        here.plans.drop(self.plans)
+    def run(self, state: RankState) -> Any:
+        state.plans.drop(self.plans)
         if self.numbers:
-            here.forget(self.numbers)
-            if not here.is_master:
-                self._drop(here)
-        return self.command.run(here)
+            state.forget(self.numbers)
+            if not state.is_master:
+                self._drop(state)
+        return self.command.run(state)
 
-    def _drop(self, here: Here) -> None:
+    def _drop(self, state: RankState) -> None:
         for number in self.numbers:
-            here.functions.pop(number, None)
-        shareds = [here.shareds.pop(number) for number in self.numbers if number in here.shareds]
+            state.functions.pop(number, None)
+        shareds = [state.shareds.pop(number) for number in self.numbers if number in state.shareds]
         # Objects of the script, which a forked worker has inherited, may still refer to them.
-        here.engine.release(shareds, here.shareds.values())
+        state.engine.release(shareds, state.shareds.values())
         del shareds
         _collect()
 
-    def describe(self, here: Here) -> str:
-        return self.command.describe(here)
+    def describe(self, state: RankState) -> str:
+        return self.command.describe(state)
 
 
 def _collect() -> None:

@@ -12,7 +12,7 @@ from typing import Iterator
 import numpy as np
 
 from synkhronos._errors import REMEDY, SynkhronosError, WorldBrokenError
-from synkhronos.host.handler_errors import pass_on
+from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.world import generators
 from synkhronos.world.world import World
 
@@ -52,7 +52,7 @@ class Replacing:
                     f"were ended; {REMEDY}"
                 )
             _logger.warning("rank %d died (%s); the other ranks continue", rank, cause)
-            if world.transport.can_replace and world.here.engine.survives_fork:
+            if world.transport.can_replace and world.rank_state.engine.survives_fork:
                 world.part(_Replacements)[rank] += 1
                 _replace(world, rank, cause, deaths[rank])
             else:
@@ -84,12 +84,12 @@ def replacing_dead(world: World, ended: np.ndarray) -> Iterator[Replacing]:
 
 
 def _replace(world: World, rank: int, cause: str, restarts: int) -> None:
-    here = world.here
+    state = world.rank_state
     try:
-        here.engine.before_fork(world.transport.forks_all)
-        world.transport.replace(rank, functools.partial(_prepare, world, restarts, here.stream_index))
+        state.engine.before_fork(world.transport.forks_all)
+        world.transport.replace(rank, functools.partial(_prepare, world, restarts, state.stream_index))
     except (OSError, MemoryError, SynkhronosError) as error:
-        pass_on(error)
+        reraise_if_handlers(error)
         world.transport.kill()
         if isinstance(error, WorldBrokenError):
             raise
@@ -101,19 +101,19 @@ def _replace(world: World, rank: int, cause: str, restarts: int) -> None:
 
 def _prepare(world: World, restarts: int, forked_from: int, takes_part: bool) -> None:
     """Give a new worker, a copy of the rank whose stream index is `forked_from`, its own state."""
-    here = world.here
-    here.copy_out_of_store()  # where the other rank continues to write
-    here.restarts = restarts if takes_part else 0
-    replacements = world.part(_Replacements)[here.rank]
-    generators.seed(generators.fingerprints(), here.rank, replacements)
-    if here.log:
-        here.log.events.clear()
-    numbers = {id(shared): number for number, shared in here.shareds.items()}
+    state = world.rank_state
+    state.copy_out_of_store()  # where the other rank continues to write
+    state.restarts = restarts if takes_part else 0
+    replacements = world.part(_Replacements)[state.rank]
+    generators.seed(generators.fingerprints(), state.rank, replacements)
+    if state.log:
+        state.log.events.clear()
+    numbers = {id(shared): number for number, shared in state.shareds.items()}
     streams = {
         numbers[id(shared)]: shared
-        for replica in here.functions.values()
-        for shared in here.engine.random_streams(replica.compiled)
+        for replica in state.functions.values()
+        for shared in state.engine.random_streams(replica.compiled)
     }
     for number in sorted(streams):
-        index = here.stream_index - forked_from + replacements * here.size
-        here.engine.jump(streams[number], index)
+        index = state.stream_index - forked_from + replacements * state.size
+        state.engine.jump(streams[number], index)

@@ -8,11 +8,11 @@ objects of the script do not change.
 from __future__ import annotations
 
 from synkhronos._checks import check_int
-from synkhronos.world.entry import in_turn
+from synkhronos.world.entry import with_call_lock
 from synkhronos.world.world import World, current_world
 
 
-@in_turn
+@with_call_lock
 def restart(n_parallel: int | None = None) -> int:
     """Replace all workers, whether they died or are running.
 
@@ -94,15 +94,15 @@ def _check_size(world: World, n_parallel: int | None) -> int:
 
 def _check_possible(world: World) -> None:
     """Raise if workers cannot be forked now."""
-    if not world.here.engine.survives_fork:
+    if not world.rank_state.engine.survives_fork:
         raise RuntimeError(
-            f"restart(): this process uses {world.here.engine.in_use}, so no worker can be forked from "
-            f"it any more; save() checkpoints, and load() the last one in a new run of the script"
+            f"restart(): this process uses {world.rank_state.engine.in_use}, so no worker can be forked "
+            f"from it any more; save() checkpoints, and load() the last one in a new run of the script"
         )
     if not world.transport.is_master_process():
         raise RuntimeError(
             "restart(): this process was forked from the master, and only the master may use the workers"
         )
-    for block, is_open in (("fuse", world.is_recording), ("profile", world.here.log)):
+    for block, is_open in (("fuse", world.is_recording), ("profile", world.rank_state.log)):
         if is_open:
             raise RuntimeError(f"restart(): not inside a {block}() block; call it after the block")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from synkhronos.host.handler_errors import pass_on
+from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.machine import cores
 
 _VARIABLES = {  # by threadpoolctl's name of the library; read before OpenMP's own
@@ -60,7 +60,7 @@ class ThreadLimits:
             try:
                 value = int(self._environment[one] or 0)
             except ValueError as error:
-                pass_on(error)
+                reraise_if_handlers(error)
                 value = 0
             if value > 0:
                 return value

@@ -9,16 +9,16 @@ import threading
 import warnings
 from typing import Any
 
-from synkhronos.world.here import Here
+from synkhronos.world.rank_state import RankState
 from synkhronos.world.threads import ThreadLimits
 
 
-def work(here: Here, threads: ThreadLimits, profile: bool = False) -> None:
+def work(state: RankState, threads: ThreadLimits, profile: bool = False) -> None:
     """Run the master's commands until it sends an empty command.
 
     Parameters
     ----------
-    here : Here
+    state : RankState
         This worker's state.
     threads : ThreadLimits
         The thread limits of this process.
@@ -26,32 +26,32 @@ def work(here: Here, threads: ThreadLimits, profile: bool = False) -> None:
         Whether to write a cProfile file at the end.
     """
     if not profile:
-        return _run_commands(here, threads)
+        return _run_commands(state, threads)
     import cProfile
 
     profiler = cProfile.Profile()
     try:
-        profiler.runcall(_run_commands, here, threads)
+        profiler.runcall(_run_commands, state, threads)
     finally:
-        _write_profile(profiler, f"synk_worker_{here.rank}.prof")
+        _write_profile(profiler, f"synk_worker_{state.rank}.prof")
 
 
-def _run_commands(here: Here, threads: ThreadLimits) -> None:
-    threads.limit(here.transport.ranks_here)
+def _run_commands(state: RankState, threads: ThreadLimits) -> None:
+    threads.limit(state.transport.ranks_here)
     if threading.current_thread() is threading.main_thread():  # this process is the rank's own
         gc.freeze()  # garbage collection then neither scans nor copies the master's objects
     while True:
-        payload = here.transport.receive(here.rehearse)
+        payload = state.transport.receive(state.warm_caches)
         if payload == b"":
             return
-        reply = here.execute(payload)
+        reply = state.execute(payload)
         try:
-            here.transport.reply(reply)
+            state.transport.reply(reply)
         except MemoryError as error:  # no room for the reply
-            if here.transport.posted:
+            if state.transport.posted:
                 raise
-            here.transport.reply(here.failure(error))
-        here.store.collect()  # a rank that does not allocate would never do it otherwise
+            state.transport.reply(state.failure(error))
+        state.store.collect()  # a rank that does not allocate would never do it otherwise
 
 
 def _write_profile(profiler: Any, name: str) -> None:

@@ -27,12 +27,12 @@ from synkhronos.host import heap
 from synkhronos.host.signals import DeferredSignal, DeferredSignals
 from synkhronos.transports.base import Transport
 from synkhronos.transports.fork_locks import warn_of_threads
-from synkhronos.world.here import Command, Here
+from synkhronos.world.call_lock import CallLock
 from synkhronos.world.options import Options
+from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.registry import Registry
 from synkhronos.world.replies import results_of
 from synkhronos.world.threads import ThreadLimits
-from synkhronos.world.turn import Turn
 from synkhronos.world.worker import work
 
 _CLOSING = 2.0  # seconds for a worker to end by itself
@@ -59,7 +59,7 @@ class World:
 
     Attributes
     ----------
-    here : Here
+    state : RankState
         The master's own state.
     registry : Registry
         The functions and shared variables.
@@ -67,7 +67,7 @@ class World:
         Whether the workers have been started, and whether the world has been closed.
     broken : str or None
         Why no command can run any more.
-    turn : Turn
+    call_lock : CallLock
         Whose call it is.
     in_program : bool
         Whether this rank is inside a program of `spmd`.
@@ -98,39 +98,39 @@ class World:
         self.step_hooks: Any = None
         self.defer_interrupt = DeferredSignal(signal.SIGINT)
         self._threads = threads
-        self.turn = Turn(options.waits, self.check_usable)
+        self.call_lock = CallLock(options.waits, self.check_usable)
         self._parts: dict[type, Any] = {}
         self._recorder: Any = None  # receives the commands inside `fuse`
         self._leave: Callable[[], None] | None = None  # ends the command in which the workers stay
         self._connect(transport, engine)
 
     def _connect(self, transport: Transport, engine: Engine) -> None:
-        self.here = self._make_here(transport, engine)
+        self.rank_state = self._make_rank_state(transport, engine)
         self.registry.forget_workers()
-        self.registry.attach(self.here)
+        self.registry.attach(self.rank_state)
         self._threads.limit(transport.ranks_here)
         self.started = False
         self.broken: str | None = None
 
-    def _make_here(self, transport: Transport, engine: Engine) -> Here:
-        return Here(transport, engine)
+    def _make_rank_state(self, transport: Transport, engine: Engine) -> RankState:
+        return RankState(transport, engine)
 
     @property
     def transport(self) -> Transport:
-        return self.here.transport
+        return self.rank_state.transport
 
     @property
     def size(self) -> int:
-        return self.here.size
+        return self.rank_state.size
 
     @property
     def master_rank(self) -> int:
-        return self.here.master_rank
+        return self.rank_state.master_rank
 
     @property
     def workers_inherit(self) -> bool:
         """Whether workers inherit the functions of the master; their start is then deferred."""
-        return self.transport.inherits and self.here.engine.survives_fork
+        return self.transport.inherits and self.rank_state.engine.survives_fork
 
     def part(self, kind: type[_Part]) -> _Part:
         """Return this world's only object of a class, which is created on first use.
@@ -151,7 +151,7 @@ class World:
             return
         with DeferredSignals():
             if self.size > 1:
-                self.here.engine.before_fork(self.transport.forks_all)
+                self.rank_state.engine.before_fork(self.transport.forks_all)
                 warn_of_threads()
                 heap.trim()  # workers need not inherit freed memory
                 try:
@@ -165,24 +165,24 @@ class World:
     def work(self, transport: Transport) -> None:
         """Run as a worker, until the master ends the world."""
         forked = transport is self.transport  # a copy of the master's
-        here = self.here if forked else self._make_here(transport, self.here.engine)
+        state = self.rank_state if forked else self._make_rank_state(transport, self.rank_state.engine)
         if forked:
             self.mark_broken("this process is a worker, and only the master may use the workers")
-        here.keep_replicas()
-        work(here, self._threads, self.options.profile_workers)
+        state.keep_replicas()
+        work(state, self._threads, self.options.profile_workers)
 
     def renew(self, size: int, master_rank: int) -> None:
         """End the workers and continue with new workers, which will inherit the state of the master."""
-        with DeferredSignals(), self.turn:
-            former, usable = self.here, self.broken is None
+        with DeferredSignals(), self.call_lock:
+            former, usable = self.rank_state, self.broken is None
             self.mark_broken(f"a restart has begun, but has not ended; {REMEDY}")
             self._end_workers(usable)
             self.registry.collect()  # new workers need not inherit dropped objects
             self._forget(list(self.registry.dropped))
-            self.here.copy_out_of_store()
+            self.rank_state.copy_out_of_store()
             former.keep_progress(is_over=True)
             self._connect(former.transport.successor(size, master_rank), former.engine)
-            self.here.store.trim_others()
+            self.rank_state.store.trim_others()
             for part in self._parts.values():
                 if hasattr(part, "renew"):
                     part.renew()
@@ -293,14 +293,14 @@ class World:
         """
         # `self.here` has no local name here: tracebacks would keep it, and its memory, after a restart.
         self.check_usable()
-        self.here.engine.enter_thread()
-        if self.here.size == 1:
-            return self._run_and_drop(command, lambda command: [command.run(self.here)])
+        self.rank_state.engine.enter_thread()
+        if self.rank_state.size == 1:
+            return self._run_and_drop(command, lambda command: [command.run(self.rank_state)])
         if self.before_command is not None:
             self.before_command()
         with self.defer_interrupt:
-            if self.turn.thread != get_ident():
-                with self.turn:
+            if self.call_lock.thread != get_ident():
+                with self.call_lock:
                     return self._run_and_drop(command, self._run)
             if self.registry.has_dropped:
                 return self._run_and_drop(command, self._run)
@@ -317,7 +317,7 @@ class World:
             Has the workers leave it. It is called once, by the next command or by the end of the world.
         """
         self.check_usable()
-        with self.defer_interrupt, self.turn:
+        with self.defer_interrupt, self.call_lock:
             try:
                 self._end_stay()
                 self.transport.post(command.packed(), command.needs)
@@ -351,13 +351,13 @@ class World:
 
     def _run(self, command: Command) -> list:
         payload = command.packed()
-        transport, own, error = self.here.transport, None, None
+        transport, own, error = self.rank_state.transport, None, None
         try:
             if self._leave is not None:
                 self._end_stay()
             transport.post(payload, command.needs)
             try:
-                own = command.run(self.here)
+                own = command.run(self.rank_state)
             except (WorldBrokenError, SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as raised:
@@ -396,15 +396,16 @@ class World:
             return
         if self.transport.is_worker_process():
             raise SynkhronosError(
-                f"close(): this process is rank {self.here.rank}, a worker; only the master can close"
+                f"close(): this process is rank {self.rank_state.rank}, a worker; only the master "
+                f"can close"
             )
         with DeferredSignals():
-            alone, usable = self.turn.take_within(0), self.broken is None
+            alone, usable = self.call_lock.take_within(0), self.broken is None
             self.mark_broken("close() has begun and not ended; if it was interrupted, call it again")
             try:
                 if not alone:  # another thread is running a command, which must be ended
                     self.transport.kill()
-                    alone, usable = self.turn.take_within(_CLOSING), False
+                    alone, usable = self.call_lock.take_within(_CLOSING), False
                 self._end_workers(usable)
             finally:
                 try:
@@ -412,7 +413,7 @@ class World:
                     if alone:  # otherwise a call that was interrupted may continue
                         self.transport.release()
                 finally:
-                    self.turn.give_back()
+                    self.call_lock.give_back()
         self.defer_interrupt.remove()  # after the block, which has handlers of its own
 
     def free(self) -> None:
@@ -420,12 +421,12 @@ class World:
         for part in self._parts.values():
             if hasattr(part, "close"):
                 part.close()
-        self.here.copy_out_of_store()
-        self.here.comm = None  # type: ignore[assignment]  # it keeps arrays alive
-        self.here.keep_progress(is_over=True)
-        self.here.store.trim()
-        self.here.store.trim_others()
-        self.here.store.close()
+        self.rank_state.copy_out_of_store()
+        self.rank_state.comm = None  # type: ignore[assignment]  # it keeps arrays alive
+        self.rank_state.keep_progress(is_over=True)
+        self.rank_state.store.trim()
+        self.rank_state.store.trim_others()
+        self.rank_state.store.close()
         self._threads.restore()
         self.closed = True
 

@@ -216,14 +216,14 @@ def check_a_pickle_refers_to_known_variables_and_contains_the_others(lab):
     payload = lab.engine.dumps((["some", compiled], [new]), {known: 0})
     assert len(bytes(payload)) < 100_000
     lab.engine.after_replication()
-    here = lab.shared(numbers(lab, 3), "here")
-    [some, loaded], [arrived] = lab.engine.loads(payload, [here])
+    rank_state = lab.shared(numbers(lab, 3), "here")
+    [some, loaded], [arrived] = lab.engine.loads(payload, [rank_state])
     assert some == "some" and arrived.name == "new" and arrived is not new
-    assert {id(one) for one in lab.engine.shareds(loaded)} == {id(here), id(arrived)}
+    assert {id(one) for one in lab.engine.shareds(loaded)} == {id(rank_state), id(arrived)}
     for _ in range(2):
         [got] = lab.engine.call(loaded, [numbers(lab, 2)])
     np.testing.assert_array_equal(got, numbers(lab, 2) + 9 + 6)
-    np.testing.assert_array_equal(value_of(lab, here), numbers(lab, 3) + 2)
+    np.testing.assert_array_equal(value_of(lab, rank_state), numbers(lab, 3) + 2)
     np.testing.assert_array_equal(value_of(lab, arrived), numbers(lab, 2) * 4)
     np.testing.assert_array_equal(value_of(lab, new), numbers(lab, 2))
 

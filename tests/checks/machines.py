@@ -6,8 +6,8 @@ import time
 from synkhronos._errors import WorldBrokenError
 from synkhronos.arithmetic.rank_ranges import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.machines.leaders import Leaders
-from specifications.links import NaiveCourier, NaiveNetwork
-from synkhronos.machines.transport import NO_COURIER, MachinesTransport
+from specifications.links import NaiveProgressProcess, NaiveNetwork
+from synkhronos.machines.transport import NO_PROGRESS_PROCESS, MachinesTransport
 from specifications.transport import NaiveTransport
 
 
@@ -19,8 +19,8 @@ class ThreadedMachines(MachinesTransport):
     sizes : list of int
     master_rank : int
     timeout : float, optional
-    have_couriers : bool
-        Whether each machine has a courier, a thread, too.
+    have_progress_processes : bool
+        Whether each machine has a progress process, a thread, too.
     clocks : list of callable, optional
         The clock of each machine.
     former : ThreadedMachines, optional
@@ -28,20 +28,24 @@ class ThreadedMachines(MachinesTransport):
     """
 
     def __init__(
-        self, sizes, master_rank=0, timeout=None, have_couriers=True, former=None, clocks=None,
+        self, sizes, master_rank=0, timeout=None, have_progress_processes=True, former=None, clocks=None,
     ):  # fmt: skip
         self._ranges = ranks_of_machines(sizes, master_rank)
         self._most = sizes if former is None else former._most
         first, *self._links = NaiveNetwork(len(sizes)).links()
-        self._between_couriers = NaiveNetwork(len(sizes)).links() if have_couriers else None
+        self._between_progress_processes = (
+            NaiveNetwork(len(sizes)).links() if have_progress_processes else None
+        )
         own = sizes[0], self._ranges[0].index(master_rank)
         local = NaiveTransport(*own, timeout, former and former.local.store, self._ranges[0])
-        courier = self._courier_for(local, first)
+        progress_process = self._progress_process_for(local, first)
         store = None if former is None else former.store
         self._threads = []
         self._clocks = clocks or [time.perf_counter] * len(sizes)
         leaders = Leaders(first, self._clocks[0])
-        super().__init__(local, leaders, self._ranges, master_rank, timeout, courier, store=store)
+        super().__init__(
+            local, leaders, self._ranges, master_rank, timeout, progress_process, store=store
+        )
 
     def possible_sizes(self):
         return range(len(self._most), sum(self._most) + 1)
@@ -50,13 +54,15 @@ class ThreadedMachines(MachinesTransport):
         sizes = [len(one) for one in fewer_on_machines([[0] * one for one in self._most], size)]
         return ThreadedMachines(
             sizes, nearest_master(sizes, master_rank), self.timeout,
-            self._between_couriers is not None, self,
+            self._between_progress_processes is not None, self,
         )  # fmt: skip
 
-    def _courier_for(self, local, links):
-        if self._between_couriers is None:
-            return NO_COURIER
-        return NaiveCourier(local.store.commons, self._between_couriers[links.rank])
+    def _progress_process_for(self, local, links):
+        if self._between_progress_processes is None:
+            return NO_PROGRESS_PROCESS
+        return NaiveProgressProcess(
+            local.store.named_memory, self._between_progress_processes[links.rank]
+        )
 
     def start(self, serve, *options):
         for links in self._links:
@@ -71,7 +77,7 @@ class ThreadedMachines(MachinesTransport):
         leaders = Leaders(links, self._clocks[links.rank])
         transport = MachinesTransport(
             local, leaders, self._ranges, self.master_rank, self.timeout,
-            self._courier_for(local, links),
+            self._progress_process_for(local, links),
         )  # fmt: skip
         transport.start(serve)
         try:

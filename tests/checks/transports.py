@@ -179,26 +179,26 @@ def check_a_rank_does_not_wait_for_one_that_has_ended(ranks):
 
 
 def check_an_attendant_runs_beside_the_ranks_and_uses_the_store(ranks):
-    commons = ranks.transport.store.commons
-    commons.clear()
-    state = commons.array("state", (2,), "int64")
+    named_memory = ranks.transport.store.named_memory
+    named_memory.clear()
+    state = named_memory.array("state", (2,), "int64")
 
     def serve():
         deadline = time.monotonic() + 5
-        own = commons.array("state", (2,), "int64")
+        own = named_memory.array("state", (2,), "int64")
         own[0] = 1
         while not own[1] and time.monotonic() < deadline:
             time.sleep(1e-3)
         own[0] = 2
 
-    attendant = ranks.transport.attend("attendant", serve)
+    service_process = ranks.transport.attend("service_process", serve)
     deadline = time.monotonic() + 5
     while not state[0] and time.monotonic() < deadline:
         time.sleep(1e-3)
-    assert state[0] == 1 and attendant.is_alive()
+    assert state[0] == 1 and service_process.is_alive()
     assert ranks.values(exchange, [1])  # the ranks do not notice it
     state[1] = 1
-    attendant.end(5)
+    service_process.end(5)
     assert state[0] == 2
 
 

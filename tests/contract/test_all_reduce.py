@@ -133,7 +133,7 @@ REDUCTIONS = [
 def five():
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(linked, "SMALL", 160)  # arrays of either kind
-        transport = ThreadedMachines([1] * 5, timeout=60, have_couriers=False)
+        transport = ThreadedMachines([1] * 5, timeout=60, have_progress_processes=False)
         ranks = Ranks(transport, lambda one: LinkedCommunicator(one.leaders))
         yield ranks
         ranks.close()

@@ -15,7 +15,7 @@ from synkhronos.programs import layout
 from synkhronos.programs.center import Center
 from synkhronos.services.stripes import Stripes
 from synkhronos.stores.memory import SharedMemory
-from specifications.store import NaiveCommons
+from specifications.store import NaiveNamedMemory
 from synkhronos.stores.shared import SharedMemoryStore
 
 ENGINE = NaiveEngine()
@@ -48,8 +48,8 @@ def store():
 
 
 @pytest.fixture(params=["naive", "shared"])
-def commons(request, store):
-    return NaiveCommons() if request.param == "naive" else store.commons
+def named_memory(request, store):
+    return NaiveNamedMemory() if request.param == "naive" else store.named_memory
 
 
 # Operations, against NumPy
@@ -65,18 +65,18 @@ def draw(types, seed):
             for shape, dtype in types]  # fmt: skip
 
 
-def center_in(commons, *arguments):
-    """Return a center whose stripes are in these commons."""
-    return Center(functools.partial(Stripes, commons), *arguments)
+def center_in(named_memory, *arguments):
+    """Return a center whose stripes are in this named memory."""
+    return Center(functools.partial(Stripes, named_memory), *arguments)
 
 
 class Rank:
     """A rank in this process: its variables, and what they should be."""
 
-    def __init__(self, commons, types, seed, model, engine=ENGINE):
+    def __init__(self, named_memory, types, seed, model, engine=ENGINE):
         self.values = draw(types, seed)
         self.variables = [Shared(value, f"v{k}") for k, value in enumerate(self.values)]
-        self.center = center_in(commons, engine, self.variables, "c", pause)
+        self.center = center_in(named_memory, engine, self.variables, "c", pause)
         if "center" in model:
             self.values = [one.copy() for one in model["center"]]
         else:
@@ -121,9 +121,9 @@ class Rank:
             self.values[k] = np.ones_like(value)
 
         def add(center, own):
-            for there, here in zip(center, own):
-                there += here
-                here[...] = 1
+            for there, state in zip(center, own):
+                there += state
+                state[...] = 1
 
         self.center.update(add)
 
@@ -135,9 +135,9 @@ class Rank:
                 np.testing.assert_array_equal(one, other)
 
 
-def test_pushes_and_pulls_are_those_of_numpy(commons):
+def test_pushes_and_pulls_are_those_of_numpy(named_memory):
     model = {}
-    first, second = Rank(commons, VALUES, 0, model), Rank(commons, VALUES, 1, model)
+    first, second = Rank(named_memory, VALUES, 0, model), Rank(named_memory, VALUES, 1, model)
     for step, scale in enumerate((1, 1, -3, 2)):
         for rank in (first, second):
             rank.train(step)
@@ -148,15 +148,15 @@ def test_pushes_and_pulls_are_those_of_numpy(commons):
         first.push()  # nothing has changed
         first.check()
         second.check()
-    third = Rank(commons, VALUES, 2, model)  # a fresh rank starts from the center
+    third = Rank(named_memory, VALUES, 2, model)  # a fresh rank starts from the center
     third.check()
     with pytest.raises(TypeError, match="must be an int, got 0.5, because the variable v5 has .* int64"):
         first.push(0.5)
 
 
-def test_a_rank_that_adds_up_pushes_and_begins_again_at_zero(commons):
+def test_a_rank_that_adds_up_pushes_and_begins_again_at_zero(named_memory):
     model = {}
-    first, second = Rank(commons, VALUES, 0, model), Rank(commons, VALUES, 1, model)
+    first, second = Rank(named_memory, VALUES, 0, model), Rank(named_memory, VALUES, 1, model)
     for step in range(4):
         for rank in (first, second):
             rank.train(step)
@@ -165,9 +165,9 @@ def test_a_rank_that_adds_up_pushes_and_begins_again_at_zero(commons):
     assert not any(one.storage.any() for one in first.variables)
 
 
-def test_an_update_by_a_function_is_that_of_numpy(commons):
+def test_an_update_by_a_function_is_that_of_numpy(named_memory):
     model = {}
-    first, second = Rank(commons, VALUES, 0, model), Rank(commons, VALUES, 1, model)
+    first, second = Rank(named_memory, VALUES, 0, model), Rank(named_memory, VALUES, 1, model)
     for step in range(3):
         for rank in (first, second):
             rank.train(step)
@@ -180,9 +180,9 @@ def test_an_update_by_a_function_is_that_of_numpy(commons):
     first.check()
 
 
-def test_an_update_that_raises_leaves_the_center_as_it_was_and_free(commons):
+def test_an_update_that_raises_leaves_the_center_as_it_was_and_free(named_memory):
     variable = Shared(np.ones(SIZE), "w")
-    center = center_in(commons, ENGINE, variable, "c", refuse)
+    center = center_in(named_memory, ENGINE, variable, "c", refuse)
 
     def fail(there, own):
         there += 5
@@ -195,13 +195,13 @@ def test_an_update_that_raises_leaves_the_center_as_it_was_and_free(commons):
     with pytest.raises(TypeError, match="expected a function"):
         center.update(None)
     assert set(center.value()) == {1}
-    other = center_in(commons, ENGINE, Shared(np.zeros(SIZE), "w"), "c", refuse)
+    other = center_in(named_memory, ENGINE, Shared(np.zeros(SIZE), "w"), "c", refuse)
     other.pull()  # would be refused if a lock were held
 
 
-def test_elastic_exchanges_are_those_of_numpy(commons):
+def test_elastic_exchanges_are_those_of_numpy(named_memory):
     model = {}
-    ranks = [Rank(commons, FLOATS, seed, model) for seed in (0, 1)]
+    ranks = [Rank(named_memory, FLOATS, seed, model) for seed in (0, 1)]
     for step, alpha in enumerate((0.5, 0.1, 1, np.float32(0.3))):
         for rank in ranks:
             rank.train(step)
@@ -214,12 +214,12 @@ def test_elastic_exchanges_are_those_of_numpy(commons):
     ranks[0].push(0.5)
     ranks[0].check()
     with pytest.raises(TypeError, match="for floats, and the variable v0 has the dtype int64"):
-        center_in(commons, ENGINE, [Shared(np.zeros(3, int), "v0")], "i", pause).elastic(0.5)
+        center_in(named_memory, ENGINE, [Shared(np.zeros(3, int), "v0")], "i", pause).elastic(0.5)
 
 
-def test_assigned_values_are_the_centers_and_not_the_variables(commons):
+def test_assigned_values_are_the_centers_and_not_the_variables(named_memory):
     variable = Shared(np.zeros((30, 20)), "w")
-    center = center_in(commons, ENGINE, variable, "c", pause)
+    center = center_in(named_memory, ENGINE, variable, "c", pause)
     new = np.arange(600.0).reshape(20, 30).T
     center.assign(new)
     np.testing.assert_array_equal(center.value(), new)
@@ -249,10 +249,10 @@ class DeviceEngine(NaiveEngine):
         shared.storage.hidden[...] = value
 
 
-def test_arrays_of_a_device_are_exchanged_by_way_of_the_host(commons):
+def test_arrays_of_a_device_are_exchanged_by_way_of_the_host(named_memory):
     own, other = Shared(np.full(300, 4.0), "w"), Shared(np.zeros(300), "w")
-    on_device = center_in(commons, DeviceEngine(), own, "c", pause)
-    on_host = center_in(commons, ENGINE, other, "c", pause)
+    on_device = center_in(named_memory, DeviceEngine(), own, "c", pause)
+    on_host = center_in(named_memory, ENGINE, other, "c", pause)
     assert set(other.storage) == {4}
     other.storage += 2
     on_host.push()
@@ -264,24 +264,26 @@ def test_arrays_of_a_device_are_exchanged_by_way_of_the_host(commons):
     assert set(own.storage.hidden) == {6.5} and set(on_device.value()) == {7.5}
 
 
-def make(commons, shareds, name="c"):
-    return center_in(commons, ENGINE, shareds, name, pause)
+def make(named_memory, shareds, name="c"):
+    return center_in(named_memory, ENGINE, shareds, name, pause)
 
 
 def test_wrong_arguments_are_refused_in_words(store):
-    commons = store.commons
+    named_memory = store.named_memory
     w, b = Shared(np.zeros((3, 4)), "w"), Shared(np.zeros(4, "float32"), "b")
-    center = make(commons, [w, b])
+    center = make(named_memory, [w, b])
     streams = Shared(np.random.RandomState(0), "s")
     for call, error, words in (
-        (lambda: make(commons, w, ""), TypeError, "expected a name"),
-        (lambda: make(commons, []), ValueError, "at least one shared variable"),
-        (lambda: make(commons, [w, w]), ValueError, "twice"),
-        (lambda: make(commons, [np.zeros(3)]), TypeError, "expected shared variables, got array"),
-        (lambda: make(commons, streams, "s"), TypeError, "the variable s .*RandomState"),
-        (lambda: make(commons, Shared(np.zeros(2, bool), "m"), "m"), TypeError, "variable m .* bool"),
-        (lambda: make(commons, w), ValueError, "has 2 variables, this rank asked for one with 1"),
-        (lambda: make(commons, [b, w]), ValueError, r"variable b has the shape \(4,\) and the dtype "
+        (lambda: make(named_memory, w, ""), TypeError, "expected a name"),
+        (lambda: make(named_memory, []), ValueError, "at least one shared variable"),
+        (lambda: make(named_memory, [w, w]), ValueError, "twice"),
+        (lambda: make(named_memory, [np.zeros(3)]), TypeError, "expected shared variables, got array"),
+        (lambda: make(named_memory, streams, "s"), TypeError, "the variable s .*RandomState"),
+        (lambda: make(named_memory, Shared(np.zeros(2, bool), "m"), "m"),
+         TypeError, "variable m .* bool"),
+        (lambda: make(named_memory, w), ValueError, "has 2 variables, this rank asked for one with 1"),
+        (lambda: make(named_memory, [b, w]), ValueError,
+         r"variable b has the shape \(4,\) and the dtype "
          r"float32, and the center has \(3, 4\) and float64"),
         (lambda: center.push("1"), TypeError, "expected a number as scale, got '1'"),
         (lambda: center.push(np.nan), ValueError, "finite"),
@@ -306,7 +308,7 @@ def test_wrong_arguments_are_refused_in_words(store):
 
 def make_integers(store, value=0):
     variable = Shared(np.full(SIZE, value), "w")
-    return variable, center_in(store.commons, ENGINE, variable, "c", pause)
+    return variable, center_in(store.named_memory, ENGINE, variable, "c", pause)
 
 
 def stripes_of(array):
@@ -331,7 +333,7 @@ def push_often(store, rank, done, times):
 def test_what_four_ranks_push_at_once_adds_up_exactly(store, killed):
     """A killed rank has added its last change to each stripe as a whole, or not at all."""
     variable, center = make_integers(store)
-    done = store.commons.array("done", 5, "int64")
+    done = store.named_memory.array("done", 5, "int64")
     endless = 10**9
     ranks = {k: begin(as_rank, store, k, push_often, store, k, done, 150 if k > killed else endless)
              for k in (1, 2, 3, 4)}  # fmt: skip
@@ -357,7 +359,7 @@ def test_what_four_ranks_push_at_once_adds_up_exactly(store, killed):
 def make_pair(store):
     """Return a center of two variables: updates change both, and pushes the second one."""
     pair = [Shared(np.zeros(SIZE, int), name) for name in ("updated", "pushed")]
-    return pair, center_in(store.commons, ENGINE, pair, "pair", pause)
+    return pair, center_in(store.named_memory, ENGINE, pair, "pair", pause)
 
 
 def update_often(store, rank, done, times):
@@ -386,7 +388,7 @@ def push_second_often(store, rank, done, times):
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_no_other_rank_interrupts_an_update_or_loses_a_change_by_it(store, is_killed):
     _, center = make_pair(store)
-    done = store.commons.array("done", 5, "int64")
+    done = store.named_memory.array("done", 5, "int64")
     others = [
         begin(as_rank, store, 1, push_second_often, store, 1, done, 10**9 if is_killed else 60),
         begin(as_rank, store, 2, update_often, store, 2, done, 30),
@@ -412,7 +414,7 @@ def update_endlessly(store, done):
 
 def test_a_rank_that_is_killed_in_an_update_leaves_nothing_locked(store):
     _, center = make_pair(store)
-    done = store.commons.array("done", 5, "int64")
+    done = store.named_memory.array("done", 5, "int64")
     pid = begin(as_rank, store, 1, update_endlessly, store, done)
     wait_until(lambda: done[1] >= 5)
     kill(pid)
@@ -425,7 +427,7 @@ def test_a_rank_that_is_killed_in_an_update_leaves_nothing_locked(store):
 def assert_all_memories_are_used_once(center, others):
     """After each member's number was taken over, each memory is in the table or is one rank's spare."""
     # They take the numbers of those that ended.
-    more = [center_in(center._stripes._commons, ENGINE, Shared(np.zeros(SIZE, int)), "c", pause)
+    more = [center_in(center._stripes._named_memory, ENGINE, Shared(np.zeros(SIZE, int)), "c", pause)
             for _ in range(others)]  # fmt: skip
     table, members = center._stripes._table, center._stripes._members
     used = [table[k, 0] for k in range(COUNT)] + [members[k, 0] for k in range(1 + others)]

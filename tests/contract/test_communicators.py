@@ -6,7 +6,7 @@ from checks import wires
 from checks.communicators import CHECKS
 from checks.ranks import Ranks
 
-from synkhronos.comms.alone import AloneCommunicator
+from synkhronos.comms.single_rank import SingleRankCommunicator
 from specifications.communicator import NaiveCommunicator
 from synkhronos.comms.repeating import RepeatingCommunicator
 from synkhronos.transports.local import LocalTransport
@@ -25,7 +25,7 @@ def shared_memory(size, master_rank):
 
 
 def alone(size, master_rank):
-    return Ranks(NaiveTransport(size, master_rank, timeout=30), AloneCommunicator)
+    return Ranks(NaiveTransport(size, master_rank, timeout=30), SingleRankCommunicator)
 
 
 def prepared(size, master_rank):

@@ -19,7 +19,7 @@ from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.comms.repeating import RepeatingCommunicator
 from synkhronos.machines.store import MachinesStore
 from specifications.store import NaiveStore
-from synkhronos.stores.required_rows import Need, combine, positions
+from synkhronos.stores.required_rows import RequiredRows, combine, positions
 from synkhronos.machines.leaders import CONTROL, END, REPLY, Leaders
 from specifications.links import NaiveLinks, NaiveNetwork
 from synkhronos.machines.commands import CommandReceiver, CommandSender
@@ -358,7 +358,7 @@ def test_a_command_that_is_sent_again_is_pickled_once_and_its_arrays_are_the_new
     first, sender, receiver, (own, store) = senders_and_receiver(1, 1)
     got, large, same, long = [], np.arange(2000.0), b"order", b"x" * 100_000
     handles = [own.put(np.float32(0)), own.put(np.arange(3))]
-    needed = [[Need(handle) for handle in handles]]
+    needed = [[RequiredRows(handle) for handle in handles]]
     for payload, array in [
         (same, np.arange(3)),
         (same, np.arange(3) + 5),
@@ -393,7 +393,11 @@ def test_what_is_needed_is_found_once_for_a_repeated_command():
 
     def needs(ranks, size):
         calls.append((ranks, size))
-        return [Need(rows, range(ranks.start, ranks.stop)), Need(rows, range(1)), Need(constant)]
+        return [
+            RequiredRows(rows, range(ranks.start, ranks.stop)),
+            RequiredRows(rows, range(1)),
+            RequiredRows(constant),
+        ]
 
     def send():
         sender._leaders.begin(sender._leaders.number + 1)
@@ -422,7 +426,7 @@ def test_what_is_needed_is_found_once_for_a_repeated_command():
 )
 def test_rows_for_two_calls_are_sent_once_and_found_by_both(one, other):
     data = np.arange(10) * 10
-    [need] = combine([Need("data", one), Need("data", other)])
+    [need] = combine([RequiredRows("data", one), RequiredRows("data", other)])
     sent = data[need.rows]
     assert len(sent) == len({*one, *other})
     for rows in (one, other):

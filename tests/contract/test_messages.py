@@ -13,7 +13,7 @@ from synkhronos.services import mailbox
 from synkhronos.services.mailbox import Mailbox
 from synkhronos.services.messages import Messages
 from synkhronos.stores.memory import SharedMemory
-from specifications.store import NaiveCommons
+from specifications.store import NaiveNamedMemory
 from synkhronos.stores.shared import SharedMemoryStore
 
 CHUNK = 4096
@@ -31,13 +31,13 @@ def store():
 
 
 @pytest.fixture(params=["naive", "shared"])
-def commons(request, store):
-    return NaiveCommons() if request.param == "naive" else store.commons
+def named_memory(request, store):
+    return NaiveNamedMemory() if request.param == "naive" else store.named_memory
 
 
 @pytest.fixture
-def ranks(commons):
-    return [Messages(commons, rank, 3) for rank in range(3)]
+def ranks(named_memory):
+    return [Messages(named_memory, rank, 3) for rank in range(3)]
 
 
 GRID = np.arange(24.0).reshape(4, 6)
@@ -148,10 +148,10 @@ def test_a_message_that_cannot_be_written_or_read_leaves_the_box_as_it_was(ranks
 
 
 def test_a_wait_ends_with_a_message_or_when_its_time_is_up(store):
-    own = Messages(store.commons, 0, 2)
+    own = Messages(store.named_memory, 0, 2)
 
     def send_later():
-        other = Messages(store.commons, 1, 2)
+        other = Messages(store.named_memory, 1, 2)
         time.sleep(0.2)
         assert other.send(0, 5)
 
@@ -174,7 +174,7 @@ def test_a_wait_ends_with_a_message_or_when_its_time_is_up(store):
 
 def talk(store, rank, times):
     """Send arrays to the other ranks, in any order; check what arrives, until all of it has."""
-    own = Messages(store.commons, rank, 4)
+    own = Messages(store.named_memory, rank, 4)
     random = np.random.default_rng(rank)
     others = [other for other in range(4) if other != rank]
     sent, got = dict.fromkeys(others, 0), dict.fromkeys(others, 0)
@@ -221,7 +221,7 @@ def at_the_third_chunk(call):
 
 def send_and(store, call):
     at_the_third_chunk(call)
-    Messages(store.commons, 1, 3).send(0, np.ones(10 * CHUNK, "uint8"))
+    Messages(store.named_memory, 1, 3).send(0, np.ones(10 * CHUNK, "uint8"))
 
 
 def stop():
@@ -229,7 +229,7 @@ def stop():
 
 
 def test_what_a_killed_rank_was_writing_is_discarded(store):
-    own, other = Messages(store.commons, 0, 3), Messages(store.commons, 2, 3)
+    own, other = Messages(store.named_memory, 0, 3), Messages(store.named_memory, 2, 3)
     for _ in range(10):  # more often than there are slots and chunks
         assert end(begin(as_rank, store, 1, send_and, store, die)) == signal.SIGKILL
     assert own.receive() is None
@@ -241,7 +241,7 @@ def test_what_a_killed_rank_was_writing_is_discarded(store):
 
 
 def test_a_send_ends_if_the_box_stays_locked_and_the_program_has_to_end(store, monkeypatch):
-    own, other = Messages(store.commons, 0, 3), Messages(store.commons, 1, 3)
+    own, other = Messages(store.named_memory, 0, 3), Messages(store.named_memory, 1, 3)
     write = Mailbox.write
 
     def stop_waiting():
@@ -251,21 +251,21 @@ def test_a_send_ends_if_the_box_stays_locked_and_the_program_has_to_end(store, m
         write(box, slot, parts)
         assert box._lock.try_acquire()  # as a rank that is stopped then
 
-    pausing = store.commons.pausing(stop_waiting)
+    pausing = store.named_memory.pausing(stop_waiting)
     with monkeypatch.context() as patch, pausing, pytest.raises(TimeoutError):
         patch.setattr(Mailbox, "write", write_and_lock)
         other.send(0, 1)
     other._boxes[0]._lock.release()
     assert [other.send(0, number) for number in range(9)] == [True] * 8 + [False]
     assert [int(own.receive()[1]) for _ in range(8)] == list(range(8))
-    [bells] = store.commons.locks("mailbox bells", 1)
+    [bells] = store.named_memory.locks("mailbox bells", 1)
     bells.try_acquire()
-    with store.commons.pausing(stop_waiting), pytest.raises(TimeoutError):
-        Messages(store.commons, 2, 3)
+    with store.named_memory.pausing(stop_waiting), pytest.raises(TimeoutError):
+        Messages(store.named_memory, 2, 3)
 
 
 def test_nobody_waits_for_a_stopped_sender(store):
-    own, other = Messages(store.commons, 0, 3), Messages(store.commons, 2, 3)
+    own, other = Messages(store.named_memory, 0, 3), Messages(store.named_memory, 2, 3)
     stopped = begin(as_rank, store, 1, send_and, store, stop)
     try:
         assert os.WIFSTOPPED(os.waitpid(stopped, os.WUNTRACED)[1])
@@ -281,31 +281,31 @@ def test_nobody_waits_for_a_stopped_sender(store):
 
 def receive_and(store, call):
     at_the_third_chunk(call)
-    Messages(store.commons, 0, 3).receive()
+    Messages(store.named_memory, 0, 3).receive()
 
 
 def test_what_a_killed_rank_was_reading_is_received_once_by_the_next(store):
-    other = Messages(store.commons, 1, 3)
+    other = Messages(store.named_memory, 1, 3)
     sent = [np.full(10 * CHUNK, number, "uint8") for number in range(3)]
     for array in sent[:2]:
         assert other.send(0, array)
     assert end(begin(as_rank, store, 2, receive_and, store, die)) == signal.SIGKILL
     assert other.send(0, sent[2])
-    fresh = Messages(store.commons, 0, 3)
+    fresh = Messages(store.named_memory, 0, 3)
     for array in sent:
         assert_equal(fresh.receive()[1], array)
     assert fresh.receive() is None
 
 
 def send_on(store, rank, done):
-    own = Messages(store.commons, rank, 4)
+    own = Messages(store.named_memory, rank, 4)
     while True:
         number = done[rank]
         done[rank] += own.send(0, np.full((3, CHUNK), number))
 
 
 def receive_on(store, done):
-    own = Messages(store.commons, 0, 4)
+    own = Messages(store.named_memory, 0, 4)
     while True:
         message = own.receive()
         if message is None:
@@ -326,7 +326,7 @@ def check(message, numbers):
 
 @pytest.mark.parametrize("moment", [0.0, 0.003, 0.007])
 def test_ranks_killed_at_any_moment_lose_at_most_the_message_in_their_hands(store, moment):
-    done = store.commons.array("done", 20, "int64")
+    done = store.named_memory.array("done", 20, "int64")
     done[10:] = -1
     processes = {rank: begin(as_rank, store, rank, send_on, store, rank, done) for rank in (1, 2)}
     processes[0] = begin(as_rank, store, 3, receive_on, store, done)
@@ -335,7 +335,7 @@ def test_ranks_killed_at_any_moment_lose_at_most_the_message_in_their_hands(stor
         for rank in (1, 0, 2):
             time.sleep(moment)
             kill(processes[rank])
-        own, skipped = Messages(store.commons, 0, 4), 0
+        own, skipped = Messages(store.named_memory, 0, 4), 0
         while (message := own.receive()) is not None:
             skipped += check(message, done) - 1
         # The receiver had at most one message in its hands. A killed sender has counted all messages

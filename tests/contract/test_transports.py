@@ -18,7 +18,7 @@ from synkhronos._errors import SynkhronosError, WorldBrokenError
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.mailbox import Mailbox
-from synkhronos.transports.milestones import Milestones
+from synkhronos.transports.barriers import BarrierProgress
 from specifications.transport import NaiveTransport
 from synkhronos.transports.tree import RADIX, TreeTransport
 
@@ -67,7 +67,7 @@ def fill(transport, value):
 def test_an_attendant_has_memory_of_its_own():
     ranks = Ranks(LocalTransport(3, 0, timeout=30))
     store = ranks.transport.store
-    words = store.commons.array("words", (3,), "int64")
+    words = store.named_memory.array("words", (3,), "int64")
 
     def wait_for(position):
         limit = time.monotonic() + 20
@@ -81,12 +81,12 @@ def test_an_attendant_has_memory_of_its_own():
         wait_for(1)
         words[2] = own.min() if own.min() == own.max() else -1
 
-    attendant = ranks.transport.attend("filler", serve)
+    service_process = ranks.transport.attend("filler", serve)
     wait_for(0)
     ranks.values(fill, 5)
     words[1] = 1
     wait_for(2)
-    attendant.end(5)
+    service_process.end(5)
     ranks.close()
     assert words.tolist() == [1, 1, 9]
 
@@ -177,7 +177,7 @@ def die_once(transport, first, path):
 @pytest.mark.parametrize("fails", [None, 0])
 def test_dead_workers_are_replaced_in_a_program(tmp_path, fails):
     ranks = Ranks(LocalTransport(4, 1))
-    prepared = ranks.transport.store.commons.array("prepared", (4,), "int64")
+    prepared = ranks.transport.store.named_memory.array("prepared", (4,), "int64")
 
     def replace(dead):
         for rank, cause in dead.items():
@@ -204,10 +204,10 @@ def test_dead_workers_are_replaced_in_a_program(tmp_path, fails):
 
 def test_a_reply_counts_if_the_worker_dies_before_the_master_knows_of_it(monkeypatch):
     """In the last step of a reply; and when it was read, while the master waits for another one."""
-    transport, finish, died = LocalTransport(3, 0), Milestones.finish, []
+    transport, finish, died = LocalTransport(3, 0), BarrierProgress.finish, []
 
-    def finish_and_die(milestones, rank, passed):
-        finish(milestones, rank, passed)
+    def finish_and_die(barriers, rank, passed):
+        finish(barriers, rank, passed)
         if rank == 2 and transport.in_program:
             os.kill(os.getpid(), 9)
 
@@ -216,7 +216,7 @@ def test_a_reply_counts_if_the_worker_dies_before_the_master_knows_of_it(monkeyp
         for rank in dead:
             transport.replace(rank, lambda takes_part: os._exit(1) if takes_part else None)
 
-    monkeypatch.setattr(Milestones, "finish", finish_and_die)
+    monkeypatch.setattr(BarrierProgress, "finish", finish_and_die)
     handlers.append(replace)
     ranks = Ranks(transport)
     assert ranks.values(end_early) == [0, 1, 2]

@@ -35,7 +35,7 @@ def at_start(transport, rank, after, do):
     posts = transport._post_below
 
     def reach(at):
-        if transport.rank == rank and transport._milestones.number == COMMAND and at == after:
+        if transport.rank == rank and transport._progress.number == COMMAND and at == after:
             do()
 
     def set_place():
@@ -88,15 +88,15 @@ def test_a_death_before_a_worker_has_started_others_breaks_the_world(rank, after
 def count_runs(transport):
     """Count the runs of each rank, in a program in which deaths are handled."""
     transport.begin_program(handlers[-1] if transport.is_master_process() else None)
-    transport.store.commons.array("runs", (SIZE,), "int64")[transport.rank] += 1
+    transport.store.named_memory.array("runs", (SIZE,), "int64")[transport.rank] += 1
     return transport.rank
 
 
 @pytest.mark.parametrize("rank, after", DEATHS)
 def test_the_successor_of_a_dead_worker_starts_the_others_and_none_runs_twice(rank, after):
     transport = binary()
-    runs = transport.store.commons.array("runs", (SIZE,), "int64")
-    first = transport.store.commons.array("first", (1,), "int64")
+    runs = transport.store.named_memory.array("runs", (SIZE,), "int64")
+    first = transport.store.named_memory.array("first", (1,), "int64")
 
     def die_once():
         first[0] += 1
@@ -120,7 +120,7 @@ def test_the_successor_of_a_dead_worker_starts_the_others_and_none_runs_twice(ra
 @pytest.mark.parametrize("rank, after", [(6, 0), (0, 1), (5, 0)])
 def test_the_others_are_started_if_the_master_answers_for_a_dead_worker(rank, after):
     transport = binary()
-    runs = transport.store.commons.array("runs", (SIZE,), "int64")
+    runs = transport.store.named_memory.array("runs", (SIZE,), "int64")
     handlers.append(lambda dead: transport.answer_for(*dead, pickle.dumps(Outcome("dead"))))
     at_start(transport, rank, after, die)
     ranks = Ranks(transport)
@@ -148,7 +148,7 @@ def test_a_reply_counts_if_the_worker_dies_before_it_has_posted(when, answers, l
 
     def dying(function):
         def call():
-            if transport.rank == 1 and transport._milestones.number == COMMAND:
+            if transport.rank == 1 and transport._progress.number == COMMAND:
                 die()
             return function()
 
@@ -208,8 +208,8 @@ def test_a_stopped_rank_is_named_and_the_ranks_below_it_are_ended():
 
 def test_the_ranks_below_a_stopped_one_end_by_themselves_when_the_world_is_closed():
     transport = binary()
-    ended = transport.store.commons.array("ended", (SIZE,), "int64")
-    pids = transport.store.commons.array("pids", (SIZE,), "int64")
+    ended = transport.store.named_memory.array("ended", (SIZE,), "int64")
+    pids = transport.store.named_memory.array("pids", (SIZE,), "int64")
 
     class Marking(Ranks):
         def serve(self, transport):
@@ -237,7 +237,7 @@ def interrupt_often(transport):
 
 def test_workers_whose_waits_are_interrupted_take_each_command_once():
     transport = binary(timeout=30)
-    runs = transport.store.commons.array("runs", (SIZE,), "int64")
+    runs = transport.store.named_memory.array("runs", (SIZE,), "int64")
     handlers.append(None)
     ranks = Ranks(transport)
     ranks.values(interrupt_often)
@@ -258,7 +258,7 @@ def sleep_on(transport, rank, seconds):
 
 def test_posts_that_come_too_often_change_nothing():
     transport = binary(timeout=30)
-    runs = transport.store.commons.array("runs", (SIZE,), "int64")
+    runs = transport.store.named_memory.array("runs", (SIZE,), "int64")
     handlers.append(None)
     ranks = Ranks(transport)
     for turn in range(1, 20):

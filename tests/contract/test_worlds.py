@@ -14,7 +14,7 @@ from test_engines import NaiveLab, CompilerLab
 import synkhronos as synk
 from synkhronos.transports.local import LocalTransport
 from specifications.transport import NaiveTransport
-from synkhronos.world.here import Command, sent_form
+from synkhronos.world.rank_state import Command, sent_form
 from synkhronos.world.plans import ChangedPlan, Plan
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world, world_exists
@@ -58,10 +58,10 @@ class Fail(Command):
     def __init__(self, ranks):
         self.ranks = ranks
 
-    def run(self, here):
-        if here.rank in self.ranks:
-            raise LookupError(f"lost on rank {here.rank}")
-        here.transport.barrier()
+    def run(self, state):
+        if state.rank in self.ranks:
+            raise LookupError(f"lost on rank {state.rank}")
+        state.transport.barrier()
 
 
 def replicas(shared):
@@ -199,10 +199,10 @@ class Counted(Command):
     def changed(self, change):
         return self if change is None else Counted(self.name + change)
 
-    def run(self, here):
+    def run(self, state):
         return self.name, 0
 
-    def prepare(self, here):
+    def prepare(self, state):
         runs = itertools.count(1)
         return lambda change: (self.changed(change).name, next(runs))
 
@@ -245,8 +245,8 @@ def test_a_plan_that_has_failed_is_sent_again(lab, sent):
 class Kept(Command):
     """Returns how many plans a rank has."""
 
-    def run(self, here):
-        return len(here.plans)
+    def run(self, state):
+        return len(state.plans)
 
 
 def test_plans_that_are_dropped_do_not_accumulate(lab):

@@ -23,12 +23,12 @@ from synkhronos.programs.center import Center
 from synkhronos.services.channel import Channel, Register
 from synkhronos.services.mailbox import Mailbox
 from synkhronos.services.stripes import Stripes
-from synkhronos.stores.commons import SharedCommons
+from synkhronos.stores.named_memory import SharedNamedMemory
 from synkhronos.transports import children, local
-from synkhronos.transports.milestones import Milestones
+from synkhronos.transports.barriers import BarrierProgress
 from synkhronos.variables import replicas as _replicas
 from synkhronos.world import worker
-from synkhronos.world.here import Here
+from synkhronos.world.rank_state import RankState
 
 HEADROOM = 16 << 20  # bytes that a rank may still allocate after its memory limit is set
 AGAIN = 1e-3  # seconds until an exception that Python has dropped is raised again
@@ -168,14 +168,14 @@ class Injector:
                 (_replicas.Assign, "run", self.command),
                 (_replicas._Fetch, "run", self.command),
                 (_call.CallFunction, "run", self.command),
-                (Milestones, "finish", self.finish),
-                (Here, "copy_out_of_store", self.prepare),
+                (BarrierProgress, "finish", self.finish),
+                (RankState, "copy_out_of_store", self.prepare),
                 (Center, "pull", lambda *args: self.exchange("pull", *args)),
                 (Center, "push", lambda *args: self.exchange("push", *args)),
                 (Center, "elastic", lambda *args: self.exchange("elastic", *args)),
                 (Stripes, "read", self.visit),
                 (Stripes, "change", self.visit),
-                (SharedCommons, "_create", self.create),
+                (SharedNamedMemory, "_create", self.create),
                 (Mailbox, "write", lambda *args: self.copy("send", *args)),
                 (Mailbox, "read", lambda *args: self.copy("receive", *args)),
                 (Mailbox, "_places", self.pieces),
@@ -268,9 +268,9 @@ class Injector:
         if self.scenario.of_master:
             self.at("close", 1)
 
-    def command(self, original, command, here):
+    def command(self, original, command, state):
         self.at("command", 0)
-        result = original(command, here)
+        result = original(command, state)
         self.at("command", 1)
         return result
 
@@ -290,9 +290,9 @@ class Injector:
         if self.rank != self.scenario.master_rank and self.scenario.of_program:
             self.at("reply", 1)
 
-    def prepare(self, original, here):
-        original(here)
-        if not here.is_master:
+    def prepare(self, original, state):
+        original(state)
+        if not state.is_master:
             self.at("fork", 1)
 
     def exchange(self, name, original, *args):
@@ -309,10 +309,10 @@ class Injector:
 
         original(stripes, do)
 
-    def create(self, original, commons, name, *args):
+    def create(self, original, named_memory, name, *args):
         where = "directory" if f"of rank {self.rank}," in name else None
         self.at(where, 0)
-        original(commons, name, *args)
+        original(named_memory, name, *args)
         self.at(where, 1)
 
     def copy(self, name, original, box, slot, parts):

@@ -22,8 +22,8 @@ class Look(Command):
     def __init__(self, numbers):
         self.numbers = numbers
 
-    def run(self, here):
-        storages = [here.engine.storage(here.shareds[number]) for number in self.numbers]
+    def run(self, state):
+        storages = [state.engine.storage(state.shareds[number]) for number in self.numbers]
         return [(type(one).__name__, id(one)) for one in storages]
 
 
@@ -77,7 +77,7 @@ class DeviceLab:
     ops = synk.ops
 
     def __init__(self, world):
-        self.engine = world.here.engine
+        self.engine = world.rank_state.engine
 
     def tensor(self, name, ndim):
         return self.fixed(name, (None,) * ndim)
@@ -101,7 +101,7 @@ ON_DEVICE = [True, True, True, False, False, False, True, True]
 
 def test_outputs_stay_on_the_device_until_they_are_reduced(world, mixed):
     f, _ = mixed
-    computed = world.here.engine.call(f.replica.compiled, arguments(4))
+    computed = world.rank_state.engine.call(f.replica.compiled, arguments(4))
     assert [isinstance(one, pygpu.gpuarray.GpuArray) for one in computed] == ON_DEVICE
 
 
@@ -119,7 +119,7 @@ def test_outputs_of_all_kinds_are_the_serial_ones(world, mixed, batch, num_slice
 
 def test_slices_are_accumulated_on_the_device(world, mixed, monkeypatch):
     f, _ = mixed
-    engine = type(world.here.engine)
+    engine = type(world.rank_state.engine)
     to_host, copies = engine.to_host, []
 
     def count(self, array):

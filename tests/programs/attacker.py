@@ -32,13 +32,13 @@ def memory(flags):
 
 
 def vector(name):
-    here = ctypes.create_string_buffer(8)
-    local = (ctypes.c_size_t * 2)(ctypes.addressof(here), 8)
+    state = ctypes.create_string_buffer(8)
+    local = (ctypes.c_size_t * 2)(ctypes.addressof(state), 8)
     remote = (ctypes.c_size_t * 2)(address, 8)
     if name == "process_vm_writev":
         call("process_vm_readv", pid, local, 1, remote, 1, 0)
     call(name, pid, local, 1, remote, 1, 0)
-    return here.raw.hex()
+    return state.raw.hex()
 
 
 def take_descriptor():

@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_info
 
 
 class Threads(Command):
-    def run(self, here):
+    def run(self, state):
         found = [one for one in threadpool_info() if one["user_api"] == "blas"]
         return sorted((one["filepath"], one["num_threads"]) for one in found)
 

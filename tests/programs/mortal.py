@@ -47,7 +47,7 @@ EXCHANGES = {"center": exchange_for_ever, "again": exchange_again}
 
 
 def step_for_ever():
-    """Take steps whose gradients are reduced by the couriers."""
+    """Take steps whose gradients are reduced by the progress processes."""
     x, weights = tt.dmatrix("x"), [theano.shared(np.ones((300, 300)) / 300) for _ in range(3)]
     out = x
     for one in weights:

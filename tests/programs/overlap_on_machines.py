@@ -117,7 +117,7 @@ def check_failures(step, params):
 
 
 def call(rank, f):
-    """In a program the courier has other work."""
+    """In a program the progress process has other work."""
     rank.send(0, np.array(rank.rank))
     for _ in range(3):
         rank.call(f, X)
@@ -149,7 +149,7 @@ def check_functions():
 
 def main():
     synk.fork(4, use_gpu=False, timeout=30)
-    assert current_world().transport.ahead is not None
+    assert current_world().transport.overlap is not None
     step, params = check_bits()
     check_profile(step)
     check_failures(step, params)

@@ -1,7 +1,7 @@
 """Two ranks on each machine, of which a process is killed; the script goes on after ``restart()``.
 
-The arguments say what is killed, "rank" or "courier", its number, while all "use" a center, "meet" or
-are "idle", and the number of ranks that are left.
+The arguments say what is killed, "rank" or "progress_process", its number, while all "use" a center,
+"meet" or are "idle", and the number of ranks that are left.
 """
 
 import os
@@ -61,7 +61,7 @@ def main(what, number, moment, left):
 def lose(what, number, moment, w):
     """Kill a process; return the seconds until an error names it."""
     name = rf"ranks? [\d, ]*\b{number}\b" if what == "rank" else "task"
-    synk.spmd(kill_soon, number if what == "rank" else 2 * number, what == "courier")
+    synk.spmd(kill_soon, number if what == "rank" else 2 * number, what == "progress_process")
     began = time.monotonic() + SOON
     try:
         if moment == "idle":
@@ -75,11 +75,11 @@ def lose(what, number, moment, w):
     raise AssertionError("nothing was noticed")
 
 
-def kill_soon(rank, number, courier):
-    """On one rank: kill its process soon, or the courier of the machine that it leads."""
+def kill_soon(rank, number, progress_process):
+    """On one rank: kill its process soon, or the progress process of the machine that it leads."""
     if rank.rank == number:
         pid = os.getpid()
-        if courier:  # the task after the leader's
+        if progress_process:  # the task after the leader's
             task = str(int(os.environ[TASK]) + 1)
             # The parent of a task is mpirun's process, but the script is a child of its task.
             tasks = [one for parent in psutil.Process().parents()[:2] for one in parent.children()]

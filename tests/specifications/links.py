@@ -1,4 +1,4 @@
-"""Messages between machines and their couriers in one process, as an executable specification."""
+"""Messages between machines in one process, as an executable specification."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from synkhronos.machines.courier import Courier, Work, WorkContext
+from synkhronos.machines.progress_process import ProgressProcess, Work, WorkContext
 from synkhronos.machines.links import Links, Receipt, as_bytes
 
 if TYPE_CHECKING:
-    from synkhronos.stores.commons import Commons
+    from synkhronos.stores.named_memory import NamedMemory
 
 
 class NaiveNetwork:
@@ -92,11 +92,11 @@ class _NaiveReceipt(Receipt):
         self._array = None
 
 
-class NaiveCourier(Courier):
-    """A courier that is a thread."""
+class NaiveProgressProcess(ProgressProcess):
+    """A progress process that is a thread."""
 
-    def __init__(self, commons: Commons, links: Links) -> None:
-        self.commons, self._links = commons, links
+    def __init__(self, named_memory: NamedMemory, links: Links) -> None:
+        self.named_memory, self._links = named_memory, links
         self._wanted = 0
         self._thread: threading.Thread | None = None
         self._kept: dict[str, Any] = {}
@@ -105,12 +105,12 @@ class NaiveCourier(Courier):
         def run() -> None:
             is_over = lambda: self._wanted != number  # noqa: E731
             try:
-                work.run(WorkContext(self.commons, self._links, number, is_over, kept=self._kept))
+                work.run(WorkContext(self.named_memory, self._links, number, is_over, kept=self._kept))
             finally:
-                self.commons.release_locks()
+                self.named_memory.release_locks()
 
         self._wanted, work = number, pickle.loads(pickle.dumps(work))
-        self._thread = threading.Thread(target=run, name="synkhronos-courier", daemon=True)
+        self._thread = threading.Thread(target=run, name="synkhronos-progress process", daemon=True)
         self._thread.start()
 
     def end(self) -> None:

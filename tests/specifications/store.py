@@ -14,7 +14,7 @@ import numpy as np
 
 from synkhronos._typing import DTypeLike
 from synkhronos.stores.base import Store
-from synkhronos.stores.commons import Commons, Lock, check_index, check_same, checked
+from synkhronos.stores.named_memory import NamedMemory, Lock, check_index, check_same, checked
 from synkhronos.stores.handle import Handle
 
 
@@ -43,7 +43,7 @@ class NaiveStore(Store):
         self._arrays: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
         # By id, the arrays returned by `empty`
         self._made: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
-        self.commons = NaiveCommons()
+        self.named_memory = NaiveNamedMemory()
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
         array = np.empty(shape, dtype)
@@ -69,7 +69,7 @@ class NaiveStore(Store):
         return array.flags.c_contiguous and self._made.get(id(owner)) is owner
 
 
-class NaiveCommons(Commons):
+class NaiveNamedMemory(NamedMemory):
     """Arrays by name, and the thread that holds each lock. No thread is killed while it holds a lock."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class NaiveLock(Lock):
 
     def release(self) -> None:
         if self._holders.get(self._index, (None,))[0] != threading.get_ident():
-            raise RuntimeError(f"commons: the lock {self._index} is not held by this rank")
+            raise RuntimeError(f"named memory: the lock {self._index} is not held by this rank")
         del self._holders[self._index]
 
     def is_free(self) -> bool:

@@ -22,7 +22,7 @@ from synkhronos._errors import (
 )
 from specifications.communicator import NaiveCommunicator
 from specifications.store import NaiveStore
-from synkhronos.transports.base import Attendant, Transport, do_nothing
+from synkhronos.transports.base import ServiceProcess, Transport, do_nothing
 
 if TYPE_CHECKING:
     from synkhronos.comms.base import Group
@@ -245,7 +245,7 @@ class NaiveTransport(Transport):
         elif self._ranks.ended:
             raise SystemExit
 
-    def attend(self, name: str, serve: Callable[[], None]) -> Attendant:
+    def attend(self, name: str, serve: Callable[[], None]) -> ServiceProcess:
         return _Thread(name, serve)
 
     # Ending
@@ -260,7 +260,7 @@ class NaiveTransport(Transport):
         self.kill()
 
 
-class _Thread(Attendant):
+class _Thread(ServiceProcess):
     """A thread; it cannot be killed."""
 
     def __init__(self, name: str, serve: Callable[[], None]) -> None:

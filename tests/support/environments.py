@@ -19,7 +19,7 @@ OF_BOTH = (
     "test_demos.py",
     "test_drawing.py",
     "test_engines.py",
-    "test_fixed_rows.py",
+    "test_hardcoded_rows.py",
     "test_function_oracle.py",
     "test_functions.py",
     "test_generators.py",

@@ -93,7 +93,7 @@ class World:
         return [command.finish(self, by_rank) for command, by_rank in zip(commands, results)]
 
 
-class Alone(ABC):
+class SerialRank(ABC):
     """A command that each rank executes on its own."""
 
     @abstractmethod
@@ -120,7 +120,7 @@ class Together(ABC):
 # Calls
 
 
-class Call(Alone):
+class Call(SerialRank):
     """A call of a function. The constructor raises an exception if the arguments are invalid."""
 
     def __init__(self, world, formula, arguments, batch=None, batch_s=None, num_slices=1, subset=None):
@@ -220,7 +220,7 @@ def call_on_master(world, formula, arguments):
 # Replicas of shared variables
 
 
-class Assign(Alone):
+class Assign(SerialRank):
     """Assigns arrays to all ranks or to one rank, or splits them over the ranks."""
 
     def __init__(self, world, arrays, batch=None, only=None, split=False):
@@ -240,7 +240,7 @@ class Assign(Alone):
                 world.values[name][rank] = np.array(by_rank[rank])
 
 
-class Fetch(Alone):
+class Fetch(SerialRank):
     def __init__(self, names, rank):
         self.names, self.rank = names, rank
 
@@ -251,7 +251,7 @@ class Fetch(Alone):
         return by_rank[self.rank]
 
 
-class Shapes(Alone):
+class Shapes(SerialRank):
     def __init__(self, names):
         self.names = names
 

@@ -19,8 +19,8 @@ SLOW = pytest.mark.slow
 PROMISED = 5  # seconds from a death to the end of the job
 #: Seconds to the end of a job that goes on by itself. Ranks that compute need a minute.
 RECOVERED = 30
-#: Options of a job with two tasks on each machine, a leader and a courier, which mpirun starts
-COURIERS = {"tasks": 2, "environment": {"SYNKHRONOS_SPARE_TASKS": "1"}}
+#: Options of a job with two tasks on each machine, a leader and a progress process, which mpirun starts
+PROGRESS_PROCESSES = {"tasks": 2, "environment": {"SYNKHRONOS_SPARE_TASKS": "1"}}
 #: Options of the same job, which ``launch`` starts
 LAUNCHED = {"launch": ()}
 
@@ -93,8 +93,8 @@ class Job:
         self._died = self.job.seconds
 
 
-def couriers(job, machine):
-    """Return the process ids of the courier of a job on a machine, in a list."""
+def progress_processes(job, machine):
+    """Return the process ids of the progress process of a job on a machine, in a list."""
     ranks = job.pids[2:] if machine else job.pids[:2]
     return [
         pid

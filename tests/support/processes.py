@@ -268,6 +268,12 @@ def restore_signals():
         signal.signal(number, signal.SIG_DFL)
 
 
+def shared_files():
+    """Return the names in ``/dev/shm``, except those of MPI: other tests run beside this one."""
+    of_mpi = ("vader_segment", "mpich", "psm", "ucx", "ompi")
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(of_mpi)}
+
+
 def wait_briefly_for_the_compile_lock():
     """Have Theano look every 0.1 s whether it may compile: several processes share the cache."""
     if importlib.util.find_spec("theano") is None:

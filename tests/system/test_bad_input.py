@@ -122,7 +122,7 @@ def state_of(e):
     """Return the state that an invalid call must not change."""
     w = e.world
     return (
-        len(w.here.functions), list(w.registry.numbers), dict(w.part(_Bindings)), w.is_recording,
+        len(w.rank_state.functions), list(w.registry.numbers), dict(w.part(_Bindings)), w.is_recording,
         w.closed, w.broken,
         w.started, synk.world.world._current,
     )  # fmt: skip
@@ -735,12 +735,12 @@ def test_what_needs_no_world_works_without_one(env, monkeypatch):
 
 @pytest.mark.parametrize("error", [UnusedInputError])
 def test_what_theano_finds_in_a_graph_is_theanos_exception(env, error):
-    functions = len(env.world.here.functions)
+    functions = len(env.world.rank_state.functions)
     with pytest.raises(error, match="not part of"):
         synk.function([env.x, env.y], env.x.sum())
     with pytest.raises(MissingInputError):
         synk.function([], (env.x.sum(), "sum"))
-    assert len(env.world.here.functions) == functions
+    assert len(env.world.rank_state.functions) == functions
     assert_computes(env)
 
 

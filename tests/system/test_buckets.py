@@ -15,7 +15,7 @@ from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.engines.bucketed_vector import BucketReady, fill_in_buckets, schedule_buckets_early
 from synkhronos.extensions import train, updates
-from synkhronos.world.here import Command
+from synkhronos.world.rank_state import Command
 from synkhronos.world.world import current_world, world_exists
 
 SHAPES = ((30, 20), (20,), (20, 3000), (3000,), (300, 7), (7,), ())
@@ -44,25 +44,25 @@ class Send(Command):
     def __init__(self, buckets, rows, fails=(None, 0)):
         self.buckets, self.rows, self.fails = buckets, rows, fails
 
-    def run(self, here):
-        vector = vector_of(here.rank, self.buckets)
+    def run(self, state):
+        vector = vector_of(state.rank, self.buckets)
         for number in [*range(len(self.buckets.shapes)), None]:
-            if self.fails == (here.rank, number):
-                raise LookupError(f"bucket {number} of rank {here.rank}")
+            if self.fails == (state.rank, number):
+                raise LookupError(f"bucket {number} of rank {state.rank}")
             if number is not None:
-                rows = self.rows[here.rank]
-                here.ahead.start(self.buckets, number, vector, rows, self.function)
-        here.ahead.finish(vector)
+                rows = self.rows[state.rank]
+                state.overlap.start(self.buckets, number, vector, rows, self.function)
+        state.overlap.finish(vector)
         return vector
 
 
 class AllReduce(Send):
-    def run(self, here):
-        operation, rows = OPERATIONS[self.buckets.op], self.rows[here.rank]
-        vector = vector_of(here.rank, self.buckets)
+    def run(self, state):
+        operation, rows = OPERATIONS[self.buckets.op], self.rows[state.rank]
+        vector = vector_of(state.rank, self.buckets)
         if not rows and not operation.weighted:
             vector[:] = operation.neutral(vector.dtype)
-        return here.comm.all_reduce([vector], self.buckets.op, rows)[0].copy()
+        return state.comm.all_reduce([vector], self.buckets.op, rows)[0].copy()
 
 
 @pytest.fixture(scope="module", params=[[1, 2], [2, 1, 2], [1, 1]], ids=str)
@@ -142,18 +142,18 @@ def network(depth=6, width=300):
     return x, tt.sqr(out).mean(), params
 
 
-def filled(is_ahead):
+def filled(is_overlapped):
     x, loss, params = network()
     shapes = [one.get_value().shape for one in params]
     vector = theano.shared(np.zeros(sum(map(math.prod, shapes)), "float32"))
-    new = fill_in_buckets(vector, theano.grad(loss, params), shapes, "avg", None, is_ahead)
+    new = fill_in_buckets(vector, theano.grad(loss, params), shapes, "avg", None, is_overlapped)
     return theano.function([x], updates=[(vector, new)]), vector
 
 
 def test_a_plain_function_fills_the_vector_in_place():
     values = []
-    for is_ahead in (True, False):
-        function, vector = filled(is_ahead)
+    for is_overlapped in (True, False):
+        function, vector = filled(is_overlapped)
         memory = vector.get_value(borrow=True, return_internal_type=True)
         function(np.random.RandomState(2).randn(4, 300).astype("float32"))
         assert np.shares_memory(memory, vector.get_value(borrow=True, return_internal_type=True))

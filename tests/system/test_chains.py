@@ -94,7 +94,7 @@ def test_the_ranks_work_as_before_afterwards(world_of, in_python):
         sample(parallel, chains=2, random_seed=1, nuts_sampler="pymc", **SHORT)
         point = model.initial_point()
         np.testing.assert_allclose(parallel.compile_logp()(point), model.compile_logp()(point))
-    assert len(synk.world.world.current_world().here.functions) <= 4
+    assert len(synk.world.world.current_world().rank_state.functions) <= 4
 
 
 def test_ctrl_c_returns_the_draws_until_then(world_of, in_python):

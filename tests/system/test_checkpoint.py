@@ -765,6 +765,6 @@ def test_saving_and_loading_take_one_more_copy_at_most():
     loading = growth(lambda: synk.load("file"))
     assert max(loading) < 1.3, loading
     synk.set_value(1, w, np.zeros(size // 8))
-    current_world().here.store.trim()
+    current_world().rank_state.store.trim()
     differing = growth(lambda: synk.save("file"))
     assert max(differing) < 1.3, differing

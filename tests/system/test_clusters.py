@@ -203,7 +203,7 @@ def run(script, *arguments, timeout=300):
 def test_dask_starts_the_job_on_the_hosts_of_its_workers(dask):
     code, printed, said = run("from_dask.py", dask, "--ranks", 3, "--dry-run", "train.py")
     assert code == 0, said
-    assert " -H 127.0.0.1,127.0.0.1 -n 2 " in printed  # a leader and a courier on one host
+    assert " -H 127.0.0.1,127.0.0.1 -n 2 " in printed  # a leader and a progress process on one host
     assert "SYNKHRONOS_RANKS=3" in printed and "THREADS" not in printed
     assert printed.strip().endswith("-m synkhronos run train.py")
 

@@ -99,19 +99,20 @@ class Watched:
     """Neighbours whose connections to machine 0 have the silence, in seconds, that a test says."""
 
     def __init__(self, monkeypatch, pair, other_pair, leader):
-        self.courier = self.leader = 0.0
+        self.progress_process = self.leader = 0.0
         self.ends, self.network = 0, NaiveNetwork(3)
         monkeypatch.setattr(neighbours, "seconds_silent", self._seconds)
         monkeypatch.setattr(neighbours, "_DYING", 0)
         ends = [[addresses(one) for one in both] for both in (pair, other_pair)]
-        (self._to_courier, courier), (to_leader, of_leader) = ends
-        own = Neighbour(1, True, "here", [self._to_courier, to_leader])
-        others = [Neighbour(0, False, "there", [of_leader]), Neighbour(0, True, "there", [courier]),
+        (self._to_progress_process, progress_process), (to_leader, of_leader) = ends
+        own = Neighbour(1, True, "here", [self._to_progress_process, to_leader])
+        others = [Neighbour(0, False, "there", [of_leader]), Neighbour(0, True, "there",
+        [progress_process]),
                   Neighbour(2, True, "far", [])]  # fmt: skip
         self.neighbours = Neighbours(own, others, leader, self.network.links()[1], self._end)
 
     def _seconds(self, descriptor, addresses):
-        return self.courier if addresses == self._to_courier else self.leader
+        return self.progress_process if addresses == self._to_progress_process else self.leader
 
     def _end(self):
         self.ends += 1
@@ -136,10 +137,10 @@ def watched(monkeypatch, pair, other_pair):
 
 def test_a_silent_machine_is_named_once_and_the_job_is_ended(watched, capfd):
     watched.neighbours.name(["machine there (rank 0)", "machine here (ranks 1, 2)"])
-    watched.courier = neighbours.LIMIT - 0.1
+    watched.progress_process = neighbours.LIMIT - 0.1
     watched.check()
     assert capfd.readouterr().err == "" and not watched.ends
-    watched.courier = 4.2
+    watched.progress_process = 4.2
     watched.check(), watched.check(), watched.neighbours.report()
     said = capfd.readouterr().err
     assert said == (
@@ -151,23 +152,23 @@ def test_a_silent_machine_is_named_once_and_the_job_is_ended(watched, capfd):
 
 
 def test_a_closed_connection_is_for_mpirun_to_see(watched, capfd):
-    watched.courier = watched.leader = math.inf
+    watched.progress_process = watched.leader = math.inf
     watched.check(), watched.neighbours.report()
     assert capfd.readouterr().err == "" and not watched.ends
 
 
 @pytest.mark.parametrize(
-    "courier, leader, said",
+    "progress_process, leader, said",
     [
         (math.inf, math.inf, "was lost: all its connections were closed, so its processes have died"),
         (math.inf, 0.0, "was lost: its second process has died"),
-        (0.0, math.inf, ""),  # its own courier reports it
+        (0.0, math.inf, ""),  # its own progress process reports it
     ],
 )
 def test_a_machine_whose_processes_have_died_is_named_when_the_job_is_ended(
-    watched, capfd, courier, leader, said
+    watched, capfd, progress_process, leader, said
 ):
-    watched.courier, watched.leader = courier, leader
+    watched.progress_process, watched.leader = progress_process, leader
     os.kill(os.getpid(), signal.SIGCONT)
     assert capfd.readouterr().err == ""  # they may still be dying
     watched.check(), watched.check()
@@ -176,7 +177,7 @@ def test_a_machine_whose_processes_have_died_is_named_when_the_job_is_ended(
 
 
 def test_a_machine_that_has_said_goodbye_is_not_named(watched, capfd):
-    watched.courier = watched.leader = math.inf
+    watched.progress_process = watched.leader = math.inf
     watched.network.links()[0].send(1, neighbours._GOODBYE, b"\1")
     os.kill(os.getpid(), signal.SIGCONT)
     watched.check()
@@ -184,7 +185,7 @@ def test_a_machine_that_has_said_goodbye_is_not_named(watched, capfd):
 
 
 def test_a_machine_that_was_stopped_and_continued_before_it_died_is_named(watched, capfd):
-    watched.courier = watched.leader = math.inf
+    watched.progress_process = watched.leader = math.inf
     for leaves in b"\1\0\1\0":
         watched.network.links()[0].send(1, neighbours._GOODBYE, bytes([leaves]))
     os.kill(os.getpid(), signal.SIGCONT)
@@ -204,7 +205,7 @@ def test_a_courier_says_goodbye_before_sigterm_and_stays_if_nothing_follows(watc
 
 
 def test_a_dead_courier_is_named_if_this_one_does_not_look_for_it(watched, capfd):
-    watched.courier = math.inf
+    watched.progress_process = math.inf
     os.kill(os.getpid(), signal.SIGCONT)
     said = []
     wait_until(lambda: said.append(capfd.readouterr().err) or said[-1])
@@ -215,7 +216,7 @@ def test_a_dead_courier_is_named_if_this_one_does_not_look_for_it(watched, capfd
 
 @pytest.mark.parametrize("leader, said", [(0.0, ""), (math.inf, "machine there was lost: all its")])
 def test_with_ulfm_a_dead_courier_is_no_loss(watched, capfd, leader, said):
-    watched.courier, watched.leader = math.inf, leader
+    watched.progress_process, watched.leader = math.inf, leader
     watched.network.lost.add(0)
     os.kill(os.getpid(), signal.SIGCONT)
     watched.check()
@@ -264,10 +265,10 @@ def test_a_leader_that_mpirun_ends_has_not_died_by_itself(monkeypatch, pair, oth
 
 
 def test_nothing_is_named_at_the_end_of_the_job(watched, capfd):
-    watched.courier = watched.leader = 60.0
+    watched.progress_process = watched.leader = 60.0
     watched.neighbours.stop()
     watched.check(), watched.neighbours.report()
-    watched.courier = watched.leader = math.inf
+    watched.progress_process = watched.leader = math.inf
     watched.check()
     assert capfd.readouterr().err == "" and not watched.ends and not watched.goodbyes()
 

@@ -159,7 +159,7 @@ def test_a_fresh_rank_gets_no_answer_to_a_question_of_the_dead_one(world_of):
 
 
 def test_a_second_ctrl_c_at_the_start_leaves_no_controller(world_of, monkeypatch):
-    """It would use the commons while the master clears them."""
+    """It would use the named memory while the master clears them."""
     world_of(2)
     synk.distribute()
     transport, start = current_world().transport, Controller.start
@@ -170,9 +170,9 @@ def test_a_second_ctrl_c_at_the_start_leaves_no_controller(world_of, monkeypatch
         start(controller)
 
     def interrupted_attend(*arguments):
-        attendant = attend(*arguments)
+        service_process = attend(*arguments)
         os.kill(os.getpid(), signal.SIGINT)
-        return attendant
+        return service_process
 
     monkeypatch.setattr(Controller, "start", interrupted_start)
     monkeypatch.setattr(transport, "attend", interrupted_attend)

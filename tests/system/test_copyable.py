@@ -193,8 +193,8 @@ def test_a_copy_is_freed_on_every_rank(two):
     del g
     gc.collect()
     one.f(ROWS)
-    here = current_world().here
-    assert number not in here.functions and len(here.functions) == 1 and known
+    state = current_world().rank_state
+    assert number not in state.functions and len(state.functions) == 1 and known
 
 
 # Deep copies and pickles

@@ -610,7 +610,7 @@ def test_a_child_process_that_the_script_forks_allocates_nothing(world):
     """Its blocks would be those that the master allocates next."""
     data = synk.data(np.zeros(5))
     calls = [lambda: data.set_length(200_000), lambda: data.set_value(np.ones(200_000)),
-             lambda: current_world().here.store.empty((200_000,), "float64")]  # fmt: skip
+             lambda: current_world().rank_state.store.empty((200_000,), "float64")]  # fmt: skip
     for call in calls:
         reading, writing = os.pipe()
         pid = os.fork()

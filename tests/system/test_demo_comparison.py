@@ -22,7 +22,7 @@ def alone(kind, text):
 def test_a_process_alone_prepares_works_in_turns_and_ends(demo, tmp_path):
     file = tmp_path / "prepared.py"
     file.write_text(ALONE)
-    process = demo.comparison.Alone(file, "theano", "cpu", "a text")
+    process = demo.comparison.SerialRank(file, "theano", "cpu", "a text")
     try:
         assert process.answer() >= 1  # BLAS threads
         assert all(0 <= process.turn() < 10 for _ in range(2))
@@ -34,7 +34,7 @@ def test_a_process_alone_prepares_works_in_turns_and_ends(demo, tmp_path):
 def test_a_process_that_cannot_prepare_is_one_line(demo, tmp_path, capfd):
     file = tmp_path / "broken.py"
     file.write_text("raise ValueError('broken')")
-    process = demo.comparison.Alone(file, "theano", "cpu")
+    process = demo.comparison.SerialRank(file, "theano", "cpu")
     try:
         with pytest.raises(demo.script.UserError, match=r"to compare with \(theano\) ended, see above"):
             process.answer()

@@ -12,17 +12,17 @@ from processes import own_process
 
 import synkhronos as synk
 from synkhronos import ops
-from synkhronos.functions.agreement import agreement_of
+from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.replica import Replica
-from synkhronos.world.here import Command
+from synkhronos.world.rank_state import Command
 from synkhronos.world.world import current_world
 
 MEBIBYTE = 1 << 20
 
 
 class Held(Command):
-    def run(self, here):
-        return sorted(here.functions), sorted(here.shareds)
+    def run(self, state):
+        return sorted(state.functions), sorted(state.shareds)
 
 
 OWNED = []
@@ -31,8 +31,8 @@ OWNED = []
 class Dropping(Command):
     """Drops what is in `OWNED`, on the master, while it runs."""
 
-    def run(self, here):
-        if here.is_master:
+    def run(self, state):
+        if state.is_master:
             OWNED.clear()
 
 
@@ -43,8 +43,8 @@ def held():
 class Kept(Command):
     NAMES = ("functions", "shareds", "rows", "peers", "wires", "_buffers")
 
-    def run(self, here):
-        found = {name: len(getattr(here, name)) for name in self.NAMES}
+    def run(self, state):
+        found = {name: len(getattr(state, name)) for name in self.NAMES}
         return {**found, "replicas": count_replicas()}
 
 
@@ -54,15 +54,15 @@ def count_replicas():
 
 
 class InStore(Command):
-    def run(self, here):
-        memory = here.store.memory
+    def run(self, state):
+        memory = state.store.memory
         memory.collect()
-        (_, start, stop), free = memory.parts_of_span(here.transport.distance), memory._large.holes()
+        (_, start, stop), free = memory.parts_of_span(state.transport.distance), memory._large.holes()
         return (stop - start - sum(last - first for first, last in free)) // MEBIBYTE
 
 
 def known():
-    groups = vars(agreement_of(current_world()))
+    groups = vars(replica_tracker_of(current_world()))
     return {name: len(one) for name, one in groups.items() if isinstance(one, (set, dict))}
 
 
@@ -287,7 +287,7 @@ def test_worlds_one_after_another_have_the_same_address_space_if_it_is_limited()
     spans = []
     for _ in range(4):
         synk.fork(2, use_gpu=False)
-        spans.append(synk.world.world.current_world().here.store.memory._span)
+        spans.append(synk.world.world.current_world().rank_state.store.memory._span)
         data = synk.data(np.ones(1000))
         data.itself = data  # such objects are freed when Python collects garbage
         synk.spmd(lambda rank, data: rank.barrier(), data)
@@ -298,15 +298,15 @@ def test_worlds_one_after_another_have_the_same_address_space_if_it_is_limited()
 class KeptForCalls(Command):
     """Returns how much a rank keeps for calls, and whether the resident pages it lists are free."""
 
-    def run(self, here):
-        memory = here.store.memory
+    def run(self, state):
+        memory = state.store.memory
         memory.collect()
         are_free = all(
             any(low <= start and stop <= high for low, high in memory._large.holes())
             for start, stop in memory._resident.holes()
         )
         gc.collect()
-        return len(here._buffers), len(here.plans), len(here.rows), are_free
+        return len(state._buffers), len(state.plans), len(state.rows), are_free
 
 
 def test_calls_of_changing_shape_leave_nothing_behind(world_of):

@@ -1,7 +1,7 @@
 """Tests of jobs on eight machines and on four, among whose leaders commands take several steps."""
 
 import pytest
-from mortal_jobs import COURIERS, begin, needs_machines
+from mortal_jobs import PROGRESS_PROCESSES, begin, needs_machines
 from namespaces import Machines
 from processes import FOLDER
 
@@ -11,7 +11,7 @@ pytestmark = [needs_machines, pytest.mark.slow]
 def test_ranks_of_eight_machines_train_and_fail_until_a_machine_is_lost(tmp_path):
     with Machines(8) as machines:
         script, file = FOLDER / "programs" / "eight_machines.py", tmp_path / "now"
-        job = begin(machines, script, file, file=file, cwd=tmp_path, limit=400, **COURIERS)
+        job = begin(machines, script, file, file=file, cwd=tmp_path, limit=400, **PROGRESS_PROCESSES)
         machines.kill(6)  # by way of which commands and replies of the eighth machine travel
         done = job.wait(60)
         left = machines.left(5)
@@ -24,7 +24,7 @@ def test_ranks_of_eight_machines_train_and_fail_until_a_machine_is_lost(tmp_path
 @pytest.mark.parametrize("rank, moment", [(5, "use"), (7, "meet")])
 def test_a_script_goes_on_with_four_machines_after_the_death_of_a_rank_of_one(tmp_path, rank, moment):
     """Of the machine by way of which those of the fourth are reached, and of the fourth itself."""
-    environment = {**COURIERS["environment"], "SYNKHRONOS_RANKS": "2"}
+    environment = {**PROGRESS_PROCESSES["environment"], "SYNKHRONOS_RANKS": "2"}
     with Machines(4) as machines:
         script = FOLDER / "programs" / "restarted_on_machines.py"
         done = machines.run(

@@ -325,7 +325,7 @@ class Script:
             call()  # an interrupted function keeps arrays until its next call
         self.f(self.rows)
         gc.collect()
-        memory = current_world().here.store.memory
+        memory = current_world().rank_state.store.memory
         memory.collect()
         return [sum(stop - start for start, stop in one) for one in holes(memory)]
 
@@ -412,8 +412,8 @@ def test_no_exception_of_an_alarm_is_lost_and_the_ranks_can_be_used(tmp_path, co
 
 FILES = [
     "transports/local.py", "stores/memory.py", "stores/deallocations.py", "transports/mailbox.py",
-    "transports/semaphore.py", "world/world.py", "world/turn.py", "world/here.py", "functions/call.py",
-    "functions/function.py",
+    "transports/semaphore.py", "world/world.py", "world/call_lock.py", "world/rank_state.py",
+    "functions/call.py", "functions/function.py",
 ]  # fmt: skip
 
 

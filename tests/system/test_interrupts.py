@@ -61,11 +61,11 @@ PLACES = {
         f"{LOCAL}:LocalTransport.close",
         "multiprocessing.process:BaseProcess.join",
         "synkhronos.stores.memory:SharedMemory.trim_others",
-        "synkhronos.world.here:Here.copy_out_of_store",
+        "synkhronos.world.rank_state:Here.copy_out_of_store",
     ],
     "restart": [
         "synkhronos.transports.children:Children.kill",
-        "synkhronos.world.here:Here.copy_out_of_store",
+        "synkhronos.world.rank_state:Here.copy_out_of_store",
         "synkhronos.world.world:World._connect",
         f"{LOCAL}:LocalTransport._fork_worker",
         "synkhronos.functions.replicate:Replicate.run",
@@ -84,10 +84,10 @@ PLACES = {
         "synkhronos.programs.own_call:prepare",
         "synkhronos.services.stripes:Stripes.change",
         "synkhronos.programs.spmd:Results",
-        "synkhronos.stores.commons:FileLock.try_acquire",
-        "synkhronos.stores.commons:FileLock.release",
-        "synkhronos.stores.commons:SharedCommons.clear",
-        "synkhronos.stores.commons:SharedCommons._create",
+        "synkhronos.stores.named memory:FileLock.try_acquire",
+        "synkhronos.stores.named memory:FileLock.release",
+        "synkhronos.stores.named memory:SharedCommons.clear",
+        "synkhronos.stores.named memory:SharedCommons._create",
     ],
     "save": ["synkhronos.checkpoints.replacing:_make_unfinished", "os:replace"],
 }
@@ -235,7 +235,7 @@ def test_a_ctrl_c_in_a_program_stops_it_and_the_next_one_runs(to, twice):
         sums = run()
         assert not sums.stopped and np.max(sums, axis=0).tolist() == [12] * 3, (moment, sums)
         assert len(psutil.Process().children()) == 1, moment
-        assert current_world().here.store.commons._file._held == {}, moment
+        assert current_world().rank_state.store.named_memory._file._held == {}, moment
     synk.close()
     assert psutil.Process().children() == []
 

@@ -20,7 +20,7 @@ from pytensor.raise_op import Assert
 
 import synkhronos as synk
 from synkhronos.extensions import train, updates
-from synkhronos.world.here import Command
+from synkhronos.world.rank_state import Command
 from synkhronos.world.placement import Fact, place
 from synkhronos.world.world import current_world
 
@@ -62,9 +62,9 @@ class JaxLab:
 class Kinds(Command):
     """Return the type of the storage of each shared variable on this rank, and JAX's platform."""
 
-    def run(self, here):
-        kinds = [type(here.engine.storage(one)).__name__ for one in here.shareds.values()]
-        return kinds, here.device, here.engine._jax.default_backend()
+    def run(self, rank_state):
+        kinds = [type(rank_state.engine.storage(one)).__name__ for one in rank_state.shareds.values()]
+        return kinds, rank_state.device, rank_state.engine._jax.default_backend()
 
 
 def error_of(call):
@@ -469,5 +469,5 @@ def test_a_dead_worker_breaks_the_world():
 
 
 class Pid(Command):
-    def run(self, here):
+    def run(self, rank_state):
         return os.getpid()

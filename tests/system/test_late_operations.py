@@ -158,7 +158,7 @@ def test_functions_that_cannot_be_pickled_or_loaded_are_refused_together(world_o
 
 def test_too_little_memory_is_no_reason_to_refuse_a_function(world_of, monkeypatch, tmp_path):
     world_of(2)
-    engine = type(synk.world.world.current_world().here.engine)
+    engine = type(synk.world.world.current_world().rank_state.engine)
     loads, short = engine.loads, tmp_path / "short"
 
     def loads_or_fails(self, payload, known):

@@ -29,7 +29,7 @@ from synkhronos.host.doctor import checks
 from synkhronos.host.doctor.check import PROBLEM
 from synkhronos.stores import memory as shm
 from synkhronos.transports import limits
-from synkhronos.world.here import Command
+from synkhronos.world.rank_state import Command
 from synkhronos.world.world import current_world
 
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")  # version 1
@@ -368,8 +368,8 @@ class Echo(Command):
     def __init__(self, there, back):
         self.there, self.back = there, back
 
-    def run(self, here):
-        return None if here.is_master else bytes(self.back)
+    def run(self, rank_state):
+        return None if rank_state.is_master else bytes(self.back)
 
 
 @own_process
@@ -440,13 +440,13 @@ def enter(group):
 class Take(Command):
     """Allocates 220 MB on every rank at the same time, and writes to them."""
 
-    def run(self, here):
-        here.transport.barrier()
+    def run(self, rank_state):
+        rank_state.transport.barrier()
         try:
-            taken = here.store.memory.allocate(220 << 20)
+            taken = rank_state.store.memory.allocate(220 << 20)
         except MemoryError:
             taken = None
-        here.transport.barrier()
+        rank_state.transport.barrier()
         if taken is not None:
             taken[:] = 1
         return taken is not None
@@ -476,7 +476,7 @@ def take_more_than_a_container_may_have(group):
     assert all(not one.data.any() for one in kept)
     del kept[:]
     gc.collect()
-    store = current_world().here.store
+    store = current_world().rank_state.store
     store.trim()
     for _ in range(3):  # the limit allows one or two of the three allocations
         got = current_world().run(Take())

@@ -6,13 +6,13 @@ import time
 import pytest
 from checks.children import wait_until
 from mortal_jobs import (
-    COURIERS,
+    PROGRESS_PROCESSES,
     LAUNCHED,
     RECOVERED,
     SLOW,
     Job,
     begin,
-    couriers,
+    progress_processes,
     needs_machines,
     slow,
     with_each_openmpi,
@@ -37,7 +37,7 @@ def test_a_dead_rank_is_named_and_the_script_can_go_on(machines, tmp_path, momen
     "moment, rank", [("center", 3), ("again", 1), ("overlap", 3), ("center", 1), ("overlap", 1)]
 )
 def test_a_dead_rank_is_named_also_while_couriers_work(machines, tmp_path, moment, rank):
-    check_that_the_script_goes_on(Job(machines, tmp_path, moment, **COURIERS), rank)
+    check_that_the_script_goes_on(Job(machines, tmp_path, moment, **PROGRESS_PROCESSES), rank)
 
 
 def check_that_the_script_goes_on(job, rank):
@@ -86,9 +86,9 @@ def test_a_dead_first_process_ends_the_job_without_couriers(machines, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["center", "idle"])
 def test_a_dead_courier_is_named_and_ends_the_job(machines, tmp_path, moment):
-    job = Job(machines, tmp_path, moment, **COURIERS)
+    job = Job(machines, tmp_path, moment, **PROGRESS_PROCESSES)
     job.now()
-    job.job.send(1, couriers(job, 1), signal.SIGKILL)
+    job.job.send(1, progress_processes(job, 1), signal.SIGKILL)
     assert "signal 9" in assert_lost(job, 1, "its second process")
 
 
@@ -123,13 +123,13 @@ def test_a_new_run_resumes_from_the_last_checkpoint_bit_for_bit(machines, tmp_pa
 
 @pytest.mark.slow
 def test_the_next_job_removes_what_a_killed_mpirun_has_left(machines, tmp_path):
-    job = Job(machines, tmp_path, "doze", btl=None, **COURIERS)
+    job = Job(machines, tmp_path, "doze", btl=None, **PROGRESS_PROCESSES)
     [mpirun] = [pid for pid, line in machines.processes(0).items() if line.startswith("mpirun")]
     job.job.send(0, [mpirun], signal.SIGKILL)
     assert job.job.wait(30).returncode == -signal.SIGKILL
     wait_until(lambda: not machines.processes(0) and not machines.processes(1))
     assert "vader_segment" in str(machines.shared_memory(0))  # elsewhere, mpirun's daemon removes them
-    machines.run("-c", "pass", btl=None, **COURIERS).check()
+    machines.run("-c", "pass", btl=None, **PROGRESS_PROCESSES).check()
     assert not machines.left()
 
 
@@ -144,7 +144,7 @@ def test_an_exception_of_a_rank_comes_with_its_traceback_and_the_world_goes_on(m
 @pytest.mark.slow
 @pytest.mark.parametrize("moment, times", [("wait", 2), ("doze", 1), ("far", 2)])
 def test_ctrl_c_in_the_script_ends_the_job(machines, tmp_path, moment, times):
-    job = Job(machines, tmp_path, moment, **COURIERS)
+    job = Job(machines, tmp_path, moment, **PROGRESS_PROCESSES)
     for _ in range(times):  # the first one lets the command end
         job.now()
         job.signal(0, signal.SIGINT)

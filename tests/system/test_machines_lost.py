@@ -6,12 +6,12 @@ import time
 
 import pytest
 from mortal_jobs import (
-    COURIERS,
+    PROGRESS_PROCESSES,
     LAUNCHED,
     RECOVERED,
     SLOW,
     Job,
-    couriers,
+    progress_processes,
     needs_machines,
     slow,
     with_openmpi_5,
@@ -28,7 +28,7 @@ pytestmark = needs_machines
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment, options", [("call", COURIERS), ("meet", LAUNCHED)])
+@pytest.mark.parametrize("moment, options", [("call", PROGRESS_PROCESSES), ("meet", LAUNCHED)])
 def test_a_dead_machine_is_named_with_its_ranks_and_ends_the_job(machines, tmp_path, moment, options):
     job = Job(machines, tmp_path, moment, **options)
     job.now()
@@ -40,7 +40,7 @@ def test_a_dead_machine_is_named_with_its_ranks_and_ends_the_job(machines, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment, options", [("call", LAUNCHED), *slow(("meet", COURIERS))])
+@pytest.mark.parametrize("moment, options", [("call", LAUNCHED), *slow(("meet", PROGRESS_PROCESSES))])
 def test_both_machines_that_are_left_name_the_dead_one(tmp_path, moment, options):
     with Machines(3) as machines:
         job = Job(machines, tmp_path, moment, ranks=(2, 1, 1), **options)
@@ -69,7 +69,7 @@ def test_a_launched_job_without_its_couriers_sees_a_cut_link(machines, tmp_path)
     """By the connections between mpirun and its daemons, as before MPI has been initialized."""
     job = Job(machines, tmp_path, "call", **LAUNCHED)
     for machine in range(2):
-        job.job.send(machine, couriers(job, machine), signal.SIGSTOP)
+        job.job.send(machine, progress_processes(job, machine), signal.SIGSTOP)
     job.now()
     machines.cut(1)
     code, output = job.end(limit=10)
@@ -80,7 +80,7 @@ def test_a_launched_job_without_its_couriers_sees_a_cut_link(machines, tmp_path)
 @SLOW
 @pytest.mark.parametrize("moment", ["call", "meet", "center"])
 def test_couriers_see_a_cut_link_where_mpirun_does_not(machines, tmp_path, moment):
-    job = Job(machines, tmp_path, moment, **COURIERS)
+    job = Job(machines, tmp_path, moment, **PROGRESS_PROCESSES)
     job.now()
     machines.cut(1)
     code, output = job.end()
@@ -89,8 +89,8 @@ def test_couriers_see_a_cut_link_where_mpirun_does_not(machines, tmp_path, momen
 
 @pytest.mark.slow
 def test_a_machine_whose_processes_are_stopped_is_not_lost(machines, tmp_path):
-    job = Job(machines, tmp_path, "meet", **COURIERS)
-    stopped = [*job.pids[2:], *couriers(job, 1)]
+    job = Job(machines, tmp_path, "meet", **PROGRESS_PROCESSES)
+    stopped = [*job.pids[2:], *progress_processes(job, 1)]
     job.job.send(1, stopped, signal.SIGSTOP)
     time.sleep(5)  # longer than the limit
     job.job.send(1, stopped, signal.SIGCONT)

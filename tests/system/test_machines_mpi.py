@@ -155,19 +155,22 @@ def run_tests(machines, folder, files, *arguments, patience, timeout=600):
         "-o", f"faulthandler_timeout={patience}", *arguments,
         *[find_test(f"{name}.py") for name in files],
         timeout=timeout, cwd=ROOT, tasks=2,
-        environment={"EXAMPLES": "0.1", **COURIERS},
+        environment={"EXAMPLES": "0.1", **PROGRESS_PROCESSES},
     )  # fmt: skip
     assert results.exists(), done.output
     return json.loads(results.read_text())
 
 
-COURIERS = {"SYNKHRONOS_SPARE_TASKS": "1"}  # the second task of each machine is no rank
+PROGRESS_PROCESSES = {"SYNKHRONOS_SPARE_TASKS": "1"}  # the second task of each machine is no rank
 
 
 @pytest.mark.slow
 def test_fresh_ranks_take_the_place_of_dead_ones_on_any_machine(machines, tmp_path):
     done = machines.run(
-        FOLDER / "programs" / "replaced_on_machines.py", cwd=tmp_path, tasks=2, environment=COURIERS
+        FOLDER / "programs" / "replaced_on_machines.py",
+        cwd=tmp_path,
+        tasks=2,
+        environment=PROGRESS_PROCESSES,
     )
     assert done.check().output.splitlines()[-1] == "replaced", done.output
     assert not machines.left()
@@ -176,8 +179,8 @@ def test_fresh_ranks_take_the_place_of_dead_ones_on_any_machine(machines, tmp_pa
 @pytest.mark.slow
 def test_gradients_travel_while_the_ranks_compute(machines, tmp_path):
     done = machines.run(
-        FOLDER / "programs" / "overlap_on_machines.py", cwd=tmp_path, tasks=2, environment=COURIERS,
-        timeout=200,
+        FOLDER / "programs" / "overlap_on_machines.py", cwd=tmp_path, tasks=2,
+        environment=PROGRESS_PROCESSES, timeout=200,
     )  # fmt: skip
     assert done.check().output.splitlines()[-1] == "overlapped", done.output
     assert not machines.left()
@@ -189,7 +192,7 @@ def test_steps_in_wire_formats_are_resumed_bit_for_bit(machines, tmp_path):
     for _ in range(2):
         done = machines.run(
             FOLDER / "programs" / "resumed_on_machines.py", tmp_path / "checkpoint.npz", cwd=tmp_path,
-            tasks=2, environment=COURIERS, timeout=200,
+            tasks=2, environment=PROGRESS_PROCESSES, timeout=200,
         )  # fmt: skip
         found.append(done.check().output.splitlines()[-1].split())
     assert found[0] == found[1] and len({*found[0]}) == len(found[0]) == 6
@@ -204,7 +207,7 @@ def test_a_session_trains_and_is_resumed(machines, tmp_path):
     for epochs in (["2"], ["1", "2"]):
         done = machines.run(
             FOLDER / "programs" / "session_on_machines.py", tmp_path / f"{len(epochs)}.npz", *epochs,
-            cwd=tmp_path, tasks=2, environment=COURIERS, timeout=200,
+            cwd=tmp_path, tasks=2, environment=PROGRESS_PROCESSES, timeout=200,
         )  # fmt: skip
         digest, error = done.check().output.splitlines()[-1].split()
         found.append(digest)
@@ -261,7 +264,7 @@ def test_files_that_a_machine_lacks_or_has_with_other_contents_are_sent(machines
 def test_a_script_goes_on_after_a_restart(rank, moment, mode, machines, tmp_path):
     done = machines.run(
         FOLDER / "programs" / "restarted_on_machines.py", "rank", rank, moment, 4, cwd=tmp_path,
-        tasks=2, environment={**COURIERS, **flags_of(mode), "SYNKHRONOS_RANKS": "2"},
+        tasks=2, environment={**PROGRESS_PROCESSES, **flags_of(mode), "SYNKHRONOS_RANKS": "2"},
     )  # fmt: skip
     assert done.check().output.splitlines()[-1] == "restarted with 4 of 4", done.output
     assert not machines.left()
@@ -271,7 +274,9 @@ def test_a_script_goes_on_after_a_restart(rank, moment, mode, machines, tmp_path
 @pytest.mark.parametrize("demo", [f"demo_{n}" for n in range(1, 6)])
 def test_demos_equal_the_plain_compiler(demo, machines, tmp_path):
     script = ROOT / "demos" / f"{demo}.py"
-    done = machines.run(script, cwd=tmp_path, tasks=2, environment={**COURIERS, "SYNKHRONOS_RANKS": "1"})
+    done = machines.run(
+        script, cwd=tmp_path, tasks=2, environment={**PROGRESS_PROCESSES, "SYNKHRONOS_RANKS": "1"}
+    )
     assert done.check().output.splitlines()[-1].startswith("All results match plain")
 
 
@@ -282,7 +287,7 @@ def test_demos_train_on_machines(demo, machines, tmp_path):
     script = ROOT / "demos" / "lasagne_mnist" / f"train_mnist_{demo}.py"
     done = machines.run(
         script, "--data", "sklearn", "--epochs", "6", "--model", "mlp",
-        cwd=tmp_path, tasks=2, environment={**COURIERS, "SYNKHRONOS_RANKS": "2"}, timeout=300,
+        cwd=tmp_path, tasks=2, environment={**PROGRESS_PROCESSES, "SYNKHRONOS_RANKS": "2"}, timeout=300,
     )  # fmt: skip
     [accuracy] = re.findall(r"^Test:.* accuracy ([\d.]+)%$", done.check().output, re.MULTILINE)
     assert float(accuracy) > 80, done.output

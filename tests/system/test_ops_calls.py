@@ -308,8 +308,8 @@ def test_graphs_that_differ_between_ranks_are_an_error_that_names_both(world):
     synk.distribute()
 
     def program(rank):
-        here = rank._here
-        peers = GraphPeers(here, 7)
+        state = rank._rank_state
+        peers = GraphPeers(state, 7)
         peers.weight = 1
         return peers.all_reduce(np.ones(2 + rank.rank), "sum" if rank.rank else "avg", rank.rank)
 

@@ -7,7 +7,7 @@ from oracle import WORLD_IDS, WORLDS
 
 import synkhronos as synk
 from synkhronos.comms.shm import SharedMemoryCommunicator
-from synkhronos.world.here import Command
+from synkhronos.world.rank_state import Command
 from synkhronos.world.world import current_world
 
 N = 70_001  # several pieces for each dtype; the last piece is shorter
@@ -214,10 +214,10 @@ class Use(Command):
     def __init__(self, in_place):
         self.in_place = in_place
 
-    def run(self, here):
-        here.comm = here.transport.communicator()
+    def run(self, state):
+        state.comm = state.transport.communicator()
         if self.in_place:
-            here.comm = InPlace(here.transport, here.store)
+            state.comm = InPlace(state.transport, state.store)
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def reductions(pool):
     world.run(Use(True))
 
     def taken():
-        done, world.here.comm.reductions[:] = list(world.here.comm.reductions), []
+        done, world.rank_state.comm.reductions[:] = list(world.rank_state.comm.reductions), []
         return done
 
     yield taken

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from processes import ROOT, restore_signals
+from processes import ROOT, restore_signals, shared_files
 
 from synkhronos.compat.platoon import configparser, launcher
 from synkhronos.compat.platoon.param_sync import ASGD, EASGD
@@ -51,11 +51,11 @@ def start(tmp_path):
         started.append(process)
         return process
 
-    before = set(os.listdir("/dev/shm"))
+    before = shared_files()
     try:
         yield start_python
         assert not [pid for one in started for pid in wait_for_end_of_session(one.pid)]
-        assert set(os.listdir("/dev/shm")) <= before
+        wait_until(lambda: shared_files() <= before)
     finally:
         for one in started:
             for pid in session(one.pid):

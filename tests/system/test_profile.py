@@ -64,11 +64,11 @@ def test_the_trace_can_be_read(step, tmp_path):
     assert min(one["ts"] for one in spans) == 0 and all(one["dur"] > 0 for one in spans)
 
 
-class _Names(synk.world.here.Command):
+class _Names(synk.world.rank_state.Command):
     """Returns the names of callables in the instance dictionaries of this rank's objects."""
 
-    def run(self, here):
-        owners = [here, here.transport, here.engine, here.store, here.comm]
+    def run(self, state):
+        owners = [state, state.transport, state.engine, state.store, state.comm]
         return [name for one in owners for name, own in vars(one).items() if callable(own)]
 
 
@@ -231,7 +231,7 @@ def test_operations_is_true_or_false(world_of):
     with pytest.raises(TypeError, match="operations: expected True or False, got 'gradient'"):
         with synk.profile(operations="gradient"):
             pass
-    assert synk.world.world.current_world().here.log is None
+    assert synk.world.world.current_world().rank_state.log is None
 
 
 def test_a_function_whose_operations_cannot_be_timed_says_so_and_changes_nothing(world_of):

@@ -22,7 +22,7 @@ from test_docs import test_examples_print_what_is_shown as check_page
 import synkhronos as synk
 from synkhronos.extensions.pymc import parallelize, rows_potential
 from synkhronos.extensions.pymc.serial import PlainSum
-from synkhronos.world.here import Command
+from synkhronos.world.rank_state import Command
 from synkhronos.world.world import current_world
 
 with warnings.catch_warnings():
@@ -124,11 +124,11 @@ def sample(model, **options):
 class Held(Command):
     """Returns how many functions a rank has, and the bytes of large blocks that it has allocated."""
 
-    def run(self, here):
-        memory = here.store.memory
+    def run(self, state):
+        memory = state.store.memory
         memory.collect()
-        (_, start, stop), free = memory.parts_of_span(here.transport.distance), memory._large.holes()
-        return len(here.functions), stop - start - sum(last - first for first, last in free)
+        (_, start, stop), free = memory.parts_of_span(state.transport.distance), memory._large.holes()
+        return len(state.functions), stop - start - sum(last - first for first, last in free)
 
 
 # Values and gradients

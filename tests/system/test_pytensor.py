@@ -21,7 +21,7 @@ from synkhronos.engines.analysis.rows import extents
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.extensions import batch_norm, updates
 from synkhronos.extensions.train import make_train_function, parallel_function
-from synkhronos.world.here import Command
+from synkhronos.world.rank_state import Command
 from synkhronos.world.world import current_world
 
 #: PyTensor 2.38, which PyMC needs, has shared generators too, but makes them otherwise.
@@ -226,8 +226,8 @@ def test_a_loss_with_named_dimensions_is_lowered_or_refused(two):
 class Signatures(Command):
     """Return how often Numba has compiled each function on this rank."""
 
-    def run(self, here):
-        return [len(one.compiled.vm.jit_fn.signatures) for one in here.functions.values()]
+    def run(self, rank_state):
+        return [len(one.compiled.vm.jit_fn.signatures) for one in rank_state.functions.values()]
 
 
 def read_only(array):

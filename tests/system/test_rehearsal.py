@@ -11,7 +11,7 @@ from compilers import compiler, tt as T
 from synkhronos.functions.call import CallFunction
 from synkhronos.host.machine import cores
 from synkhronos.transports import waiting
-from synkhronos.world.here import Command, Here
+from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import current_world
 
 ROWS = np.arange(60, dtype="float64").reshape(20, 3)
@@ -25,7 +25,7 @@ class Unreadable(Command):
     def __reduce__(self):
         return _refuse, ()
 
-    def run(self, here):
+    def run(self, state):
         pass
 
 
@@ -39,24 +39,28 @@ class Rehearsals:
     def __init__(self, monkeypatch):
         # Of the worker: its commands, the last of them after which it has rehearsed, and how many calls.
         self._counts = counts = np.frombuffer(mmap.mmap(-1, 24), "int64")
-        execute, rehearse, rehearse_call = Here.execute, Here.rehearse, CallFunction.rehearse
+        execute, warm_caches, warm_call = (
+            RankState.execute,
+            RankState.warm_caches,
+            CallFunction.warm_caches,
+        )
 
-        def counted_execute(here, payload):
+        def counted_execute(state, payload):
             counts[0] += 1
-            return execute(here, payload)
+            return execute(state, payload)
 
-        def counted_rehearse(here):
-            rehearse(here)
+        def counted_warm(state):
+            warm_caches(state)
             counts[1] = counts[0]
 
-        def counted_rehearse_call(call, here, change=None):
+        def counted_warm_call(call, state, change=None):
             counts[2] += 1
-            rehearse_call(call, here, change)
+            warm_call(call, state, change)
 
         monkeypatch.setattr(waiting, "_COLD", -1)  # also after short work
-        monkeypatch.setattr(Here, "execute", counted_execute)
-        monkeypatch.setattr(Here, "rehearse", counted_rehearse)
-        monkeypatch.setattr(CallFunction, "rehearse", counted_rehearse_call)
+        monkeypatch.setattr(RankState, "execute", counted_execute)
+        monkeypatch.setattr(RankState, "warm_caches", counted_warm)
+        monkeypatch.setattr(CallFunction, "warm_caches", counted_warm_call)
 
     def _settle(self):
         until = time.monotonic() + 10
@@ -77,7 +81,7 @@ class Rehearsals:
 
 
 @pytest.fixture
-def rehearsals(monkeypatch):
+def warmings(monkeypatch):
     counted = Rehearsals(monkeypatch)
     synk.fork(2, use_gpu=False)
     yield counted
@@ -91,44 +95,44 @@ def counting():
     return synk.function([x], (x.sum(axis=0), "sum"), updates=[(count, count + 1)]), count
 
 
-def test_a_rehearsal_neither_computes_nor_changes_what_follows(rehearsals, counting):
+def test_a_rehearsal_neither_computes_nor_changes_what_follows(warmings, counting):
     f, count = counting
     synk.distribute()
     data = synk.data(ROWS)
     batches = [None, slice(2, 9), slice(9, 16), slice(0, 20, 3), slice(15, 1, -2), 7, [3, 3, 1, 8]]
     for number, batch in enumerate(batches * 2):
-        result, n_rehearsed = rehearsals.after(f, data, batch=batch)
+        result, n_warmed = warmings.after(f, data, batch=batch)
         chosen = ROWS[:batch] if isinstance(batch, int) else ROWS if batch is None else ROWS[batch]
         np.testing.assert_array_equal(result, chosen.sum(axis=0))
         assert [int(one) for one in synk.gather(count, nd_up=1)] == [number + 1] * 2
-        assert n_rehearsed == 1
+        assert n_warmed == 1
 
 
-def test_data_that_have_moved_or_gone_are_not_in_the_way(rehearsals, counting):
+def test_data_that_have_moved_or_gone_are_not_in_the_way(warmings, counting):
     f, count = counting
     synk.distribute()
     data = synk.data(ROWS)
     for length in (20, 2000, 200_000, 5):
         data.set_value(np.ones((length, 3)))
-        assert rehearsals.after(f, data)[1] == 1
+        assert warmings.after(f, data)[1] == 1
         np.testing.assert_array_equal(f(data, batch=slice(1, 5)), [4.0] * 3)
     del data
-    assert rehearsals.after(synk.broadcast, count) == (None, 0)
+    assert warmings.after(synk.broadcast, count) == (None, 0)
     np.testing.assert_array_equal(f(ROWS), ROWS.sum(axis=0))
 
 
-def test_nothing_is_rehearsed_while_steps_are_measured(rehearsals, counting):
+def test_nothing_is_rehearsed_while_steps_are_measured(warmings, counting):
     f, _ = counting
     synk.distribute()
     f(ROWS)
     with synk.profile() as measured:
         for _ in range(3):
-            assert rehearsals.after(f, ROWS)[1] == 0
+            assert warmings.after(f, ROWS)[1] == 0
     assert len(measured.seconds) == 3
-    assert rehearsals.after(f, ROWS)[1] == 1
+    assert warmings.after(f, ROWS)[1] == 1
 
 
-def test_bytes_that_cannot_be_read_do_not_hide_the_next_command(rehearsals, counting):
+def test_bytes_that_cannot_be_read_do_not_hide_the_next_command(warmings, counting):
     f, _ = counting
     synk.distribute()
     data = synk.data(ROWS)
@@ -136,16 +140,16 @@ def test_bytes_that_cannot_be_read_do_not_hide_the_next_command(rehearsals, coun
     with pytest.raises(synk.WorkerError, match="cannot be read"):
         current_world().run(Unreadable())
     np.testing.assert_array_equal(f(data), ROWS.sum(axis=0))
-    assert rehearsals.after(f, data)[1] == 1
+    assert warmings.after(f, data)[1] == 1
 
 
-def test_an_error_in_a_rehearsal_ends_nothing(rehearsals, counting, monkeypatch):
-    def fail(call, here, change=None):
+def test_an_error_in_a_rehearsal_ends_nothing(warmings, counting, monkeypatch):
+    def fail(call, state, change=None):
         raise OSError("the file of an argument is gone")
 
     f, count = counting
-    monkeypatch.setattr(CallFunction, "rehearse", fail)
+    monkeypatch.setattr(CallFunction, "warm_caches", fail)
     synk.distribute()
     for number in range(1, 4):
-        rehearsals.after(f, ROWS)
+        warmings.after(f, ROWS)
         assert [int(one) for one in synk.gather(count, nd_up=1)] == [number] * 2

@@ -12,7 +12,7 @@ from theano.gof.cc import get_module_cache
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
-from synkhronos.world.here import Command
+from synkhronos.world.rank_state import Command
 
 
 def test_workers_take_over_new_functions_without_compiling_anything(run_python, tmp_path):
@@ -60,7 +60,7 @@ def test_a_function_that_a_worker_cannot_take_over_can_be_tried_again(world_of, 
     synk.distribute()
     x = T.dvector("x")
     f = synk.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
-    engine = synk.world.world.current_world().here.engine
+    engine = synk.world.world.current_world().rank_state.engine
     with monkeypatch.context() as patch:
         patch.setattr(type(engine), "dumps", lambda *_: b"not a pickle")
         with pytest.raises(synk.WorkerError, match="UnpicklingError|EOFError|unpickl"):
@@ -101,8 +101,8 @@ class Look(Command):
     def __init__(self, read):
         self.read = read
 
-    def run(self, here):
-        return self.read(here)
+    def run(self, state):
+        return self.read(state)
 
 
 def look(read):
@@ -130,7 +130,7 @@ def new_module(tmp_path):
     get_module_cache().entry_from_key.pop(MODULE, None)
 
 
-def knows_module(here):
+def knows_module(state):
     return MODULE in get_module_cache().entry_from_key
 
 

@@ -225,7 +225,7 @@ class Trained:
         return int(path.read_text() or 0) if path.exists() else 0
 
     def lose_task(self, machine):
-        """Kill a leader or courier on a machine."""
+        """Kill a leader or progress process on a machine."""
         tasks = self.machines.tasks(machine)
         os.kill(min(tasks), signal.SIGKILL)
 

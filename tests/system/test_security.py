@@ -259,7 +259,7 @@ def test_a_mapping_of_a_file_that_has_been_replaced_is_copied(summed, path):
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs /proc")
 def test_shared_memory_stays_out_of_core_dumps(world_of):
     world_of(2)
-    address = synk.world.world.current_world().here.store.memory.address
+    address = synk.world.world.current_world().rank_state.store.memory.address
     entries = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M)
     [entry] = [one for one in entries if one.startswith(f"{address:x}-")]
     assert " dd" in re.search("VmFlags:(.*)", entry).group(1)

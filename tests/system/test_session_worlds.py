@@ -18,7 +18,7 @@ from synkhronos.extensions.session import Recorder, Session
 _TURN = threading.Lock()
 
 
-class InTurn(Model):
+class WithCallLock(Model):
     """A model whose rank may be a thread: one of them compiles at a time."""
 
     def __init__(self, config):
@@ -58,7 +58,7 @@ def fork_machines(world_of, monkeypatch):
     return fork
 
 
-def train(rule, model=InTurn, checkpoint=None, sync_type="avg", on_death="raise", **options):
+def train(rule, model=WithCallLock, checkpoint=None, sync_type="avg", on_death="raise", **options):
     session = Session(
         model, rule, None, Recorder(print_every=0), checkpoint, sync_type=sync_type, seed=1,
         on_death=on_death, config=options, progress=False,

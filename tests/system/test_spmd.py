@@ -395,7 +395,7 @@ def test_a_program_is_not_disturbed_by_another_thread(ready):
     time.sleep(0.3)  # the master has ended its program and waits
     with pytest.raises(SynkhronosError, match="another call has not returned yet"):
         synk.spmd(describe)
-    current_world().here.store.commons.array("stop", (1,), "int64")[0] = 1
+    current_world().rank_state.store.named_memory.array("stop", (1,), "int64")[0] = 1
     thread.join()
     assert results == [[3, 4]] * RANKS
 

@@ -157,7 +157,7 @@ def test_a_step_that_fails_on_one_rank_is_taken_by_none(world_of, digits, rule, 
     world_of(3)
     parallel, serial, params = make_both(rule, learning_rate=0.01)
     x, y = map(synk.data, digits)
-    shareds = synk.world.world.current_world().here.shareds.values()
+    shareds = synk.world.world.current_world().rank_state.shareds.values()
     state = [one for one in shareds if "grad" not in (one.name or "")]
     for _ in range(2):
         np.testing.assert_allclose(parallel(x, y), serial(*digits), rtol=1e-5)

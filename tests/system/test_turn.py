@@ -15,7 +15,7 @@ from scheduling import all_schedules, in_threads
 
 import synkhronos as synk
 from synkhronos._errors import BUSY
-from synkhronos.world.turn import Turn, takes_turn
+from synkhronos.world.call_lock import CallLock, takes_call_lock
 
 
 class Stop(Exception):
@@ -59,11 +59,11 @@ class Calls:
     """An object with a public method, whose calls must not overlap."""
 
     def __init__(self, waits, between):
-        self.turn = Turn(waits is True, lambda: None)
+        self.call_lock = CallLock(waits is True, lambda: None)
         self._always = waits == "always"
-        self.turn._last = Steps(between)
-        self.turn._stacks = lambda: between("stacks") or sys._current_frames()
-        self.turn._make_gate = lambda: Gate(between)
+        self.call_lock._last = Steps(between)
+        self.call_lock._stacks = lambda: between("stacks") or sys._current_frames()
+        self.call_lock._make_gate = lambda: Gate(between)
         self._between = between
         self.done, self.refused, self._inside = [], [], None
 
@@ -71,7 +71,7 @@ class Calls:
         """Make a call, and note whether it was made or refused."""
         try:
             if self._always:
-                with self.turn.waited_for:
+                with self.call_lock.waited_for:
                     self._call(what)
             else:
                 self._call_in_turn(what)
@@ -79,7 +79,7 @@ class Calls:
             assert str(error) == BUSY
             self.refused.append(what)
 
-    @takes_turn
+    @takes_call_lock
     def _call_in_turn(self, what):
         self._call(what)
 
@@ -151,7 +151,7 @@ def test_the_end_of_the_world_ends_all_waits():
         if errors:
             raise errors[0]
 
-    turn = Turn(False, check)
+    turn = CallLock(False, check)
 
     def work(number):
         try:
@@ -169,7 +169,7 @@ def test_the_end_of_the_world_ends_all_waits():
 
 
 def test_the_exception_of_a_handler_ends_a_wait():
-    turn, over = Turn(False, lambda: None), threading.Event()
+    turn, over = CallLock(False, lambda: None), threading.Event()
 
     def hold():
         with turn.waited_for:

@@ -107,7 +107,7 @@ def test_the_script_goes_on_with_the_last_machine(tmp_path):
 @needs_ulfm
 @pytest.mark.parametrize("number", [1, pytest.param(0, marks=SLOW)])
 def test_the_script_goes_on_without_couriers_if_one_has_died(machines, tmp_path, number):
-    assert run(machines, tmp_path, "courier", number, "use", 6) == "restarted with 6 of 6"
+    assert run(machines, tmp_path, "progress_process", number, "use", 6) == "restarted with 6 of 6"
 
 
 @needs_ulfm

@@ -59,7 +59,7 @@ CHANGES = {
 def test_every_change_reaches_all_ranks_once(world, monkeypatch, caplog):
     results, sent = [], []
     run = changes.Carry.run
-    monkeypatch.setattr(changes.Carry, "run", lambda self, here: (sent.append(1), run(self, here)))
+    monkeypatch.setattr(changes.Carry, "run", lambda self, state: (sent.append(1), run(self, state)))
     caplog.set_level(logging.INFO, "synkhronos")
     for build in (compiler.function, parallel_function):
         v, lent = compiler.shared(np.array([1.0, 2, 3, 4]), "factor"), np.array([2.0, 1, 1, 3])

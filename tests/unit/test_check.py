@@ -189,13 +189,13 @@ def test_values_and_counts_of_rows_are_put_back_on_every_rank_also_after_an_erro
     f(np.array([0, 1, 1], "int32"))
     synk.set_value(1, flat, [5.0, 6.0])
     synk.broadcast(w)
-    storage = current_world().here.engine.storage(w)
+    storage = current_world().rank_state.engine.storage(w)
     before = synk.gather([w, flat, late])
     mismatch(f, np.array([0, 1], "int32"))
     for wrong in ([0, 1, 7], [7, 0, 1]):  # on the worker; on the master
         with pytest.raises(IndexError):  # the serial function raises first
             f.check(np.array(wrong, "int32"))
-    assert current_world().here.engine.storage(w) is storage
+    assert current_world().rank_state.engine.storage(w) is storage
     for got, expected in zip(synk.gather([w, flat, late]), before):
         assert_same(got, expected)
     synk.set_value(1, flat, [1.0, 1.0])

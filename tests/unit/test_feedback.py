@@ -12,7 +12,7 @@ from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.checkpoints import archive
 from synkhronos.checkpoints.manifest import Feedback
 from specifications.transport import NaiveTransport
-from synkhronos.world.here import Command
+from synkhronos.world.rank_state import Command
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world
 
@@ -144,9 +144,9 @@ def test_variables_that_are_left_out_go_on_as_they_were(path):
 class Forget(Command):
     """Let the leader of machine 1 forget what it has kept, as if a collective had failed."""
 
-    def run(self, here):
-        for _, wire in here.wires.values():
-            if here.transport.machine == 1:
+    def run(self, state):
+        for _, wire in state.wires.values():
+            if state.transport.machine == 1:
                 wire.reset()
 
 
@@ -263,21 +263,21 @@ class Step(Command):
         rng = np.random.default_rng([self.seed, rank])
         return rng.integers(-60, 60, self.buckets.size).astype("float32")
 
-    def run(self, here):
-        vector = self.vector(here.rank)
+    def run(self, state):
+        vector = self.vector(state.rank)
         for number in range(len(self.buckets.shapes)):
-            here.ahead.start(self.buckets, number, vector, 1, 0)
-        here.ahead.finish(vector)
+            state.overlap.start(self.buckets, number, vector, 1, 0)
+        state.overlap.finish(vector)
         return vector
 
 
 class Sending:
-    """The same as `Opened`, for a vector that couriers reduce in buckets."""
+    """The same as `Opened`, for a vector that progress processes reduce in buckets."""
 
     def __init__(self, wire, *sizes):
         self._opened = Opened(*sizes)  # it keeps the variable alive
         self.buckets, w = Buckets(0, "sum", wire, "float32", SHAPES), self._opened.w
-        current_world().here.engine.buckets_of = lambda one: self.buckets if one is w else None
+        current_world().rank_state.engine.buckets_of = lambda one: self.buckets if one is w else None
 
     def reduce(self, seeds):
         """Return the results of some steps."""

@@ -27,8 +27,8 @@ CAUSES = {
     ("4", "the leader of another machine is killed"): f"{NODE_2}its first process has died",
     ("5", "the leader of another machine is killed"):
         "machine node-2 (ranks 2, 3) left the job: its first process has died, or cannot be reached",
-    ("4", "a courier is killed"): f"{NODE_2}its second process has died",
-    ("5", "a courier is killed"): SECOND,
+    ("4", "a progress process is killed"): f"{NODE_2}its second process has died",
+    ("5", "a progress process is killed"): SECOND,
     ("4", "the script is killed"): "machine node-1 (ranks 0, 1) was lost: its first process has died",
     ("5", "the script is killed"): "machine node-1 (ranks 0, 1) was lost: its first process has died",
     ("4", "a rank is killed"): "on node-2: a worker died: rank 3 (killed by SIGKILL)",

@@ -28,8 +28,8 @@ class Traffic:
         Sender, receiver and bytes of the messages between commands: commands, replies and notices.
     inside : list of (int, int, int)
         The same, inside commands.
-    of_couriers : list of (int, int, int)
-        The same, between couriers.
+    of_progress_processes : list of (int, int, int)
+        The same, between progress processes.
     """
 
     def __init__(self, monkeypatch):
@@ -37,8 +37,8 @@ class Traffic:
 
         def counted(links, to, tag, data):
             found = self.between if tag < _FIRST else self.inside
-            if threading.current_thread().name == "synkhronos-courier":
-                found = self.of_couriers
+            if threading.current_thread().name == "synkhronos-progress process":
+                found = self.of_progress_processes
             found.append((links.rank, to, as_bytes(data).size))
             return send(links, to, tag, data)
 
@@ -46,10 +46,10 @@ class Traffic:
         self.clear()
 
     def clear(self):
-        self.between, self.inside, self.of_couriers = [], [], []
+        self.between, self.inside, self.of_progress_processes = [], [], []
 
     def nbytes(self, source, to):
-        found = self.between + self.inside + self.of_couriers
+        found = self.between + self.inside + self.of_progress_processes
         return sum(size for *ends, size in found if ends == [source, to])
 
     def of(self, call):
@@ -187,7 +187,7 @@ def test_what_a_format_keeps_ends_with_the_variable_and_with_the_load_of_a_file_
     lab, tmp_path
 ):
     def kept():
-        return [key[1] for key in synk.world.world.current_world().here.wires]
+        return [key[1] for key in synk.world.world.current_world().rank_state.wires]
 
     w, v = lab.shared(np.ones(40_000, "float32"), "w"), lab.shared(np.ones(40_000, "float32"), "v")
     functions = [synk.function([], one.sum()) for one in (w, v)]

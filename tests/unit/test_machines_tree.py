@@ -14,14 +14,14 @@ from synkhronos._errors import MissingRankError, WorldBrokenError
 from synkhronos.arithmetic.rank_ranges import ranks_of_machines
 from synkhronos.machines.bundles import Bundle
 from synkhronos.machines.commands import CommandReceiver, CommandSender
-from synkhronos.machines.inbox import NO_WORLD, Inbox, Letter
+from synkhronos.machines.inbox import NO_WORLD, Inbox, ControlMessage
 from synkhronos.machines.leaders import CONTROL, REPLY, Leaders
 from synkhronos.machines.links import as_bytes
 from specifications.links import NaiveLinks, NaiveNetwork
 from synkhronos.machines.replies import Replies
 from synkhronos.machines.store import MachinesStore
 from specifications.store import NaiveStore
-from synkhronos.stores.required_rows import Need
+from synkhronos.stores.required_rows import RequiredRows
 
 LARGE = 10_000  # bytes of an array that is no part of a message
 
@@ -45,7 +45,7 @@ def ranks_of(request):
     started = []
 
     def start(*sizes):
-        started.append(Ranks(ThreadedMachines(sizes, timeout=60, have_couriers=False)))
+        started.append(Ranks(ThreadedMachines(sizes, timeout=60, have_progress_processes=False)))
         return started[-1]
 
     yield start
@@ -113,7 +113,7 @@ def test_small_arrays_go_along_and_large_ones_go_to_the_machine_that_needs_them(
         ]
         if turn == 0:
             handles = [[own.store.put(array) for array in one] for one in arrays]
-            needed = [[Need(handle) for handle in one] for one in handles]
+            needed = [[RequiredRows(handle) for handle in one] for one in handles]
         own.leaders.begin(own.leaders.number + 1)
         sent.clear()
         own.sender.send(payload, needed, arrays, [])
@@ -180,7 +180,8 @@ def test_a_bundle_is_taken_apart_and_put_together():
 def letters(*numbers):
     """Return an inbox that gets commands, as pairs of a number and a world, and orders, as numbers."""
     arriving = [
-        Letter(one, NO_WORLD, b"") if isinstance(one, int) else Letter(*one, b"") for one in numbers
+        ControlMessage(one, NO_WORLD, b"") if isinstance(one, int) else ControlMessage(*one, b"")
+        for one in numbers
     ]
     return Inbox(iter(arriving).__next__)
 
@@ -209,7 +210,7 @@ def test_arrays_of_a_command_that_has_not_come_are_discarded_before_the_next_wor
     own, _, second, third = members(1, 1, 1, 1)
     own.leaders.begin(1)
     array = np.ones(LARGE, np.uint8)
-    needed = [[], [], [Need(own.store.put(array))]]
+    needed = [[], [], [RequiredRows(own.store.put(array))]]
     own.sender.send(b"command", needed, [[], [], [array]], [])  # the second machine does not pass it on
     own.leaders.begin_first(2)
     third.leaders.begin_first(2)
@@ -232,8 +233,8 @@ def test_a_failed_collection_goes_on_where_it_was(monkeypatch):
     monkeypatch.setattr(Leaders, "receive", fail_once)
     for number, text in ((3, b"former"), (5, b"own")):
         first.leaders.number = number
-        first.leaders.send(0, REPLY, Letter(number, 1, text))
-    second.leaders.send(0, REPLY, Letter(5, 1, b"two"))
+        first.leaders.send(0, REPLY, ControlMessage(number, 1, text))
+    second.leaders.send(0, REPLY, ControlMessage(5, 1, b"two"))
     with pytest.raises(MemoryError):
         own.replies.gather(False)
     assert own.replies.gather(False) == [b"own", b"two"]
@@ -269,7 +270,7 @@ def leave_or_stay(transport, staying):
 @pytest.mark.parametrize("staying", [1, 2, 3])
 def test_leaders_that_wait_for_others_below_them_end_with_the_world(staying):
     """As after an interrupt in the master."""
-    ranks = Ranks(ThreadedMachines([1, 1, 1, 1], timeout=60, have_couriers=False))
+    ranks = Ranks(ThreadedMachines([1, 1, 1, 1], timeout=60, have_progress_processes=False))
     ranks.values(number_of)
     errors = []
 

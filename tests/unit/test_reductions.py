@@ -43,7 +43,7 @@ def test_a_reduction_with_other_weights_is_otherwise_the_same():
 
 
 def test_data_are_used_as_they_are_only_if_they_have_the_dtype_of_the_variable(variable):
-    engine = current_world().here.engine
+    engine = current_world().rank_state.engine
     fitting, integers = synk.data(np.arange(3.0)), synk.data(np.arange(3))
     [taken] = conditioned(engine, [variable], [fitting])
     [converted] = conditioned(engine, [variable], [integers])

@@ -23,8 +23,8 @@ def lab(request):
 
 
 @pytest.fixture
-def without_couriers():
-    yield from open_lab(ThreadedMachines([1, 1], timeout=20, have_couriers=False))
+def without_progress_processes():
+    yield from open_lab(ThreadedMachines([1, 1], timeout=20, have_progress_processes=False))
 
 
 def open_lab(transport):
@@ -362,8 +362,8 @@ def test_an_error_on_one_machine_ends_waits_on_the_others(lab):
     assert synk.spmd(lambda rank: rank.clocks) == [[0] * synk.size()] * synk.size()
 
 
-def test_without_couriers_it_is_refused_in_words(without_couriers):
-    [w] = shared_by_all(without_couriers, np.zeros(2))
+def test_without_couriers_it_is_refused_in_words(without_progress_processes):
+    [w] = shared_by_all(without_progress_processes, np.zeros(2))
 
     def program(rank, w):
         for use in (lambda: rank.center(w), lambda: rank.send(0, 1), lambda: rank.wait_for_clocks(0)):

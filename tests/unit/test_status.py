@@ -15,9 +15,9 @@ from synkhronos.host import status, top, watching
 from synkhronos.host.status import FINISHED, PROCESS, ROWS, StatusPage, StatusReader
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.transports.mailbox import Mailbox
-from synkhronos.transports.milestones import Milestones
+from synkhronos.transports.barriers import BarrierProgress
 from synkhronos.variables.replicas import Assign
-from synkhronos.world.here import PLAN_NUMBER
+from synkhronos.world.rank_state import PLAN_NUMBER
 
 
 def path_of(page):
@@ -50,22 +50,22 @@ def reader(page):
 
 
 def test_a_reader_sees_the_milestones(page, reader):
-    milestones = Milestones(page)
+    barriers = BarrierProgress(page)
     assert reader.read().waiting() is None  # before the first command
-    milestones.begin()
+    barriers.begin()
     assert reader.read().waiting() == [False] * 3
-    milestones.reach(0, 1)
+    barriers.reach(0, 1)
     assert reader.read().waiting() == [True, False, False]
-    milestones.reach(2, 1)
-    milestones.reach(1, 1)  # all have passed it
+    barriers.reach(2, 1)
+    barriers.reach(1, 1)  # all have passed it
     assert reader.read().waiting() == [False] * 3
-    milestones.finish(0, 1)
-    milestones.reach(2, 2)
+    barriers.finish(0, 1)
+    barriers.reach(2, 2)
     assert reader.read().waiting() == [True, False, True]
     for rank in (1, 2):
-        milestones.finish(rank, 2)
+        barriers.finish(rank, 2)
     assert reader.read().waiting() is None
-    milestones.begin()
+    barriers.begin()
     assert reader.read().waiting() == [False] * 3
     snapshot = reader.read()
     assert (snapshot.command, [one.number for one in snapshot.lines]) == (2, [4, 5, 6])
@@ -141,7 +141,7 @@ def fails(number):
 def test_where_files_in_memory_are_forbidden_nobody_can_look(monkeypatch):
     monkeypatch.setattr(os, "memfd_create", fails(errno.ENOSYS))
     before, page = files(), StatusPage(2)
-    Milestones(page).begin()
+    BarrierProgress(page).begin()
     assert page.command[0] == 1 and files() <= before
     monkeypatch.setattr(os, "memfd_create", fails(errno.EMFILE))
     with pytest.raises(OSError, match="Too many open files"):
@@ -165,9 +165,9 @@ def test_a_report_has_shares_and_rates(page, reader, monkeypatch):
     clock = iter(range(100))
     monkeypatch.setattr(watching.time, "monotonic", lambda: float(next(clock)))
     watched = watching.Watched(reader)
-    milestones = Milestones(page)
+    barriers = BarrierProgress(page)
     for command in range(1, 3):
-        milestones.begin()
+        barriers.begin()
         watched.sample()
         page.line(0)[FINISHED] = command
         watched.sample()

@@ -176,9 +176,9 @@ def test_the_models_are_those_of_the_zoo(found, module):
     pytest.importorskip("keras" if "keras" in module else "lasagne")
     from synkhronos.extensions import zoo
 
-    there, here = MODELS[module]
+    there, state = MODELS[module]
     model = getattr(importlib.import_module(f"theanompi.models.{module}"), there)
-    assert model is getattr(zoo, here)
+    assert model is getattr(zoo, state)
     assert not contract.accepts(model.compile_iter_fns, None, sync_type="cdd"), "BSP averages it"
 
 

@@ -16,7 +16,7 @@ from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function, parallel_function
 from synkhronos.functions.call import CallFunction
-from synkhronos.functions.columns import Most
+from synkhronos.functions.columns import RowLimit
 
 pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
 ROWS, TARGETS = np.arange(12.0).reshape(6, 2), np.array([1.0, 0, 1, 1, 0, 0])
@@ -107,7 +107,7 @@ def test_one_process_is_not_verified(world_of):
 )
 def test_a_call_on_few_rows_takes_them_at_equal_distances(n_rows, most, expected):
     call = CallFunction(0, (), None, range(n_rows), None, 1, None)
-    few = call.on_few(Most(most))
+    few = call.on_few(RowLimit(most))
     assert list(few.rows) == expected and few.most.together == most
     assert call.rows == range(n_rows) and call.most.together is None
 

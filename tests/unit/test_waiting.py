@@ -6,7 +6,7 @@ import time
 import pytest
 
 from synkhronos.transports import waiting
-from synkhronos.transports.waiting import AFTER_MOVE, LEAST, LONGEST, SHARE, SHORTEST, Patience
+from synkhronos.transports.waiting import AFTER_MOVE, LEAST, LONGEST, SHARE, SHORTEST, SpinPolicy
 
 
 class Clock:
@@ -42,15 +42,15 @@ def poll(monkeypatch):
     [(0, SHORTEST), (1e-6, SHORTEST), (8e-3, SHARE * 8e-3), (0.1, SHARE * 0.1), (60, LONGEST)],
 )
 def test_the_limit_is_a_share_of_the_work_between_two_bounds(poll, worked, limit):
-    assert Patience.limit(worked) == pytest.approx(limit)
-    success, took = poll(Patience(), worked, posted=1)
+    assert SpinPolicy.limit(worked) == pytest.approx(limit)
+    success, took = poll(SpinPolicy(), worked, posted=1)
     assert success is False and limit <= took < limit + 1e-4
-    success, took = poll(Patience(), worked, posted=limit / 2)
+    success, took = poll(SpinPolicy(), worked, posted=limit / 2)
     assert success is True and took < limit / 2 + 1e-4
 
 
 def test_a_rank_that_has_polled_in_vain_polls_half_as_long_the_next_time(poll):
-    patience = Patience()
+    patience = SpinPolicy()
     times = []
     for _ in range(10):
         success, took = poll(patience, worked=0.1, posted=1)
@@ -72,7 +72,7 @@ def test_other_threads_run_while_a_rank_polls():
     thread.start()
     try:
         before = counted[0]
-        Patience().poll(lambda: 1, time.monotonic(), worked=60)
+        SpinPolicy().poll(lambda: 1, time.monotonic(), worked=60)
         assert counted[0] > before
     finally:
         ended.set()
@@ -81,7 +81,7 @@ def test_other_threads_run_while_a_rank_polls():
 
 def test_a_rank_that_has_left_the_core_of_another_one_polls_for_longer_once(poll):
     asked = []
-    patience = Patience(leave_core=lambda: asked.append(1) or True)
+    patience = SpinPolicy(leave_core=lambda: asked.append(1) or True)
     for _ in range(10):
         patience.learn(worked=0, waited=1, has_core=False)
     patience.learn(worked=0, waited=1, has_core=False)
@@ -97,7 +97,7 @@ def test_a_rank_that_has_left_the_core_of_another_one_polls_for_longer_once(poll
 
 def test_a_wait_after_long_work_calls_when_idle_once(poll):
     calls = []
-    patience = Patience()
+    patience = SpinPolicy()
 
     def note():
         calls.append(None)

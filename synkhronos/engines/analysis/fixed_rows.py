@@ -13,7 +13,7 @@ from typing import Any, Container, Iterable, Mapping, Sequence, Tuple
 
 from synkhronos.engines import names
 from synkhronos.engines.analysis.equal_axes import Axis, EqualAxes, Site
-from synkhronos.engines.base import Fixed
+from synkhronos.engines.base import HardcodedRowCount
 from synkhronos.engines.names import (
     Apply,
     Constant,
@@ -43,7 +43,7 @@ def free_rows(
     givens: Sequence[tuple[Variable, Any]],
     rows: Mapping[Variable, int],
     no_default_updates: bool | Sequence[SharedVariable] | None,
-) -> tuple[Any, Any, Any, list[Fixed]]:
+) -> tuple[Any, Any, Any, list[HardcodedRowCount]]:
     """See `synkhronos.engines.base.Engine.free_rows`."""
     graph = _Graph(outputs, updates, givens, no_default_updates)
     if not rows or not any(isinstance(node.op, _FIXING) for node in graph.nodes):
@@ -191,10 +191,10 @@ class _Replacements:
         self._replaced.clear()
         self._is_dropped = True
 
-    def fixed(self, graph: _Graph) -> list[Fixed]:
+    def fixed(self, graph: _Graph) -> list[HardcodedRowCount]:
         """Return the constants that are not replaced, as a list of `Fixed`."""
         left = [
-            Fixed(site.number, str(site.node), *self._kind(site))
+            HardcodedRowCount(site.number, str(site.node), *self._kind(site))
             for site in self._axes.sites
             if self._replaced.get(site.node, {}).get(site.axis) is not self._count
             if self._is_dropped or not isinstance(site.node.op, names.ANY_CONVOLUTIONS)
@@ -204,7 +204,7 @@ class _Replacements:
                 self._has_rows(_uncut(one)) for one in node.op.outer_seqs(node.inputs)
             )
             numbers = [number for number in _other_numbers(node) if number > 1]
-            left += [Fixed(number, str(node), cuts=cuts) for number in numbers]
+            left += [HardcodedRowCount(number, str(node), cuts=cuts) for number in numbers]
         return list(dict.fromkeys(left))
 
     def _kind(self, site: Site) -> tuple[bool, bool]:

@@ -25,7 +25,7 @@ from synkhronos.engines.theano.direct_call import DirectCall
 from synkhronos.engines.theano.kernels import registration
 from synkhronos.engines.theano.module_cache import ModuleLog, add_modules, make_cacheable
 from synkhronos.host import compile_cache
-from synkhronos.host.handler_errors import pass_on
+from synkhronos.host.handler_errors import reraise_if_handlers
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, Compiled
@@ -85,7 +85,7 @@ class TheanoEngine(GraphEngine):
             try:
                 self.pickler(GraphPickler, buffer, {}).dump(item)
             except Exception as error:  # any that an operation raises; its function will report it
-                pass_on(error)
+                reraise_if_handlers(error)
                 continue
             pickled.append(buffer.getvalue())
         return pickled

@@ -22,7 +22,7 @@ from theano import config
 from theano.gof import cmodule
 from theano.misc.windows import output_subprocess_Popen
 
-from synkhronos.host.handler_errors import pass_on
+from synkhronos.host.handler_errors import reraise_if_handlers
 
 # All modules begin with these lines.
 _BEGINNING = """\
@@ -130,7 +130,7 @@ def _make(header: Path, text: str, command: Iterable[str]) -> bool:
         files[".d"].replace(header.with_name("headers.d"))
         files[".h"].replace(header)
     except OSError as error:  # as on a full disk
-        pass_on(error)
+        reraise_if_handlers(error)
         return False
     finally:
         for file in files.values():
@@ -150,7 +150,7 @@ def _is_current(header: Path) -> bool:
             os.stat(name.replace("\\ ", " ")).st_ctime < made for name in names
         )
     except OSError as error:
-        pass_on(error)
+        reraise_if_handlers(error)
         return False
 
 

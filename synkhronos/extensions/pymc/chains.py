@@ -223,7 +223,7 @@ def sample_chains(
         )
     seeds = _seeds(random_seed, chains)
     checks = options.pop("compute_convergence_checks", True)
-    _rehearse(model, sums)
+    _warm_caches(model, sums)
     _ModelPickler(pickled := io.BytesIO(), sums).dump(model)
     options = {"draws": draws, "tune": tune, **options}
     on_ranks = [rows.on_ranks for rows in sums]
@@ -286,7 +286,7 @@ def _seeds(random_seed: Any, chains: int) -> list[int]:
     return seeds
 
 
-def _rehearse(model: pm.Model, sums: Sequence[Rows]) -> None:
+def _warm_caches(model: pm.Model, sums: Sequence[Rows]) -> None:
     """Evaluate the model by all ranks, so that errors appear before the chains."""
     for rows in sums:
         rows.build_all()

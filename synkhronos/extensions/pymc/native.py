@@ -333,15 +333,15 @@ def _with_ranks(record, parameters, result):  # type: ignore[no-untyped-def]
     """Evaluate with all ranks; the caller has them."""
     common = load(record + COMMON)
     board, size, own = load(common + BOARD), load(common + SIZE), load(common + RANK)
-    here, n_bytes = load(record + PARAMETERS), load(record + N_BYTES)
+    state, n_bytes = load(record + PARAMETERS), load(record + N_BYTES)
     number, started = load(record + INDEX), load(common + STARTED)
     worked = np.int64(0)
     if started and wait_for_ranks(common, worked):
         return LATE
     # An evaluation that was late may be repeated, and has its outputs then.
-    if started != number + 1 or _memcmp(here, parameters, n_bytes):
+    if started != number + 1 or _memcmp(state, parameters, n_bytes):
         store(common + STARTED, 0)
-        _memcpy(here, parameters, n_bytes)
+        _memcpy(state, parameters, n_bytes)
         store(board + LINE * (1 + own) + CORE, _core())
         store(board + SUM, number)
         add(board + NUMBER, 1)

@@ -10,7 +10,7 @@ rank computes on its rows and the part after the all-reduce, ``step`` carries it
 ``plan`` has the values to be reduced in ``reduced_vectors``, and stores averages ``in_place``;
 ``clipped_gradients`` gives operations
 that change gradients, by their ``homogeneity``, the gradients of the serial loss; ``losses`` warns
-about losses whose gradients are combined by the wrong operation; and ``refusals`` has the errors for
+about losses whose gradients are combined by the wrong operation; and ``errors`` has the errors for
 steps that cannot be divided. ``traversal`` walks, searches and rewrites graphs, ``source_masks`` has the
 dependences of expressions, ``linear`` has their terms, and ``equality`` finds equal expressions.
 

@@ -20,7 +20,7 @@ import synkhronos as synk
 from synkhronos.engines import names
 from synkhronos.engines.names import Apply, GradClip, SharedVariable, Variable
 from synkhronos.engines.names import tensor as tt
-from synkhronos.extensions.steps import refusals
+from synkhronos.extensions.steps import errors
 from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.homogeneity import (
     HOMOGENEOUS,
@@ -153,7 +153,7 @@ def _changing(
         kind, operands = kinds.get(node, (HOMOGENEOUS, []))
         sums = [is_sum[one] for one in operands]
         if kind == OTHER and True in sums:
-            raise refusals.changed_after_sum(node)
+            raise errors.changed_after_sum(node)
         changes = kind != HOMOGENEOUS and True not in sums
         if kind == SHIFTED and changes:  # the average of sums that are shifted is shifted alike
             changes = None not in sums or not changed.isdisjoint(operands)
@@ -199,4 +199,4 @@ def _check_parameters(losses: Iterable[Variable], definition: Definition) -> Non
             having = {one for one in order if rows.of(one)}
             for node, inner in nodes_with_steps(order, having, lambda node, having: node.outputs):
                 if isinstance(node.op, GradClip) and node.inputs[0] not in inner:
-                    raise refusals.changed_after_sum(node)
+                    raise errors.changed_after_sum(node)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Sequence
 from synkhronos.engines import names
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.engines.names import GeneratorType, SharedVariable, Variable
-from synkhronos.extensions.steps import refusals
+from synkhronos.extensions.steps import errors
 from synkhronos.extensions.steps.clipped_gradients import GradientScaling
 from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.in_place import in_place, is_in_place
@@ -100,7 +100,7 @@ class _Planner:
         kept = [one.target for one in definition.updates if one.is_own]
         sources = [*definition.rows, *random, *kept]
         if not sources and not definition.is_only_an_update:
-            raise refusals.nothing_divided(definition.index, definition.whole)
+            raise errors.nothing_divided(definition.index, definition.whole)
         self.full = Dependence(sources, self.givens)
         self.scaling = GradientScaling(definition, self.full)
         self.random = self.full.mask_of(random)
@@ -127,7 +127,7 @@ class _Planner:
         """Raise an error if the loss has a penalty, and an update rule's gradients are unknown."""
         loss = self.definition.outputs[0].variable
         if self.full.of(loss) and split(loss, self.full)[1] is not None:
-            raise refusals.unknown_penalty()
+            raise errors.unknown_penalty()
 
     def _reduction_at(self, variable: Variable) -> ReducedExpression | None:
         found = self.reductions.find(variable)
@@ -174,7 +174,7 @@ class _Planner:
             for update in definition.grad_updates:
                 mask = self.local.of(update.new)
                 if mask:
-                    raise refusals.mixed(update.target, self.local, mask)
+                    raise errors.mixed(update.target, self.local, mask)
             return definition.grad_updates
         for update, new in zip(definition.grad_updates, self._shared_gradients(op)):
             self.vectors.updates.append((update.target, new, update.op if update.has_op else op))
@@ -217,7 +217,7 @@ class _Planner:
             return self._parts(self.candidates[variable])[1] is not None
         touched, mask = self.touched.of(variable), self.local.of(variable)
         if mask and touched & self.gradients:
-            raise refusals.mixed_output(where, self.local, mask)
+            raise errors.mixed_output(where, self.local, mask)
         return bool(touched and not mask)
 
     def _combined(self, output: Output) -> Output:
@@ -289,7 +289,7 @@ class _Planner:
         if not mask & ~self.random:
             return False  # the same on all ranks if all draw the same numbers
         if self.touched.of(update.new):
-            raise refusals.mixed(update.target, self.local, mask)
+            raise errors.mixed(update.target, self.local, mask)
         return True
 
     def _reserve(self, updates: Sequence[Update]) -> list[Any]:
@@ -298,7 +298,7 @@ class _Planner:
         kept: list[Any] = []
         for target, new, op, has_op in updates:
             if not hasattr(target.get_value(borrow=True), "__array__"):
-                raise refusals.not_a_tensor(target, self.local, self.local.of(new))
+                raise errors.not_a_tensor(target, self.local, self.local.of(new))
             if not has_op:
                 self._check_average(target, new, targets)
             value = target.type.filter_variable(new - target if op == "sum" else new)
@@ -311,17 +311,17 @@ class _Planner:
     def _check_average(self, target: SharedVariable, new: Variable, targets: Dependence) -> None:
         mask = self.local.of(new)
         if not target.type.dtype.startswith(("float", "complex")):
-            raise refusals.not_a_float(target, self.local, mask)
+            raise errors.not_a_float(target, self.local, mask)
         # A default update can be given no operation. If it differs, the first call says so.
         if target in self.definition.defaults or self._is_mean(new):
             return
         for term, is_summed in terms(new, self.local):
             if targets.of(term):
-                raise refusals.step_without_gradient(target, self.local, mask)
+                raise errors.step_without_gradient(target, self.local, mask)
             if has_rows(term, self.definition.rows, self.local):
-                raise refusals.sum_over_rows(target, self.local, mask, is_summed)
+                raise errors.sum_over_rows(target, self.local, mask, is_summed)
             if is_count(term):
-                raise refusals.sum_over_rows(target, self.local, mask, True)
+                raise errors.sum_over_rows(target, self.local, mask, True)
 
     def _is_mean(self, new: Variable) -> bool:
         """Whether the average of the ranks' values is certainly the value for all rows."""
@@ -358,8 +358,8 @@ class _Planner:
         for update in updates:
             mask = self.local.of(update.new)
             if mask & by_rank:
-                raise refusals.drawn_twice(update.target, self.local, mask & by_rank)
+                raise errors.drawn_twice(update.target, self.local, mask & by_rank)
             if any(isinstance(one.type, GeneratorType) for one in self.local.sources_in(mask)):
-                raise refusals.not_broadcast(update.target, self.local, mask)
+                raise errors.not_broadcast(update.target, self.local, mask)
             together |= mask
         return self.local.sources_in(together)

@@ -8,7 +8,7 @@ from typing import Callable, Iterable, NamedTuple, Sequence, Tuple
 from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions._parameters import FLOAT_DTYPES
-from synkhronos.extensions.steps import refusals
+from synkhronos.extensions.steps import errors
 from synkhronos.extensions.steps.equality import Numbering
 from synkhronos.extensions.steps.marked_expressions import Mark
 from synkhronos.extensions.steps.source_masks import Dependence
@@ -118,7 +118,7 @@ class ReducedExpressions:
         for variable in inputs_first([loss]):
             built = getattr(variable.owner and variable.owner.op, "loss_op", None)
             if built not in (None, self.loss_op) and depending.of(variable):
-                raise refusals.collective_of_other_loss(variable, built, self.loss_op)
+                raise errors.collective_of_other_loss(variable, built, self.loss_op)
 
     def is_loss(self, variable: Variable) -> bool:
         """Whether a variable is a loss, or is computed like one."""

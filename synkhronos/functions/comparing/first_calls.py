@@ -15,10 +15,9 @@ from typing import Any, Hashable, Mapping, Sequence
 from synkhronos._errors import MismatchError, WorldBrokenError, warn
 from synkhronos._text import listed
 from synkhronos.engines.base import Causes
-from synkhronos.functions.agreement import agreement_of
 from synkhronos.functions.analysis import causes_of
 from synkhronos.functions.call import CallFunction
-from synkhronos.functions.columns import Most
+from synkhronos.functions.columns import RowLimit
 from synkhronos.functions.comparing.reasons import of_graph
 from synkhronos.functions.comparing.serial_comparison import (
     SerialComparison,
@@ -27,10 +26,11 @@ from synkhronos.functions.comparing.serial_comparison import (
     tolerance_of,
 )
 from synkhronos.functions.comparing.trial_runs import Called, Calls, calls_until
-from synkhronos.host.handler_errors import pass_on
+from synkhronos.functions.replica_tracker import replica_tracker_of
+from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.log import logger
-from synkhronos.world.here import Command
 from synkhronos.world.options import ALWAYS, RAISE
+from synkhronos.world.rank_state import Command
 from synkhronos.world.world import World
 
 #: Rows of each rank that are used at most, and at least if the call has them and takes a short time
@@ -61,7 +61,7 @@ class Verification:
         world = self._world
         if world.size == 1 and command.num_slices == 1:
             return
-        if world.here.log is not None:  # `profile` measures only the calls themselves
+        if world.rank_state.log is not None:  # `profile` measures only the calls themselves
             return
         if self._is_reported and world.options.verify != RAISE:
             return
@@ -135,12 +135,12 @@ class Verification:
             except (WorldBrokenError, MemoryError):
                 raise
             except Exception as error:  # the graph may need as many rows as the script gives
-                pass_on(error)
+                reraise_if_handlers(error)
                 return self._compared_on(called, place)
         except WorldBrokenError:
             raise
         except Exception as error:  # the call itself reports what is wrong
-            pass_on(error)
+            reraise_if_handlers(error)
             logger.info("not verified: %s: %s", type(error).__name__, error)
             return None
 
@@ -156,7 +156,7 @@ class Verification:
 
     def _comparable(self, calls: Calls, place: int) -> ToCompare:
         """Leave out results that depend on random numbers or on variables that differ on purpose."""
-        different = agreement_of(self._world).different
+        different = replica_tracker_of(self._world).different
 
         def is_same(sources: set[int]) -> bool:
             return not sources & different
@@ -179,7 +179,7 @@ class Verification:
 
 def _on_few_rows(world: World, called: Sequence[Called]) -> list[Called]:
     """Return the calls on rows that take less time than the calls themselves."""
-    engine, size = world.here.engine, world.size
+    engine, size = world.rank_state.engine, world.size
     lengths = [len(one.command.rows) for one in called if _rows_of(one.command) is not None]
     own = -(-max(lengths) // size) if lengths else _MOST
     shareds = {shared for one in called if one.function for shared in one.function.get_shared()}
@@ -188,7 +188,7 @@ def _on_few_rows(world: World, called: Sequence[Called]) -> list[Called]:
     # One rank computes `size` times as many rows, and then all compute these: half of a call or less.
     by_rank = max(1, min(own, _LEAST) if is_short else 1, min(_MOST, own // (2 * (size + 1))))
     by_rank = max(by_rank, *[getattr(one.command, "num_slices", 1) for one in called])
-    most = Most(by_rank * size, by_rank)
+    most = RowLimit(by_rank * size, by_rank)
     return [one._replace(command=one.command.on_few(most)) if one.function else one for one in called]
 
 

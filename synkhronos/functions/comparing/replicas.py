@@ -7,31 +7,31 @@ from typing import Any, Callable, Iterable, Sequence
 import numpy as np
 
 from synkhronos.arithmetic.comparison import difference, digest, rounding, sample
-from synkhronos.stores.required_rows import Need
-from synkhronos.world.here import Command, Here
+from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World
 
 _MOST = 1 << 20  # bytes that a rank returns as samples
 _MOST_OF_ONE = 1 << 14  # elements of one variable
 
 
-def digests(here: Here, numbers: Sequence[int]) -> list[bytes]:
+def digests(state: RankState, numbers: Sequence[int]) -> list[bytes]:
     """Return digests of this rank's replicas."""
-    return [digest(here.engine.export(here.shareds[number])) for number in numbers]
+    return [digest(state.engine.export(state.shareds[number])) for number in numbers]
 
 
-def samples(here: Here, numbers: Sequence[int]) -> list[tuple[Any, np.ndarray]]:
+def samples(state: RankState, numbers: Sequence[int]) -> list[tuple[Any, np.ndarray]]:
     """Return the shape and some elements of each of this rank's replicas."""
-    return [_sample(here, number, len(numbers)) for number in numbers]
+    return [_sample(state, number, len(numbers)) for number in numbers]
 
 
-def _sample(here: Here, number: int, n_samples: int) -> tuple[Any, np.ndarray]:
-    array = here.engine.storage(here.shareds[number])
+def _sample(state: RankState, number: int, n_samples: int) -> tuple[Any, np.ndarray]:
+    array = state.engine.storage(state.shareds[number])
     if array is None:  # an operation has returned None for its update
         return None, np.zeros(0)
     limit = max(1, _MOST // n_samples // array.dtype.itemsize)
     part = sample(array, min(limit, _MOST_OF_ONE))
-    return tuple(array.shape), np.array(here.engine.to_host(part))
+    return tuple(array.shape), np.array(state.engine.to_host(part))
 
 
 class Observed(Command):
@@ -49,7 +49,7 @@ class Observed(Command):
 
     def __init__(
         self,
-        look: Callable[[Here, Sequence[int]], list[Any]],
+        look: Callable[[RankState, Sequence[int]], list[Any]],
         before: Sequence[int],
         call: Command | None = None,
         after: Sequence[int] = (),
@@ -60,14 +60,14 @@ class Observed(Command):
     def plain(self) -> Command:
         return self if self.call is None else self.call
 
-    def needs(self, ranks: range, size: int) -> Iterable[Need]:
+    def needs(self, ranks: range, size: int) -> Iterable[RequiredRows]:
         return () if self.call is None else self.call.needs(ranks, size)
 
-    def run(self, here: Here) -> tuple[Any, list[Any], list[Any]]:
+    def run(self, state: RankState) -> tuple[Any, list[Any], list[Any]]:
         """Return the result of the call, and the digests or samples before and after it."""
-        before = self.look(here, self.before)
-        returned = None if self.call is None else self.call.run(here)
-        return returned, before, self.look(here, self.after)
+        before = self.look(state, self.before)
+        returned = None if self.call is None else self.call.run(state)
+        return returned, before, self.look(state, self.after)
 
 
 def find_different(world: World, numbers: Sequence[int]) -> dict[int, list[int]]:

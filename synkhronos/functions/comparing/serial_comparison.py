@@ -12,15 +12,15 @@ from synkhronos._errors import MismatchError
 from synkhronos._typing import AnyArray, SharedVariable
 from synkhronos.arithmetic.comparison import Difference, Tolerance, difference
 from synkhronos.arithmetic.operations import GATHER
-from synkhronos.functions.agreement import agreement_of, label, labels
 from synkhronos.functions.analysis import analysis_of, causes_of, has_rows
 from synkhronos.functions.call import CallFunction
 from synkhronos.functions.comparing import reasons
 from synkhronos.functions.comparing.replicas import find_different
 from synkhronos.functions.comparing.trial_runs import ByRank, Called, Calls, OnOneRank, called
 from synkhronos.functions.outputs import check_all_are_none
+from synkhronos.functions.replica_tracker import label, labels, replica_tracker_of
 from synkhronos.functions.replicate import replicate
-from synkhronos.world.here import Command
+from synkhronos.world.rank_state import Command
 from synkhronos.world.world import World
 
 #: How much larger a difference may be than that which a change of the last bits of the rows makes
@@ -97,7 +97,7 @@ class Complaint(NamedTuple):
 
 def tolerance_of(world: World, calls: Calls, rtol: float | None = None, atol: float = 0.0) -> Tolerance:
     """Return the tolerances for the results of calls, which depend on the dtypes of their operands."""
-    engine, dtypes = world.here.engine, []
+    engine, dtypes = world.rank_state.engine, []
     for function, _ in calls.called:
         if function is not None:
             dtypes += [one.type.dtype for one in function.inputs]
@@ -141,7 +141,7 @@ class SerialComparison:
         self._on_one_rank = self._calls.on_one_rank(numbers, self._most)
         handles = {}
         if everywhere:
-            store = self._world.here.store
+            store = self._world.rank_state.store
             handles = {number: store.put(new) for number, new in self._on_one_rank.news.items()}
         self._on_all_ranks = self._calls.on_all_ranks(numbers, handles, self._tolerance, self._most)
         for what, (position, index) in self._compared.outputs.items():
@@ -194,7 +194,7 @@ class SerialComparison:
 
     def _can_compare(self, what: str, sources: set[int]) -> bool:
         """Note why a result cannot be compared, if its sources differ from rank to rank."""
-        world, agreement = self._world, agreement_of(self._world)
+        world, agreement = self._world, replica_tracker_of(self._world)
         if world.size == 1 and not self._calls.are_in_slices:
             return True
         if sources & agreement.streams:
@@ -211,9 +211,9 @@ class SerialComparison:
     def out_of_sync(self) -> set[int]:
         """The variables that the results depend on whose replicas differ before the calls."""
         if self._out_of_sync is None:
-            world, shareds = self._world, self._world.here.shareds
-            known = self._calls.used - agreement_of(world).streams
-            used = sorted(one for one in known if world.here.engine.is_tensor(shareds[one]))
+            world, shareds = self._world, self._world.rank_state.shareds
+            known = self._calls.used - replica_tracker_of(world).streams
+            used = sorted(one for one in known if world.rank_state.engine.is_tensor(shareds[one]))
             self._out_of_sync = {*find_different(world, used)}
         return self._out_of_sync
 

@@ -18,18 +18,18 @@ from synkhronos.arithmetic.comparison import (
     sample,
 )
 from synkhronos.arithmetic.partition import select
-from synkhronos.comms.alone import AloneCommunicator
-from synkhronos.functions.agreement import agreement_of
+from synkhronos.comms.single_rank import SingleRankCommunicator
 from synkhronos.functions.analysis import analysis_of
 from synkhronos.functions.call import CallFunction
 from synkhronos.functions.columns import Column
 from synkhronos.functions.packed import NO_ARRAY, unpack
 from synkhronos.functions.replica import on_copies
+from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.stores.handle import Handle
-from synkhronos.stores.required_rows import Need
+from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.world import generators
 from synkhronos.world.fuse import FusedCommand
-from synkhronos.world.here import Command, Here
+from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World
 
 if TYPE_CHECKING:
@@ -40,41 +40,41 @@ _ULPS = 4  # by how much `Perturbed` changes a number
 
 
 @contextlib.contextmanager
-def without_effects(here: Here, numbers: Sequence[int]) -> Iterator[None]:
+def without_effects(state: RankState, numbers: Sequence[int]) -> Iterator[None]:
     """Undo the changes of shared variables, generators and numbers of rows by calls in the block.
 
     In the block, no reduction begins before its call: that would change the state of wire formats.
     """
-    states, rows = generators.states(), dict(here.rows)
-    ahead, here.ahead = here.ahead, None
+    states, rows = generators.states(), dict(state.rows)
+    overlap, state.overlap = state.overlap, None
     try:
-        with on_copies(here, [here.shareds[number] for number in numbers]):
+        with on_copies(state, [state.shareds[number] for number in numbers]):
             yield
     finally:
-        here.ahead = ahead
-        here.rows.clear()
-        here.rows.update(rows)
+        state.overlap = overlap
+        state.rows.clear()
+        state.rows.update(rows)
         generators.restore(states)
 
 
 # One rank alone: the master, with the rows of all ranks
 
 
-class Alone(Here):
+class SerialRank(RankState):
     """The state of the master as the only rank: the same replicas, store and engine.
 
     Parameters
     ----------
-    here : Here
+    state : RankState
         The state of the master.
     """
 
     rank = property(lambda self: 0)
 
-    def __init__(self, here: Here) -> None:
-        vars(self).update(vars(here))
+    def __init__(self, state: RankState) -> None:
+        vars(self).update(vars(state))
         self.size, self.master_rank = 1, 0
-        self.comm, self.ahead, self.log = AloneCommunicator(_Single()), None, None
+        self.comm, self.overlap, self.log = SingleRankCommunicator(_Single()), None, None
         self.rows, self.peers, self.wires, self.sent = {}, {}, {}, []
 
 
@@ -90,7 +90,7 @@ class _Single:
         return [item]
 
 
-class Perturbed(Alone):
+class Perturbed(SerialRank):
     """The same, where floating-point rows differ by a few units in the last place.
 
     By how much the results change shows how they magnify rounding.
@@ -125,7 +125,7 @@ class SerialCall(CallFunction):
         made._rows_of = rows_of
         return made
 
-    def _sliceable(self, here: Here, number: int) -> Column:
+    def _sliceable(self, state: RankState, number: int) -> Column:
         array = self._rows_of[number]
         return Column(array, range(len(array)), 0, (self.number, "shared", number))
 
@@ -168,23 +168,25 @@ class Trial(Command):
         self.calls, self.updated, self.compared = calls, updated, compared
         self.serial, self.tolerance, self.most = serial, tolerance, most
 
-    def needs(self, ranks: range, size: int) -> list[Need]:
-        return [*self.calls.needs(ranks, size), *map(Need, self.serial.values())]
+    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
+        return [*self.calls.needs(ranks, size), *map(RequiredRows, self.serial.values())]
 
-    def run(self, here: Here) -> tuple[Any, dict[int, Any]]:
-        with without_effects(here, self.updated):
-            returned = self.calls.run(here)
-            compared = self.compared if here.is_master else self.serial
-            return returned, {number: self._new(here, number) for number in compared}
+    def run(self, state: RankState) -> tuple[Any, dict[int, Any]]:
+        with without_effects(state, self.updated):
+            returned = self.calls.run(state)
+            compared = self.compared if state.is_master else self.serial
+            return returned, {number: self._new(state, number) for number in compared}
 
-    def _new(self, here: Here, number: int) -> tuple[Difference | None, np.ndarray | Handle | None]:
-        new = here.engine.export(here.shareds[number])
-        if here.is_master:
+    def _new(
+        self, state: RankState, number: int
+    ) -> tuple[Difference | None, np.ndarray | Handle | None]:
+        new = state.engine.export(state.shareds[number])
+        if state.is_master:
             return None, sampled(new, self.most)
-        serial = here.store.get(self.serial[number])
+        serial = state.store.get(self.serial[number])
         amount = difference(new, serial) if new.shape == serial.shape else DIFFERENT_SHAPE
         is_right = new.shape == serial.shape and self.tolerance.allows(new, serial)
-        return amount, None if is_right else here.send(new)
+        return amount, None if is_right else state.send(new)
 
 
 def sampled(array: np.ndarray, most: int | None) -> np.ndarray:
@@ -210,14 +212,14 @@ class SliceableRows(Command):
     ) -> None:
         self.numbers, self.batch_s, self.most = numbers, batch_s, most
 
-    def run(self, here: Here) -> list[np.ndarray | Handle]:
-        batch = None if self.batch_s is None else self.batch_s[here.rank]
+    def run(self, state: RankState) -> list[np.ndarray | Handle]:
+        batch = None if self.batch_s is None else self.batch_s[state.rank]
         sent = []
         for number in self.numbers:
-            array = here.engine.storage(here.shareds[number])
+            array = state.engine.storage(state.shareds[number])
             own = select(batch, len(array), "batch_s")[: self.most]
-            rows = here.engine.to_host(here.engine.take(array, own))
-            sent.append(np.array(rows) if here.is_master else here.send(np.array(rows)))
+            rows = state.engine.to_host(state.engine.take(array, own))
+            sent.append(np.array(rows) if state.is_master else state.send(np.array(rows)))
         return sent
 
 
@@ -324,11 +326,11 @@ class Calls:
             else:
                 self._follow(analysis_of(world, function))
         self.updated = list(self.update_sources)
-        streams, here = agreement_of(world).streams, world.here
+        streams, state = replica_tracker_of(world).streams, world.rank_state
         self.tensors = [
             number
             for number in self.updated
-            if number not in streams and here.engine.is_tensor(here.shareds[number])
+            if number not in streams and state.engine.is_tensor(state.shareds[number])
         ]
 
     def _follow(self, analysis: Analysis) -> None:
@@ -362,20 +364,20 @@ class Calls:
         few units in the last place.
         """
         world, outputs = self._world, []
-        here = (Perturbed if perturbed else Alone)(world.here)
+        state = (Perturbed if perturbed else SerialRank)(world.rank_state)
         commands = [self._serial(command) for _, command in self.called]
-        with without_effects(here, self.updated):
+        with without_effects(state, self.updated):
             for command in commands:
-                result = command.run(here)
+                result = command.run(state)
                 is_call = isinstance(command, SerialCall)
-                outputs.append([_copied(here, one) for one in result[1:]] if is_call else [])
-            exported = {one: here.engine.export(here.shareds[one]) for one in compared}
+                outputs.append([_copied(state, one) for one in result[1:]] if is_call else [])
+            exported = {one: state.engine.export(state.shareds[one]) for one in compared}
             news = {one: sampled(new, most) for one, new in exported.items()}
         return OnOneRank(outputs, news)
 
     def _serial(self, command: Any) -> Command:
         number: Any = getattr(command, "number", None)
-        replica = self._world.here.functions.get(number)
+        replica = self._world.rank_state.functions.get(number)
         if replica is None:
             return command.exact()
         return SerialCall.of(command, self._sliceable_rows(command, replica.sliceable))
@@ -384,11 +386,11 @@ class Calls:
         """Return the rows of all ranks of each sliceable variable."""
         if not numbers:
             return {}
-        here = self._world.here
+        state = self._world.rank_state
         by_rank = self._world.run(SliceableRows(numbers, call.batch_s, call.most.by_rank))
-        rows = [np.concatenate([unpack(here, one) for one in each]) for each in zip(*by_rank)]
-        on_host = [isinstance(here.engine.storage(here.shareds[one]), np.ndarray) for one in numbers]
-        rows = [one if host else here.engine.to_device(one) for one, host in zip(rows, on_host)]
+        rows = [np.concatenate([unpack(state, one) for one in each]) for each in zip(*by_rank)]
+        on_host = [isinstance(state.engine.storage(state.shareds[one]), np.ndarray) for one in numbers]
+        rows = [one if host else state.engine.to_device(one) for one, host in zip(rows, on_host)]
         return dict(zip(numbers, rows))
 
     def on_all_ranks(
@@ -403,30 +405,30 @@ class Calls:
         trial = Trial(command, self.updated, compared, serial, tolerance, most)
         returned, news = zip(*self._world.run(trial))
         # All values are copied now, since the next command frees the memory in which they were sent.
-        here, results = self._world.here, zip(*returned)
+        state, results = self._world.rank_state, zip(*returned)
         outputs = [
             [] if function is None else self._by_rank(each)
             for (function, _), each in zip(self.called, results)
         ]
         copied = [
-            {one: (amount, _copied(here, new)) for one, (amount, new) in each.items()} for each in news
+            {one: (amount, _copied(state, new)) for one, (amount, new) in each.items()} for each in news
         ]
         return OnAllRanks(outputs, copied)
 
     def _by_rank(self, results: Sequence[tuple[Any, ...]]) -> list[ByRank]:
         """Return the outputs of a call, of which each rank has returned its rows and its values."""
-        here = self._world.here
+        state = self._world.rank_state
         ranks = [rank for rank, (n_rows, *_) in enumerate(results) if n_rows]
         weights = [results[rank][0] for rank in ranks]
         found = []
         for place in range(1, max(map(len, results))):
             values = [results[rank][place] for rank in ranks]
             if any(value is None for value in values):
-                values = [results[here.master_rank][place]]
-            found.append(ByRank([_copied(here, value) for value in values], weights, ranks))
+                values = [results[state.master_rank][place]]
+            found.append(ByRank([_copied(state, value) for value in values], weights, ranks))
         return found
 
 
-def _copied(here: Here, packed: Any) -> np.ndarray | None:
+def _copied(state: RankState, packed: Any) -> np.ndarray | None:
     """Return a copy of an array that has been sent; None if there is none."""
-    return None if packed is None or packed is NO_ARRAY else np.array(unpack(here, packed))
+    return None if packed is None or packed is NO_ARRAY else np.array(unpack(state, packed))

@@ -1,4 +1,6 @@
-"""Calls that compare the replicas where their values are used: `Watch` warns, `Audit` raises an error.
+"""Comparison of the replicas in calls that use their values.
+
+`DivergenceWarner` warns, `DivergenceCheck` raises an error.
 
 A few of the first calls, and the calls after a value was set on the master, return samples of the
 replicas with their results, and the master compares the samples. Other calls cost nothing: the attribute
@@ -20,7 +22,6 @@ from synkhronos._errors import MismatchError, prepare_warning, warn
 from synkhronos._text import listed
 from synkhronos._typing import Finish
 from synkhronos.engines.base import Analysis
-from synkhronos.functions.agreement import agreement_of, expected_equal, label, labels
 from synkhronos.functions.analysis import analysis_of, has_rows, sources, uses
 from synkhronos.functions.comparing.first_calls import Verification
 from synkhronos.functions.comparing.replicas import (
@@ -31,10 +32,11 @@ from synkhronos.functions.comparing.replicas import (
     samples,
 )
 from synkhronos.functions.comparing.serial_comparison import ToCompare
+from synkhronos.functions.replica_tracker import expected_equal, label, labels, replica_tracker_of
 from synkhronos.functions.signature import Output
 from synkhronos.host import compiler
-from synkhronos.world.here import Command
 from synkhronos.world.options import OFF
+from synkhronos.world.rank_state import Command
 from synkhronos.world.world import World
 
 if TYPE_CHECKING:
@@ -55,7 +57,11 @@ def watch(world: World, function: Any, given: Sequence[Output]) -> None:
     given : list of Output
         The outputs as the script gave them.
     """
-    engine, agreement, numbers = world.here.engine, agreement_of(world), world.registry.numbers
+    engine, agreement, numbers = (
+        world.rank_state.engine,
+        replica_tracker_of(world),
+        world.registry.numbers,
+    )
     streams = engine.random_streams(function.replica.compiled)
     agreement.streams.update(numbers[shared] for shared in streams)
     if world.options.verify != OFF and has_rows(function):
@@ -66,7 +72,7 @@ def watch(world: World, function: Any, given: Sequence[Output]) -> None:
     shareds = function.get_shared()
     agreement.objects.update(numbers[one] for one in shareds if not engine.is_tensor(one))
     analysis = analysis_of(world, function)
-    kind = Audit if world.options.audits else Watch
+    kind = DivergenceCheck if world.options.audits else DivergenceWarner
     function.watch = function.watcher = kind(world, function, analysis)
 
 
@@ -82,7 +88,7 @@ def _claimed(world: World, function: Any, given: Sequence[Output]) -> ToCompare:
     return ToCompare(outputs, joint)
 
 
-class Watch:
+class DivergenceWarner:
     """The observation of the calls of one function.
 
     Parameters
@@ -96,7 +102,7 @@ class Watch:
     def __init__(self, world: World, function: Any, analysis: Analysis) -> None:
         self.calls = 0
         self._world, self._reference = world, weakref.ref(function)
-        agreement = agreement_of(world)
+        agreement = replica_tracker_of(world)
         self.updated = sources(world, function, analysis)
         self.used, self.read = uses(world, function, analysis)
         numbers = {world.registry.numbers[shared] for shared in function.get_shared()}
@@ -118,7 +124,7 @@ class Watch:
     def observe(self, call: Command, finish: Finish) -> tuple[Command, Finish]:
         """Return the command to submit in place of a call, and how it ends; it may return samples."""
         self.calls += 1
-        agreement_of(self._world).updated_from(self.updated)
+        replica_tracker_of(self._world).updated_from(self.updated)
         self._judge_without_comparing()
         numbers = self._to_compare()
         if self.calls >= PATIENCE:
@@ -136,7 +142,7 @@ class Watch:
 
     def _to_compare(self) -> list[int]:
         """Return the numbers of the variables whose replicas this call compares."""
-        agreement = agreement_of(self._world)
+        agreement = replica_tracker_of(self._world)
         numbers = agreement.set_on_master & self.read
         if self.calls in _CHECKED:
             numbers |= self.used - agreement.combined - agreement.suspected.keys()
@@ -151,7 +157,7 @@ class Watch:
         self, numbers: Sequence[int], samples: Sequence[Sequence[tuple[Any, np.ndarray]]]
     ) -> None:
         """Compare samples of replicas, and warn, or remember the warning for later."""
-        world, agreement = self._world, agreement_of(self._world)
+        world, agreement = self._world, replica_tracker_of(self._world)
         set_alone, updated = {}, {}
         for position, number in enumerate(numbers):
             by_rank = [each[position] for each in samples]
@@ -174,7 +180,7 @@ class Watch:
 
     def _judge_without_comparing(self) -> None:
         """Warn about values that were set on the master only, and cannot be compared."""
-        world, agreement = self._world, agreement_of(self._world)
+        world, agreement = self._world, replica_tracker_of(self._world)
         numbers = agreement.set_on_master & self.incomparable
         agreement.set_on_master -= numbers
         agreement.reported |= numbers
@@ -189,7 +195,7 @@ class Watch:
 
     def _suspect(self, suspicion: _Suspicion, numbers: Iterable[int]) -> None:
         """Issue a warning about variables that differ, or defer it."""
-        agreement = agreement_of(self._world)
+        agreement = replica_tracker_of(self._world)
         agreement.suspected.update(dict.fromkeys(numbers, suspicion))
         if any(self._is_settled(number) for number in numbers):
             issue = suspicion.warning()
@@ -200,11 +206,11 @@ class Watch:
 
     def _is_settled(self, number: int) -> bool:
         """Whether this function, or a function that updates a variable, was called often enough."""
-        updaters = agreement_of(self._world).updaters.get(number, ())
+        updaters = replica_tracker_of(self._world).updaters.get(number, ())
         return any(watch.calls >= PATIENCE for watch in (self, *updaters))
 
 
-class Audit:
+class DivergenceCheck:
     """The check in every call of one function, with ``fork(check=True)``.
 
     Before the call, the variables on whose values its results depend must be equal on all ranks. After
@@ -215,7 +221,7 @@ class Audit:
     Parameters
     ----------
     world, function, analysis
-        As of `Watch`.
+        As of `DivergenceWarner`.
     """
 
     def __init__(self, world: World, function: Any, analysis: Analysis) -> None:
@@ -226,7 +232,7 @@ class Audit:
 
     def observe(self, call: Command, finish: Finish) -> tuple[Command, Finish]:
         """Return a command to submit in place of a call, which also returns digests, and how it ends."""
-        world, agreement = self._world, agreement_of(self._world)
+        world, agreement = self._world, replica_tracker_of(self._world)
         before = sorted(self._used - agreement.different)
         for number, (from_rows, shareds) in self._updates.items():
             own = from_rows or shareds & (agreement.different | agreement.local)
@@ -268,7 +274,7 @@ class _Suspicion:
     """
 
     def __init__(self, world: World, function: Any, amounts: Mapping[int, float]) -> None:
-        self._agreement, self._world = agreement_of(world), weakref.ref(world)
+        self._tracker, self._world = replica_tracker_of(world), weakref.ref(world)
         self._name, self._amounts = repr(function), amounts
         self._names = {number: label(world, number) for number in amounts}
         self._issue = prepare_warning()
@@ -281,7 +287,7 @@ class _Suspicion:
 
     def warning(self) -> Callable[[], None]:
         """Return a function that issues the warning about the variables that are suspected now."""
-        suspected = self._agreement.suspected
+        suspected = self._tracker.suspected
         left = {one: self._amounts[one] for one in self._names if suspected.get(one) is self}
         text = _text(self._name, listed(self._names[one] for one in left), left)
         return functools.partial(self._issue, text + _UPDATED)

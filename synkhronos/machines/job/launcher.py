@@ -38,8 +38,8 @@ _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "LOADL_
                 "OMPI_MCA_orte_default_hostfile")  # fmt: skip
 
 # With these, the kernel finds within about five seconds that another machine cannot be reached, and
-# mpirun ends the job; the couriers find it earlier, and tell more, but exist only when all machines have
-# met. With OpenMPI's own values, this takes minutes.
+# mpirun ends the job; the progress processes find it earlier, and tell more, but exist only when all
+# machines have met. With OpenMPI's own values, this takes minutes.
 _KEEPALIVE = {"time": 1, "intvl": 1, "probes": 4}
 #: mpirun's settings, of OpenMPI 4 and 5, of another way than ssh to start processes
 _AGENTS = ("plm_rsh_agent", "plm_ssh_agent")
@@ -208,12 +208,12 @@ def command(
     environ : mapping
         The environment variables of this process.
     is_script : bool
-        Whether it is a script. Then it gets Ctrl-C, a courier on each machine, and ranks whose lines
-        begin with the name of their machine.
+        Whether it is a script. Then it gets Ctrl-C, a progress process on each machine, and ranks whose
+        lines begin with the name of their machine.
     survives_deaths : bool
         Whether this mpirun can continue, with ULFM, without tasks that have died.
     """
-    tasks = 2 if is_script else 1  # a rank that leads the machine, and its courier
+    tasks = 2 if is_script else 1  # a rank that leads the machine, and its progress process
     line = [mpirun, *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "--bind-to", "none"]
     if what.hosts:
         line += ["--map-by", "seq"]  # in this order; otherwise mpirun puts its own machine first

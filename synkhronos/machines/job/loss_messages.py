@@ -25,7 +25,7 @@ _DAEMONS = re.compile(
 _UNSTARTED = re.compile(r"^A daemon failed to report back after being spawned", re.MULTILINE)
 _REMOTE_HOST = re.compile(r"Remote host: +(\S+)")
 _REMOTE = re.compile(r"Remote daemon: \S+ on node (\S+)")
-# From a courier, behind the name of its machine if that is not the first one
+# From a progress process, behind the name of its machine if that is not the first one
 _MACHINE = re.compile(
     r"^[\0 ]*(?:\[[^]\n]*\] )?(machine \S+ \(ranks? [\d, ]+\) was lost: .*)$", re.MULTILINE
 )

@@ -1,9 +1,9 @@
 """Messages to ranks of other machines.
 
-A rank puts a message for any rank into a mailbox on its own machine. The courier takes messages for
-ranks of another machine, and offers them to the courier there, which accepts a message if the receiver's
-own mailbox has room. Otherwise the message stays where it is, so that the sender's mailbox becomes full
-as well.
+A rank puts a message for any rank into a mailbox on its own machine. The progress process takes messages
+for ranks of another machine, and offers them to the progress process there, which accepts a message if
+the receiver's own mailbox has room. Otherwise the message stays where it is, so that the sender's
+mailbox becomes full as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from synkhronos.machines.relay.part import RelayContext, RelayPart
 from synkhronos.services.mailbox import Mailbox, Taken
 from synkhronos.services.messages import BELLS, box_of, full_boxes
-from synkhronos.services.wakeups import find_bells
+from synkhronos.services.wakeups import wakeup_semaphores
 
 _RETRY = 2e-3  # seconds after which a message is offered again
 _PATIENCE = 1.0  # seconds without room after which a mailbox counts as not being read
@@ -56,13 +56,13 @@ class RelayedMessages(RelayPart):
 
     def __init__(self, context: RelayContext) -> None:
         super().__init__(context)
-        self._bells = find_bells(self.commons, BELLS, context.size)
+        self._bells = wakeup_semaphores(self.named_memory, BELLS, context.size)
         self._boxes = {
-            rank: Mailbox(self.commons, box_of(rank))
+            rank: Mailbox(self.named_memory, box_of(rank))
             for machine in context.others
             for rank in context.machines[machine]
         }
-        self._full = full_boxes(self.commons, context.size)
+        self._full = full_boxes(self.named_memory, context.size)
         # By rank, the machines that have more messages for it
         self._more: dict[int, set[int]] = {rank: set() for rank in context.own}
         self._sending: dict[int, Taken] = {}  # by receiver
@@ -129,7 +129,7 @@ class RelayedMessages(RelayPart):
     def _consider(
         self, source: int, rank: int, sender: int, tag: int, head: int, nbytes: int, more: bool
     ) -> None:
-        box = Mailbox(self.commons, box_of(rank))
+        box = Mailbox(self.named_memory, box_of(rank))
         slot = box.reserve(nbytes, head, sender, tag)
         if slot is None:
             self._note_more(rank, source, True)

@@ -37,9 +37,11 @@ class MirroredNumbers(RelayPart):
     ) -> None:
         super().__init__(context)
         self._messages, self._stripes = messages, stripes
-        self._arrays = {name: self.commons.array(name, (context.size,), "int64") for name in NUMBERS}
+        self._arrays = {
+            name: self.named_memory.array(name, (context.size,), "int64") for name in NUMBERS
+        }
         self._sent = {name: [0] * len(context.own) for name in NUMBERS}
-        self._reports = LatestReports(self.commons, context.size)
+        self._reports = LatestReports(self.named_memory, context.size)
         self._reported = [0] * len(context.own)
         self._next = 0.0
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from synkhronos.machines.leaders import END_OF_TAGS
 from synkhronos.machines.links import Links
-from synkhronos.stores.commons import Commons
+from synkhronos.stores.named_memory import NamedMemory
 
-_FIRST_TAG, _TAGS = END_OF_TAGS, 2  # couriers also meet as leaders do
+_FIRST_TAG, _TAGS = END_OF_TAGS, 2  # progress processes also meet as leaders do
 _NUMBERS = 1 << 20
 
 
@@ -22,7 +22,7 @@ class RelayLinks:
     Parameters
     ----------
     links : Links
-        The links between the couriers.
+        The links between the progress processes.
     number : int
         The number of the program.
     """
@@ -62,8 +62,8 @@ class RelayContext(NamedTuple):
 
     Attributes
     ----------
-    commons : Commons
-        The commons of the machine.
+    named memory : Commons
+        The named memory of the machine.
     links : RelayLinks
         The messages to other machines.
     machine : int
@@ -72,7 +72,7 @@ class RelayContext(NamedTuple):
         The ranks of each machine.
     """
 
-    commons: Commons
+    named_memory: NamedMemory
     links: RelayLinks
     machine: int
     machines: Sequence[range]
@@ -103,7 +103,7 @@ class RelayPart(ABC):
     name: str
 
     def __init__(self, context: RelayContext) -> None:
-        self.context, self.commons, self.links = context, context.commons, context.links
+        self.context, self.named_memory, self.links = context, context.named_memory, context.links
 
     @abstractmethod
     def look(self) -> bool:

@@ -1,7 +1,7 @@
 """Questions to the controller, which is a process on the first machine.
 
-On other machines, the courier stands in for the controller: it holds the lock that shows the ranks that
-the controller is alive, passes on the questions, and writes the answers.
+On other machines, the progress process stands in for the controller: it holds the lock that shows the
+ranks that the controller is alive, passes on the questions, and writes the answers.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class RelayedQuestions(RelayPart):
     def __init__(self, context: RelayContext) -> None:
         super().__init__(context)
         self._is_home = context.machine == _HOME
-        self._state = controller.state_of(self.commons)
-        self._alive = controller.is_alive_lock(self.commons)
+        self._state = controller.state_of(self.named_memory)
+        self._alive = controller.is_alive_lock(self.named_memory)
         ranks = [rank for rank in range(context.size) if (rank in context.own) != self._is_home]
-        self._channels = controller.channels_of(self.commons, ranks, context.size)
+        self._channels = controller.channels_of(self.named_memory, ranks, context.size)
         self._told = 0, False  # the state, and whether the controller is alive, as last sent
 
     def look(self) -> bool:

@@ -1,25 +1,26 @@
-"""The work of a courier while a program runs."""
+"""The work of a progress process while a program runs."""
 
 from __future__ import annotations
 
 import time
 from typing import Mapping, Sequence
 
-from synkhronos.machines.courier import WorkContext
+from synkhronos.machines.progress_process import WorkContext
 from synkhronos.machines.relay.messages import RelayedMessages
 from synkhronos.machines.relay.mirrors import MirroredNumbers
 from synkhronos.machines.relay.part import RelayContext, RelayLinks, RelayPart
 from synkhronos.machines.relay.questions import RelayedQuestions
 from synkhronos.machines.relay.remote_stripes import RelayedStripes
 
-# As a leader, a courier sleeps for a share of the time since it last had something to do. Looking for it
-# takes 80 to 250 microseconds, so a courier that has nothing to do uses about 1% of a core.
+# As a leader, a progress process sleeps for a share of the time since it last had something to do.
+# Looking for it takes 80 to 250 microseconds, so a progress process that has nothing to do uses about 1%
+# of a core.
 _SHARE = 0.02
 _SHORTEST_NAP = 2e-5  # seconds
 _LONGEST_NAP = 2e-2
 
 _FIRST = 0  # the machine of the master
-_OVER = "over"  # a message of its courier
+_OVER = "over"  # a message of its progress process
 
 
 class _Over(Exception):
@@ -27,7 +28,7 @@ class _Over(Exception):
 
 
 class Relay:
-    """The work of the courier of a machine during a program. It is a `Work`.
+    """The work of the progress process of a machine during a program. It is a `Work`.
 
     Parameters
     ----------
@@ -40,7 +41,7 @@ class Relay:
 
     def run(self, work: WorkContext) -> None:
         links = RelayLinks(work.links, work.number)
-        context = RelayContext(work.commons, links, work.links.rank, self._machines)
+        context = RelayContext(work.named_memory, links, work.links.rank, self._machines)
         messages, stripes = RelayedMessages(context), RelayedStripes(context)
         numbers = MirroredNumbers(context, messages, stripes)
         parts = [messages, RelayedQuestions(context), stripes, numbers]

@@ -1,8 +1,8 @@
-"""The stripes of a center on another machine, visited through the couriers.
+"""The stripes of a center on another machine, visited through the progress processes.
 
 A rank writes its request to a channel, and the new contents of a stripe to memory beside it. The
-courier of its machine sends both to the courier of the center's machine, which visits the stripe for the
-rank and sends back its contents. While the rank computes, the courier there
+progress process of its machine sends both to the progress process of the center's machine, which visits
+the stripe for the rank and sends back its contents. While the rank computes, the progress process there
 holds the lock of the stripe. The request that stores a stripe also takes the next one, so that there is
 one round trip for each.
 """
@@ -17,8 +17,8 @@ import numpy as np
 from synkhronos.machines.relay.part import RelayContext, RelayPart
 from synkhronos.services.channel import Channel
 from synkhronos.services.stripes import Stripes, order_of, visit_all
-from synkhronos.services.wakeups import find_bells
-from synkhronos.stores.commons import Commons
+from synkhronos.services.wakeups import wakeup_semaphores
+from synkhronos.stores.named_memory import NamedMemory
 
 _AWAKE = 0.1  # seconds between two checks of a rank that waits
 _HOME = 0  # the machine of the centers
@@ -52,25 +52,25 @@ class Request(NamedTuple):
 
 
 class StripeChannel(Channel):
-    """Where a rank and the courier of its machine exchange requests, answers and contents of stripes.
+    """Where a rank and its progress process exchange requests, answers and contents of stripes.
 
     Parameters
     ----------
-    commons : Commons
-        The commons of the machine.
+    named memory : Commons
+        The named memory of the machine.
     rank : int
         The rank that asks.
     """
 
-    def __init__(self, commons: Commons, rank: int) -> None:
-        self._commons, self._name = commons, f"stripes for rank {rank}"
-        [bell] = find_bells(commons, self._name, 1)
-        super().__init__(commons, self._name, bell)
+    def __init__(self, named_memory: NamedMemory, rank: int) -> None:
+        self._named_memory, self._name = named_memory, f"stripes for rank {rank}"
+        [bell] = wakeup_semaphores(named_memory, self._name, 1)
+        super().__init__(named_memory, self._name, bell)
 
     def memories(self, restarts: int, nbytes: int) -> Sequence[np.ndarray]:
         """Return the memory for a rank's own contents, and the memory for contents that it receives."""
         name = f"{self._name}: {nbytes} bytes after {restarts} restarts"
-        return list(self._commons.array(name, (2, nbytes), "uint8"))
+        return list(self._named_memory.array(name, (2, nbytes), "uint8"))
 
 
 class RemoteStripes:
@@ -79,7 +79,7 @@ class RemoteStripes:
     Parameters
     ----------
     channel : StripeChannel
-        The channel to the courier.
+        The channel to the progress process.
     restarts : int
         How often the rank has died and was replaced.
     name, layout, check, count, nbytes, fill, pause
@@ -179,9 +179,9 @@ class _Other(Exception):
 class _RemoteRank:
     """A rank of another machine, and the stripe that it has entered."""
 
-    def __init__(self, commons: Commons, restarts: int) -> None:
+    def __init__(self, named_memory: NamedMemory, restarts: int) -> None:
         self.restarts = restarts
-        self._commons = commons
+        self._named_memory = named_memory
         self._stripes: dict[str, Stripes] = {}
         self._fillings: dict[str, dict[int, np.ndarray]] = {}  # for centers that do not exist yet
         self._entered: tuple[Stripes, int] | None = None
@@ -214,7 +214,7 @@ class _RemoteRank:
             memory[...] = filling[number]
 
         try:
-            stripes = Stripes(self._commons, name, layout, check, count, nbytes, fill, _raise_busy)
+            stripes = Stripes(self._named_memory, name, layout, check, count, nbytes, fill, _raise_busy)
         except _Busy:
             if filling is not None:
                 self._fillings[name] = filling
@@ -274,7 +274,7 @@ class RelayedStripes(RelayPart):
         super().__init__(context)
         self._ranks: dict[int, _RemoteRank] = {}
         ranks = [] if context.machine == _HOME else context.own
-        self._channels = {rank: StripeChannel(self.commons, rank) for rank in ranks}
+        self._channels = {rank: StripeChannel(self.named_memory, rank) for rank in ranks}
         self._asked = {rank: (0, Request(0, "", "", (), 0, False)) for rank in ranks}
 
     def look(self) -> bool:
@@ -297,7 +297,7 @@ class RelayedStripes(RelayPart):
         if self.context.machine == _HOME:
             restarts, kind, name, arguments = content
             self.drop(rank, before=restarts)
-            rank_there = self._ranks.setdefault(rank, _RemoteRank(self.commons, restarts))
+            rank_there = self._ranks.setdefault(rank, _RemoteRank(self.named_memory, restarts))
             answer, memory = rank_there.do(kind, name, arguments, data)
             self.links.send(source, self.name, rank, number, answer, memory)
             return

@@ -19,7 +19,7 @@ n = synk.fork(devices=devices)
 import theano
 import theano.tensor as tt
 
-nccl = type(synk.world.world.current_world().here.comm).__name__ == "NcclCommunicator"
+nccl = type(synk.world.world.current_world().rank_state.comm).__name__ == "NcclCommunicator"
 x = tt.fmatrix("x")
 w = theano.shared(np.ones((3, 2), "float32"))
 f = synk.function([x], [(tt.dot(x, w).sum(axis=0), "sum"), (x, "gather")], updates=[(w, w * 2)])

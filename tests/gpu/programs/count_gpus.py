@@ -6,4 +6,4 @@ assert synk.get_n_gpu() == 3
 assert synk.fork() == 3
 import theano.gpuarray
 
-print(type(synk.world.world.current_world().here.comm).__name__, *theano.gpuarray.init_dev.devmap)
+print(type(synk.world.world.current_world().rank_state.comm).__name__, *theano.gpuarray.init_dev.devmap)

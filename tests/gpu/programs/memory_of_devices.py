@@ -2,12 +2,12 @@
 
 import numpy as np
 import synkhronos as synk
-from synkhronos.world.here import Command
+from synkhronos.world.rank_state import Command
 
 
 class Free(Command):
-    def run(self, here):
-        return here.engine.context.free_gmem
+    def run(self, state):
+        return state.engine.context.free_gmem
 
 
 synk.fork()

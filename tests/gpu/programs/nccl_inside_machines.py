@@ -25,9 +25,9 @@ def reduce(rank):
     from synkhronos.comms.staged import StagedCommunicator
     from synkhronos.machines.communicator import MachinesCommunicator
 
-    here = synk.world.world.current_world().here
-    transport, engine = here.transport, here.engine
-    staging = here.store, engine.read, engine.to_device, engine.overwrite
+    state = synk.world.world.current_world().rank_state
+    transport, engine = state.transport, state.engine
+    staging = state.store, engine.read, engine.to_device, engine.overwrite
     group = transport._meetings.group
     near = StagedCommunicator(transport.near_communicator(group), *staging)
     local = join(near, engine.context, engine.arithmetic)

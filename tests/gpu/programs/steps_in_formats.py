@@ -19,7 +19,7 @@ from synkhronos.extensions import train, updates
 ITEMS = 20_000  # more than what travels as it is
 Y = np.random.RandomState(0).normal(size=(2 * n + 1, ITEMS)).astype("float32")
 
-comm = synk.world.world.current_world().here.comm
+comm = synk.world.world.current_world().rank_state.comm
 with_nccl = type(comm).__name__ == "NcclCommunicator"
 assert with_nccl == ("EMULATED_CALLS" in os.environ)
 on_machines = comm.over_cpu.has_wires

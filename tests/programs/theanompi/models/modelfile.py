@@ -184,7 +184,7 @@ class Scaled(ModelClass):
         self.shared_lr.set_value(np.float32(self.shared_lr.get_value() * size**0.5))
 
 
-class Fixed(ModelClass):
+class HardcodedRowCount(ModelClass):
     """A model of an older version, which compiles for one kind of exchange."""
 
     def compile_iter_fns(self):

@@ -35,7 +35,7 @@ _AWAKE = 0.05  # seconds after which a thread that waits looks again
 _HOLDER, _NEXT = "holder", "next"
 
 
-class Turn:
+class CallLock:
     """The turn, to be taken in the frame of a public call: ``with turn:``.
 
     Parameters
@@ -195,11 +195,11 @@ class WaitedFor:
 
     Parameters
     ----------
-    turn : Turn
+    call_lock : CallLock
         The turn.
     """
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: CallLock) -> None:
         self._turn = turn
 
     def __enter__(self) -> None:
@@ -209,12 +209,12 @@ class WaitedFor:
         self._turn.give_back_of(_getframe(1))
 
 
-def takes_turn(method: _Callable) -> _Callable:
+def takes_call_lock(method: _Callable) -> _Callable:
     """Decorate a method of an object that has a `turn`, which is taken for the whole call."""
 
     @functools.wraps(method)
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        with self.turn:
+        with self.call_lock:
             return method(self, *args, **kwargs)
 
     return call  # type: ignore[return-value]  # it has the method's signature

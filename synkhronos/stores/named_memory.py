@@ -1,8 +1,8 @@
 """Memory that belongs to no rank, and locks that are free when their holder has died.
 
-A block of a rank's own span is freed when the rank's array dies, and is lost with the rank. The commons
-have the arrays that several ranks change at their own pace, or that must outlive any rank. These arrays
-have names. Any rank can get or create them at any time, without the other ranks.
+A block of a rank's own span is freed when the rank's array dies, and is lost with the rank. The named
+memory have the arrays that several ranks change at their own pace, or that must outlive any rank. These
+arrays have names. Any rank can get or create them at any time, without the other ranks.
 
 A rank may be killed at any point, so nothing may depend on its next step:
 
@@ -35,7 +35,7 @@ from typing import Any, Callable, Iterator, Sequence
 import numpy as np
 
 from synkhronos._typing import DTypeLike
-from synkhronos.host.handler_errors import is_of_handler, pass_on
+from synkhronos.host.handler_errors import is_of_handler, reraise_if_handlers
 from synkhronos.stores.memory import SharedMemory
 
 #: Numbers of locks are below this.
@@ -81,8 +81,8 @@ def _sleep() -> None:
     time.sleep(_NAP)
 
 
-class Commons(ABC):
-    """Arrays and locks that belong to no rank. `NaiveCommons` is the specification.
+class NamedMemory(ABC):
+    """Arrays and locks that belong to no rank. `NaiveNamedMemory` is the specification.
 
     Attributes
     ----------
@@ -155,15 +155,15 @@ class Commons(ABC):
 def checked(name: str, shape: int | Sequence[int], dtype: DTypeLike) -> tuple[tuple[int, ...], np.dtype]:
     """Return the shape and the dtype of an array to be created, or raise an error with the reason."""
     if not isinstance(name, str) or not name:
-        raise TypeError(f"commons: expected a name, a string that is not empty, got {name!r}")
+        raise TypeError(f"named memory: expected a name, a string that is not empty, got {name!r}")
     extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     if any(not isinstance(one, (int, np.integer)) or one < 0 for one in extents):
-        raise ValueError(f"commons: expected a shape of integers >= 0 for {name!r}, got {shape}")
+        raise ValueError(f"named memory: expected a shape of integers >= 0 for {name!r}, got {shape}")
     dtype = np.dtype(dtype)
     if dtype.hasobject:
         raise TypeError(
-            f"commons: the array {name!r} cannot have the dtype {dtype}: Python objects are of no use "
-            f"to other processes; use numbers"
+            f"named memory: the array {name!r} cannot have the dtype {dtype}: Python objects are of no "
+            f"use to other processes; use numbers"
         )
     return tuple(int(one) for one in extents), dtype
 
@@ -174,15 +174,15 @@ def check_same(
     """Raise if an array exists with a shape or dtype other than the requested one."""
     if there != asked:
         raise ValueError(
-            f"commons: the array {name!r} has the shape {there[0]} and the dtype {there[1]}; asked for "
-            f"were {asked[0]} and {asked[1]}; use the same everywhere, or another name"
+            f"named memory: the array {name!r} has the shape {there[0]} and the dtype {there[1]}; asked "
+            f"for were {asked[0]} and {asked[1]}; use the same everywhere, or another name"
         )
 
 
 def check_index(index: int) -> int:
     """Return the number of a lock, or raise if there is none with this number."""
     if not 0 <= index < N_LOCKS:
-        raise IndexError(f"commons: expected the number of a lock in 0..{N_LOCKS - 1}, got {index}")
+        raise IndexError(f"named memory: expected the number of a lock in 0..{N_LOCKS - 1}, got {index}")
     return int(index)
 
 
@@ -229,7 +229,7 @@ class LockFile:
     def release(self, byte: int) -> None:
         key = os.getpid(), byte
         if key not in self._held:
-            raise RuntimeError(f"commons: the lock {byte} is not held by this rank")
+            raise RuntimeError(f"named memory: the lock {byte} is not held by this rank")
         fcntl.lockf(self._number, fcntl.LOCK_UN, 1, byte)
         del self._held[key]
 
@@ -262,8 +262,8 @@ class FileLock(Lock):
         return self._file.is_free(self._byte)
 
 
-class SharedCommons(Commons):
-    """The commons of ranks on one machine: a span of the shared memory, and a `LockFile`.
+class SharedNamedMemory(NamedMemory):
+    """The named memory of ranks on one machine: a span of the shared memory, and a `LockFile`.
 
     One thread of each rank uses it at a time.
 
@@ -383,7 +383,7 @@ def open_unnamed(label: str) -> Any:
     try:
         return open(os.memfd_create(label), "r+b", buffering=0)
     except (AttributeError, OSError) as error:
-        pass_on(error)
+        reraise_if_handlers(error)
         # An old kernel or C library, or a sandbox that forbids the call
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise

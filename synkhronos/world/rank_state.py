@@ -1,7 +1,7 @@
 """Commands, and the state of a rank on which they run.
 
 A command is an object with one method, ``run(here)``. The master creates it, the transport sends it to
-every worker, and each rank runs it on its own state `here`. The return value of ``run``, or the
+every worker, and each rank runs it on its own state `state`. The return value of ``run``, or the
 exception that it raises, is sent to the master at the finish barrier. A public function and its command
 are in the same module; there is no other list of the commands.
 """
@@ -25,7 +25,7 @@ from synkhronos.engines.base import Engine
 from synkhronos.host.handler_errors import suppress
 from synkhronos.host.status import LINE
 from synkhronos.stores.handle import Composite, Handle
-from synkhronos.stores.required_rows import Need
+from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.transports.base import Transport
 from synkhronos.world.replies import failure, success
 
@@ -57,10 +57,10 @@ class Command(ABC):
         """Record that all ranks have been sent the command, and have run it."""
 
     @abstractmethod
-    def run(self, here: Here) -> Any:
+    def run(self, state: RankState) -> Any:
         """Execute the command on the state of this rank, and return a value for the master."""
 
-    def needs(self, ranks: range, size: int) -> Iterable[Need]:
+    def needs(self, ranks: range, size: int) -> Iterable[RequiredRows]:
         """Return which rows of the master's arrays some of the `size` ranks need: by default, none."""
         return ()
 
@@ -70,12 +70,12 @@ class Command(ABC):
             return self
         raise TypeError(f"{type(self).__name__}: expected no change, got {change!r}")
 
-    def prepare(self, here: Here) -> Callable[[Any], Any]:
+    def prepare(self, state: RankState) -> Callable[[Any], Any]:
         """Return a function that runs the command on this rank again and again, each time with a change.
 
         The prepared state is valid until `Plans.forget_prepared`.
         """
-        return lambda change: self.changed(change).run(here)
+        return lambda change: self.changed(change).run(state)
 
     @property
     def plain(self) -> Command:
@@ -86,16 +86,16 @@ class Command(ABC):
         """Return the command without wire formats and state of former runs."""
         return self
 
-    def rehearse(self, here: Here, change: Any = None) -> None:  # noqa: B027
+    def warm_caches(self, state: RankState, change: Any = None) -> None:  # noqa: B027
         """Do the steps of `run` before it computes: nothing changes, and nothing is waited for."""
 
-    def title(self, here: Here) -> str:
+    def title(self, state: RankState) -> str:
         """Return a few words about what it does, whatever it does it to."""
         return type(self).__name__
 
-    def describe(self, here: Here) -> str:
+    def describe(self, state: RankState) -> str:
         """Return a few words about the command, for the log."""
-        return self.title(here)
+        return self.title(state)
 
 
 #: The bytes that are sent of a plan without a change. A pickled command is longer.
@@ -113,24 +113,24 @@ class Received(Command):
     def __init__(self, sent: Any) -> None:
         self._sent = sent
 
-    def run(self, here: Here) -> Any:
-        return here.run_sent(self._sent)
+    def run(self, state: RankState) -> Any:
+        return state.run_sent(self._sent)
 
-    def rehearse(self, here: Here, change: Any = None) -> None:
+    def warm_caches(self, state: RankState, change: Any = None) -> None:
         if type(self._sent) is list:
             for one in self._sent[:1]:  # the first command's work empties the caches again
-                Received(one).rehearse(here)
+                Received(one).warm_caches(state)
         elif type(self._sent) is tuple:
             number, *change = self._sent
-            here.plans.command(number).rehearse(here, *change[:1])
+            state.plans.command(number).warm_caches(state, *change[:1])
         else:
-            self._sent.rehearse(here)
+            self._sent.warm_caches(state)
 
-    def describe(self, here: Here) -> str:
+    def describe(self, state: RankState) -> str:
         if type(self._sent) is list:
-            return " + ".join(Received(one).describe(here) for one in self._sent)
+            return " + ".join(Received(one).describe(state) for one in self._sent)
         is_plan = type(self._sent) is tuple
-        return (here.plans.command(self._sent[0]) if is_plan else self._sent).describe(here)
+        return (state.plans.command(self._sent[0]) if is_plan else self._sent).describe(state)
 
 
 class Plans:
@@ -144,15 +144,17 @@ class Plans:
         """Return the command of a plan."""
         return self._commands[number]
 
-    def run(self, here: Here, number: int, change: Any = None, command: Command | None = None) -> Any:
+    def run(
+        self, state: RankState, number: int, change: Any = None, command: Command | None = None
+    ) -> Any:
         """Run a plan with a change; `command` is the plan's, if this rank may not have it."""
         prepared = self._prepared.get(number)
         if prepared is None:
             if command is not None:
                 self._commands[number] = command
-            if here.is_master:
-                here.show_name(number, self._commands[number].title(here))
-            prepared = self._prepared[number] = self._commands[number].prepare(here)
+            if state.is_master:
+                state.show_name(number, self._commands[number].title(state))
+            prepared = self._prepared[number] = self._commands[number].prepare(state)
         return prepared(change)
 
     def drop(self, numbers: Iterable[int]) -> None:
@@ -169,7 +171,7 @@ class Plans:
         return len(self._commands)
 
 
-class Here:
+class RankState:
     """The state of a rank, on which commands run.
 
     Attributes
@@ -205,7 +207,7 @@ class Here:
 
     def __init__(self, transport: Transport, engine: Engine) -> None:
         self.transport = transport
-        self.ahead = transport.ahead
+        self.overlap = transport.overlap
         self.store = transport.store
         self.comm = transport.communicator()
         self.engine = engine
@@ -378,7 +380,7 @@ class Here:
             return [self.run_sent(one) for one in sent]
         return sent.run(self)
 
-    def rehearse(self) -> None:
+    def warm_caches(self) -> None:
         """Read the last command again, up to where it computes, while there is no other command.
 
         The next command is often like it, and finds its steps in the processor's caches. Nothing is done
@@ -386,7 +388,7 @@ class Here:
         """
         if self._succeeded is not None and self.log is None:
             with suppress(Exception):  # running the command will report the error
-                Received(sent_form(self._succeeded)).rehearse(self)
+                Received(sent_form(self._succeeded)).warm_caches(self)
 
     def failure(self, error: Exception) -> bytes:
         """Return the bytes of a reply that reports how this rank failed."""

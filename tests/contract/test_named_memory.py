@@ -1,14 +1,14 @@
-"""Conformance checks on the commons of each store, and tests of ranks that die in them."""
+"""Conformance checks on the named memory of each store, and tests of ranks that die in them."""
 
 import os
 import signal
 
 import pytest
 from checks.children import as_rank, begin, child, die, end, kill
-from checks.commons import CHECKS
+from checks.named_memory import CHECKS
 
 from synkhronos._errors import SynkhronosError
-from synkhronos.stores import commons as module
+from synkhronos.stores import named_memory as module
 from synkhronos.stores import memory as memory_module
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
@@ -30,7 +30,7 @@ def store():
 
 
 def test_a_lock_is_free_when_its_holder_was_killed(store):
-    lock = store.commons.lock(5)
+    lock = store.named_memory.lock(5)
     with child(lock.try_acquire) as holder:
         assert not lock.is_free() and not lock.try_acquire()
         kill(holder)
@@ -39,48 +39,48 @@ def test_a_lock_is_free_when_its_holder_was_killed(store):
 
 
 def test_nobody_waits_longer_than_it_may_for_a_rank_that_is_stopped_while_it_makes_an_array(store):
-    commons = store.commons
-    commons.array("before", 3, "int8")
+    named_memory = store.named_memory
+    named_memory.array("before", 3, "int8")
 
     def stop_waiting():
         raise TimeoutError
 
-    with commons.pausing(stop_waiting), child(
-        lambda: commons._file.try_acquire(module._DIRECTORY)
+    with named_memory.pausing(stop_waiting), child(
+        lambda: named_memory._file.try_acquire(module._DIRECTORY)
     ) as holder:
         os.kill(holder, signal.SIGSTOP)
-        assert commons.array("before", 3, "int8").tolist() == [0] * 3
+        assert named_memory.array("before", 3, "int8").tolist() == [0] * 3
         with pytest.raises(TimeoutError):
-            commons.array("after", 3, "int8")
-    assert commons.array("after", 3, "int8").tolist() == [0] * 3
+            named_memory.array("after", 3, "int8")
+    assert named_memory.array("after", 3, "int8").tolist() == [0] * 3
 
 
 @pytest.mark.parametrize("step", ["_forget", "memory.give_back"])
 def test_an_interrupted_clear_is_completed_by_the_next(store, monkeypatch, step):
-    commons = store.commons
-    commons.array("numbers", 3, "int8")[...] = 7
+    named_memory = store.named_memory
+    named_memory.array("numbers", 3, "int8")[...] = 7
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    owner = commons if step == "_forget" else commons.memory
+    owner = named_memory if step == "_forget" else named_memory.memory
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(owner, step.rpartition(".")[2], interrupt)
-        commons.clear()
-    commons.clear()
-    assert commons.array("numbers", 3, "int8").tolist() == [0] * 3
+        named_memory.clear()
+    named_memory.clear()
+    assert named_memory.array("numbers", 3, "int8").tolist() == [0] * 3
 
 
 def test_a_forked_process_neither_has_nor_gives_back_the_locks_of_a_rank(store):
-    lock = store.commons.lock(5)
+    lock = store.named_memory.lock(5)
     assert lock.try_acquire()
 
     def use():
         assert not lock.is_free() and not lock.try_acquire()
         with pytest.raises(RuntimeError, match="not held by this rank"):
             lock.release()
-        store.commons.release_locks()
-        os.close(store.commons._file._number)
+        store.named_memory.release_locks()
+        os.close(store.named_memory._file._number)
 
     with child(use) as forked, child(lambda: lock.try_acquire() and os._exit(1)):
         kill(forked)
@@ -90,12 +90,12 @@ def test_a_forked_process_neither_has_nor_gives_back_the_locks_of_a_rank(store):
 
 
 def test_a_forked_process_gets_arrays_but_creates_none(store):
-    there = store.commons.array("there", 3, "int8")
+    there = store.named_memory.array("there", 3, "int8")
 
     def use():
-        store.commons.array("there", 3, "int8")[...] = 5
+        store.named_memory.array("there", 3, "int8")[...] = 5
         with pytest.raises(SynkhronosError, match="was forked"):
-            store.commons.array("new", 3, "int8")
+            store.named_memory.array("new", 3, "int8")
 
     with child(use):
         assert there.tolist() == [5] * 3
@@ -103,45 +103,45 @@ def test_a_forked_process_gets_arrays_but_creates_none(store):
 
 @pytest.mark.parametrize("step", ["allocate_pages", "record"])
 def test_a_rank_that_dies_while_it_creates_an_array_leaves_the_directory_as_it_was(store, step):
-    commons, memory = store.commons, store.memory
-    before = commons.array("before", 100_000, "int8")
+    named_memory, memory = store.named_memory, store.memory
+    before = named_memory.array("before", 100_000, "int8")
     before[...] = 1
 
     def create():
         if step == "record":  # it is written, but does not count yet
-            commons._header = type("Header", (), {"__getitem__": lambda _, key: header[key],
+            named_memory._header = type("Header", (), {"__getitem__": lambda _, key: header[key],
                                                   "__setitem__": die})()  # fmt: skip
         else:
             memory.allocate_pages = die
-        commons.array("new", 100_000, "int8")
+        named_memory.array("new", 100_000, "int8")
 
-    header = commons._header
+    header = named_memory._header
     assert end(begin(as_rank, store, 1, create)) == signal.SIGKILL
-    new = commons.array("another", (50, 5000), "int8")
+    new = named_memory.array("another", (50, 5000), "int8")
     assert not new.any()
     new[...] = 2
     assert set(before.tolist()) == {1}
-    assert not commons.array("new", 100_000, "int8").any()
+    assert not named_memory.array("new", 100_000, "int8").any()
 
 
 def test_the_pages_of_an_array_are_allocated_while_there_is_memory(store, monkeypatch):
     left = [200 * MEBIBYTE]
     monkeypatch.setattr(memory_module, "_memory_left", lambda: left[0])
-    store.commons.array("a", 64 * MEBIBYTE, "uint8")
+    store.named_memory.array("a", 64 * MEBIBYTE, "uint8")
     left[0] = 100 * MEBIBYTE
     with pytest.raises(MemoryError, match=r"\d+ bytes were requested, \d+ are left"):
-        store.commons.array("b", 64 * MEBIBYTE, "uint8")
+        store.named_memory.array("b", 64 * MEBIBYTE, "uint8")
     with pytest.raises(MemoryError, match="of what can be addressed"):
-        store.commons.array("b", 1 << 60, "uint8")
+        store.named_memory.array("b", 1 << 60, "uint8")
     left[0] = 200 * MEBIBYTE
-    assert not store.commons.array("b", (64, MEBIBYTE), "uint8").any()
+    assert not store.named_memory.array("b", (64, MEBIBYTE), "uint8").any()
 
 
 def test_a_directory_that_is_full_is_an_error_in_words(store):
-    store.commons._end_of_log = store.commons._log + 200
+    store.named_memory._end_of_log = store.named_memory._log + 200
     with pytest.raises(MemoryError, match="use fewer or smaller arrays"):
         for number in range(10):
-            store.commons.array(f"{number}", 3, "int8")
+            store.named_memory.array(f"{number}", 3, "int8")
 
 
 def test_without_memfd_the_locks_are_in_a_file_without_a_name(monkeypatch, tmp_path):
@@ -152,7 +152,7 @@ def test_without_memfd_the_locks_are_in_a_file_without_a_name(monkeypatch, tmp_p
     monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
     store = SharedMemoryStore(SharedMemory(2))
     assert not list(tmp_path.iterdir())
-    lock = store.commons.lock(1)
+    lock = store.named_memory.lock(1)
     with child(lock.try_acquire):
         assert not lock.try_acquire()
     assert lock.try_acquire()

@@ -1,4 +1,4 @@
-"""Conformance checks for the commons of a store: arrays and locks that belong to no rank.
+"""Conformance checks for the named memory of a store: arrays and locks that belong to no rank.
 
 Each check takes `ranks`, a `checks.ranks.Ranks` whose subject is the transport of a rank.
 """
@@ -23,11 +23,11 @@ def fresh(name):
 
 def create_many(transport, name):
     """Create arrays in an order of the rank's own, each rank at once; return what they were."""
-    commons = transport.store.commons
+    named_memory = transport.store.named_memory
     asked = list(itertools.product(SHAPES, DTYPES))
     transport.barrier()
     order = np.random.default_rng(transport.rank).permutation(len(asked))
-    arrays = {k: commons.array(f"{name} {k}", *asked[k]) for k in order}
+    arrays = {k: named_memory.array(f"{name} {k}", *asked[k]) for k in order}
     wrong = [asked[k] for k, one in arrays.items() if (one.shape, one.dtype) != asked[k] or one.any()]
     transport.barrier()
     if transport.rank == transport.size - 1:
@@ -40,31 +40,31 @@ def create_many(transport, name):
 
 
 def create_differently(transport, name):
-    commons = transport.store.commons
-    array = commons.array(name, (2, 3), "float32")
+    named_memory = transport.store.named_memory
+    array = named_memory.array(name, (2, 3), "float32")
     array[...] = 1
     transport.barrier()
     errors = []
     for shape, dtype in (((3, 2), "float32"), ((2, 3), "float64"), (6, "float32")):
         try:
-            commons.array(name, shape, dtype)
+            named_memory.array(name, shape, dtype)
         except ValueError as error:
             errors.append(str(error))
     transport.barrier()
-    return errors, commons.array(name, (2, 3), "float32").sum()
+    return errors, named_memory.array(name, (2, 3), "float32").sum()
 
 
 def give_wrong_arguments(transport):
-    commons, errors = transport.store.commons, []
+    named_memory, errors = transport.store.named_memory, []
     for call in (
-        lambda: commons.array("", 3, "int8"),
-        lambda: commons.array(3, 3, "int8"),
-        lambda: commons.array("x", -1, "int8"),
-        lambda: commons.array("x", 3, object),
-        lambda: commons.lock(-1),
-        lambda: commons.lock(1 << 62),
-        lambda: commons.lock(3).release(),
-        lambda: commons.locks("x", 1 << 21),
+        lambda: named_memory.array("", 3, "int8"),
+        lambda: named_memory.array(3, 3, "int8"),
+        lambda: named_memory.array("x", -1, "int8"),
+        lambda: named_memory.array("x", 3, object),
+        lambda: named_memory.lock(-1),
+        lambda: named_memory.lock(1 << 62),
+        lambda: named_memory.lock(3).release(),
+        lambda: named_memory.locks("x", 1 << 21),
     ):
         try:
             errors.append(call())
@@ -75,8 +75,8 @@ def give_wrong_arguments(transport):
 
 def count(transport, name):
     """Increment two numbers that must always be equal, in several steps under a lock."""
-    commons = transport.store.commons
-    numbers, [lock] = commons.array(name, (2,), "int64"), commons.locks(name, 1)
+    named_memory = transport.store.named_memory
+    numbers, [lock] = named_memory.array(name, (2,), "int64"), named_memory.locks(name, 1)
     transport.barrier()
     done, refused, unequal = 0, 0, 0
     while done < COUNTED:
@@ -98,7 +98,7 @@ def count(transport, name):
 
 def look_at_a_lock(transport, name):
     """Let rank 0 take a lock; return what each rank sees of it, and of its neighbour."""
-    held, other = transport.store.commons.locks(name, 2)
+    held, other = transport.store.named_memory.locks(name, 2)
     seen = [held.is_free()]
     transport.barrier()
     if transport.rank == 0:
@@ -107,7 +107,7 @@ def look_at_a_lock(transport, name):
     seen += [held.is_free(), held.try_acquire(), other.is_free()]
     transport.barrier()
     if transport.rank == 0:
-        transport.store.commons.release_locks()
+        transport.store.named_memory.release_locks()
     transport.barrier()
     seen.append(held.is_free())
     transport.barrier()
@@ -115,16 +115,16 @@ def look_at_a_lock(transport, name):
 
 
 def fill_and_clear(transport, name):
-    commons = transport.store.commons
-    small, large = (commons.array(f"{name} {n}", n, "uint8") for n in (9, 1 << 21))
+    named_memory = transport.store.named_memory
+    small, large = (named_memory.array(f"{name} {n}", n, "uint8") for n in (9, 1 << 21))
     transport.barrier()
     if transport.rank == 0:
         small[...] = large[...] = 7
-        commons.clear()
+        named_memory.clear()
     transport.barrier()
     seen = [small.any(), large.any()]
     # The names are free again, also for other shapes.
-    again = [commons.array(f"{name} {n}", n + 1, "int8") for n in (1 << 21, 9)]
+    again = [named_memory.array(f"{name} {n}", n + 1, "int8") for n in (1 << 21, 9)]
     transport.barrier()
     seen += [one.any() for one in again]
     transport.barrier()

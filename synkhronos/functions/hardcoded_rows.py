@@ -6,9 +6,9 @@ import re
 from typing import Sequence
 
 from synkhronos._errors import SynkhronosError, text_of
-from synkhronos.engines.base import Fixed
+from synkhronos.engines.base import HardcodedRowCount
 from synkhronos.functions.replica import Replica
-from synkhronos.host.handler_errors import pass_on
+from synkhronos.host.handler_errors import reraise_if_handlers
 
 _MOST = 3  # operations that a message names
 _SHAPES = re.compile("^Inputs shapes: (.*)$", re.MULTILINE)  # where the compiler's errors list them
@@ -42,7 +42,7 @@ def explained(error: Exception, replica: Replica, n_all: int | None, n_rows: int
     is_other = isinstance(error, (MemoryError, SynkhronosError))  # such as that another rank has failed
     if n_all is None or n_all in (1, n_rows) or is_other:
         return None
-    pass_on(error)
+    reraise_if_handlers(error)
     found = [
         one
         for one in replica.fixed
@@ -68,7 +68,7 @@ def _has_all_rows(text: str, n_all: int, n_rows: int) -> bool:
     return shapes is not None and {n_all, n_rows} <= set(map(int, re.findall(r"\d+", shapes[1])))
 
 
-def _words(found: Sequence[Fixed], n_all: int, n_rows: int) -> str:
+def _words(found: Sequence[HardcodedRowCount], n_all: int, n_rows: int) -> str:
     numbers = ", ".join(map(str, dict.fromkeys(one.number for one in found)))
     listed = "; ".join([one.text for one in found[:_MOST]])
     return (

@@ -12,7 +12,7 @@ from typing import Any, Sequence
 from synkhronos._typing import SharedVariable
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.engines.base import Engine
-from synkhronos.world.here import Here
+from synkhronos.world.rank_state import RankState
 
 
 def begun(
@@ -23,18 +23,18 @@ def begun(
     return [(one, buckets.number) for one, buckets in found if buckets is not None]
 
 
-def has_completed(here: Here, command: Any, number: int) -> bool:
+def has_completed(state: RankState, command: Any, number: int) -> bool:
     """Complete the reduction of a variable for a `Reduce`, if it was begun; return whether it was.
 
     Only ranks that have an `OverlappedReduction` call this. The return value is the same on all of them.
     """
-    if here.ahead.running is None or number not in command.begun:
+    if state.overlap.running is None or number not in command.begun:
         return False
-    buckets, function, *_ = here.ahead.running
+    buckets, function, *_ = state.overlap.running
     wanted = command.begun[number], command.op, command.wire
     if (buckets.number, buckets.op, buckets.wire) != wanted:
         return False
     if find_operation(command.op).weighted and command.weights != function:
         return False
-    here.ahead.finish(here.engine.storage(here.shareds[number]))
+    state.overlap.finish(state.engine.storage(state.shareds[number]))
     return True

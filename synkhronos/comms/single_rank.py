@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from synkhronos._typing import Array
 
 
-class AloneCommunicator(Communicator):
+class SingleRankCommunicator(Communicator):
     """Every collective returns this rank's own arrays."""
 
     def broadcast(self, arrays: Sequence[Array], root: int) -> Sequence[Array]:

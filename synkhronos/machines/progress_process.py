@@ -1,9 +1,9 @@
-"""The courier of a machine: a process that only communicates, while the ranks compute.
+"""The progress process of a machine: a process that only communicates, while the ranks compute.
 
-Objects that belong to no rank are in the commons of a machine. MPI makes progress only while a process
-calls it, and a rank that computes does not. So a second task on each machine joins the commons of the
-ranks. Until the leader ends, it does the `Work` that the leader requests, by which the couriers of all
-machines exchange what their ranks need.
+Objects that belong to no rank are in the named memory of a machine. MPI makes progress only while a
+process calls it, and a rank that computes does not. So a second task on each machine joins the named
+memory of the ranks. Until the leader ends, it does the `Work` that the leader requests, by which the
+progress processes of all machines exchange what their ranks need.
 """
 
 from __future__ import annotations
@@ -21,77 +21,81 @@ import numpy as np
 from synkhronos._errors import SynkhronosError
 from synkhronos.machines.links import Links, LostError
 from synkhronos.machines.neighbours import Neighbours
-from synkhronos.stores.commons import Commons, LockFile, SharedCommons, open_unnamed
 from synkhronos.stores.memory import SharedMemory
+from synkhronos.stores.named_memory import LockFile, NamedMemory, SharedNamedMemory, open_unnamed
 from synkhronos.transports.children import has_ended
 from synkhronos.transports.semaphore import NBYTES, Semaphore
 
-_LEADER, _COURIER = 0, 1  # their ranks among the tasks of the machine
+_LEADER, _PROGRESS_PROCESS = 0, 1  # their ranks among the tasks of the machine
 _TAG = 0
-_IDLE = 0.02  # seconds between two checks for a message of the leader, which also wakes the courier
+_IDLE = (
+    0.02  # seconds between two checks for a message of the leader, which also wakes the progress process
+)
 _NAP = 2e-4  # seconds
 _CLOSING = 2.0  # seconds to wait for the end of the work
 
-# Words of the table: the numbers of the work that the leader wants, of the work that uses the commons,
-# of the latest work that the courier has seen, and of work that ended because another courier had died
+# Words of the table: the numbers of the work that the leader wants, of the work that uses the named
+# memory, of the latest work that the progress process has seen, and of work that ended because another
+# progress process had died
 _WANTED, _RUNNING, _SEEN, _FAILED = range(4)
 _WORDS = 8
 
 
 class WorkContext:
-    """The objects with which the courier of a machine works.
+    """The objects with which the progress process of a machine works.
 
     Attributes
     ----------
-    commons : Commons
-        The commons of this machine.
+    named memory : Commons
+        The named memory of this machine.
     links : Links
-        The links between the couriers; the number of a machine is the rank of its courier.
+        The links between the progress processes; the number of a machine is the rank of its progress
+        process.
     number : int
         The number of the work, the same on all machines.
     is_over : callable
         Whether the leader has ended the work, or has died.
     wait : callable
-        ``wait(seconds)`` sleeps for at most this time. `Courier.wake` ends it.
+        ``wait(seconds)`` sleeps for at most this time. `ProgressProcess.wake` ends it.
     kept : dict
         State that a `Work` of this world leaves for later `Work`, by name.
     """
 
     def __init__(
         self,
-        commons: Commons,
+        named_memory: NamedMemory,
         links: Links,
         number: int,
         is_over: Callable[[], bool],
         wait: Callable[[float], Any] = time.sleep,
         kept: dict[str, Any] | None = None,
     ) -> None:
-        self.commons, self.links, self.number = commons, links, number
+        self.named_memory, self.links, self.number = named_memory, links, number
         self.is_over, self.wait = is_over, wait
         self.kept = {} if kept is None else kept
 
 
 class Work(Protocol):
-    """A task of a courier. It is pickled."""
+    """A task of a progress process. It is pickled."""
 
     def run(self, context: WorkContext) -> None:
         """Work until ``context.is_over()``."""
 
 
-class Courier(ABC):
-    """The leader's handle to the courier of its machine. `NaiveCourier` is the specification.
+class ProgressProcess(ABC):
+    """The leader's handle to its machine's progress process. See also `NaiveProgressProcess`.
 
     Attributes
     ----------
-    commons : Commons
-        The objects that belong to no rank, for the ranks of this machine and its courier.
+    named memory : Commons
+        The objects that belong to no rank, for the ranks of this machine and its progress process.
     """
 
-    commons: Commons
+    named_memory: NamedMemory
 
     @abstractmethod
     def start(self, number: int, work: Work) -> None:
-        """Let the courier work. The last work has stopped."""
+        """Let the progress process work. The last work has stopped."""
 
     @abstractmethod
     def end(self) -> None:
@@ -99,10 +103,10 @@ class Courier(ABC):
 
     @abstractmethod
     def has_stopped(self) -> bool:
-        """Whether no work uses the commons."""
+        """Whether no work uses the named memory."""
 
     def check(self) -> None:  # noqa: B027
-        """Raise `LostError` if couriers have died while they were needed."""
+        """Raise `LostError` if progress processes have died while they were needed."""
 
     def use_in_fork(self) -> None:  # noqa: B027
         """Called in a rank that was forked from the leader."""
@@ -112,10 +116,10 @@ class Courier(ABC):
         self.end()
 
 
-class NoCourier(Courier):
-    """A placeholder where there is no courier. Programs cannot use objects that belong to no rank."""
+class NoProgressProcess(ProgressProcess):
+    """A placeholder for no progress process: programs cannot use objects that belong to no rank."""
 
-    commons = None  # type: ignore[assignment]  # the transport looks for it
+    named_memory = None  # type: ignore[assignment]  # the transport looks for it
 
     def start(self, number: int, work: Work) -> None:
         pass
@@ -128,14 +132,14 @@ class NoCourier(Courier):
 
 
 class Address(NamedTuple):
-    """Where another process finds the files of `JointCommons`."""
+    """Where another process finds the files of `JointNamedMemory`."""
 
     pid: int
     memory: int
     locks: int
 
 
-class JointCommons(SharedCommons):
+class JointNamedMemory(SharedNamedMemory):
     """Commons that can be joined by a process that was not forked from their creator.
 
     Their memory and their locks are files without names. A process of the same user opens them by the
@@ -144,17 +148,17 @@ class JointCommons(SharedCommons):
     Parameters
     ----------
     address : Address, optional
-        The address of the commons to join. By default, new commons are created.
+        The address of the named memory to join. By default, new named memory is created.
 
     Attributes
     ----------
     address : Address
-        The address of the commons.
+        The address of the named memory.
     """
 
     def __init__(self, address: Address | None = None) -> None:
         if address is None:
-            self._memory_file = open_unnamed("synkhronos-commons")
+            self._memory_file = open_unnamed("synkhronos-named memory")
             locks = open_unnamed("synkhronos-locks")
             self.address = Address(os.getpid(), self._memory_file.fileno(), locks.fileno())
         else:
@@ -173,8 +177,8 @@ class JointCommons(SharedCommons):
         self._memory_file.close()
 
 
-class TaskCourier(Courier):
-    """A courier that is another task of the MPI job. It joins the commons when it is first needed.
+class TaskProgressProcess(ProgressProcess):
+    """A progress process that is a task of the MPI job. It joins the named memory when first needed.
 
     Parameters
     ----------
@@ -184,20 +188,20 @@ class TaskCourier(Courier):
 
     def __init__(self, links: Links) -> None:
         self._links = links
-        self.commons = JointCommons()
-        memory = self.commons.memory
+        self.named_memory = JointNamedMemory()
+        memory = self.named_memory.memory
         table, bell = memory.allocate(8 * _WORDS), memory.allocate(NBYTES)
         self._table, self._bell = table.view(np.int64), Semaphore(array=bell)
         self._table[:] = 0
         self._world = _World(
-            next(_worlds), self.commons.address, memory.offset(table), memory.offset(bell)
+            next(_worlds), self.named_memory.address, memory.offset(table), memory.offset(bell)
         )
         self._started = 0
 
     def start(self, number: int, work: Work) -> None:
         self._table[_WANTED] = self._started = number
         content = self._world, number, pickle.dumps(work)
-        self._links.send(_COURIER, _TAG, pickle.dumps(content))
+        self._links.send(_PROGRESS_PROCESS, _TAG, pickle.dumps(content))
         self._bell.post()
 
     def end(self) -> None:
@@ -211,10 +215,10 @@ class TaskCourier(Courier):
         if self._table[_FAILED]:
             raise LostError(["the second task of another machine"])
         if self._table[_WANTED]:
-            self._links.receive(_COURIER, _TAG)  # no message, but this raises if it has died
+            self._links.receive(_PROGRESS_PROCESS, _TAG)  # no message, but this raises if it has died
 
     def use_in_fork(self) -> None:
-        self.commons.use_in_fork()  # type: ignore[attr-defined]  # `JointCommons`
+        self.named_memory.use_in_fork()  # type: ignore[attr-defined]  # `JointNamedMemory`
 
     def close(self) -> None:
         self.end()
@@ -224,16 +228,16 @@ class TaskCourier(Courier):
 
 
 class _World(NamedTuple):
-    """A world of the leader, and where a courier finds its commons, the table and the bell.
+    """A world of the leader, and where to find its named memory, the table and the bell.
 
     Attributes
     ----------
     number : int
         Numbers the worlds of the leader.
     address : Address
-        The address of the commons.
+        The address of the named memory.
     table, bell : int
-        Offsets in the memory of the commons.
+        Offsets in the memory of the named memory.
     """
 
     number: int
@@ -246,26 +250,26 @@ _worlds = itertools.count()
 
 
 def send_home(links: Links) -> None:
-    """Let the courier of this machine leave `serve`, if it is alive."""
+    """Let the progress process of this machine leave `serve`, if it is alive."""
     with contextlib.suppress(LostError):
-        links.send(_COURIER, _TAG, pickle.dumps(None))
+        links.send(_PROGRESS_PROCESS, _TAG, pickle.dumps(None))
 
 
 def send_names(links: Links, names: Sequence[str]) -> None:
-    """Tell the courier of this machine, if it is alive, the names of the machines in messages."""
+    """Tell a living progress process the names of the machines in messages."""
     with contextlib.suppress(LostError):
-        links.send(_COURIER, _TAG, pickle.dumps(list(names)))
+        links.send(_PROGRESS_PROCESS, _TAG, pickle.dumps(list(names)))
 
 
-def serve(here: Links, couriers: Links, neighbours: Neighbours) -> None:
-    """Run as the courier of this machine until `send_home`.
+def serve(state: Links, progress_processes: Links, neighbours: Neighbours) -> None:
+    """Run as the progress process of this machine until `send_home`.
 
     Parameters
     ----------
     here : Links
         The links between the tasks of this machine.
-    couriers : Links
-        The links between the couriers of all machines.
+    progress_processes : Links
+        The links between the progress processes of all machines.
     neighbours : Neighbours
         The machines next to this one.
 
@@ -276,7 +280,7 @@ def serve(here: Links, couriers: Links, neighbours: Neighbours) -> None:
     """
     neighbours.report_when_ended()
     try:
-        _serve(here, couriers, neighbours)
+        _serve(state, progress_processes, neighbours)
         neighbours.say_goodbye()
     except LostError:
         neighbours.report()
@@ -285,11 +289,11 @@ def serve(here: Links, couriers: Links, neighbours: Neighbours) -> None:
         neighbours.stop()
 
 
-def _serve(here: Links, couriers: Links, neighbours: Neighbours) -> None:
+def _serve(state: Links, progress_processes: Links, neighbours: Neighbours) -> None:
     joined: _Joined | None = None
     while True:
         neighbours.check()
-        received = here.receive(_LEADER, _TAG)
+        received = state.receive(_LEADER, _TAG)
         if received is None:
             joined.wait() if joined else time.sleep(_IDLE)
             continue
@@ -302,10 +306,10 @@ def _serve(here: Links, couriers: Links, neighbours: Neighbours) -> None:
         world, number, work = content
         if joined is None or joined.world.number != world.number:
             if joined is not None:
-                joined.commons.close()
+                joined.named_memory.close()
             joined = _join(world)
         if joined is not None:
-            joined.run(here, couriers, neighbours, number, work)
+            joined.run(state, progress_processes, neighbours, number, work)
 
 
 def _join(world: _World) -> _Joined | None:
@@ -326,8 +330,8 @@ class _Joined:
     """The memory of the world to which this machine's ranks belong."""
 
     def __init__(self, world: _World) -> None:
-        self.world, self.commons = world, JointCommons(world.address)
-        mapping = self.commons.memory.mapping
+        self.world, self.named_memory = world, JointNamedMemory(world.address)
+        mapping = self.named_memory.memory.mapping
         self._table: np.ndarray = np.ndarray(_WORDS, np.int64, mapping, world.table)
         self.bell = Semaphore(array=np.ndarray(NBYTES, np.uint8, mapping, world.bell), is_new=False)
         self._kept: dict[str, Any] = {}
@@ -339,15 +343,17 @@ class _Joined:
         self.bell.wait(_NAP if is_on_its_way else _IDLE)
 
     def run(
-        self, here: Links, couriers: Links, neighbours: Neighbours, number: int, work: bytes
+        self, state: Links, progress_processes: Links, neighbours: Neighbours, number: int, work: bytes
     ) -> None:
         table = self._table
 
         def is_over() -> bool:
             neighbours.check()
-            return table[_WANTED] != number or bool(here.lost())  # the leader
+            return table[_WANTED] != number or bool(state.lost())  # the leader
 
-        context = WorkContext(self.commons, couriers, number, is_over, self.bell.wait, self._kept)
+        context = WorkContext(
+            self.named_memory, progress_processes, number, is_over, self.bell.wait, self._kept
+        )
         table[_RUNNING] = table[_SEEN] = number
         try:
             if not context.is_over():
@@ -355,5 +361,5 @@ class _Joined:
         except LostError:  # the leaders then end the world
             table[_FAILED] = number
         finally:
-            self.commons.release_locks()
+            self.named_memory.release_locks()
             table[_RUNNING] = 0

@@ -13,7 +13,7 @@ from synkhronos._text import listed
 from synkhronos.world.world import World
 
 
-class Agreement:
+class ReplicaTracker:
     """What is known about the replicas in one world. Variables are represented by their numbers.
 
     Attributes
@@ -166,27 +166,27 @@ class Agreement:
                     watch.wake()
 
 
-def agreement_of(world: World) -> Agreement:
-    """Return the `Agreement` of a world."""
-    return world.part(Agreement)
+def replica_tracker_of(world: World) -> ReplicaTracker:
+    """Return the `ReplicaTracker` of a world."""
+    return world.part(ReplicaTracker)
 
 
 def expected_equal(world: World) -> list[int]:
     """Return the numbers of the replicated tensors, without streams and a rank's own rows."""
-    agreement = agreement_of(world)
+    agreement = replica_tracker_of(world)
     excluded = agreement.scattered | agreement.streams | agreement.sliceable
     return [
         number
-        for number, shared in world.here.shareds.items()
+        for number, shared in world.rank_state.shareds.items()
         if number < world.registry.replicated
         and number not in excluded
-        and world.here.engine.is_tensor(shared)
+        and world.rank_state.engine.is_tensor(shared)
     ]
 
 
 def label(world: World, number: int) -> str:
     """Return how messages refer to a shared variable; variables with equal names are numbered."""
-    names = {each: shared.name or str(shared) for each, shared in world.here.shareds.items()}
+    names = {each: shared.name or str(shared) for each, shared in world.rank_state.shareds.items()}
     same = [each for each, name in names.items() if name == names[number]]
     return names[number] if len(same) == 1 else f"{names[number]} #{same.index(number) + 1}"
 

@@ -20,7 +20,7 @@ from synkhronos.host.status import StatusPage
 _ALL = 1 << 62  # more barriers than there are in any command
 
 
-class Milestones:
+class BarrierProgress:
     """The barriers that each rank has reached, and whether the command was aborted.
 
     Parameters
