@@ -131,6 +131,8 @@ def test_sliceable_variables_and_functions_that_are_built_late():
     np.testing.assert_array_equal(f(batch_s=[[1, 0], [2]])[0], ROWS[[0, 1, 6]].sum(axis=0))
     late = synk.function([x], (x + table.sum() + count, "gather"))
     assert late(ROWS).shape == (7, 3)
+    current_world().run(Kinds())  # ranks refer to the rows of their last call until the next command
+    late(ROWS)
     by_rank = current_world().run(Kinds())
     assert by_rank == [(["ArrayImpl", "ArrayImpl"], "jax:cpu", "cpu")] * 2
     count.set_value(10)  # on the master, as in a script
@@ -158,6 +160,18 @@ def test_results_and_updates_have_the_dtypes_of_their_variables():
         assert [one.dtype for one in found] == [one.dtype for one in outputs]
         assert found[2].max() == 2 and found[3] == found[1].sum()
         assert [one.get_value().dtype for one in (state, count)] == ["float32", "int64"]
+
+
+@own_process
+def test_sums_are_computed_in_the_dtype_that_was_asked_for():
+    """PyTensor converts the finished sum, so that a half overflows, and a float32 loses small terms."""
+    synk.fork(devices=TWO)
+    x, half = pt.vector("x", dtype="float32"), pt.vector("half", dtype="float16")
+    f = synk.function([x], [(x.sum(dtype="float64"), "sum")])
+    g = synk.function([half], [(half.sum(dtype="float32"), "sum"), half.mean()])
+    synk.distribute()
+    assert f(np.array([2**24, 1, 1, 2**24, 1, 1], "float32"))[0] == 2**25 + 4
+    assert [float(one) for one in g(np.ones(150000, "float16"))] == [150000, 1]
 
 
 def recurrences(x, state):

@@ -4,7 +4,7 @@ JAX needs the shapes of all arrays when it traces a function. PyTensor's convers
 by operations of JAX, whose results are known only when the function runs, as in the gradient of
 ``scan``. An operation whose inputs are all known is computed at once here. Some of PyTensor's
 conversions return another dtype than that of the variable: draws of Bernoulli are bool, for example, and
-the sum of two of them would be, too.
+the sum of two of them would be, too. Sums are computed in the dtype in which they accumulate.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pytensor.graph.fg import AbstractFunctionGraph
 from pytensor.link.jax.linker import JAXLinker
 from pytensor.link.utils import fgraph_to_python
 from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.random.basic import CategoricalRV
 
 if TYPE_CHECKING:
@@ -87,8 +88,12 @@ def _convert(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
     from pytensor.link.jax.dispatch import jax_funcify
 
     function = _checked(op) if isinstance(op, CheckAndRaise) else jax_funcify(op, node=node, **kwargs)
+    # PyTensor converts the finished sum.
+    accumulated = op.acc_dtype if isinstance(op, CAReduce) else None
 
     def compute(*inputs: Any) -> Any:
+        if accumulated is not None:
+            inputs = (inputs[0].astype(accumulated),)
         results = trace_or_compute(*inputs)
         if len(node.outputs) == 1:
             return _in_dtype_of(node.outputs[0], results)
