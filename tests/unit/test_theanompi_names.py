@@ -18,7 +18,7 @@ from synkhronos.compat.theanompi.lib.recorder import Recorder
 from synkhronos.compat.theanompi.models import layers2
 from synkhronos.compat.theanompi.models.data import utils
 from synkhronos.extensions.session import Recorder as SessionRecorder
-from synkhronos.extensions.session import contract
+from synkhronos.extensions.session import model as models
 
 SESSION = "RULE=BSP\nMODELFILE=models.modelfile\nMODELCLASS=ModelClass\n"
 
@@ -179,7 +179,7 @@ def test_the_models_are_those_of_the_zoo(found, module):
     there, state = MODELS[module]
     model = getattr(importlib.import_module(f"theanompi.models.{module}"), there)
     assert model is getattr(zoo, state)
-    assert not contract.accepts(model.compile_iter_fns, None, sync_type="cdd"), "BSP averages it"
+    assert not models.accepts(model.compile_iter_fns, None, sync_type="cdd"), "BSP averages it"
 
 
 def test_an_installed_library_and_a_scripts_modules_come_first(found, tmp_path, monkeypatch):

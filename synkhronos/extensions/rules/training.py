@@ -1,4 +1,4 @@
-"""`train`: the loop over epochs that most scripts need, as programs of `synkhronos.spmd`."""
+"""`train`: the loop for all rules; and its state in a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from typing import Any, Callable, NamedTuple, Sequence
 import numpy
 
 import synkhronos as synk
+from synkhronos._checks import check_int
 from synkhronos._text import listed
 from synkhronos._typing import PathLike
 from synkhronos.engines.names import SharedVariable
 from synkhronos.extensions._parameters import checked_parameters
-from synkhronos.extensions.rules import training_state
-from synkhronos.extensions.rules.loop import Outcome, Plan, finish_program, train_program
-from synkhronos.extensions.rules.record import Record
-from synkhronos.extensions.rules.rule import Rule, check_count
-from synkhronos.extensions.rules.training_state import Saved
-from synkhronos.extensions.rules.training_step import TrainingStep, updated_by
-from synkhronos.extensions.rules.validation import Validation, named
+from synkhronos.extensions.rules.loop import (
+    Outcome,
+    Plan,
+    Validation,
+    finish_program,
+    named,
+    train_program,
+)
+from synkhronos.extensions.rules.record import Record, Saved, check_path, load_state, save_state
+from synkhronos.extensions.rules.rule import Rule, TrainingStep, updated_by
 from synkhronos.functions.steps import operations_of
 
 
@@ -158,19 +162,19 @@ def train(
     plan = Plan(
         step, params, _as_data(step, data), rule,
         _checked_validation(validate, by_all),
-        check_count("rules.train: batch_size", batch_size),
-        check_count("rules.train: epochs", epochs, 0),
+        check_int(batch_size, "rules.train: batch_size", 1),
+        check_int(epochs, "rules.train: epochs", 0),
         bool(progress), report,
     )  # fmt: skip
     _check_lengths(plan)
     _check_program(report, controller, on_death)
-    every = check_count("rules.train: checkpoint_every", checkpoint_every)
+    every = check_int(checkpoint_every, "rules.train: checkpoint_every", 1)
     if seed is not None:
-        seed = check_count("rules.train: seed", seed, 0)
+        seed = check_int(seed, "rules.train: seed", 0)
     programs = _Programs(plan, controller, on_death)
     if checkpoint is None:
         return _train_at_once(programs, seed)
-    training_state.check_path(checkpoint)
+    check_path(checkpoint)
     return _train_with_checkpoints(programs, seed, checkpoint, every)
 
 
@@ -189,18 +193,18 @@ def _train_with_checkpoints(programs: _Programs, seed: int | None, path: PathLik
     plan = programs.plan
     settings = _settings(plan, seed)
     if os.path.exists(path):
-        saved = training_state.load(path, settings, seed)
+        saved = load_state(path, settings, seed)
     else:
         _start_alike(plan)
         saved = _beginning(seed)
-        training_state.save(path, saved, settings)  # for a death before the first epochs are saved
+        save_state(path, saved, settings)  # for a death before the first epochs are saved
     results = None
     per_epoch = synk.Rank.n_minibatches(len(plan.data[0]), synk.size(), plan.batch_size)
     while min(saved.steps) < plan.epochs * per_epoch:
         until = min(plan.epochs, (min(saved.steps) // per_epoch // every + 1) * every)
         results = programs.run(train_program, saved, saved.record.elapsed, until, True)
         saved = _after(saved, results)
-        training_state.save(path, saved, settings)
+        save_state(path, saved, settings)
         if results.stopped:
             break
     if saved.states is not None:

@@ -12,17 +12,13 @@ import numpy
 
 import synkhronos as synk
 from synkhronos._typing import AnyArray, PathLike
-from synkhronos.extensions.rules.loop import check_finite, start_rule
-from synkhronos.extensions.rules.progress_bar import Progress
+from synkhronos.extensions.rules.loop import check_finite, combined, start_rule
+from synkhronos.extensions.rules.record import check_settings
 from synkhronos.extensions.rules.rule import END, Rule, assign, values_of
-from synkhronos.extensions.rules.training_state import check_settings
-from synkhronos.extensions.rules.validation import combined
-from synkhronos.extensions.session import contract
-from synkhronos.extensions.session.learning_rate import LearningRate
-from synkhronos.extensions.session.model_state import ModelState
-from synkhronos.extensions.session.rank_recorder import RankRecorder
-from synkhronos.extensions.session.recorder import Recorder
-from synkhronos.extensions.session.velocities import SummedVelocities
+from synkhronos.extensions.rules.writers import Progress
+from synkhronos.extensions.session import model as models
+from synkhronos.extensions.session.model import LearningRate, ModelState, SummedVelocities
+from synkhronos.extensions.session.recorder import RankRecorder, Recorder
 from synkhronos.functions.steps import report_step
 
 FORMAT = ["synkhronos session", 1]
@@ -86,7 +82,7 @@ def session_program(rank: synk.Rank, plan: Plan) -> Outcome:
     try:
         with rank.compiling() if rank.may_meet else contextlib.nullcontext():
             model = _build(rank, plan)
-        contract.check(model, is_compiled=True)
+        models.check(model, is_compiled=True)
         if not isinstance(plan.rule, SummedVelocities):
             _check_updates_itself(model, plan)
         return _Loop(rank, plan, model).run()
@@ -97,14 +93,14 @@ def session_program(rank: synk.Rank, plan: Plan) -> Outcome:
 
 def _build(rank: synk.Rank, plan: Plan) -> Any:
     """Return the model of this rank, with its functions compiled."""
-    made = contract.find_class(plan.model)
+    made = models.find_class(plan.model)
     config = {
         **plan.config, "rank": rank.rank, "size": rank.size, "verbose": rank.is_master,
         "device": rank.device, "sync_type": plan.sync_type,
     }  # fmt: skip
     model = made(config)
-    contract.check(model, is_compiled=False)
-    if contract.accepts(model.compile_iter_fns, sync_type=plan.sync_type):
+    models.check(model, is_compiled=False)
+    if models.accepts(model.compile_iter_fns, sync_type=plan.sync_type):
         model.compile_iter_fns(sync_type=plan.sync_type)
     else:
         model.compile_iter_fns()
