@@ -419,11 +419,7 @@ def make_train_function(
            [1.  , 1.75]])
     >>> synk.close()
     """
-    definition = define_training(
-        loss, params, x, y, update_rule, args, kwargs, outputs=outputs, updates=updates, givens=givens,
-        bcast_inputs=bcast_inputs, loss_op=loss_op, function_options=function_options, wire=wire,
-        overlap=overlap,
-    )  # fmt: skip
+    definition = define_training(**locals())
     return TrainFunction(Step(definition), definition.inputs, outputs is None)
 
 
@@ -468,11 +464,7 @@ def make_train_function_theano(
     >>> w.get_value()
     array(1.)
     """
-    definition = define_training(
-        loss, params, x, y, update_rule, args, kwargs, outputs=outputs, updates=updates, givens=givens,
-        bcast_inputs=bcast_inputs, loss_op=loss_op, function_options=function_options, wire=wire,
-        overlap=overlap,
-    )  # fmt: skip
+    definition = define_training(**locals())
     return TrainFunction(SerialStep(definition), definition.inputs, outputs is None)
 
 
@@ -584,20 +576,5 @@ def parallel_function(
     [array([2., 2.]), array([1., 1.])]
     >>> synk.close()
     """
-    return ParallelFunction(
-        {
-            "inputs": inputs,
-            "outputs": outputs,
-            "updates": updates,
-            "givens": givens,
-            "loss": loss,
-            "params": params,
-            "gradients": gradients,
-            "loss_op": loss_op,
-            "bcast_inputs": bcast_inputs,
-            "sliceable_shareds": sliceable_shareds,
-            "function_options": kwargs,
-            "wire": wire,
-            "overlap": overlap,
-        }
-    )
+    arguments = locals()
+    return ParallelFunction({**arguments, "function_options": arguments.pop("kwargs")})
