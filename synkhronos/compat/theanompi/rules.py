@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from abc import ABC, abstractmethod
 from typing import Any, Sequence
@@ -139,8 +140,9 @@ class BSP(_TrainingRule):
         sync_type = self.sync_type
         if sync_type is None:
             compiles = getattr(model, "compile_iter_fns", None)
-            takes = callable(compiles) and models.accepts(compiles, None, sync_type="cdd")
-            sync_type = "cdd" if takes else "avg"
+            # Theano-MPI's README has (*args, **kwargs), which says nothing about velocities.
+            named = callable(compiles) and "sync_type" in inspect.signature(compiles).parameters
+            sync_type = "cdd" if named else "avg"
         return sync_type, {"scale_lr": sync_type == "avg" and hasattr(model, "scale_lr")}
 
 
