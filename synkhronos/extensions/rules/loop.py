@@ -151,9 +151,7 @@ class Outcome(NamedTuple):
     state: dict[str, Any]
 
 
-def train_program(
-    rank: synk.Rank, plan: Plan, begin: Saved, elapsed: float, until: int, saves: bool
-) -> Outcome:
+def train_program(rank: synk.Rank, plan: Plan, begin: Saved, until: int, saves: bool) -> Outcome:
     """Take the steps up to the end of an epoch.
 
     Parameters
@@ -164,18 +162,16 @@ def train_program(
         The arguments of `train`.
     begin : Saved
         The state in which the training begins.
-    elapsed : float
-        The seconds that the previous programs took.
     until : int
         How many epochs are done at the end, including earlier epochs.
     saves : bool
         Whether to return the rule's state instead of calling its `finish`.
     """
     rule = _begin(rank, plan, begin)
-    loop = _Loop(rank, plan, rule, begin, elapsed)
+    loop = _Loop(rank, plan, rule, begin, until)
     progress = Progress(rank, plan.progress, plan.epochs * len(plan.data[0]), plan.epochs)
     try:
-        loop.run(until, progress)
+        loop.run(progress)
     finally:
         progress.close()
     state = {}
@@ -245,25 +241,26 @@ def check_finite(what: str, loss: float, step: int, rank: int) -> None:
 class _Loop:
     """The loop of one rank."""
 
-    def __init__(self, rank: synk.Rank, plan: Plan, rule: Rule, begin: Saved, elapsed: float) -> None:
+    def __init__(self, rank: synk.Rank, plan: Plan, rule: Rule, begin: Saved, until: int) -> None:
         self._rank, self._plan, self._rule, self._seed = rank, plan, rule, begin.seed
+        self._until, self._first = until, begin.steps[rank.rank]
         self._length = len(plan.data[0])
         self._per_epoch = rank.n_minibatches(self._length, rank.size, plan.batch_size)
         # A new rank continues where the dead one was; at the end, the clock was set beyond that.
         self._steps = min(rank.clock, plan.epochs * self._per_epoch)
         samples = begin.record.samples[rank.rank]
-        self._history = History(rank, elapsed, samples[-1] if samples else 0)
-        self._first = begin.steps[rank.rank]
+        most = until * self._per_epoch - self._first
+        self._history = History(rank, begin.record.elapsed, samples[-1] if samples else 0, most)
         # It may have died after it had set the clock beyond all steps, or before it had set the clock.
         self._steps = min(self._steps, self._first + self._history.n_steps)
         self._history.cut(self._steps - self._first)
 
-    def run(self, until: int, progress: Progress) -> None:
-        """Take the steps of the epochs up to `until`; end early if the ranks are asked to stop."""
+    def run(self, progress: Progress) -> None:
+        """Take the steps of the epochs; end early if the ranks are asked to stop."""
         epoch, done = divmod(self._steps, self._per_epoch)
         if self._steps > self._first and not done:  # a rank may have died when it validated
             self._validate(epoch)
-        for epoch in range(self._steps // self._per_epoch, until):
+        for epoch in range(self._steps // self._per_epoch, self._until):
             done = self._steps - epoch * self._per_epoch
             seed = int(numpy.random.SeedSequence([self._seed, epoch]).generate_state(1)[0])
             batches = self._rank.minibatches(self._length, self._plan.batch_size, seed=seed)

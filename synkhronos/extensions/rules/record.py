@@ -185,7 +185,6 @@ class Record:
         return list(dict.fromkeys(names))
 
 
-_BLOCK = 4096  # steps
 _LOSS, _SECONDS, _SAMPLES = range(3)
 
 
@@ -200,28 +199,24 @@ class History:
         The seconds that the previous programs took.
     n_samples : int
         How many rows the rank has used in the previous programs.
+    most : int
+        The number of steps of this program, if it is not stopped.
     """
 
-    def __init__(self, rank: synk.Rank, elapsed: float, n_samples: int) -> None:
+    def __init__(self, rank: synk.Rank, elapsed: float, n_samples: int, most: int) -> None:
         self._rank, self._before = rank, n_samples
-        self._blocks: list[AnyArray] = []
         self._epochs: dict[int, dict[str, Any]] = {}
         began = self._array("begin", 1)
         # All processes of a machine have the same clock.
         began[0] = began[0] or time.perf_counter() - elapsed
         self._began = float(began[0])
-        self.n_steps = 0
-        while self.n_steps == _BLOCK * len(self._blocks):
-            self._blocks.append(self._block(len(self._blocks)))
-            self.n_steps += int(numpy.count_nonzero(self._blocks[-1][:, _SAMPLES]))
+        self._steps = self._array("steps", (max(most, 1), 3))
+        self.n_steps = int(numpy.count_nonzero(self._steps[:, _SAMPLES]))
 
     def _array(self, name: str, shape: int | tuple[int, ...], dtype: str = "float64") -> AnyArray:
         if self._rank.may_meet:  # then no rank is replaced
             return numpy.zeros(shape, dtype)
         return self._rank.memory(f"rules.train: {name}", shape, dtype)
-
-    def _block(self, number: int) -> AnyArray:
-        return self._array(f"steps from {number * _BLOCK}", (_BLOCK, 3))
 
     @property
     def seconds(self) -> float:
@@ -231,31 +226,23 @@ class History:
     @property
     def n_samples(self) -> int:
         """How many rows the rank has used."""
-        if not self.n_steps:
-            return self._before
-        block, place = divmod(self.n_steps - 1, _BLOCK)
-        return int(self._blocks[block][place, _SAMPLES])
+        return int(self._steps[self.n_steps - 1, _SAMPLES]) if self.n_steps else self._before
 
     def cut(self, n_steps: int) -> None:
         """Drop the steps after the first `n_steps`; they are taken again."""
-        for step in range(n_steps, self.n_steps):
-            self._blocks[step // _BLOCK][step % _BLOCK] = 0
+        self._steps[n_steps : self.n_steps] = 0
         self.n_steps = min(n_steps, self.n_steps)
 
     def add(self, loss: float, n_samples: int) -> None:
         """Add a step. Its time is the time of `finish_step`."""
-        block, place = divmod(self.n_steps, _BLOCK)
-        if block == len(self._blocks):
-            self._blocks.append(self._block(block))
-        n_samples += self.n_samples
-        self._blocks[block][place, :_SAMPLES] = loss, self.seconds
-        self._blocks[block][place, _SAMPLES] = n_samples  # last: this makes it count
+        row, n_samples = self._steps[self.n_steps], n_samples + self.n_samples
+        row[:_SAMPLES] = loss, self.seconds
+        row[_SAMPLES] = n_samples  # last: this makes it count
         self.n_steps += 1
 
     def finish_step(self) -> None:
         """Set the time of the last step to now."""
-        block, place = divmod(self.n_steps - 1, _BLOCK)
-        self._blocks[block][place, _SECONDS] = self.seconds
+        self._steps[self.n_steps - 1, _SECONDS] = self.seconds
 
     def add_validation(self, epoch: int, point: dict[str, Any]) -> None:
         """Add the validation after an epoch."""
@@ -276,12 +263,8 @@ class History:
 
     def steps(self) -> tuple[list[float], list[float], list[int]]:
         """Return the losses, seconds and samples of all steps."""
-        rows = numpy.concatenate(self._blocks)[: self.n_steps]
-        return (
-            rows[:, _LOSS].tolist(),
-            rows[:, _SECONDS].tolist(),
-            rows[:, _SAMPLES].astype(int).tolist(),
-        )
+        losses, seconds, samples = self._steps[: self.n_steps].T
+        return losses.tolist(), seconds.tolist(), samples.astype(int).tolist()
 
     def validations(self, epochs: range) -> list[dict[str, Any]]:
         """Return the validations after these epochs."""

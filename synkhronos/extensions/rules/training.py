@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy
 
@@ -25,17 +25,6 @@ from synkhronos.extensions.rules.loop import (
 from synkhronos.extensions.rules.record import Record, Saved, check_path, load_state, save_state
 from synkhronos.extensions.rules.rule import Rule, TrainingStep, updated_by
 from synkhronos.functions.steps import operations_of
-
-
-class _Programs(NamedTuple):
-    """How the programs of training are run."""
-
-    plan: Plan
-    controller: Any
-    on_death: str
-
-    def run(self, program: Callable[..., Any], *args: Any) -> synk.Results:
-        return synk.spmd(program, self.plan, *args, controller=self.controller, on_death=self.on_death)
 
 
 def train(
@@ -171,45 +160,44 @@ def train(
     every = check_int(checkpoint_every, "rules.train: checkpoint_every", 1)
     if seed is not None:
         seed = check_int(seed, "rules.train: seed", 0)
-    programs = _Programs(plan, controller, on_death)
-    if checkpoint is None:
-        return _train_at_once(programs, seed)
-    check_path(checkpoint)
-    return _train_with_checkpoints(programs, seed, checkpoint, every)
+    if checkpoint is not None:
+        check_path(checkpoint)
+
+    def run(program: Callable[..., Any], *args: Any) -> synk.Results:
+        return synk.spmd(program, plan, *args, controller=controller, on_death=on_death)
+
+    return _train(plan, run, seed, checkpoint, every)
 
 
-# The two ways to run it
-
-
-def _train_at_once(programs: _Programs, seed: int | None) -> Record:
-    _start_alike(programs.plan)
-    begin = _beginning(seed)
-    results = programs.run(train_program, begin, 0.0, programs.plan.epochs, False)
-    saved = _after(begin, results)
-    return _ended(saved.record, programs.plan, saved.steps, results)
-
-
-def _train_with_checkpoints(programs: _Programs, seed: int | None, path: PathLike, every: int) -> Record:
-    plan = programs.plan
-    settings = _settings(plan, seed)
-    if os.path.exists(path):
+def _train(
+    plan: Plan, run: Callable[..., synk.Results], seed: int | None, path: PathLike | None, every: int
+) -> Record:
+    """Run a program for all epochs, or, with a checkpoint, for the epochs up to each of them."""
+    settings, results = _settings(plan), None
+    if path is not None and os.path.exists(path):
         saved = load_state(path, settings, seed)
     else:
         _start_alike(plan)
         saved = _beginning(seed)
-        save_state(path, saved, settings)  # for a death before the first epochs are saved
-    results = None
+        if path is not None:
+            save_state(path, saved, settings)  # for a death before the first epochs are saved
     per_epoch = synk.Rank.n_minibatches(len(plan.data[0]), synk.size(), plan.batch_size)
-    while min(saved.steps) < plan.epochs * per_epoch:
+    if path is None:
+        results = run(train_program, saved, plan.epochs, False)
+        saved = _after(saved, results)
+    while path is not None and min(saved.steps) < plan.epochs * per_epoch:
         until = min(plan.epochs, (min(saved.steps) // per_epoch // every + 1) * every)
-        results = programs.run(train_program, saved, saved.record.elapsed, until, True)
+        results = run(train_program, saved, until, True)
         saved = _after(saved, results)
         save_state(path, saved, settings)
         if results.stopped:
             break
-    if saved.states is not None:
-        programs.run(finish_program, saved)
-    return _ended(saved.record, plan, saved.steps, results)
+    if path is not None and saved.states is not None:
+        run(finish_program, saved)
+    record = saved.record
+    record.stopped = min(saved.steps) < plan.epochs * per_epoch
+    record.interrupted = record.stopped and results is not None and results.interrupted
+    return record
 
 
 def _start_alike(plan: Plan) -> None:
@@ -244,14 +232,7 @@ def _after(before: Saved, results: synk.Results) -> Saved:
     return Saved(steps, states, record, before.seed)
 
 
-def _ended(record: Record, plan: Plan, steps: Sequence[int], results: synk.Results | None) -> Record:
-    per_epoch = synk.Rank.n_minibatches(len(plan.data[0]), synk.size(), plan.batch_size)
-    record.stopped = min(steps) < plan.epochs * per_epoch
-    record.interrupted = record.stopped and results is not None and results.interrupted
-    return record
-
-
-def _settings(plan: Plan, seed: int | None) -> dict[str, Any]:
+def _settings(plan: Plan) -> dict[str, Any]:
     """Return the settings that must be the same to continue from a checkpoint."""
     return {
         "rule": type(plan.rule).__name__,
