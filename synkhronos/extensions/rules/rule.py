@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+import contextlib
+from typing import Any, Iterator, Mapping, Sequence
 
 import numpy
 
@@ -384,6 +385,17 @@ def assign(params: Params, values: Sequence[AnyArray]) -> None:
     """Set this rank's parameters to copies of values."""
     for one, value in zip(params, values):
         one.set_value(value)
+
+
+@contextlib.contextmanager
+def with_values(params: Params, values: Sequence[AnyArray] | None) -> Iterator[None]:
+    """Let this rank's parameters have other values meanwhile, unless these are None."""
+    own = None if values is None else values_of(params)
+    if values is not None:
+        assign(params, values)
+    yield
+    if own is not None:
+        assign(params, own)
 
 
 def pack(name: str, values: Sequence[AnyArray] | None) -> dict[str, AnyArray]:

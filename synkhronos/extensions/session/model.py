@@ -12,25 +12,10 @@ from typing import Any, Callable, Iterator, Mapping
 import numpy
 
 import synkhronos as synk
+from synkhronos._text import shortened
 from synkhronos._typing import AnyArray
 from synkhronos.engines.names import Apply, Function, In, Op, SharedVariable, Variable, package
 from synkhronos.extensions.rules.rule import Params, Rule
-
-#: How the methods are called, with the words that describe the call.
-_METHODS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "train_iter": ((0, None), "(count, recorder)"),
-    "val_iter": ((0, None), "(count, recorder)"),
-    "reset_iter": (("train",), "(mode)"),
-    "adjust_hyperp": ((0,), "(epoch)"),
-    "cleanup": ((), "()"),
-}
-#: Methods of the data that models call themselves; they are checked if they exist.
-_OF_DATA = {
-    "shuffle_data": ({"mode": "train", "common_seed": 0}, "(mode, common_seed)"),
-    "shard_data": ({"mode": "train", "rank": 0, "size": 1}, "(mode, rank, size)"),
-}
-_COUNTS = {"n_epochs": 0, "n_subb": 1}
-_COUNTS_OF_DATA = {"n_batch_train": 1, "n_batch_val": 0}
 
 
 def find_class(model: Callable[..., Any] | str) -> Callable[..., Any]:
@@ -67,6 +52,47 @@ def find_class(model: Callable[..., Any] | str) -> Callable[..., Any]:
     return found
 
 
+def _fits_count(least: int) -> tuple[str, Callable[[Any], bool]]:
+    """Return what is expected of a whole number, and a function that tells whether a value is one."""
+
+    def fits(value: Any) -> bool:
+        try:
+            return not isinstance(value, bool) and bool(value == int(value) >= least)
+        except (TypeError, ValueError):
+            return False
+
+    return f"a whole number of at least {least}", fits
+
+
+def _is_shared(value: Any) -> bool:
+    return isinstance(value, SharedVariable)
+
+
+def _is_list_of_shared(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(map(_is_shared, value))
+
+
+#: Attributes of a model and of its data: what is expected, and whether a value fits.
+_ATTRIBUTES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "params": ("a list of shared variables", _is_list_of_shared),
+    "n_epochs": _fits_count(0), "n_subb": _fits_count(1), "epoch": ("", lambda value: True),
+}  # fmt: skip
+_OF_DATA = {"n_batch_train": _fits_count(1), "n_batch_val": _fits_count(0)}
+_LATE = {"shared_lr": ("a shared variable", _is_shared)}
+#: How the methods of a model, and of its data if they exist, are called, with words for the call.
+_METHODS: dict[str, tuple[Any, str]] = {
+    "train_iter": ((0, None), "(count, recorder)"),
+    "val_iter": ((0, None), "(count, recorder)"),
+    "reset_iter": (("train",), "(mode)"),
+    "adjust_hyperp": ((0,), "(epoch)"),
+    "cleanup": ((), "()"),
+}
+_METHODS_OF_DATA = {
+    "shuffle_data": ({"mode": "train", "common_seed": 0}, "(mode, common_seed)"),
+    "shard_data": ({"mode": "train", "rank": 0, "size": 1}, "(mode, rank, size)"),
+}
+
+
 def check(model: Any, is_compiled: bool) -> None:
     """Raise one error that lists everything that is missing or wrong.
 
@@ -86,12 +112,16 @@ def check(model: Any, is_compiled: bool) -> None:
         If the model does not fulfil the contract.
     """
     complaints = [] if is_compiled else _of_methods(model)
-    late = _of_data(getattr(model, "data", None)) if hasattr(model, "data") else ["data is missing"]
-    if not isinstance(getattr(model, "shared_lr", None), SharedVariable):
-        late.append(_missing(model, "shared_lr", "a shared variable"))
-    complaints += _of_attributes(model)
+    complaints += _of_attributes(model, _ATTRIBUTES)
     if is_compiled or complaints:
-        complaints += late
+        if hasattr(model, "data"):
+            complaints += [f"data.{one}" for one in _of_attributes(model.data, _OF_DATA)]
+            for name, (named, shown) in _METHODS_OF_DATA.items():
+                if hasattr(model.data, name) and not accepts(getattr(model.data, name), **named):
+                    complaints.append(f"data.{_of_signature(model.data, name, shown)}")
+        else:
+            complaints.append("data is missing")
+        complaints += _of_attributes(model, _LATE)
     if complaints:
         when = "after compile_iter_fns()" if is_compiled else "before anything is compiled"
         raise TypeError(
@@ -114,44 +144,14 @@ def _of_methods(model: Any) -> list[str]:
     return complaints
 
 
-def _of_attributes(model: Any) -> list[str]:
-    complaints = []
-    params = getattr(model, "params", None)
-    is_list = isinstance(params, (list, tuple)) and bool(params)
-    if not is_list or not all(isinstance(one, SharedVariable) for one in params or ()):
-        complaints.append(_missing(model, "params", "a list of shared variables"))
-    complaints += _of_counts(model, _COUNTS)
-    if not hasattr(model, "epoch"):
-        complaints.append("epoch is missing")
-    return complaints
-
-
-def _of_data(data: Any) -> list[str]:
-    complaints = [f"data.{one}" for one in _of_counts(data, _COUNTS_OF_DATA)]
-    for name, (arguments, shown) in _OF_DATA.items():
-        if hasattr(data, name) and not accepts(getattr(data, name), **arguments):
-            complaints.append(f"data.{_of_signature(data, name, shown)}")
-    return complaints
-
-
-def _of_counts(owner: Any, counts: dict[str, int]) -> list[str]:
-    complaints = []
-    for name, least in counts.items():
-        value = getattr(owner, name, None)
-        try:
-            is_right = not isinstance(value, bool) and value == int(value) >= least  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            is_right = False
-        if not is_right:
-            complaints.append(_missing(owner, name, f"a whole number of at least {least}"))
-    return complaints
-
-
-def _missing(owner: Any, name: str, expected: str) -> str:
-    if not hasattr(owner, name):
-        return f"{name} is missing"
-    text = repr(getattr(owner, name))
-    return f"{name} is {text if len(text) < 60 else text[:57] + '...'} instead of {expected}"
+def _of_attributes(owner: Any, expected: Mapping[str, tuple[str, Callable[[Any], bool]]]) -> list[str]:
+    return [
+        f"{name} is {shortened(getattr(owner, name))} instead of {what}"
+        if hasattr(owner, name)
+        else f"{name} is missing"
+        for name, (what, fits) in expected.items()
+        if not (hasattr(owner, name) and fits(getattr(owner, name)))
+    ]
 
 
 def _of_signature(owner: Any, name: str, shown: str) -> str:
@@ -405,22 +405,17 @@ class ModelState:
     def _owners(self) -> dict[str, Any]:
         return {"model": self._model, "data": self._model.data}
 
+    def _attributes(self) -> Iterator[tuple[str, Any]]:
+        for owner, one in self._owners().items():
+            for name, value in getattr(one, "__dict__", {}).items():
+                yield f"{owner}.{name}", value
+
     def _plain(self) -> dict[str, str]:
-        """Return the attributes that are plain values, as JSON."""
-        return {
-            f"{owner}.{name}": json.dumps(value)
-            for owner, one in self._owners().items()
-            for name, value in getattr(one, "__dict__", {}).items()
-            if _is_plain(value)
-        }
+        return {name: json.dumps(value) for name, value in self._attributes() if _is_plain(value)}
 
     def _generators(self) -> dict[str, Any]:
-        return {
-            f"{owner}.{name}": value
-            for owner, one in self._owners().items()
-            for name, value in getattr(one, "__dict__", {}).items()
-            if isinstance(value, (*_GENERATORS, random.Random))
-        }
+        kinds = (*_GENERATORS, random.Random)
+        return {name: value for name, value in self._attributes() if isinstance(value, kinds)}
 
     def get(self) -> dict[str, Any]:
         """Return arrays, numbers, strings and generators by name."""
