@@ -25,7 +25,7 @@ from synkhronos._text import listed
 from synkhronos.arithmetic.minibatches import BatchPlan
 from synkhronos.extensions.loaders import producer
 from synkhronos.extensions.loaders import ring as rings
-from synkhronos.extensions.loaders.consumer import CHECK_INTERVAL, Consumer, Processes, Shards
+from synkhronos.extensions.loaders.consumer import CHECK_INTERVAL, Consumer, Processes, Shards, protected
 from synkhronos.extensions.loaders.producer import Expected, Reader
 from synkhronos.extensions.loaders.reachable import check_usable_in_copies, fingerprint
 from synkhronos.extensions.loaders.ring import Ring
@@ -389,10 +389,7 @@ class Loader(Shown):
         """Return a batch as `Data`, or as arrays if there is no world."""
         arrays = consumer.arrays(slot, rows)
         if not synk.is_forked():
-            views = [one.view(np.ndarray) for one in arrays]
-            for one in views:
-                one.flags.writeable = False
-            return tuple(views)
+            return tuple(map(protected, arrays))
         key = slot, rows.stop
         if key not in self._datas or not all(map(_is_usable, self._datas[key])):
             if len(self._datas) >= _MOST_DATAS:

@@ -236,7 +236,7 @@ class Shards:
                 return
             slot, rows = consumer.take()
             if rows.stop > rows.start:
-                yield tuple(map(_protected, consumer.arrays(slot, rows)))
+                yield tuple(map(protected, consumer.arrays(slot, rows)))
             consumer.release()
 
     def _check(self, rank: synk.Rank) -> None:
@@ -244,7 +244,8 @@ class Shards:
         check_alive(has_ended, self._processes.pids)
 
 
-def _protected(array: np.ndarray) -> np.ndarray:
+def protected(array: np.ndarray) -> np.ndarray:
+    """Return a read-only view."""
     view = array.view(np.ndarray)
     view.flags.writeable = False
     return view

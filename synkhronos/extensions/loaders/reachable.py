@@ -217,7 +217,7 @@ class Generators:
         self._roots = list(roots)
         self._kept: list[Any] = []  # so that no other objects get their ids
         self._found: dict[int, _Generator] = {}
-        self._used: dict[str, set[int]] = {}  # by what is done; empty if it has not drawn
+        self._draws: dict[str, bool] = {}  # whether what is done draws from a generator
         self.find()
 
     def find(self) -> bool:
@@ -263,41 +263,25 @@ class Generators:
         list
             One result of all rows, or the result of each row.
         """
-        if not self._used.get(name):
+        if not self._draws.get(name):
             while True:
-                before = self._watched(name)
+                before = {key: one.watch() for key, one in self._found.items()}
                 result = function(slice(None))
-                if name in self._used or not self.find():
+                if name in self._draws or not self.find():
                     break
-                self._used[name] = set()  # once more, as it may have drawn from a new generator
-            if not self._has_drawn(name, before):
+                self._draws[name] = False  # once more, as it may have drawn from a new generator
+            self._draws[name] = any(self._found[key].state() != state for key, state in before.items())
+            if not self._draws[name]:
                 return [result]
         seeds = find_seeds()
         if as_whole:
-            return [self._seeded(name, function, slice(None), int(seeds[0]))]
-        places = range(len(seeds))
-        return [self._seeded(name, function, slice(row, row + 1), int(seeds[row])) for row in places]
+            return [self._seeded(function, slice(None), int(seeds[0]))]
+        return [self._seeded(function, slice(row, row + 1), int(one)) for row, one in enumerate(seeds)]
 
-    def _seeded(self, name: str, function: Callable[[slice], Any], places: slice, seed: int) -> Any:
-        while True:
-            for number, (key, one) in enumerate(self._found.items()):
-                if key in self._used[name]:
-                    one.seed((seed + number * 0x9E3779B1) % 2**31)
-            before = self._watched(name)
-            result = function(places)
-            if not self._has_drawn(name, before):
-                return result
-
-    def _watched(self, name: str) -> dict[int, Any]:
-        """Return the states of the generators from which `name` has not drawn yet."""
-        used = self._used.get(name, ())
-        return {key: one.watch() for key, one in self._found.items() if key not in used}
-
-    def _has_drawn(self, name: str, before: dict[int, Any]) -> bool:
-        """Note from which generators was drawn; return whether there are any."""
-        drawn = {key for key, state in before.items() if self._found[key].state() != state}
-        self._used.setdefault(name, set()).update(drawn)
-        return bool(drawn)
+    def _seeded(self, function: Callable[[slice], Any], places: slice, seed: int) -> Any:
+        for number, one in enumerate(self._found.values()):
+            one.seed((seed + number * 0x9E3779B1) % 2**31)
+        return function(places)
 
 
 def seed_generators_without_seed() -> None:
