@@ -31,7 +31,7 @@ def rows(n, error=True):
 def recorder(size=2, **options):
     made = Recorder(size, **options)
     for rank in range(size):
-        made.set_rows(rank, rows(20 + rank))
+        made.extend(rank, rows(20 + rank))
     made.validations += [point(1, loss=0.5, error=0.25), point(2, loss=0.4)]
     return made
 

@@ -123,7 +123,7 @@ def test_wrong_options_end_with_1_and_say_why(options, capsys):
 def test_hosts_are_given_to_launch_by_a_file_in_memory():
     options = ["-r=BSP", "-file=m", "-class=C", "-d=node0:cuda0 node1:cuda0,cuda1", "-bsp_sync_type=avg"]
     line = launcher.command(read_arguments(options))
-    assert line[-5:] == ["synkhronos.compat.theanompi", "BSP", "m", "C", "--sync-type=avg"]
+    assert line[7:] == ["-m", "synkhronos.compat.theanompi", *options]
     assert line[4:6] == ["launch", "--config"]
     expected = 'hosts = ["node0", "node1"]\n[devices]\n"node0" = ["cuda0"]\n'
     expected += '"node1" = ["cuda0", "cuda1"]\n'

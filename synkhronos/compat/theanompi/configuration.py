@@ -58,6 +58,13 @@ class Configuration(NamedTuple):
     sync_type: Optional[str]
     exch_strategy: Optional[str]
 
+    def options(self) -> List[str]:
+        """Return the options from which `read_arguments` makes this session."""
+        devices = [":".join(filter(None, (host, ",".join(names)))) for host, names in self.devices]
+        values = (self.rule, self.modelfile, self.modelclass, " ".join(devices), *self[4:])
+        names = ("-r", "-file", "-class", "-d", "-bsp_sync_type", "-bsp_exch_strategy")
+        return [f"{name}={value}" for name, value in zip(names, values) if value is not None]
+
 
 def read_arguments(arguments: Sequence[str]) -> Configuration:
     """Return the session that the arguments of ``tmlauncher`` describe.

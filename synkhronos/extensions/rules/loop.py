@@ -139,9 +139,7 @@ class Plan(NamedTuple):
 class Outcome(NamedTuple):
     """The return value of a program on a rank: its additions to the record, and its position."""
 
-    losses: list[float]
-    seconds: list[float]
-    samples: list[int]
+    rows: dict[str, list[float]]
     validations: list[dict[str, Any]]
     steps: int
     state: dict[str, Any]
@@ -315,7 +313,7 @@ class _StepLoop(Loop):
             self._rule.finish(self._rank, self._params)
         epochs = range(self._first // self._per_epoch + 1, self._steps // self._per_epoch + 1)
         validations = self._history.validations(epochs)
-        return Outcome(*self._history.steps(), validations, self._steps, state)
+        return Outcome(self._history.rows(), validations, self._steps, state)
 
     def _epochs(self) -> Iterable[int]:
         return range(self._steps // self._per_epoch, self._until)

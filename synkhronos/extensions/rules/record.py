@@ -75,6 +75,12 @@ class Record:
                 found.insert(0, picture(self._figure(None), "The loss by time and by rows"))
         return "\n".join(found)
 
+    def extend(self, rank: int, rows: Mapping[str, Sequence[float]]) -> None:
+        """Add steps of a rank: columns of numbers by name."""
+        self.losses[rank] += rows["loss"]
+        self.seconds[rank] += rows["seconds"]
+        self.samples[rank] += map(int, rows["samples"])
+
     @property
     def elapsed(self) -> float:
         """The seconds up to the last step or validation of the rank that ran longest."""
@@ -261,10 +267,9 @@ class History:
             self._epochs[epoch] = json.loads(text.tobytes())
         return self._epochs[epoch]
 
-    def steps(self) -> tuple[list[float], list[float], list[int]]:
+    def rows(self) -> dict[str, list[float]]:
         """Return the losses, seconds and samples of all steps."""
-        losses, seconds, samples = self._steps[: self.n_steps].T
-        return losses.tolist(), seconds.tolist(), samples.astype(int).tolist()
+        return dict(zip(("loss", "seconds", "samples"), self._steps[: self.n_steps].T.tolist()))
 
     def validations(self, epochs: range) -> list[dict[str, Any]]:
         """Return the validations after these epochs."""

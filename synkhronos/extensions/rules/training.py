@@ -223,9 +223,7 @@ def _after(before: Saved, results: synk.Results) -> Saved:
     outcomes: list[Outcome | None] = list(results)
     for rank, outcome in enumerate(outcomes):
         if outcome is not None:  # None for a rank that was ended
-            record.losses[rank] += outcome.losses
-            record.seconds[rank] += outcome.seconds
-            record.samples[rank] += outcome.samples
+            record.extend(rank, outcome.rows)
             record.validations += outcome.validations
             steps[rank], states[rank] = outcome.steps, outcome.state
     record.validations.sort(key=lambda one: one["seconds"])

@@ -175,11 +175,7 @@ class RankRecorder:
         samples : int
             The number of rows in the batch.
         """
-        names = list(dict.fromkeys(name for one in self._outputs for name in one))
-        means = {
-            name: float(numpy.mean([one[name] for one in self._outputs if name in one]))
-            for name in names
-        }
+        means = _means(self._outputs)
         self._times["compute"] = computed
         row = {
             "loss": means.pop("loss"), "seconds": self.seconds, "samples": self.n_samples + samples,
@@ -195,15 +191,16 @@ class RankRecorder:
 
     def take_validation(self) -> tuple[float, dict[str, float]]:
         """Return the number of validated batches and the means of their outputs; begin anew."""
-        names = dict.fromkeys(name for one in self._validated for name in one)
-        count = len(self._validated)
-        means = {
-            name: float(numpy.mean([one[name] for one in self._validated if name in one]))
-            for name in names
-        }
+        count, means = len(self._validated), _means(self._validated)
         self._validated.clear()
         self._times = dict.fromkeys(TIMES, 0.0)
         return float(count), means
+
+
+def _means(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each number, over the times when it was measured."""
+    names = dict.fromkeys(name for one in measured for name in one)
+    return {name: float(numpy.mean([one[name] for one in measured if name in one])) for name in names}
 
 
 def _numbers(method: str, named: Mapping[str, Any]) -> dict[str, float]:
@@ -222,11 +219,6 @@ def _numbers(method: str, named: Mapping[str, Any]) -> dict[str, float]:
 
 def _without_prefix(name: str) -> str:
     return name[len(_OUTPUT) :] if name.startswith(_OUTPUT) else name
-
-
-def outputs_of(rows: Mapping[str, list[float]]) -> dict[str, list[float]]:
-    """Return the columns of further outputs, by their names."""
-    return {_without_prefix(name): one for name, one in rows.items() if name.startswith(_OUTPUT)}
 
 
 class Recorder(Record):
@@ -328,8 +320,8 @@ class Recorder(Record):
             sinks.append(LivePlot())
         return sinks
 
-    def set_rows(self, rank: int, rows: Mapping[str, Sequence[float]]) -> None:
-        """Set what a rank has recorded. `Session` calls it.
+    def extend(self, rank: int, rows: Mapping[str, Sequence[float]]) -> None:
+        """Add what a rank has recorded. `Session` calls it.
 
         Parameters
         ----------
@@ -338,14 +330,14 @@ class Recorder(Record):
         rows : dict of list of float
             The columns by name.
         """
-        self.losses[rank], self.seconds[rank] = list(rows["loss"]), list(rows["seconds"])
-        self.samples[rank] = [int(one) for one in rows["samples"]]
-        self.learning_rates[rank] = list(rows["learning_rate"])
+        super().extend(rank, rows)
+        self.learning_rates[rank] += rows["learning_rate"]
         for name in TIMES:
-            self.times[name][rank] = list(rows[name])
-        for name, column in outputs_of({name: list(one) for name, one in rows.items()}).items():
-            by_rank = self.outputs.setdefault(name, [[] for _ in self.losses])
-            by_rank[rank] = column
+            self.times[name][rank] += rows[name]
+        for name, column in rows.items():
+            if name.startswith(_OUTPUT):
+                by_rank = self.outputs.setdefault(_without_prefix(name), [[] for _ in self.losses])
+                by_rank[rank] += column
 
     def table(self) -> str:
         """Return the validations as a table."""

@@ -237,7 +237,7 @@ class Session(Shown):
             if outcome is None:  # it was ended before its model was built
                 recorder.stopped = True
                 continue
-            recorder.set_rows(rank, outcome.rows)
+            recorder.extend(rank, outcome.rows)
             recorder.validations = outcome.validations
             recorder.stopped = recorder.stopped or outcome.has_stopped
             self.model = outcome.model if outcome.model is not None else self.model
