@@ -482,7 +482,7 @@ def parallel_function(
     sliceable_shareds: Sequence[SharedVariable] | None = None,
     wire: str | synk.PowerSGD | synk.TopK | None = None,
     overlap: bool = False,
-    **kwargs: Any,
+    **function_options: Any,
 ) -> ParallelFunction:
     """Build a function on all ranks that equals a ``theano.function``, updates included.
 
@@ -529,7 +529,7 @@ def parallel_function(
     overlap : bool, default: False
         Whether gradients are sent between machines while the ranks compute others, as in
         :func:`make_train_function`.
-    **kwargs
+    **function_options
         Passed to ``theano.function``.
 
     Returns
@@ -576,5 +576,4 @@ def parallel_function(
     [array([2., 2.]), array([1., 1.])]
     >>> synk.close()
     """
-    arguments = locals()
-    return ParallelFunction({**arguments, "function_options": arguments.pop("kwargs")})
+    return ParallelFunction({**locals()})

@@ -134,11 +134,15 @@ class Consumer:
 
     def _is_missing(self, number: int) -> bool:
         self.check_generation()
-        return bool((self._ring.filled[self._rank, : self._plan.processes] <= number).any())
+        return bool((self._filled() <= number).any())
+
+    def _filled(self) -> np.ndarray:
+        """Return how many batches each process has loaded for this rank."""
+        return self._ring.filled[self._rank, : self._plan.processes]
 
     def _wait_for(self, number: int, began: float) -> None:
         ring, bell = self._ring, self._ring.ready(self._rank)
-        look = self._processes.watch(f"batch {number}", lambda: self._late_process(number))
+        look = self._processes.watch(f"batch {number}", lambda: int(self._filled().argmin()))
         while True:
             bell.drain()
             if not self._is_missing(number):
@@ -150,10 +154,6 @@ class Consumer:
             self._check()
             if not bell.wait(CHECK_INTERVAL):
                 look(time.monotonic() - began)
-
-    def _late_process(self, number: int) -> int:
-        """Return the number of a process that has not loaded its part of a batch."""
-        return int(self._ring.filled[self._rank, : self._plan.processes].argmin())
 
     def _closed_gaps(self, slot: int, number: int) -> slice:
         """Return the rows of a batch in its slot, after moving up those behind unreadable rows."""

@@ -116,31 +116,6 @@ def _check_updates_itself(model: Any, plan: Plan) -> None:
         )
 
 
-class _Unchanged:
-    """Notices if training leaves the parameters as they are."""
-
-    def __init__(self, params: Any) -> None:
-        self._params, self._batches = params, 0
-        self._before: list[AnyArray] | None = values_of(params)
-
-    def check(self, rank: int, sync_type: str) -> None:
-        """Raise after some batches in which no parameter has changed."""
-        if self._before is None:
-            return
-        self._batches += 1
-        for one, before in zip(self._params, self._before):
-            if not numpy.array_equal(one.get_value(borrow=True), before):
-                self._before = None
-                return
-        if self._batches == _PATIENCE:
-            raise RuntimeError(
-                f"Session: expected that training changes the parameters, but after {_PATIENCE} batches "
-                f"all of model.params are as before on rank {rank}, with sync_type={sync_type!r}: let "
-                f"the functions that train_iter() calls update them, or, for 'cdd', compute model.vels; "
-                f"and look at the learning rate"
-            )
-
-
 class _ModelLoop(Loop):
     """The loop of a session, with the model of a rank, which has its own data."""
 
@@ -166,7 +141,8 @@ class _ModelLoop(Loop):
         self._sinks = plan.recorder.open_sinks(self._progress.write) if rank.is_master else []
         self._recorder = RankRecorder(self._sinks, plan.recorder.print_every, rows, elapsed)
         self._start(state)
-        self._unchanged = _Unchanged(self._params)
+        self._before: list[AnyArray] | None = values_of(self._params)  # until a parameter changes
+        self._n_unchanged = 0  # batches
 
     # Beginning, and checkpoints
 
@@ -300,8 +276,23 @@ class _ModelLoop(Loop):
             self._check_finite("Session", recorder.latest_loss)
             if self._by_sub_batch:
                 self._meet()
-        self._unchanged.check(self._rank.rank, self._plan.sync_type)
+        self._check_changed()
         return recorder.latest_loss, self._samples
+
+    def _check_changed(self) -> None:
+        """Raise after some batches in which no parameter has changed."""
+        if self._before is None:
+            return
+        self._n_unchanged += 1
+        if not all(map(numpy.array_equal, values_of(self._params), self._before)):
+            self._before = None
+        elif self._n_unchanged == _PATIENCE:
+            raise RuntimeError(
+                f"Session: expected that training changes the parameters, but after {_PATIENCE} batches "
+                f"all of model.params are as before on rank {self._rank.rank}, with "
+                f"sync_type={self._plan.sync_type!r}: let the functions that train_iter() calls update "
+                f"them, or, for 'cdd', compute model.vels; and look at the learning rate"
+            )
 
     def _exchange(self) -> None:
         if not self._by_sub_batch:
