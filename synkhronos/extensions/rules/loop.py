@@ -137,11 +137,10 @@ class Plan(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The return value of a program on a rank: its additions to the record, and its position."""
+    """The return value of a program on a rank: additions to the record, and the state of the rule."""
 
     rows: dict[str, list[float]]
     validations: list[dict[str, Any]]
-    steps: int
     state: dict[str, Any]
 
 
@@ -313,7 +312,7 @@ class _StepLoop(Loop):
             self._rule.finish(self._rank, self._params)
         epochs = range(self._first // self._per_epoch + 1, self._steps // self._per_epoch + 1)
         validations = self._history.validations(epochs)
-        return Outcome(self._history.rows(), validations, self._steps, state)
+        return Outcome(self._history.rows(), validations, state)
 
     def _epochs(self) -> Iterable[int]:
         return range(self._steps // self._per_epoch, self._until)

@@ -284,8 +284,6 @@ class Saved(NamedTuple):
 
     Attributes
     ----------
-    steps : list of int
-        How many steps each rank has taken.
     states : list of dict, or None
         The rule's state of each rank, its hyper-parameters included; None at the beginning.
     record : Record
@@ -294,10 +292,14 @@ class Saved(NamedTuple):
         The seed of the training.
     """
 
-    steps: list[int]
     states: list[dict[str, Any]] | None
     record: Record
     seed: int
+
+    @property
+    def steps(self) -> list[int]:
+        """How many steps each rank has taken."""
+        return list(map(len, self.record.losses))
 
 
 def save_state(path: PathLike, saved: Saved, settings: Mapping[str, Any]) -> None:
@@ -378,7 +380,7 @@ def _saved(
             f"{header['seed']}, got {seed}; leave it out, or remove the file to begin anew"
         )
     states = header["states"] and [_unpacked(state, extra) for state in header["states"]]
-    return Saved(header["steps"], states, Record.from_json(extra[_RECORD]), header["seed"])
+    return Saved(states, Record.from_json(extra[_RECORD]), header["seed"])
 
 
 def _unpacked(state: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:

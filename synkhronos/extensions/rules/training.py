@@ -178,7 +178,8 @@ def _train(
         saved = load_state(path, settings, seed)
     else:
         _start_alike(plan)
-        saved = _beginning(seed)
+        seed = int(numpy.random.randint(1 << 31)) if seed is None else seed
+        saved = Saved(None, Record(synk.size()), seed)
         if path is not None:
             save_state(path, saved, settings)  # for a death before the first epochs are saved
     per_epoch = synk.Rank.n_minibatches(len(plan.data[0]), synk.size(), plan.batch_size)
@@ -209,25 +210,17 @@ def _start_alike(plan: Plan) -> None:
         plan.validation.verify()
 
 
-def _beginning(seed: int | None) -> Saved:
-    if seed is None:
-        seed = int(numpy.random.randint(1 << 31))
-    size = synk.size()
-    return Saved([0] * size, None, Record(size), seed)
-
-
 def _after(before: Saved, results: synk.Results) -> Saved:
     """Return the state after a program, with its outcomes added to the record."""
-    record, steps = before.record, list(before.steps)
-    states = list(before.states or [{}] * len(steps))
+    record, states = before.record, list(before.states or [{}] * synk.size())
     outcomes: list[Outcome | None] = list(results)
     for rank, outcome in enumerate(outcomes):
         if outcome is not None:  # None for a rank that was ended
             record.extend(rank, outcome.rows)
             record.validations += outcome.validations
-            steps[rank], states[rank] = outcome.steps, outcome.state
+            states[rank] = outcome.state
     record.validations.sort(key=lambda one: one["seconds"])
-    return Saved(steps, states, record, before.seed)
+    return before._replace(states=states)
 
 
 def _settings(plan: Plan) -> dict[str, Any]:
