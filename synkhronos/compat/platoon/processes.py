@@ -19,6 +19,10 @@ SOCKET_TIMEOUT = 300_000
 DATA_HWM = 10
 
 
+_GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
 def controller_parser() -> argparse.ArgumentParser:
     """Return a parser for the script of a controller, to which it may add options."""
     parser = argparse.ArgumentParser(description="A controller of Platoon, by synkhronos.")
@@ -70,10 +74,6 @@ def of_worker(options: argparse.Namespace) -> dict[str, Any]:
 def name_of(port: int) -> str:
     """Return the name of the listener that stands for a port."""
     return f"platoon-{port}"
-
-
-_GRACE = 5.0  # seconds between SIGTERM and SIGKILL
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def start(

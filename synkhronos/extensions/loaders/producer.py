@@ -23,6 +23,12 @@ _ALL = slice(None)
 _READ, _TRANSFORM, _ORDER = range(3)  # what seeds are for
 
 
+#: The first message to the process that loads the first row
+FIRST_ROW = "first row"
+_MOST_ORDERS = 4
+_LONGEST = 60.0  # seconds of one wait; a process is woken when there is something to do
+
+
 class RowsError(ValueError):
     """Rows that a batch cannot have. The message tells all, without a traceback."""
 
@@ -275,13 +281,6 @@ class Reader:
 def _is_ours(one: Any) -> bool:
     """Whether a source or a transform is one of this package, which draws only from `Draws`."""
     return type(one).__module__.startswith("synkhronos.extensions.loaders.")
-
-
-#: The first message to the process that loads the first row
-FIRST_ROW = "first row"
-
-_MOST_ORDERS = 4
-_LONGEST = 60.0  # seconds of one wait; a process is woken when there is something to do
 
 
 def serve(number: int, connection: Any, reader: Reader) -> None:

@@ -43,6 +43,17 @@ _OF_LIBRARIES = (
 )  # fmt: skip
 
 
+#: The generators of modules, by the name of the attribute. Others are found where they are used.
+_OF_MODULES = {
+    "random": "_inst",
+    "numpy.random.mtrand": "_rand",
+    "torch": "default_generator",
+    "imgaug.random": "GLOBAL_RNG",
+}
+#: What generators without a seed are seeded with, once it is installed
+_entropy = random.Random()
+
+
 def walk(roots: Iterable[Any]) -> Iterator[tuple[Any, tuple[Any, ...], list[Any]]]:
     """Yield each object that can be reached, once, with the atoms and the objects that it refers to."""
     todo: deque[Any] = deque(roots)
@@ -173,17 +184,6 @@ def _checksum(values: np.ndarray) -> int:
         return zlib.crc32(flat)
     starts = np.linspace(0, flat.nbytes - _BLOCK, 64, dtype=np.int64)
     return functools.reduce(lambda sum, at: zlib.crc32(flat[at : at + _BLOCK], sum), starts, 0)
-
-
-#: The generators of modules, by the name of the attribute. Others are found where they are used.
-_OF_MODULES = {
-    "random": "_inst",
-    "numpy.random.mtrand": "_rand",
-    "torch": "default_generator",
-    "imgaug.random": "GLOBAL_RNG",
-}
-#: What generators without a seed are seeded with, once it is installed
-_entropy = random.Random()
 
 
 class _Generator(NamedTuple):

@@ -21,6 +21,9 @@ from synkhronos.extensions.rules.rule import (
     values_of,
 )
 
+_TAG = 7305  # the tag of this rule's messages
+_NAP = 2e-4  # seconds
+
 
 class _Centered(Rule):
     """A rule with a center, which is also its final value."""
@@ -240,10 +243,6 @@ class SSP(_Centered):
 
     def _settle(self, params: Params) -> None:
         self._center.push()
-
-
-_TAG = 7305  # the tag of this rule's messages
-_NAP = 2e-4  # seconds
 
 
 class GoSGD(Rule):

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+_LOSS, _SECONDS, _SAMPLES = range(3)
+_HEADER, _RECORD = "rules.train", "rules.record"
+
+
 class Record:
     """What `train` has recorded. If a rank was replaced, it has the steps of the dead one as well.
 
@@ -191,9 +195,6 @@ class Record:
         return list(dict.fromkeys(names))
 
 
-_LOSS, _SECONDS, _SAMPLES = range(3)
-
-
 class History:
     """The steps and validations of a rank, including those of ranks that it has replaced.
 
@@ -274,9 +275,6 @@ class History:
     def validations(self, epochs: range) -> list[dict[str, Any]]:
         """Return the validations after these epochs."""
         return [one for one in map(self.validation, epochs) if one is not None]
-
-
-_HEADER, _RECORD = "rules.train", "rules.record"
 
 
 class Saved(NamedTuple):

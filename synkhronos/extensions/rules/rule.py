@@ -17,6 +17,10 @@ from synkhronos.extensions._parameters import checked_parameters
 from synkhronos.extensions.steps.update_rules import apply_rule
 from synkhronos.functions.steps import reduces, shares, verify_step
 
+Params = Sequence[SharedVariable]
+#: The clock of a rank that takes no more steps.
+END = 1 << 62
+
 
 class TrainingStep(Shown):
     """A step in two parts, created by `make_step`. It can be used with every rule.
@@ -164,12 +168,6 @@ def updated_by(step: Any) -> set[SharedVariable]:
         for one in function.maker.expanded_inputs
         if isinstance(one, In) and one.update is not None
     }
-
-
-Params = Sequence[SharedVariable]
-
-#: The clock of a rank that takes no more steps.
-END = 1 << 62
 
 
 class Rule:

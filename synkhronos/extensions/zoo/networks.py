@@ -30,6 +30,24 @@ from synkhronos.extensions.zoo.model import Head, Model
 _rectify, _softmax = lasagne.nonlinearities.rectify, lasagne.nonlinearities.softmax
 
 
+#: VGG16, configuration D of the paper's table 1: how many convolutions of how many filters a stage has.
+_VGG_STAGES = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
+#: GoogLeNet, the paper's table 1, by stage: filters of 1x1; of 1x1 before 3x3, and of 3x3; of 1x1 before 5x5, and
+#: of 5x5; and of 1x1 after the pooling.
+_INCEPTION = {
+    "3": {"a": (64, 96, 128, 16, 32, 32), "b": (128, 128, 192, 32, 96, 64)},
+    "4": {
+        "a": (192, 96, 208, 16, 48, 64),
+        "b": (160, 112, 224, 24, 64, 64),
+        "c": (128, 128, 256, 24, 64, 64),
+        "d": (112, 144, 288, 32, 64, 64),
+        "e": (256, 160, 320, 32, 128, 128),
+    },
+    "5": {"a": (256, 160, 320, 32, 128, 128), "b": (384, 192, 384, 48, 128, 128)},
+}
+_WITH_HEADS = ("inception_4a", "inception_4d")
+
+
 def _same_pool(layer: Any) -> Any:
     """Take the maximum of windows of 3x3 at distances of 2: half the size, rounded up.
 
@@ -120,10 +138,6 @@ class AlexNet(Model):
     read = staticmethod(data.imagenet)
 
 
-#: Configuration D of the paper's table 1: how many convolutions of how many filters a stage has.
-_STAGES = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
-
-
 def vgg16(
     pixels: int = 224,
     classes: int = 1000,
@@ -156,7 +170,7 @@ def vgg16(
     """
     weights, bias = lasagne.init.GlorotUniform(gain="relu"), lasagne.init.Constant(0)
     layer, input = image_input("vgg16", pixels, channels, input, at_least=32)
-    for length, filters in _STAGES:
+    for length, filters in _VGG_STAGES:
         for _ in range(length):
             layer = ConvLayer(layer, scaled(filters, width), 3, W=weights, b=bias, nonlinearity=_rectify)
         layer = MaxPool2DLayer(layer, 2)
@@ -180,22 +194,6 @@ class VGG16(Model):
     }
     network = staticmethod(vgg16)
     read = staticmethod(data.imagenet)
-
-
-#: The paper's table 1, by stage: filters of 1x1; of 1x1 before 3x3, and of 3x3; of 1x1 before 5x5, and
-#: of 5x5; and of 1x1 after the pooling.
-_MODULES = {
-    "3": {"a": (64, 96, 128, 16, 32, 32), "b": (128, 128, 192, 32, 96, 64)},
-    "4": {
-        "a": (192, 96, 208, 16, 48, 64),
-        "b": (160, 112, 224, 24, 64, 64),
-        "c": (128, 128, 256, 24, 64, 64),
-        "d": (112, 144, 288, 32, 64, 64),
-        "e": (256, 160, 320, 32, 128, 128),
-    },
-    "5": {"a": (256, 160, 320, 32, 128, 128), "b": (384, 192, 384, 48, 128, 128)},
-}
-_WITH_HEADS = ("inception_4a", "inception_4d")
 
 
 def googlenet(
@@ -232,7 +230,7 @@ def googlenet(
     layer = _same_pool(_conv(layer, scaled(64, width), 7, stride=2))
     layer = _conv(LocalResponseNormalization2DLayer(layer), scaled(64, width), 1)
     layer = LocalResponseNormalization2DLayer(_conv(layer, scaled(192, width), 3))
-    for stage, modules in _MODULES.items():
+    for stage, modules in _INCEPTION.items():
         layer = _same_pool(layer)
         for letter, filters in modules.items():
             numbers = [scaled(number, width) for number in filters]
