@@ -32,8 +32,8 @@ _rectify, _softmax = lasagne.nonlinearities.rectify, lasagne.nonlinearities.soft
 
 #: VGG16, configuration D of the paper's table 1: how many convolutions of how many filters a stage has.
 _VGG_STAGES = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
-#: GoogLeNet, the paper's table 1, by stage: filters of 1x1; of 1x1 before 3x3, and of 3x3; of 1x1 before 5x5, and
-#: of 5x5; and of 1x1 after the pooling.
+#: GoogLeNet, the paper's table 1, by stage: filters of 1x1; of 1x1 before 3x3, and of 3x3; of 1x1 before
+#: 5x5, and of 5x5; and of 1x1 after the pooling.
 _INCEPTION = {
     "3": {"a": (64, 96, 128, 16, 32, 32), "b": (128, 128, 192, 32, 96, 64)},
     "4": {
