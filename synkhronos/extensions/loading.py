@@ -22,15 +22,13 @@ from synkhronos._checks import check_choice, check_extent, check_flag, check_int
 from synkhronos._errors import warn
 from synkhronos._html import Facts, Shown
 from synkhronos._text import listed
+from synkhronos.arithmetic.minibatches import BatchPlan
 from synkhronos.extensions.loaders import producer
 from synkhronos.extensions.loaders import ring as rings
-from synkhronos.extensions.loaders.consumer import CHECK_INTERVAL, Consumer, Processes
-from synkhronos.extensions.loaders.draws import Draws
-from synkhronos.extensions.loaders.plan import Plan
+from synkhronos.extensions.loaders.consumer import CHECK_INTERVAL, Consumer, Processes, Shards, protected
+from synkhronos.extensions.loaders.producer import Expected, Reader
 from synkhronos.extensions.loaders.reachable import check_usable_in_copies, fingerprint
-from synkhronos.extensions.loaders.reader import Expected, Reader
 from synkhronos.extensions.loaders.ring import Ring
-from synkhronos.extensions.loaders.shards import Shards
 from synkhronos.extensions.loaders.sources import (
     HDF5,
     Arrays,
@@ -42,6 +40,7 @@ from synkhronos.extensions.loaders.sources import (
 )
 from synkhronos.extensions.loaders.transforms import (
     CenterCrop,
+    Draws,
     Mirror,
     Normalize,
     RandomCrop,
@@ -161,7 +160,7 @@ class Loader(Shown):
         self._skips = check_choice(unreadable, "Loader: unreadable", ("raise", "skip")) == "skip"
         self._timeout = None if timeout is None else check_number(timeout, "Loader: timeout")
         slots = check_int(ahead, "Loader: ahead", 1) + 1
-        self._plan = plan = Plan(
+        self._plan = plan = BatchPlan(
             check_int(len(self._source), "Loader: the length of the source", 1),
             check_int(batch_size, "Loader: batch_size", 1),
             check_int(seed, "Loader: seed", 0),
@@ -368,7 +367,7 @@ class Loader(Shown):
         self._begin(plan)
         return Shards(self._ring, plan, self._generation, self._known)
 
-    def _begin(self, plan: Plan) -> None:
+    def _begin(self, plan: BatchPlan) -> None:
         """Let the processes load a plan. None of them still writes for another one afterwards."""
         ring, processes = self._ring, self._processes
         self._report()
@@ -390,10 +389,7 @@ class Loader(Shown):
         """Return a batch as `Data`, or as arrays if there is no world."""
         arrays = consumer.arrays(slot, rows)
         if not synk.is_forked():
-            views = [one.view(np.ndarray) for one in arrays]
-            for one in views:
-                one.flags.writeable = False
-            return tuple(views)
+            return tuple(map(protected, arrays))
         key = slot, rows.stop
         if key not in self._datas or not all(map(_is_usable, self._datas[key])):
             if len(self._datas) >= _MOST_DATAS:

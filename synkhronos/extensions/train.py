@@ -419,11 +419,7 @@ def make_train_function(
            [1.  , 1.75]])
     >>> synk.close()
     """
-    definition = define_training(
-        loss, params, x, y, update_rule, args, kwargs, outputs=outputs, updates=updates, givens=givens,
-        bcast_inputs=bcast_inputs, loss_op=loss_op, function_options=function_options, wire=wire,
-        overlap=overlap,
-    )  # fmt: skip
+    definition = define_training(**locals())
     return TrainFunction(Step(definition), definition.inputs, outputs is None)
 
 
@@ -468,11 +464,7 @@ def make_train_function_theano(
     >>> w.get_value()
     array(1.)
     """
-    definition = define_training(
-        loss, params, x, y, update_rule, args, kwargs, outputs=outputs, updates=updates, givens=givens,
-        bcast_inputs=bcast_inputs, loss_op=loss_op, function_options=function_options, wire=wire,
-        overlap=overlap,
-    )  # fmt: skip
+    definition = define_training(**locals())
     return TrainFunction(SerialStep(definition), definition.inputs, outputs is None)
 
 
@@ -490,7 +482,7 @@ def parallel_function(
     sliceable_shareds: Sequence[SharedVariable] | None = None,
     wire: str | synk.PowerSGD | synk.TopK | None = None,
     overlap: bool = False,
-    **kwargs: Any,
+    **function_options: Any,
 ) -> ParallelFunction:
     """Build a function on all ranks that equals a ``theano.function``, updates included.
 
@@ -537,7 +529,7 @@ def parallel_function(
     overlap : bool, default: False
         Whether gradients are sent between machines while the ranks compute others, as in
         :func:`make_train_function`.
-    **kwargs
+    **function_options
         Passed to ``theano.function``.
 
     Returns
@@ -584,20 +576,4 @@ def parallel_function(
     [array([2., 2.]), array([1., 1.])]
     >>> synk.close()
     """
-    return ParallelFunction(
-        {
-            "inputs": inputs,
-            "outputs": outputs,
-            "updates": updates,
-            "givens": givens,
-            "loss": loss,
-            "params": params,
-            "gradients": gradients,
-            "loss_op": loss_op,
-            "bcast_inputs": bcast_inputs,
-            "sliceable_shareds": sliceable_shareds,
-            "function_options": kwargs,
-            "wire": wire,
-            "overlap": overlap,
-        }
-    )
+    return ParallelFunction({**locals()})

@@ -68,8 +68,9 @@ def test_a_launch_file_trains_by_summed_velocities_as_tmlauncher_does(script):
 
 
 @pytest.mark.slow
-def test_a_model_that_compiles_for_averages_is_trained_with_them(script, tmp_path):
-    write(tmp_path, MODELCLASS="Fixed", DEVICES="cpu")
+@pytest.mark.parametrize("model", ["Fixed", "AnyArguments"])
+def test_a_model_that_compiles_for_averages_is_trained_with_them(script, tmp_path, model):
+    write(tmp_path, MODELCLASS=model, DEVICES="cpu")
     answer = script(*TMLAUNCHER, "--config=launch_session.cfg")
     assert "for avg" in answer.stdout and len(errors(answer.stdout)) == 1
     assert "cleanup of rank 1" not in answer.stdout

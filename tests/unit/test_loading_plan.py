@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from synkhronos.extensions.loaders.plan import Plan
+from synkhronos.arithmetic.minibatches import BatchPlan
 
 
 def make(length, batch_size, ranks=1, processes=1, **options):
     options = {"seed": 0, "shuffle": True, "drop_last": False, "takes_turns": False, **options}
-    return Plan(length, batch_size, processes=processes, ranks=ranks, **options)
+    return BatchPlan(length, batch_size, processes=processes, ranks=ranks, **options)
 
 
 @pytest.mark.parametrize("takes_turns", [False, True])

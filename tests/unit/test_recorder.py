@@ -11,7 +11,7 @@ import pytest
 
 from synkhronos.extensions.rules import Record
 from synkhronos.extensions.session import RankRecorder, Recorder, compare
-from synkhronos.extensions.session.sinks import Lines
+from synkhronos.extensions.rules.writers import Lines
 
 
 def point(epoch, **numbers):
@@ -31,7 +31,7 @@ def rows(n, error=True):
 def recorder(size=2, **options):
     made = Recorder(size, **options)
     for rank in range(size):
-        made.set_rows(rank, rows(20 + rank))
+        made.extend(rank, rows(20 + rank))
     made.validations += [point(1, loss=0.5, error=0.25), point(2, loss=0.4)]
     return made
 
@@ -111,7 +111,7 @@ def test_wrong_options_are_refused_in_words(options, error, words):
 
 
 def test_packages_that_are_missing_are_named(monkeypatch):
-    monkeypatch.setattr("synkhronos.extensions.session.sinks.find_spec", lambda name: None)
+    monkeypatch.setattr("synkhronos.extensions.rules.writers.find_spec", lambda name: None)
     for options in ({"tensorboard": "runs"}, {"live": True}):
         (name,) = options
         with pytest.raises(ImportError, match=f"{name}: expected installed packages, .* pip install"):

@@ -18,7 +18,7 @@ from synkhronos.compat.theanompi.lib.recorder import Recorder
 from synkhronos.compat.theanompi.models import layers2
 from synkhronos.compat.theanompi.models.data import utils
 from synkhronos.extensions.session import Recorder as SessionRecorder
-from synkhronos.extensions.session import contract
+from synkhronos.extensions.session import model as models
 
 SESSION = "RULE=BSP\nMODELFILE=models.modelfile\nMODELCLASS=ModelClass\n"
 
@@ -123,7 +123,7 @@ def test_wrong_options_end_with_1_and_say_why(options, capsys):
 def test_hosts_are_given_to_launch_by_a_file_in_memory():
     options = ["-r=BSP", "-file=m", "-class=C", "-d=node0:cuda0 node1:cuda0,cuda1", "-bsp_sync_type=avg"]
     line = launcher.command(read_arguments(options))
-    assert line[-5:] == ["synkhronos.compat.theanompi", "BSP", "m", "C", "--sync-type=avg"]
+    assert line[7:] == ["-m", "synkhronos.compat.theanompi", *options]
     assert line[4:6] == ["launch", "--config"]
     expected = 'hosts = ["node0", "node1"]\n[devices]\n"node0" = ["cuda0"]\n'
     expected += '"node1" = ["cuda0", "cuda1"]\n'
@@ -179,7 +179,7 @@ def test_the_models_are_those_of_the_zoo(found, module):
     there, state = MODELS[module]
     model = getattr(importlib.import_module(f"theanompi.models.{module}"), there)
     assert model is getattr(zoo, state)
-    assert not contract.accepts(model.compile_iter_fns, None, sync_type="cdd"), "BSP averages it"
+    assert not models.accepts(model.compile_iter_fns, None, sync_type="cdd"), "BSP averages it"
 
 
 def test_an_installed_library_and_a_scripts_modules_come_first(found, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ need("PIL", "sklearn", "mlxtend", "foolbox")
 
 from PIL import Image
 
-from synkhronos.extensions.zoo import _images, data, texts
+from synkhronos.extensions.zoo import data, texts
 from synkhronos.extensions.zoo.minibatches import Minibatches
 
 random = np.random.RandomState(5)
@@ -161,7 +161,7 @@ def test_all_reviews_in_the_folders_are_read(tmp_path):
 @pytest.mark.parametrize("old, new", [(28, 32), (32, 14), (9, 20), (50, 7)])
 def test_images_are_scaled_as_by_pillow(old, new):
     images = random.randint(0, 256, (2, 3, old, old)).astype("uint8")
-    got = _images.resized(images.astype("float32"), new)
+    got = data.resized(images.astype("float32"), new)
     for image, result in zip(images, got):
         for channel, plane in zip(image, result):
             pillow = Image.fromarray(channel).resize((new, new), Image.Resampling.BILINEAR)

@@ -30,6 +30,8 @@ USAGE = (
     "[-bsp_sync_type=avg|cdd] [-bsp_exch_strategy=NAME]"
 )
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+#: A list up to its parenthesis, with the rest of that line, or else a line
+_STATEMENT = re.compile(r"""[^\S\n]*[A-Za-z_]\w*=\((?:"[^"]*"|'[^']*'|\#.*|[^)])*\)?.*|.*""")
 _DEVICE = re.compile(r"cpu|cuda\d*|opencl\d+:\d+")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -57,6 +59,13 @@ class Configuration(NamedTuple):
     devices: List[Tuple[str, List[str]]]
     sync_type: Optional[str]
     exch_strategy: Optional[str]
+
+    def options(self) -> List[str]:
+        """Return the options from which `read_arguments` makes this session."""
+        devices = [":".join(filter(None, (host, ",".join(names)))) for host, names in self.devices]
+        values = (self.rule, self.modelfile, self.modelclass, " ".join(devices), *self[4:])
+        names = ("-r", "-file", "-class", "-d", "-bsp_sync_type", "-bsp_exch_strategy")
+        return [f"{name}={value}" for name, value in zip(names, values) if value is not None]
 
 
 def read_arguments(arguments: Sequence[str]) -> Configuration:
@@ -94,35 +103,19 @@ def read_file(path: str) -> Dict[str, List[str]]:
     """
     try:
         with open(path, encoding="utf-8") as file:
-            lines = file.read().splitlines()
+            text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"the file {path} cannot be read: {error}") from None
     found: Dict[str, List[str]] = {}
-    number = 0
-    while number < len(lines):
-        first, text = number, lines[number]
-        while _is_open(text) and number + 1 < len(lines):
-            number += 1
-            text = f"{text}\n{lines[number]}"
-        number += 1
+    for statement in _STATEMENT.finditer(text):
         try:
-            found.update(_assignment(text))
+            found.update(_assignment(statement[0]))
         except ValueError as error:
+            line = text.count("\n", 0, statement.start()) + 1
             raise ConfigurationError(
-                f"{path}, line {first + 1}: {error}; the file is parsed, not run by a shell"
+                f"{path}, line {line}: {error}; the file is parsed, not run by a shell"
             ) from None
     return {key: words for key, words in found.items() if key in KEYS}
-
-
-def _is_open(text: str) -> bool:
-    """Whether a list begins in a line, and goes on in the next."""
-    match = _ASSIGNMENT.match(text)
-    if match is None or not match[2].startswith("("):
-        return False
-    try:
-        return ")" not in "".join(_tokens(text))
-    except ValueError:  # a quotation goes on
-        return True
 
 
 def _tokens(text: str) -> List[str]:

@@ -51,14 +51,8 @@ def command(session: Configuration) -> List[str]:
         The session.
     """
     line = [sys.executable, "-u", "-m", "synkhronos"]
-    program = ["-m", _PROGRAM, session.rule, session.modelfile, session.modelclass]
-    if session.sync_type is not None:
-        program.append(f"--sync-type={session.sync_type}")
-    if session.exch_strategy is not None:
-        program.append(f"--exch-strategy={session.exch_strategy}")
-    if session.devices[0][0]:
-        return [*line, "launch", "--config", _job(session), *program]
-    return [*line, "run", *program, f"--devices={','.join(session.devices[0][1])}"]
+    start = ["launch", "--config", _job(session)] if session.devices[0][0] else ["run"]
+    return [*line, *start, "-m", _PROGRAM, *session.options()]
 
 
 def _job(session: Configuration) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from abc import ABC, abstractmethod
 from typing import Any, Sequence
 
 from synkhronos.extensions import rules
 from synkhronos.extensions.rules.rule import Rule
-from synkhronos.extensions.session import Recorder, Session, contract
+from synkhronos.extensions.session import Recorder, Session
+from synkhronos.extensions.session import model as models
 
 #: How Theano-MPI can transfer arrays. Here all of them are the same.
 EXCHANGE_STRATEGIES = (
@@ -80,7 +82,7 @@ class _TrainingRule(ABC):
             raise RuntimeError(f"{name}.wait: expected a call of init(...) before, got none")
         devices, modelfile, modelclass = self._given
         model = f"{modelfile}:{modelclass}"
-        sync_type, options = self._options(contract.find_class(model))
+        sync_type, options = self._options(models.find_class(model))
         session = Session(
             model,
             self._rule(sync_type),
@@ -138,8 +140,9 @@ class BSP(_TrainingRule):
         sync_type = self.sync_type
         if sync_type is None:
             compiles = getattr(model, "compile_iter_fns", None)
-            takes = callable(compiles) and contract.accepts(compiles, None, sync_type="cdd")
-            sync_type = "cdd" if takes else "avg"
+            # Theano-MPI's README has (*args, **kwargs), which says nothing about velocities.
+            named = callable(compiles) and "sync_type" in inspect.signature(compiles).parameters
+            sync_type = "cdd" if named else "avg"
         return sync_type, {"scale_lr": sync_type == "avg" and hasattr(model, "scale_lr")}
 
 

@@ -1,17 +1,19 @@
-"""What takes the batches: the script, or a rank in a program."""
+"""What takes the batches: the script, or each rank in a program, by its shards."""
 
 from __future__ import annotations
 
+import functools
 import time
-from typing import Callable, NamedTuple, Sequence
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
+import synkhronos as synk
 from synkhronos._errors import SynkhronosError, warn
-from synkhronos.extensions.loaders.plan import Plan
+from synkhronos.arithmetic.minibatches import BatchPlan
 from synkhronos.extensions.loaders.ring import Ring
 from synkhronos.profiles.log import note
-from synkhronos.services.background_processes import describe
+from synkhronos.services.background_processes import describe, has_ended
 
 CHECK_INTERVAL = 0.1  # seconds between two checks that the processes are alive
 _LONG = 60.0  # seconds of a wait after which there is a warning
@@ -65,7 +67,7 @@ class Consumer:
     Parameters
     ----------
     ring : Ring
-    plan : Plan
+    plan : BatchPlan
     generation : int
         The generation in which the plan is loaded.
     rank : int
@@ -82,7 +84,7 @@ class Consumer:
     def __init__(
         self,
         ring: Ring,
-        plan: Plan,
+        plan: BatchPlan,
         generation: int,
         rank: int,
         check: Callable[[], None],
@@ -132,11 +134,15 @@ class Consumer:
 
     def _is_missing(self, number: int) -> bool:
         self.check_generation()
-        return bool((self._ring.filled[self._rank, : self._plan.processes] <= number).any())
+        return bool((self._filled() <= number).any())
+
+    def _filled(self) -> np.ndarray:
+        """Return how many batches each process has loaded for this rank."""
+        return self._ring.filled[self._rank, : self._plan.processes]
 
     def _wait_for(self, number: int, began: float) -> None:
         ring, bell = self._ring, self._ring.ready(self._rank)
-        look = self._processes.watch(f"batch {number}", lambda: self._late_process(number))
+        look = self._processes.watch(f"batch {number}", lambda: int(self._filled().argmin()))
         while True:
             bell.drain()
             if not self._is_missing(number):
@@ -148,10 +154,6 @@ class Consumer:
             self._check()
             if not bell.wait(CHECK_INTERVAL):
                 look(time.monotonic() - began)
-
-    def _late_process(self, number: int) -> int:
-        """Return the number of a process that has not loaded its part of a batch."""
-        return int(self._ring.filled[self._rank, : self._plan.processes].argmin())
 
     def _closed_gaps(self, slot: int, number: int) -> slice:
         """Return the rows of a batch in its slot, after moving up those behind unreadable rows."""
@@ -181,3 +183,69 @@ def check_alive(has_ended: Callable[[int], bool], pids: Sequence[int]) -> None:
                 f"loading: process {number} of {len(pids)} has ended; close the loader after the "
                 f"program, and create it again"
             )
+
+
+class Shards:
+    """The minibatches of all ranks, made by `Loader.shards`. It is given to a program as an argument.
+
+    Parameters
+    ----------
+    ring : Ring
+    plan : BatchPlan
+    generation : int
+    processes : Processes
+    """
+
+    def __init__(self, ring: Ring, plan: BatchPlan, generation: int, processes: Processes) -> None:
+        self._ring, self._plan, self._generation = ring, plan, generation
+        self._processes = processes
+
+    def __len__(self) -> int:
+        """Return the number of minibatches of each rank, in all epochs."""
+        return self._plan.n_batches * (self._plan.epochs or 0)
+
+    def __repr__(self) -> str:
+        return f"<Shards: {len(self)} minibatches for each of {self._plan.ranks} ranks>"
+
+    def minibatches(self, rank: synk.Rank) -> Iterator[tuple[np.ndarray, ...]]:
+        """Yield the arrays of a rank's minibatches, one after the other.
+
+        It ends early when the ranks are asked to stop, as ``rank.minibatches`` does. A minibatch whose
+        rows can all not be read is left out.
+
+        Parameters
+        ----------
+        rank : synkhronos.Rank
+            The first argument of the program.
+
+        Yields
+        ------
+        tuple of numpy.ndarray
+            One array for each array of the source: the rank's share of the rows of a batch. They are
+            views of the shared memory, read-only, and valid until the next minibatch.
+        """
+        if rank.size != self._plan.ranks:
+            raise ValueError(
+                f"Shards.minibatches: expected a program on {self._plan.ranks} ranks, for which the "
+                f"shards were made, got {rank.size}"
+            )
+        check = functools.partial(self._check, rank)
+        consumer = Consumer(self._ring, self._plan, self._generation, rank.rank, check, self._processes)
+        while self._plan.has(consumer.number):
+            if rank.should_stop:
+                return
+            slot, rows = consumer.take()
+            if rows.stop > rows.start:
+                yield tuple(map(protected, consumer.arrays(slot, rows)))
+            consumer.release()
+
+    def _check(self, rank: synk.Rank) -> None:
+        rank.clock  # noqa: B018  # raises if the program has to end because another rank has failed
+        check_alive(has_ended, self._processes.pids)
+
+
+def protected(array: np.ndarray) -> np.ndarray:
+    """Return a read-only view."""
+    view = array.view(np.ndarray)
+    view.flags.writeable = False
+    return view

@@ -2,13 +2,21 @@
 
 The walk follows attributes, containers, closures and, for code of the script and not of libraries, the
 global names that it uses. It ends after `_MOST` objects, the nearest of which come first.
+
+The script may draw from other random generators than `Draws`.
+
+Each process of a loader has copies of them, in the same state. So their numbers would be the same in
+each process, or depend on the number of processes. `Generators` finds those that a call draws from. The
+call is then repeated for each row by itself, with the generators seeded by the epoch and the row.
 """
 
 from __future__ import annotations
 
 import array
+import ctypes
 import functools
 import gc
+import pickle
 import random
 import sys
 import sysconfig
@@ -16,7 +24,7 @@ import types
 import zlib
 from collections import deque
 from pathlib import Path
-from typing import Any, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 import numpy as np
 
@@ -33,6 +41,17 @@ _OF_LIBRARIES = (
     "<frozen", "<__array_function__",
     f"{Path(__file__).parents[2]}/", f"{sysconfig.get_path('stdlib')}/",
 )  # fmt: skip
+
+
+#: The generators of modules, by the name of the attribute. Others are found where they are used.
+_OF_MODULES = {
+    "random": "_inst",
+    "numpy.random.mtrand": "_rand",
+    "torch": "default_generator",
+    "imgaug.random": "GLOBAL_RNG",
+}
+#: What generators without a seed are seeded with, once it is installed
+_entropy = random.Random()
 
 
 def walk(roots: Iterable[Any]) -> Iterator[tuple[Any, tuple[Any, ...], list[Any]]]:
@@ -165,3 +184,163 @@ def _checksum(values: np.ndarray) -> int:
         return zlib.crc32(flat)
     starts = np.linspace(0, flat.nbytes - _BLOCK, 64, dtype=np.int64)
     return functools.reduce(lambda sum, at: zlib.crc32(flat[at : at + _BLOCK], sum), starts, 0)
+
+
+class _Generator(NamedTuple):
+    """How a generator is seeded, and how it is found out whether it was drawn from.
+
+    Attributes
+    ----------
+    seed : callable
+        Called with an int of 31 bits.
+    state : callable
+        Returns what is equal as long as nothing was drawn since `watch` was called.
+    watch : callable
+        Called before a call; returns what `state` returns if nothing is drawn.
+    """
+
+    seed: Callable[[int], Any]
+    state: Callable[[], Any]
+    watch: Callable[[], Any]
+
+
+class Generators:
+    """The generators that a source and transforms can reach, and those of modules.
+
+    Parameters
+    ----------
+    roots : iterable of object
+        The source and the transforms.
+    """
+
+    def __init__(self, roots: Iterable[Any]) -> None:
+        self._roots = list(roots)
+        self._kept: list[Any] = []  # so that no other objects get their ids
+        self._found: dict[int, _Generator] = {}
+        self._draws: dict[str, bool] = {}  # whether what is done draws from a generator
+        self.find()
+
+    def find(self) -> bool:
+        """Find generators that did not exist before; return whether there are any."""
+        modules = [getattr(sys.modules.get(name), of, None) for name, of in _OF_MODULES.items()]
+        n_before = len(self._found)
+        for one in [_entropy, sys.modules.get("cv2"), *modules]:
+            self._add(one)
+        for one, *_ in walk([*modules, *self._roots]):
+            self._add(one)
+        return len(self._found) > n_before
+
+    def _add(self, one: Any) -> None:
+        # Of NumPy's, several objects can have one generator of bits.
+        shared = getattr(one, "_bit_generator", getattr(one, "bit_generator", one))
+        made = None if one is None or id(shared) in self._found else _generator(one)
+        if made is not None:
+            self._kept += [one, shared]
+            self._found[id(shared)] = made
+
+    def call(
+        self,
+        name: str,
+        function: Callable[[slice], Any],
+        find_seeds: Callable[[], np.ndarray],
+        as_whole: bool = False,
+    ) -> list[Any]:
+        """Call a function for all rows, or for each of them if it draws from a generator.
+
+        Parameters
+        ----------
+        name : str
+            Of what is done. Once it has drawn, it is called for each row.
+        function : callable
+            Called with a slice of the places of the rows.
+        find_seeds : callable
+            Returns a seed for each row.
+        as_whole : bool
+            Whether it is called for all rows in any case; then the first seed is used.
+
+        Returns
+        -------
+        list
+            One result of all rows, or the result of each row.
+        """
+        if not self._draws.get(name):
+            while True:
+                before = {key: one.watch() for key, one in self._found.items()}
+                result = function(slice(None))
+                if name in self._draws or not self.find():
+                    break
+                self._draws[name] = False  # once more, as it may have drawn from a new generator
+            self._draws[name] = any(self._found[key].state() != state for key, state in before.items())
+            if not self._draws[name]:
+                return [result]
+        seeds = find_seeds()
+        if as_whole:
+            return [self._seeded(function, slice(None), int(seeds[0]))]
+        return [self._seeded(function, slice(row, row + 1), int(one)) for row, one in enumerate(seeds)]
+
+    def _seeded(self, function: Callable[[slice], Any], places: slice, seed: int) -> Any:
+        for number, one in enumerate(self._found.values()):
+            one.seed((seed + number * 0x9E3779B1) % 2**31)
+        return function(places)
+
+
+def seed_generators_without_seed() -> None:
+    """In a process of a loader: seed ``default_rng()`` and ``random.Random()`` by the row as well."""
+    np.random.bit_generator.randbits = _entropy.getrandbits  # type: ignore[attr-defined]
+    seed_with = random.Random.seed
+
+    def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+        seed_with(self, _entropy.getrandbits(64) if a is None else a, version)
+
+    random.Random.seed = seed  # type: ignore[method-assign]
+
+
+def _generator(one: Any) -> _Generator | None:
+    """Return how an object is seeded; None if it is not a generator."""
+    if isinstance(one, random.SystemRandom):
+        return None
+    if isinstance(one, random.Random):
+        return _Generator(one.seed, one.getstate, one.getstate)
+    if isinstance(one, (np.random.RandomState, np.random.Generator, np.random.BitGenerator)):
+        _seed(one, 0)  # a RandomState then keeps no normal number, which would be drawn without a trace
+        get = _get_state(getattr(one, "_bit_generator", getattr(one, "bit_generator", one)))
+        return _Generator(functools.partial(_seed, one), get, get)
+    if type(one).__name__ == "Generator" and type(one).__module__.startswith("torch"):
+        return _Generator(one.manual_seed, *[lambda: one.get_state().tolist()] * 2)
+    if getattr(one, "__name__", "") == "cv2":
+        return _of_opencv(one)
+    return None
+
+
+def _get_state(bits: Any) -> Callable[[], Any]:
+    """Return a function that returns the state of a generator of bits."""
+    if type(bits) is not np.random.MT19937:
+        return lambda: pickle.dumps(bits.state)
+    # Its attribute takes 50 microseconds. This is its key of 624 numbers, and its position there.
+    return memoryview((ctypes.c_uint32 * 625).from_address(bits.ctypes.state_address)).tobytes
+
+
+def _seed(one: Any, seed: int) -> None:
+    if not isinstance(one, np.random.RandomState):
+        bits = getattr(one, "bit_generator", one)
+        bits.state = type(bits)(seed).state
+    elif isinstance(one._bit_generator, np.random.MT19937):
+        one.seed(seed)
+    else:
+        made: Any = type(one._bit_generator)(seed).state
+        one.set_state({**made, "has_gauss": 0, "gauss": 0.0})
+
+
+def _of_opencv(cv2: Any) -> _Generator:
+    """Return the generator of OpenCV's functions in this thread, the state of which cannot be read."""
+
+    def draw() -> float:
+        return float(cv2.randu(np.zeros(1), 0, 1)[0])
+
+    def watch() -> float:
+        cv2.setRNGSeed(1)
+        drawn = draw()
+        cv2.setRNGSeed(1)
+        return drawn
+
+    return _Generator(cv2.setRNGSeed, draw, watch)

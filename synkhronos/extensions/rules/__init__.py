@@ -23,13 +23,11 @@ each rank's side, with ``validation`` and a ``progress_bar``. ``history`` is wha
 ``record`` afterwards, and ``training_state`` what checkpoints have.
 """
 
+from synkhronos.extensions.rules.asynchronous import ASGD, EASGD, SSP, Downpour, GoSGD
 from synkhronos.extensions.rules.averaging import BSP, DiLoCo, LocalSGD
-from synkhronos.extensions.rules.centered import ASGD, EASGD, SSP, Downpour
-from synkhronos.extensions.rules.gossip import GoSGD
 from synkhronos.extensions.rules.record import Record
-from synkhronos.extensions.rules.rule import Rule
+from synkhronos.extensions.rules.rule import Rule, TrainingStep, make_step
 from synkhronos.extensions.rules.training import train
-from synkhronos.extensions.rules.training_step import TrainingStep, make_step
 
 __all__ = [
     "ASGD",

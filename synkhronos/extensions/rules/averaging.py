@@ -7,18 +7,17 @@ from typing import Any, Sequence
 import numpy
 
 import synkhronos as synk
+from synkhronos._checks import check_in_range, check_int
 from synkhronos._typing import AnyArray
 from synkhronos.extensions.rules.rule import (
     Params,
     Rule,
+    TrainingStep,
     assign,
-    check_count,
-    check_number,
     pack,
     unpack,
     values_of,
 )
-from synkhronos.extensions.rules.training_step import TrainingStep
 
 
 class LocalSGD(Rule):
@@ -46,7 +45,7 @@ class LocalSGD(Rule):
     is_synchronous = True
 
     def __init__(self, period: int = 10) -> None:
-        self.period = check_count("LocalSGD: period", period)
+        self.period = check_int(period, "LocalSGD: period", 1)
 
     def start(self, rank: synk.Rank, params: Params) -> None:
         self._rows, self._pending = 0, False
@@ -114,7 +113,7 @@ class BSP(LocalSGD):
     """
 
     def __init__(self, period: int = 1, average: str = "gradients", wire: Any = None) -> None:
-        self.period = check_count("BSP: period", period)
+        self.period = check_int(period, "BSP: period", 1)
         if average not in ("gradients", "params"):
             raise ValueError(f"BSP: average: expected 'gradients' or 'params', got {average!r}")
         if wire is not None and average != "gradients":
@@ -238,9 +237,9 @@ class DiLoCo(LocalSGD):
     def __init__(
         self, period: int = 50, outer_learning_rate: float = 0.7, outer_momentum: float = 0.9
     ) -> None:
-        self.period = check_count("DiLoCo: period", period)
-        self.outer_learning_rate = check_number("DiLoCo: outer_learning_rate", outer_learning_rate, 0)
-        self.outer_momentum = check_number("DiLoCo: outer_momentum", outer_momentum, 0)
+        self.period = check_int(period, "DiLoCo: period", 1)
+        self.outer_learning_rate = check_in_range(outer_learning_rate, "DiLoCo: outer_learning_rate", 0)
+        self.outer_momentum = check_in_range(outer_momentum, "DiLoCo: outer_momentum", 0)
 
     def start(self, rank: synk.Rank, params: Params) -> None:
         super().start(rank, params)

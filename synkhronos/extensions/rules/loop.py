@@ -1,4 +1,4 @@
-"""The programs of training, which every rank runs: steps, exchanges and validations."""
+"""The loop that every rank runs: steps, exchanges and validations."""
 
 from __future__ import annotations
 
@@ -6,19 +6,120 @@ import copy
 import itertools
 import math
 import time
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from abc import ABC, abstractmethod
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy
 
 import synkhronos as synk
 from synkhronos._typing import AnyArray
 from synkhronos.engines.names import SharedVariable
-from synkhronos.extensions.rules.history import History
-from synkhronos.extensions.rules.progress_bar import Progress
-from synkhronos.extensions.rules.rule import Params, Rule
-from synkhronos.extensions.rules.training_state import Saved
-from synkhronos.extensions.rules.validation import Validation
-from synkhronos.functions.steps import report_step
+from synkhronos.extensions.rules.record import History, Saved
+from synkhronos.extensions.rules.rule import Params, Rule, with_values
+from synkhronos.extensions.rules.writers import Progress
+from synkhronos.functions.steps import report_step, verify_step
+
+_ROWS = 1000  # computed at a time
+#: How numbers of the ranks are combined by operations of outputs; by the others, they are averaged.
+_COMBINED: dict[str | None, Callable[..., float]] = {"sum": sum, "max": max, "min": min}
+
+
+class Validation(NamedTuple):
+    """The function or callable that validates, and the ranks that take part.
+
+    Attributes
+    ----------
+    function : Function or callable
+        Computes the numbers.
+    data : list of Data, or None for a callable
+        The arguments of the function.
+    by_all : bool
+        Whether all ranks validate together, each on its share of the rows.
+    operations : dict
+        The operations of the function's outputs, by name.
+    """
+
+    function: Any
+    data: list[Any] | None
+    by_all: bool
+    operations: Mapping[str, Any] = {}
+
+    def verify(self) -> None:
+        """Verify the combination of the ranks' numbers, and of slices, as in a first call."""
+        data = self.data
+        if data is None:
+            return
+        num_slices = _num_slices(len(data[0]) // (synk.size() if self.by_all else 1))
+        if self.by_all or num_slices > 1:
+            verify_step(lambda: self.function(*data, num_slices=num_slices))
+
+    def run(self, rank: synk.Rank, params: Params, rule: Rule, epoch: int) -> dict[str, Any] | None:
+        """Validate after an epoch; return the numbers on one rank, None on the others.
+
+        The ranks take turns. The parameters are restored afterwards.
+        """
+        is_mine = rank.rank == epoch % rank.size
+        if not (self.by_all or is_mine or rule.is_synchronous):
+            return None
+        if self.by_all and not rule.is_synchronous:
+            rank.barrier()  # so that all take the same value
+        value = rule.value(rank, params)
+        if self.by_all and not rule.is_synchronous:
+            rank.barrier()
+        if not (self.by_all or is_mine):
+            return None
+        with with_values(params, value):
+            numbers, rows = self._compute(rank)
+        if not self.by_all:
+            return {"rank": rank.rank, **numbers}
+        every = rank.exchange((rows, numbers))
+        return {"rank": None, **combined(every, self.operations)} if rank.rank == 0 else None
+
+    def _compute(self, rank: synk.Rank) -> tuple[dict[str, float], float]:
+        """Return the numbers of this rank, and their weight."""
+        if self.data is None:
+            numbers = dict(self.function(rank))
+            rows = numbers.pop("rows", 1)
+        else:
+            length = len(self.data[0])
+            share = rank.rows(length) if self.by_all else range(length)
+            rows = len(share)
+            if not rows:
+                return {}, 0
+            outputs = rank.call(
+                self.function,
+                *self.data,
+                batch=slice(share.start, share.stop),
+                num_slices=_num_slices(rows),
+            )
+            numbers = named(outputs)
+        return {name: float(number) for name, number in numbers.items()}, float(rows)
+
+
+def named(outputs: Any) -> dict[str, Any]:
+    """Return the outputs of a function by name."""
+    if isinstance(outputs, dict):
+        return outputs
+    if not isinstance(outputs, list):
+        return {"loss": outputs}
+    return {f"output {position}" if position else "loss": one for position, one in enumerate(outputs)}
+
+
+def _num_slices(rows: int) -> int:
+    return max(1, -(-rows // _ROWS))
+
+
+def combined(
+    every: Sequence[tuple[float, dict[str, float]]], operations: Mapping[str, Any] = {}
+) -> dict[str, float]:
+    """Return all ranks' numbers, combined by their operations; by default averages, weighted by rows."""
+    every = [(rows, numbers) for rows, numbers in every if rows]
+    weights = [rows for rows, _ in every]
+    found = {}
+    for name in every[0][1]:
+        values, combine = [numbers[name] for _, numbers in every], _COMBINED.get(operations.get(name))
+        found[name] = float(combine(values) if combine else numpy.average(values, weights=weights))
+    return found
 
 
 class Plan(NamedTuple):
@@ -36,19 +137,125 @@ class Plan(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The return value of a program on a rank: its additions to the record, and its position."""
+    """The return value of a program on a rank: additions to the record, and the state of the rule."""
 
-    losses: list[float]
-    seconds: list[float]
-    samples: list[int]
+    rows: dict[str, list[float]]
     validations: list[dict[str, Any]]
-    steps: int
     state: dict[str, Any]
 
 
-def train_program(
-    rank: synk.Rank, plan: Plan, begin: Saved, elapsed: float, until: int, saves: bool
-) -> Outcome:
+class Loop(ABC):
+    """The loop of one rank: steps, exchanges by a rule, validations and checkpoints after epochs.
+
+    A subclass says what a step computes, what is recorded, and when training ends.
+
+    Parameters
+    ----------
+    rank : Rank
+        The rank that runs the loop.
+    rule : Rule
+        The rule, of which this rank gets its own copy.
+    params : list of shared variables
+        The parameters that are trained.
+    step : object
+        What the rule prepares for: the step or the model.
+    seed : int
+        The seed for a rule that has none.
+    """
+
+    _progress: Progress
+
+    def __init__(self, rank: synk.Rank, rule: Rule, params: Params, step: Any, seed: int) -> None:
+        self._rank, self._params, self._rule = rank, params, copy.copy(rule)
+        self._rule.prepare(step)
+        if self._rule.seed is None:
+            self._rule.seed = seed
+        self._steps = 0
+
+    def _start(self, state: Mapping[str, Any] | None) -> None:
+        """Start the rule, or let it continue from its state after `_steps` steps."""
+        rank, rule = self._rank, self._rule
+        _ = rank.should_stop  # once asked, methods of the rank do not end the program
+        # A new rank finds the clock of the dead one, unless that rank died before it began.
+        rank.clock = max(rank.clock, self._steps)
+        if state is not None:
+            for name in rule.hyper_parameters.keys() & state.keys():
+                setattr(rule, name, state[name])
+            if not rank.restarts:
+                rule.restore(state)
+        rule.start(rank, self._params)
+
+    def _state(self) -> dict[str, Any]:
+        """Return the state of the rule with which this rank continues."""
+        return {**self._rule.hyper_parameters, **self._rule.state(self._rank, self._params)}
+
+    def _run(self) -> bool:
+        """Take the steps of all epochs; return whether the ranks were asked to stop before the end."""
+        try:
+            for epoch in self._epochs():
+                for batch in self._batches(epoch):
+                    self._take(epoch, batch)
+                if self._is_stopped(epoch):
+                    return True
+                self._validate(epoch + 1)
+                self._finish_epoch(epoch + 1)
+        finally:
+            self._progress.close()
+        return False
+
+    def _take(self, epoch: int, batch: Any) -> None:
+        began = time.perf_counter()
+        self._steps += 1
+        loss, n_rows = self._compute(batch)
+        self._exchange()
+        self._rank.clock = self._steps
+        self._progress.step(epoch + 1, loss, self._finish_step())
+        self._report(loss)
+        report_step("step", time.perf_counter() - began, n_rows, loss)
+
+    def _check_finite(self, what: str, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise FloatingPointError(
+                f"{what}: the loss is {loss} at step {self._steps} of rank {self._rank.rank}; lower the "
+                f"learning rate, or look for such values in the data"
+            )
+
+    @abstractmethod
+    def _epochs(self) -> Iterable[int]:
+        """Return the epochs that are left, from 0."""
+
+    @abstractmethod
+    def _batches(self, epoch: int) -> Iterable[Any]:
+        """Return the minibatches of an epoch that are left; fewer if the ranks are asked to stop."""
+
+    @abstractmethod
+    def _compute(self, batch: Any) -> tuple[float, int]:
+        """Compute a step, and return its loss and its number of rows."""
+
+    def _exchange(self) -> None:
+        self._rule.after_step(self._rank, self._params, self._steps)
+
+    @abstractmethod
+    def _finish_step(self) -> int:
+        """Record a step after its exchange, and return how many rows this rank has used."""
+
+    @abstractmethod
+    def _report(self, loss: float) -> None:
+        """Tell the user of a step."""
+
+    @abstractmethod
+    def _is_stopped(self, epoch: int) -> bool:
+        """Whether the ranks were asked to stop in an epoch."""
+
+    @abstractmethod
+    def _validate(self, epoch: int) -> None:
+        """Validate when a number of epochs is done."""
+
+    def _finish_epoch(self, epoch: int) -> None:  # noqa: B027
+        """Do what is left when a number of epochs is done."""
+
+
+def train_program(rank: synk.Rank, plan: Plan, begin: Saved, until: int, saves: bool) -> Outcome:
     """Take the steps up to the end of an epoch.
 
     Parameters
@@ -59,149 +266,88 @@ def train_program(
         The arguments of `train`.
     begin : Saved
         The state in which the training begins.
-    elapsed : float
-        The seconds that the previous programs took.
     until : int
         How many epochs are done at the end, including earlier epochs.
     saves : bool
         Whether to return the rule's state instead of calling its `finish`.
     """
-    rule = _begin(rank, plan, begin)
-    loop = _Loop(rank, plan, rule, begin, elapsed)
-    progress = Progress(rank, plan.progress, plan.epochs * len(plan.data[0]), plan.epochs)
-    try:
-        loop.run(until, progress)
-    finally:
-        progress.close()
-    state = {}
-    if saves:
-        state = {**rule.hyper_parameters, **rule.state(rank, plan.params)}
-    else:
-        rule.finish(rank, plan.params)
-    return loop.outcome(state)
+    return _StepLoop(rank, plan, begin, until).run(saves)
 
 
 def finish_program(rank: synk.Rank, plan: Plan, begin: Saved) -> None:
     """Give the parameters their final values."""
-    _begin(rank, plan, begin).finish(rank, plan.params)
+    _StepLoop(rank, plan, begin, 0).run(saves=False)
 
 
-def _begin(rank: synk.Rank, plan: Plan, begin: Saved) -> Rule:
-    """Return the rule of this rank, started."""
-    rule = copy.copy(plan.rule)
-    rule.prepare(plan.step)
-    if rule.seed is None:
-        rule.seed = begin.seed
-    by_all = plan.validation is not None and plan.validation.by_all
-    rank.in_step = rule.is_synchronous or by_all
-    state = None if begin.states is None else begin.states[rank.rank]
-    start_rule(rank, rule, plan.params, begin.steps[rank.rank], state)
-    return rule
+class _StepLoop(Loop):
+    """The loop of `train`, with a step and data of the script."""
 
-
-def start_rule(
-    rank: synk.Rank, rule: Rule, params: Params, n_steps: int, state: Mapping[str, Any] | None
-) -> None:
-    """Start a rank's copy of a rule, or let it continue from its state and hyper-parameters.
-
-    Parameters
-    ----------
-    rank : Rank
-        The rank that starts it.
-    rule : Rule
-        The rank's own copy.
-    params : list of shared variables
-        The parameters that are trained.
-    n_steps : int
-        How many steps the rank has taken.
-    state : dict or None
-        The rule's state after these steps, with its hyper-parameters; None at the beginning.
-    """
-    _ = rank.should_stop  # once asked, methods of the rank do not end the program
-    # A new rank finds the clock of the dead one, unless that rank died before it began.
-    rank.clock = max(rank.clock, n_steps)
-    if state is not None:
-        for name in rule.hyper_parameters.keys() & state.keys():
-            setattr(rule, name, state[name])
-        if not rank.restarts:
-            rule.restore(state)
-    rule.start(rank, params)
-
-
-def check_finite(what: str, loss: float, step: int, rank: int) -> None:
-    """Raise ``FloatingPointError`` unless a loss is a number."""
-    if not math.isfinite(loss):
-        raise FloatingPointError(
-            f"{what}: the loss is {loss} at step {step} of rank {rank}; lower the learning rate, or "
-            f"look for such values in the data"
-        )
-
-
-class _Loop:
-    """The loop of one rank."""
-
-    def __init__(self, rank: synk.Rank, plan: Plan, rule: Rule, begin: Saved, elapsed: float) -> None:
-        self._rank, self._plan, self._rule, self._seed = rank, plan, rule, begin.seed
+    def __init__(self, rank: synk.Rank, plan: Plan, begin: Saved, until: int) -> None:
+        super().__init__(rank, plan.rule, plan.params, plan.step, begin.seed)
+        by_all = plan.validation is not None and plan.validation.by_all
+        rank.in_step = self._rule.is_synchronous or by_all
+        self._plan, self._seed, self._until = plan, begin.seed, until
+        self._steps = self._first = begin.steps[rank.rank]
+        self._start(None if begin.states is None else begin.states[rank.rank])
         self._length = len(plan.data[0])
         self._per_epoch = rank.n_minibatches(self._length, rank.size, plan.batch_size)
-        # A new rank continues where the dead one was; at the end, the clock was set beyond that.
-        self._steps = min(rank.clock, plan.epochs * self._per_epoch)
         samples = begin.record.samples[rank.rank]
-        self._history = History(rank, elapsed, samples[-1] if samples else 0)
-        self._first = begin.steps[rank.rank]
-        # It may have died after it had set the clock beyond all steps, or before it had set the clock.
-        self._steps = min(self._steps, self._first + self._history.n_steps)
+        most = until * self._per_epoch - self._first
+        self._history = History(rank, begin.record.elapsed, samples[-1] if samples else 0, most)
+        # A new rank continues where the dead one was, which may have died after it had set the clock
+        # beyond all steps, or before it had set the clock.
+        last = min(plan.epochs * self._per_epoch, self._first + self._history.n_steps)
+        self._steps = min(rank.clock, last)
         self._history.cut(self._steps - self._first)
+        self._progress = Progress(rank, plan.progress, plan.epochs * self._length, plan.epochs)
 
-    def run(self, until: int, progress: Progress) -> None:
-        """Take the steps of the epochs up to `until`; end early if the ranks are asked to stop."""
+    def run(self, saves: bool) -> Outcome:
+        """Take the steps; return the additions to the record, and the rule's state if it is saved."""
         epoch, done = divmod(self._steps, self._per_epoch)
         if self._steps > self._first and not done:  # a rank may have died when it validated
             self._validate(epoch)
-        for epoch in range(self._steps // self._per_epoch, until):
-            done = self._steps - epoch * self._per_epoch
-            seed = int(numpy.random.SeedSequence([self._seed, epoch]).generate_state(1)[0])
-            batches = self._rank.minibatches(self._length, self._plan.batch_size, seed=seed)
-            for rows in itertools.islice(batches, done, None):
-                self._take(rows, epoch + 1, progress)
-            if self._steps < (epoch + 1) * self._per_epoch:
-                return
-            self._validate(epoch + 1)
-
-    def _take(self, rows: AnyArray, epoch: int, progress: Progress) -> None:
-        rank, plan, rule, history = self._rank, self._plan, self._rule, self._history
-        began = time.perf_counter()
-        loss = _loss_of(rule.take_step(rank, plan.step, plan.data, rows))
-        self._steps += 1
-        check_finite("rules.train", loss, self._steps, rank.rank)
-        history.add(loss, len(rows))  # before the clock, from which a new rank would go on
-        rule.after_step(rank, plan.params, self._steps)
-        rank.clock = self._steps
-        history.finish_step()
-        progress.step(epoch, loss, history.n_samples)
-        if plan.report is not None:
-            plan.report(rank, rule, self._steps, loss)
-        report_step("step", time.perf_counter() - began, len(rows), loss)
-
-    def _validate(self, epoch: int) -> None:
-        validation = self._plan.validation
-        if validation is None or self._history.validation(epoch) is not None:
-            return
-        numbers = validation.run(self._rank, self._plan.params, self._rule, epoch)
-        if numbers is not None:
-            point = {
-                "epoch": epoch,
-                "step": self._steps,
-                "seconds": self._history.seconds,
-                "samples": self._history.n_samples,
-            }
-            self._history.add_validation(epoch, {**point, **numbers})
-
-    def outcome(self, state: dict[str, Any]) -> Outcome:
-        """Return the additions to the record, with the state of the rule."""
+        self._run()
+        state = self._state() if saves else {}
+        if not saves:
+            self._rule.finish(self._rank, self._params)
         epochs = range(self._first // self._per_epoch + 1, self._steps // self._per_epoch + 1)
         validations = self._history.validations(epochs)
-        return Outcome(*self._history.steps(), validations, self._steps, state)
+        return Outcome(self._history.rows(), validations, state)
+
+    def _epochs(self) -> Iterable[int]:
+        return range(self._steps // self._per_epoch, self._until)
+
+    def _batches(self, epoch: int) -> Iterable[AnyArray]:
+        seed = int(numpy.random.SeedSequence([self._seed, epoch]).generate_state(1)[0])
+        batches = self._rank.minibatches(self._length, self._plan.batch_size, seed=seed)
+        return itertools.islice(batches, self._steps - epoch * self._per_epoch, None)
+
+    def _compute(self, batch: AnyArray) -> tuple[float, int]:
+        plan = self._plan
+        loss = _loss_of(self._rule.take_step(self._rank, plan.step, plan.data, batch))
+        self._check_finite("rules.train", loss)
+        self._history.add(loss, len(batch))  # before the clock, from which a new rank would go on
+        return loss, len(batch)
+
+    def _finish_step(self) -> int:
+        self._history.finish_step()
+        return self._history.n_samples
+
+    def _report(self, loss: float) -> None:
+        if self._plan.report is not None:
+            self._plan.report(self._rank, self._rule, self._steps, loss)
+
+    def _is_stopped(self, epoch: int) -> bool:
+        return self._steps < (epoch + 1) * self._per_epoch
+
+    def _validate(self, epoch: int) -> None:
+        validation, history = self._plan.validation, self._history
+        if validation is None or history.validation(epoch) is not None:
+            return
+        numbers = validation.run(self._rank, self._params, self._rule, epoch)
+        if numbers is not None:
+            position = {"step": self._steps, "seconds": history.seconds, "samples": history.n_samples}
+            history.add_validation(epoch, {"epoch": epoch, **position, **numbers})
 
 
 def _loss_of(outputs: Any) -> float:

@@ -1,16 +1,27 @@
-"""`Record`: the losses of training, with times and samples, and the validations."""
+"""`Record`: what a training has done, with the history of a rank, and the state for a checkpoint."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-from typing import TYPE_CHECKING, Any, Sequence
+import os
+import time
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
+import numpy
+
+import synkhronos as synk
 from synkhronos._html import picture, table
-from synkhronos._typing import PathLike
+from synkhronos._text import listed
+from synkhronos._typing import AnyArray, PathLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+_LOSS, _SECONDS, _SAMPLES = range(3)
+_HEADER, _RECORD = "rules.train", "rules.record"
 
 
 class Record:
@@ -67,6 +78,12 @@ class Record:
             if any(self.losses):
                 found.insert(0, picture(self._figure(None), "The loss by time and by rows"))
         return "\n".join(found)
+
+    def extend(self, rank: int, rows: Mapping[str, Sequence[float]]) -> None:
+        """Add steps of a rank: columns of numbers by name."""
+        self.losses[rank] += rows["loss"]
+        self.seconds[rank] += rows["seconds"]
+        self.samples[rank] += map(int, rows["samples"])
 
     @property
     def elapsed(self) -> float:
@@ -176,3 +193,230 @@ class Record:
         known = {"epoch", "rank", "step", "seconds", "samples"}
         names = [name for one in self.validations for name in one if name not in known]
         return list(dict.fromkeys(names))
+
+
+class History:
+    """The steps and validations of a rank, including those of ranks that it has replaced.
+
+    Parameters
+    ----------
+    rank : Rank
+        The rank whose steps are recorded.
+    elapsed : float
+        The seconds that the previous programs took.
+    n_samples : int
+        How many rows the rank has used in the previous programs.
+    most : int
+        The number of steps of this program, if it is not stopped.
+    """
+
+    def __init__(self, rank: synk.Rank, elapsed: float, n_samples: int, most: int) -> None:
+        self._rank, self._before = rank, n_samples
+        self._epochs: dict[int, dict[str, Any]] = {}
+        began = self._array("begin", 1)
+        # All processes of a machine have the same clock.
+        began[0] = began[0] or time.perf_counter() - elapsed
+        self._began = float(began[0])
+        self._steps = self._array("steps", (max(most, 1), 3))
+        self.n_steps = int(numpy.count_nonzero(self._steps[:, _SAMPLES]))
+
+    def _array(self, name: str, shape: int | tuple[int, ...], dtype: str = "float64") -> AnyArray:
+        if self._rank.may_meet:  # then no rank is replaced
+            return numpy.zeros(shape, dtype)
+        return self._rank.memory(f"rules.train: {name}", shape, dtype)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since the ranks began."""
+        return time.perf_counter() - self._began
+
+    @property
+    def n_samples(self) -> int:
+        """How many rows the rank has used."""
+        return int(self._steps[self.n_steps - 1, _SAMPLES]) if self.n_steps else self._before
+
+    def cut(self, n_steps: int) -> None:
+        """Drop the steps after the first `n_steps`; they are taken again."""
+        self._steps[n_steps : self.n_steps] = 0
+        self.n_steps = min(n_steps, self.n_steps)
+
+    def add(self, loss: float, n_samples: int) -> None:
+        """Add a step. Its time is the time of `finish_step`."""
+        row, n_samples = self._steps[self.n_steps], n_samples + self.n_samples
+        row[:_SAMPLES] = loss, self.seconds
+        row[_SAMPLES] = n_samples  # last: this makes it count
+        self.n_steps += 1
+
+    def finish_step(self) -> None:
+        """Set the time of the last step to now."""
+        self._steps[self.n_steps - 1, _SECONDS] = self.seconds
+
+    def add_validation(self, epoch: int, point: dict[str, Any]) -> None:
+        """Add the validation after an epoch."""
+        text = numpy.frombuffer(json.dumps(point).encode(), numpy.uint8)
+        self._array(f"validation {epoch} of {len(text)} bytes", len(text), "uint8")[:] = text
+        self._array(f"validation {epoch}", 1, "int64")[0] = len(text)
+        self._epochs[epoch] = point
+
+    def validation(self, epoch: int) -> dict[str, Any] | None:
+        """Return the validation after an epoch, or None if this rank has added none."""
+        if epoch not in self._epochs:
+            length = int(self._array(f"validation {epoch}", 1, "int64")[0])
+            if not length:
+                return None
+            text = self._array(f"validation {epoch} of {length} bytes", length, "uint8")
+            self._epochs[epoch] = json.loads(text.tobytes())
+        return self._epochs[epoch]
+
+    def rows(self) -> dict[str, list[float]]:
+        """Return the losses, seconds and samples of all steps."""
+        return dict(zip(("loss", "seconds", "samples"), self._steps[: self.n_steps].T.tolist()))
+
+    def validations(self, epochs: range) -> list[dict[str, Any]]:
+        """Return the validations after these epochs."""
+        return [one for one in map(self.validation, epochs) if one is not None]
+
+
+class Saved(NamedTuple):
+    """The state of training between two programs.
+
+    Attributes
+    ----------
+    states : list of dict, or None
+        The rule's state of each rank, its hyper-parameters included; None at the beginning.
+    record : Record
+        The record of the steps so far.
+    seed : int
+        The seed of the training.
+    """
+
+    states: list[dict[str, Any]] | None
+    record: Record
+    seed: int
+
+    @property
+    def steps(self) -> list[int]:
+        """How many steps each rank has taken."""
+        return list(map(len, self.record.losses))
+
+
+def save_state(path: PathLike, saved: Saved, settings: Mapping[str, Any]) -> None:
+    """Write a checkpoint.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The path of the file.
+    saved : Saved
+        The state of the training.
+    settings : dict
+        Settings that must be the same in the script that continues.
+    """
+    header: dict[str, Any] = {"settings": settings, "steps": saved.steps, "seed": saved.seed}
+    arrays: dict[str, Any] = {}
+    header["states"] = saved.states and [
+        _packed(rank, state, saved.states, arrays) for rank, state in enumerate(saved.states)
+    ]
+    record = saved.record.to_json()
+    synk.save(path, {_HEADER: json.dumps(header), _RECORD: record, **arrays})
+
+
+def _packed(
+    rank: int, state: Mapping[str, Any], states: Sequence[Mapping[str, Any]], arrays: dict[str, Any]
+) -> dict[str, list[Any]]:
+    """Return a state for JSON; its arrays are added to `arrays`, once if they are equal on all ranks."""
+    packed: dict[str, list[Any]] = {}
+    for name, value in state.items():
+        if isinstance(value, (numpy.ndarray, numpy.generic)):
+            everywhere = all(_same(one.get(name), value) for one in states)
+            key = f"rules.{'all' if everywhere else rank}.{name}"
+            arrays.setdefault(key, numpy.asarray(value))
+            packed[name] = ["array", key]
+        elif value is None or isinstance(value, (bool, int, float, str)):
+            packed[name] = ["value", value]
+        else:
+            raise TypeError(
+                f"rules.train: state of the rule: {name}: expected an array, a number, a string or "
+                f"None, got {value!r}"
+            )
+    return packed
+
+
+def _same(one: Any, value: Any) -> bool:
+    if not isinstance(one, (numpy.ndarray, numpy.generic)):
+        return False
+    same_type = one.dtype == value.dtype and one.shape == value.shape
+    return bool(same_type and one.tobytes() == value.tobytes())
+
+
+def load_state(path: PathLike, settings: Mapping[str, Any], seed: int | None) -> Saved:
+    """Restore the shared variables of all ranks from a checkpoint, and return the rest.
+
+    Raises
+    ------
+    ValueError
+        If it was not saved by `train`, or was saved with other settings. Nothing is changed then.
+    """
+    check = functools.partial(_saved, path, settings, seed)
+    return check(synk.load(path, check=check))
+
+
+def _saved(
+    path: PathLike, settings: Mapping[str, Any], seed: int | None, extra: Mapping[str, Any]
+) -> Saved:
+    """Return the state in a checkpoint; raise if it is not a checkpoint of this training."""
+    if _HEADER not in extra:
+        raise ValueError(
+            f"rules.train: checkpoint: {os.fspath(path)!r} was not saved by rules.train(); give another "
+            f"path, or remove it to begin anew"
+        )
+    header = json.loads(extra[_HEADER])
+    check_settings("rules.train", path, header["settings"], settings)
+    if seed not in (None, header["seed"]):
+        raise ValueError(
+            f"rules.train: seed: the training in the checkpoint {os.fspath(path)!r} has the seed "
+            f"{header['seed']}, got {seed}; leave it out, or remove the file to begin anew"
+        )
+    states = header["states"] and [_unpacked(state, extra) for state in header["states"]]
+    return Saved(states, Record.from_json(extra[_RECORD]), header["seed"])
+
+
+def _unpacked(state: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: extra[one] if kind == "array" else one for name, (kind, one) in state.items()}
+
+
+def check_settings(
+    what: str, path: PathLike, saved: Mapping[str, Any], settings: Mapping[str, Any]
+) -> None:
+    """Raise ``ValueError`` if a checkpoint was saved with other settings."""
+    differing = [
+        f"{name} was {saved.get(name)!r}, is {value!r}"
+        for name, value in settings.items()
+        if saved.get(name) != value
+    ]
+    if differing:
+        raise ValueError(
+            f"{what}: checkpoint: {os.fspath(path)!r} is of another training: "
+            f"{listed(differing, '; ')}; use the same, or remove it to begin anew"
+        )
+
+
+def check_path(path: PathLike, what: str = "rules.train") -> None:
+    """Raise an error that says why, unless a checkpoint can be written there."""
+    try:
+        text = os.path.abspath(os.fspath(path))
+    except TypeError:
+        raise TypeError(f"{what}: checkpoint: expected a path, got {path!r}") from None
+    folder = os.path.dirname(text)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(
+            f"{what}: checkpoint: there is no folder {folder!r}; create it, or give another path"
+        )
+    if os.path.isdir(text):
+        raise IsADirectoryError(
+            f"{what}: checkpoint: expected the path of a file, got the folder {text!r}"
+        )
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(
+            f"{what}: checkpoint: cannot write to the folder {folder!r}; give another path"
+        )

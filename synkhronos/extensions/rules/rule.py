@@ -1,22 +1,173 @@
-"""`Rule`: how the ranks' parameters depend on each other; and functions that rules share."""
+"""`Rule`: how the ranks' parameters depend on each other; the steps that it takes; what rules share."""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+import contextlib
+from typing import Any, Iterator, Mapping, Sequence
 
 import numpy
 
 import synkhronos as synk
-from synkhronos._html import table
-from synkhronos._text import as_call
+from synkhronos._html import Facts, Shown, table
+from synkhronos._text import as_call, listed
 from synkhronos._typing import AnyArray
-from synkhronos.engines.names import SharedVariable
-from synkhronos.extensions.rules.training_step import TrainingStep
+from synkhronos.engines.names import In, SharedVariable, Variable
+from synkhronos.extensions._flat_gradient import FlatGradient
+from synkhronos.extensions._parameters import checked_parameters
+from synkhronos.extensions.steps.update_rules import apply_rule
+from synkhronos.functions.steps import reduces, shares, verify_step
 
 Params = Sequence[SharedVariable]
-
 #: The clock of a rank that takes no more steps.
 END = 1 << 62
+
+
+class TrainingStep(Shown):
+    """A step in two parts, created by `make_step`. It can be used with every rule.
+
+    Attributes
+    ----------
+    params : list of shared variables
+        The parameters.
+    gradient : list of shared variables
+        The variables into which the first part writes the gradients: one vector.
+    compute : Function
+        The first part. It returns the loss.
+    update : Function
+        The second part: it updates the parameters by `gradient`. It has no inputs.
+    """
+
+    def __init__(
+        self,
+        params: list[SharedVariable],
+        gradient: list[SharedVariable],
+        compute: synk.Function,
+        update: synk.Function,
+    ) -> None:
+        self.params, self.gradient = params, gradient
+        self.compute, self.update = compute, update
+
+    def __call__(self, rank: synk.Rank, *data: Any, batch: Any = None) -> Any:
+        """Take both parts of a step on one rank, in a program; return the loss.
+
+        Parameters
+        ----------
+        rank : Rank
+            The rank that takes the step.
+        *data : Data or array-like
+            The inputs.
+        batch : as in ``rank.call``, optional
+            The rows of this rank.
+        """
+        loss = rank.call(self.compute, *data, batch=batch)
+        rank.call(self.update)
+        return loss
+
+    def _shown(self) -> Facts:
+        rows: list[tuple[object, ...]] = [
+            ("parameters", listed([one.name or one for one in self.params])),
+            ("inputs", listed([one.name for one in self.compute.inputs])),
+            ("first part", self.compute.name),
+            ("second part", self.update.name),
+        ]
+        return f"TrainingStep of {len(self.params)} parameters", rows
+
+    def verify(self, data: Sequence[Any], n_rows: int) -> None:
+        """Compare the average of the ranks' gradients with the gradient of one rank.
+
+        Parameters
+        ----------
+        data : list of Data
+            The inputs.
+        n_rows : int
+            The number of the first rows to use.
+        """
+
+        def take_step() -> None:
+            self.compute(*data, batch=n_rows)
+            synk.all_reduce(self.gradient, weights=self.compute)
+
+        verify_step(take_step)
+
+
+def make_step(
+    loss: Variable,
+    params: Sequence[SharedVariable],
+    inputs: Sequence[Variable],
+    update: Any,
+    **hyper: Any,
+) -> TrainingStep:
+    """Build a training step in two parts, which each rank of a program takes on its own.
+
+    Parameters
+    ----------
+    loss : scalar variable
+        The mean over the rows of a minibatch.
+    params : list of shared variables
+        Distinct variables, all of one dtype: float16, float32 or float64.
+    inputs : list of variables
+        The inputs of the loss.
+    update : callable
+        A rule of `synkhronos.extensions.updates`, or a function ``update(gradients, params, **hyper)``
+        that returns updates, such as the functions of ``lasagne.updates``.
+    **hyper
+        Hyper-parameters of `update`, such as ``learning_rate=0.1``; they may be shared variables.
+
+    Returns
+    -------
+    TrainingStep
+
+    Raises
+    ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
+    TypeError, ValueError
+        For wrong arguments.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano
+    >>> import theano.tensor as T
+    >>> from synkhronos.extensions import rules, updates
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x, w = T.dvector("x"), theano.shared(0.0, name="w")
+    >>> step = rules.make_step(T.sqr(x - w).mean(), [w], [x], updates.sgd, learning_rate=0.25)
+    >>> data = np.array([1.0, 2.0, 6.0])  # two rows for the first rank, one for the second
+    >>> record = rules.train(step, [w], [data], rules.BSP(), batch_size=2, epochs=3)
+    >>> round(float(w.get_value()), 3)  # as by gradient descent on all three rows
+    2.625
+    >>> synk.close()
+    """
+    params = checked_parameters(params)
+    result = apply_rule(update, loss, params, (), hyper)
+    grad_updates, gradient, param_updates = result.grad_updates, result.grad_shared, result.updates
+    if not gradient:
+        flat = FlatGradient(loss, params)
+        grad_updates, gradient = flat.gradient_updates(), [flat.gradient]
+        param_updates = update(list(flat.pieces(flat.gradient)), params, **hyper)
+    compute = synk.function(list(inputs), loss, updates=_pairs(grad_updates), name="compute gradients")
+    reduces(compute, {one: ("the gradient", "avg") for one in gradient})
+    update_params = synk.function([], updates=_pairs(param_updates), name="update")
+    shares([compute, update_params])
+    return TrainingStep(params, gradient, compute, update_params)
+
+
+def _pairs(updates: Any) -> list[Any]:
+    return list(updates.items()) if hasattr(updates, "items") else list(updates)
+
+
+def updated_by(step: Any) -> set[SharedVariable]:
+    """Return the shared variables that a step updates."""
+    functions = [step.compute, step.update] if isinstance(step, TrainingStep) else [step]
+    return {
+        one.variable
+        for function in functions
+        for one in function.maker.expanded_inputs
+        if isinstance(one, In) and one.update is not None
+    }
 
 
 class Rule:
@@ -220,25 +371,6 @@ class Rule:
         self._rows = 0
 
 
-def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Return a hyper-parameter that is a whole number, or raise an error."""
-    if isinstance(value, bool) or not isinstance(value, (int, numpy.integer)):
-        raise TypeError(f"{name}: expected an int, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name}: expected at least {least}, got {value}")
-    return int(value)
-
-
-def check_number(name: str, value: Any, least: float, most: float = numpy.inf) -> float:
-    """Return a hyper-parameter that is a number in an interval, or raise an error."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, numpy.number)):
-        raise TypeError(f"{name}: expected a number, got {value!r}")
-    if not least <= value <= most:
-        bounds = f"at least {least}" if most == numpy.inf else f"a number from {least} to {most}"
-        raise ValueError(f"{name}: expected {bounds}, got {value!r}")
-    return float(value)
-
-
 # The parameters of a rank, for rules
 
 
@@ -251,6 +383,17 @@ def assign(params: Params, values: Sequence[AnyArray]) -> None:
     """Set this rank's parameters to copies of values."""
     for one, value in zip(params, values):
         one.set_value(value)
+
+
+@contextlib.contextmanager
+def with_values(params: Params, values: Sequence[AnyArray] | None) -> Iterator[None]:
+    """Let this rank's parameters have other values meanwhile, unless these are None."""
+    own = None if values is None else values_of(params)
+    if values is not None:
+        assign(params, values)
+    yield
+    if own is not None:
+        assign(params, own)
 
 
 def pack(name: str, values: Sequence[AnyArray] | None) -> dict[str, AnyArray]:

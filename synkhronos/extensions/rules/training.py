@@ -1,37 +1,30 @@
-"""`train`: the loop over epochs that most scripts need, as programs of `synkhronos.spmd`."""
+"""`train`: the loop for all rules; and its state in a checkpoint."""
 
 from __future__ import annotations
 
 import copy
 import os
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy
 
 import synkhronos as synk
+from synkhronos._checks import check_int
 from synkhronos._text import listed
 from synkhronos._typing import PathLike
 from synkhronos.engines.names import SharedVariable
 from synkhronos.extensions._parameters import checked_parameters
-from synkhronos.extensions.rules import training_state
-from synkhronos.extensions.rules.loop import Outcome, Plan, finish_program, train_program
-from synkhronos.extensions.rules.record import Record
-from synkhronos.extensions.rules.rule import Rule, check_count
-from synkhronos.extensions.rules.training_state import Saved
-from synkhronos.extensions.rules.training_step import TrainingStep, updated_by
-from synkhronos.extensions.rules.validation import Validation, named
+from synkhronos.extensions.rules.loop import (
+    Outcome,
+    Plan,
+    Validation,
+    finish_program,
+    named,
+    train_program,
+)
+from synkhronos.extensions.rules.record import Record, Saved, check_path, load_state, save_state
+from synkhronos.extensions.rules.rule import Rule, TrainingStep, updated_by
 from synkhronos.functions.steps import operations_of
-
-
-class _Programs(NamedTuple):
-    """How the programs of training are run."""
-
-    plan: Plan
-    controller: Any
-    on_death: str
-
-    def run(self, program: Callable[..., Any], *args: Any) -> synk.Results:
-        return synk.spmd(program, self.plan, *args, controller=self.controller, on_death=self.on_death)
 
 
 def train(
@@ -158,54 +151,54 @@ def train(
     plan = Plan(
         step, params, _as_data(step, data), rule,
         _checked_validation(validate, by_all),
-        check_count("rules.train: batch_size", batch_size),
-        check_count("rules.train: epochs", epochs, 0),
+        check_int(batch_size, "rules.train: batch_size", 1),
+        check_int(epochs, "rules.train: epochs", 0),
         bool(progress), report,
     )  # fmt: skip
     _check_lengths(plan)
     _check_program(report, controller, on_death)
-    every = check_count("rules.train: checkpoint_every", checkpoint_every)
+    every = check_int(checkpoint_every, "rules.train: checkpoint_every", 1)
     if seed is not None:
-        seed = check_count("rules.train: seed", seed, 0)
-    programs = _Programs(plan, controller, on_death)
-    if checkpoint is None:
-        return _train_at_once(programs, seed)
-    training_state.check_path(checkpoint)
-    return _train_with_checkpoints(programs, seed, checkpoint, every)
+        seed = check_int(seed, "rules.train: seed", 0)
+    if checkpoint is not None:
+        check_path(checkpoint)
+
+    def run(program: Callable[..., Any], *args: Any) -> synk.Results:
+        return synk.spmd(program, plan, *args, controller=controller, on_death=on_death)
+
+    return _train(plan, run, seed, checkpoint, every)
 
 
-# The two ways to run it
-
-
-def _train_at_once(programs: _Programs, seed: int | None) -> Record:
-    _start_alike(programs.plan)
-    begin = _beginning(seed)
-    results = programs.run(train_program, begin, 0.0, programs.plan.epochs, False)
-    saved = _after(begin, results)
-    return _ended(saved.record, programs.plan, saved.steps, results)
-
-
-def _train_with_checkpoints(programs: _Programs, seed: int | None, path: PathLike, every: int) -> Record:
-    plan = programs.plan
-    settings = _settings(plan, seed)
-    if os.path.exists(path):
-        saved = training_state.load(path, settings, seed)
+def _train(
+    plan: Plan, run: Callable[..., synk.Results], seed: int | None, path: PathLike | None, every: int
+) -> Record:
+    """Run a program for all epochs, or, with a checkpoint, for the epochs up to each of them."""
+    settings, results = _settings(plan), None
+    if path is not None and os.path.exists(path):
+        saved = load_state(path, settings, seed)
     else:
         _start_alike(plan)
-        saved = _beginning(seed)
-        training_state.save(path, saved, settings)  # for a death before the first epochs are saved
-    results = None
+        seed = int(numpy.random.randint(1 << 31)) if seed is None else seed
+        saved = Saved(None, Record(synk.size()), seed)
+        if path is not None:
+            save_state(path, saved, settings)  # for a death before the first epochs are saved
     per_epoch = synk.Rank.n_minibatches(len(plan.data[0]), synk.size(), plan.batch_size)
-    while min(saved.steps) < plan.epochs * per_epoch:
-        until = min(plan.epochs, (min(saved.steps) // per_epoch // every + 1) * every)
-        results = programs.run(train_program, saved, saved.record.elapsed, until, True)
+    if path is None:
+        results = run(train_program, saved, plan.epochs, False)
         saved = _after(saved, results)
-        training_state.save(path, saved, settings)
+    while path is not None and min(saved.steps) < plan.epochs * per_epoch:
+        until = min(plan.epochs, (min(saved.steps) // per_epoch // every + 1) * every)
+        results = run(train_program, saved, until, True)
+        saved = _after(saved, results)
+        save_state(path, saved, settings)
         if results.stopped:
             break
-    if saved.states is not None:
-        programs.run(finish_program, saved)
-    return _ended(saved.record, plan, saved.steps, results)
+    if path is not None and saved.states is not None:
+        run(finish_program, saved)
+    record = saved.record
+    record.stopped = min(saved.steps) < plan.epochs * per_epoch
+    record.interrupted = record.stopped and results is not None and results.interrupted
+    return record
 
 
 def _start_alike(plan: Plan) -> None:
@@ -217,37 +210,20 @@ def _start_alike(plan: Plan) -> None:
         plan.validation.verify()
 
 
-def _beginning(seed: int | None) -> Saved:
-    if seed is None:
-        seed = int(numpy.random.randint(1 << 31))
-    size = synk.size()
-    return Saved([0] * size, None, Record(size), seed)
-
-
 def _after(before: Saved, results: synk.Results) -> Saved:
     """Return the state after a program, with its outcomes added to the record."""
-    record, steps = before.record, list(before.steps)
-    states = list(before.states or [{}] * len(steps))
+    record, states = before.record, list(before.states or [{}] * synk.size())
     outcomes: list[Outcome | None] = list(results)
     for rank, outcome in enumerate(outcomes):
         if outcome is not None:  # None for a rank that was ended
-            record.losses[rank] += outcome.losses
-            record.seconds[rank] += outcome.seconds
-            record.samples[rank] += outcome.samples
+            record.extend(rank, outcome.rows)
             record.validations += outcome.validations
-            steps[rank], states[rank] = outcome.steps, outcome.state
+            states[rank] = outcome.state
     record.validations.sort(key=lambda one: one["seconds"])
-    return Saved(steps, states, record, before.seed)
+    return before._replace(states=states)
 
 
-def _ended(record: Record, plan: Plan, steps: Sequence[int], results: synk.Results | None) -> Record:
-    per_epoch = synk.Rank.n_minibatches(len(plan.data[0]), synk.size(), plan.batch_size)
-    record.stopped = min(steps) < plan.epochs * per_epoch
-    record.interrupted = record.stopped and results is not None and results.interrupted
-    return record
-
-
-def _settings(plan: Plan, seed: int | None) -> dict[str, Any]:
+def _settings(plan: Plan) -> dict[str, Any]:
     """Return the settings that must be the same to continue from a checkpoint."""
     return {
         "rule": type(plan.rule).__name__,

@@ -17,9 +17,8 @@ the comparison of runs, ``rank_recorder`` what the model of a rank is given, and
 are written while the ranks train. ``inforec`` reads Theano-MPI's records.
 """
 
-from synkhronos.extensions.session.rank_recorder import RankRecorder
-from synkhronos.extensions.session.recorder import Recorder, compare
+from synkhronos.extensions.session.model import SummedVelocities
+from synkhronos.extensions.session.recorder import RankRecorder, Recorder, compare
 from synkhronos.extensions.session.session import Session
-from synkhronos.extensions.session.velocities import SummedVelocities
 
 __all__ = ["RankRecorder", "Recorder", "Session", "SummedVelocities", "compare"]

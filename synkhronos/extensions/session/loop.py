@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import time
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy
 
 import synkhronos as synk
 from synkhronos._typing import AnyArray, PathLike
-from synkhronos.extensions.rules.loop import check_finite, start_rule
-from synkhronos.extensions.rules.progress_bar import Progress
-from synkhronos.extensions.rules.rule import END, Rule, assign, values_of
-from synkhronos.extensions.rules.training_state import check_settings
-from synkhronos.extensions.rules.validation import combined
-from synkhronos.extensions.session import contract
-from synkhronos.extensions.session.learning_rate import LearningRate
-from synkhronos.extensions.session.model_state import ModelState
-from synkhronos.extensions.session.rank_recorder import RankRecorder
-from synkhronos.extensions.session.recorder import Recorder
-from synkhronos.extensions.session.velocities import SummedVelocities
-from synkhronos.functions.steps import report_step
+from synkhronos.extensions.rules.loop import Loop, combined
+from synkhronos.extensions.rules.record import check_settings
+from synkhronos.extensions.rules.rule import END, Rule, values_of, with_values
+from synkhronos.extensions.rules.writers import Progress
+from synkhronos.extensions.session import model as models
+from synkhronos.extensions.session.model import LearningRate, ModelState, SummedVelocities
+from synkhronos.extensions.session.recorder import RankRecorder, Recorder
 
 FORMAT = ["synkhronos session", 1]
 _PATIENCE = 3  # batches after which the parameters must have changed
@@ -86,10 +80,10 @@ def session_program(rank: synk.Rank, plan: Plan) -> Outcome:
     try:
         with rank.compiling() if rank.may_meet else contextlib.nullcontext():
             model = _build(rank, plan)
-        contract.check(model, is_compiled=True)
+        models.check(model, is_compiled=True)
         if not isinstance(plan.rule, SummedVelocities):
             _check_updates_itself(model, plan)
-        return _Loop(rank, plan, model).run()
+        return _ModelLoop(rank, plan, model).run()
     finally:
         if model is not None:
             model.cleanup()
@@ -97,14 +91,14 @@ def session_program(rank: synk.Rank, plan: Plan) -> Outcome:
 
 def _build(rank: synk.Rank, plan: Plan) -> Any:
     """Return the model of this rank, with its functions compiled."""
-    made = contract.find_class(plan.model)
+    made = models.find_class(plan.model)
     config = {
         **plan.config, "rank": rank.rank, "size": rank.size, "verbose": rank.is_master,
         "device": rank.device, "sync_type": plan.sync_type,
     }  # fmt: skip
     model = made(config)
-    contract.check(model, is_compiled=False)
-    if contract.accepts(model.compile_iter_fns, sync_type=plan.sync_type):
+    models.check(model, is_compiled=False)
+    if models.accepts(model.compile_iter_fns, sync_type=plan.sync_type):
         model.compile_iter_fns(sync_type=plan.sync_type)
     else:
         model.compile_iter_fns()
@@ -122,45 +116,16 @@ def _check_updates_itself(model: Any, plan: Plan) -> None:
         )
 
 
-class _Unchanged:
-    """Notices if training leaves the parameters as they are."""
-
-    def __init__(self, params: Any) -> None:
-        self._params, self._batches = params, 0
-        self._before: list[AnyArray] | None = values_of(params)
-
-    def check(self, rank: int, sync_type: str) -> None:
-        """Raise after some batches in which no parameter has changed."""
-        if self._before is None:
-            return
-        self._batches += 1
-        for one, before in zip(self._params, self._before):
-            if not numpy.array_equal(one.get_value(borrow=True), before):
-                self._before = None
-                return
-        if self._batches == _PATIENCE:
-            raise RuntimeError(
-                f"Session: expected that training changes the parameters, but after {_PATIENCE} batches "
-                f"all of model.params are as before on rank {rank}, with sync_type={sync_type!r}: let "
-                f"the functions that train_iter() calls update them, or, for 'cdd', compute model.vels; "
-                f"and look at the learning rate"
-            )
-
-
-class _Loop:
-    """The loop of one rank over epochs and batches."""
+class _ModelLoop(Loop):
+    """The loop of a session, with the model of a rank, which has its own data."""
 
     def __init__(self, rank: synk.Rank, plan: Plan, model: Any) -> None:
-        self._rank, self._plan, self._model = rank, plan, model
-        self._params = list(model.params)
-        self._rule = copy.copy(plan.rule)
-        if self._rule.seed is None:
-            self._rule.seed = plan.seed
-        self._rule.prepare(model)
+        super().__init__(rank, plan.rule, list(model.params), model, plan.seed)
+        self._plan, self._model = plan, model
         self._by_sub_batch = isinstance(self._rule, SummedVelocities)
         rank.adopt([*self._params, *model.vels2] if self._by_sub_batch else self._params)
-        self._state = ModelState(model)
-        self._steps, self._epoch, self._place = 0, 0, numpy.zeros(3)
+        self._model_state = ModelState(model)
+        self._epoch, self._place, self._has_stopped = 0, numpy.zeros(3), False
         self._validations: list[dict[str, Any]] = []
         scale = rank.size if plan.scale_lr else 1
         if plan.scale_lr and callable(getattr(model, "scale_lr", None)):
@@ -173,11 +138,11 @@ class _Loop:
         self._samples *= int(model.n_subb)
         total = int(model.n_epochs) * int(model.data.n_batch_train) * self._samples * rank.size
         self._progress = Progress(rank, plan.progress, total, int(model.n_epochs))
-        sinks = plan.recorder.open_sinks(self._progress.write) if rank.is_master else []
-        self._sinks = sinks
-        self._recorder = RankRecorder(sinks, plan.recorder.print_every, rows, elapsed)
-        start_rule(rank, self._rule, self._params, self._steps, state)
-        self._unchanged = _Unchanged(self._params)
+        self._sinks = plan.recorder.open_sinks(self._progress.write) if rank.is_master else []
+        self._recorder = RankRecorder(self._sinks, plan.recorder.print_every, rows, elapsed)
+        self._start(state)
+        self._before: list[AnyArray] | None = values_of(self._params)  # until a parameter changes
+        self._n_unchanged = 0  # batches
 
     # Beginning, and checkpoints
 
@@ -191,12 +156,12 @@ class _Loop:
             return {}, None, 0.0
         values = self._rank.load(path)
         header = self._checked_header(path, values)
-        self._state.set(_part(values, "model"))
+        self._model_state.set(_part(values, "model"))
         self._rate.own = values["rate"]
         self._steps, self._epoch = header["steps"], header["epoch"]
         self._rule.seed = header["seed"]
         self._validations = header["validations"]
-        rows = {name: one.tolist() for name, one in _part(values, "record").items()}
+        rows = {name: column.tolist() for name, column in _part(values, "record").items()}
         return rows, _part(values, "rule"), header["seconds"]
 
     def _take_place(self) -> float:
@@ -222,7 +187,7 @@ class _Loop:
             )
         settings = self._plan.settings(self._rank.size, self._model)
         check_settings("Session", path, header["settings"], settings)
-        complaint = self._state.check(_part(values, "model"))
+        complaint = self._model_state.check(_part(values, "model"))
         if complaint is not None:
             raise ValueError(
                 f"Session: checkpoint: expected the variables of this model in {path!r}, but "
@@ -230,9 +195,9 @@ class _Loop:
             )
         return header
 
-    def _save(self) -> None:
+    def _save(self, path: PathLike) -> None:
         rank, rule = self._rank, self._rule
-        state = {**rule.hyper_parameters, **rule.state(rank, self._params)}
+        state = self._state()
         if not rule.is_synchronous:  # then the rule has set the clocks beyond all steps
             rank.barrier()
             rank.clock = self._steps
@@ -242,65 +207,49 @@ class _Loop:
             "steps": self._steps, "epoch": self._epoch, "seed": rule.seed,
             "seconds": self._recorder.seconds, "validations": self._validations,
         }  # fmt: skip
-        rows = {name: numpy.array(one) for name, one in self._recorder.rows.items()}
-        rank.save(
-            self._plan.checkpoint,  # type: ignore[arg-type]  # there is one
-            {
-                "session": json.dumps(header), "rate": self._rate.own,
-                **{f"model {name}": one for name, one in self._state.get().items()},
-                **{f"rule {name}": one for name, one in state.items()},
-                **{f"record {name}": one for name, one in rows.items()},
-            },
-        )  # fmt: skip
+        rows = {name: numpy.array(column) for name, column in self._recorder.rows.items()}
+        parts = {"model": self._model_state.get(), "rule": state, "record": rows}
+        named = {f"{part} {name}": one for part, ones in parts.items() for name, one in ones.items()}
+        rank.save(path, {"session": json.dumps(header), "rate": self._rate.own, **named})
 
     # The loop
 
     def run(self) -> Outcome:
         """Train up to the model's last epoch; end early if the ranks are asked to stop."""
-        plan, model, has_stopped = self._plan, self._model, False
         try:
-            while self._epoch < model.n_epochs and not has_stopped:
-                has_stopped = self._train_epoch()
-                if has_stopped:
-                    break
-                self._validate()
-                if self._rank.is_master and callable(getattr(model, "print_info", None)):
-                    model.print_info(self._recorder)
-                self._rate.adjust(model.adjust_hyperp, self._epoch)
-                self._epoch += 1
-                self._place[_EPOCH] = self._epoch
-                is_last = self._epoch == model.n_epochs
-                if plan.checkpoint is not None and (is_last or not self._epoch % plan.checkpoint_every):
-                    self._save()
+            has_stopped = self._run()
             self._rule.finish(self._rank, self._params)
         finally:
-            self._progress.close()
             for sink in self._sinks:
                 sink.close()
-        kept = model if self._rank.is_master else None
+        kept = self._model if self._rank.is_master else None
         return Outcome(self._recorder.rows, self._validations, has_stopped, kept)
 
-    def _train_epoch(self) -> bool:
-        """Take the batches of an epoch; return whether the ranks were asked to stop in it."""
+    def _epochs(self) -> Iterator[int]:
+        while self._epoch < self._model.n_epochs:
+            yield self._epoch
+
+    def _batches(self, epoch: int) -> Iterator[int]:
         rank, model = self._rank, self._model
-        model.epoch = self._epoch
+        model.epoch = epoch
         n_batches = int(model.data.n_batch_train)
         if self._rule.is_synchronous:
             self._check_equal(n_batches)
-        warmup = round(self._plan.warmup * n_batches)
+        self._warmup = round(self._plan.warmup * n_batches)
         rank.in_step = self._rule.is_synchronous  # the others stop where they are
-        has_stopped = False
-        for _ in range(n_batches):
-            has_stopped = rank.should_stop
-            if has_stopped:
+        for batch in range(n_batches):
+            self._has_stopped = rank.should_stop
+            if self._has_stopped:
                 break
-            self._take_batch(warmup)
-        if rank.may_meet:
-            rank.clock = END  # no rank waits for this one, or sends to it
-            has_stopped = any(rank.exchange(has_stopped))
-            rank.clock = self._steps
-        model.reset_iter("train")
-        return has_stopped
+            yield batch
+
+    def _is_stopped(self, epoch: int) -> bool:
+        if self._rank.may_meet:
+            self._rank.clock = END  # no rank waits for this one, or sends to it
+            self._has_stopped = any(self._rank.exchange(self._has_stopped))
+            self._rank.clock = self._steps
+        self._model.reset_iter("train")
+        return self._has_stopped
 
     def _check_equal(self, n_batches: int) -> None:
         by_rank = self._rank.exchange(n_batches)
@@ -311,69 +260,89 @@ class _Loop:
                 f"in shard_data(), or use a rule without collectives, such as EASGD"
             )
 
-    def _take_batch(self, warmup: int) -> None:
-        rank, model, recorder = self._rank, self._model, self._recorder
-        started, n_samples = time.perf_counter(), recorder.n_samples
-        rate = self._rate.before_step(self._steps, warmup)
-        self._steps += 1
-        computed = 0.0
+    def _compute(self, batch: int) -> tuple[float, int]:
+        model, recorder = self._model, self._recorder
+        self._rate_of_step = self._rate.before_step(self._steps - 1, self._warmup)
+        self._computed = 0.0
         for number in range(1, int(model.n_subb) + 1):
             known, began = recorder.measured, time.perf_counter()
             model.train_iter(self._steps, recorder)
-            computed += time.perf_counter() - began - (recorder.measured - known)
+            self._computed += time.perf_counter() - began - (recorder.measured - known)
             if recorder.n_outputs < number:
                 raise RuntimeError(
                     f"Session: expected that {type(model).__name__}.train_iter() calls "
                     f"recorder.train_error(count, cost, error), got no call in batch {self._steps}"
                 )
-            check_finite("Session", recorder.latest_loss, self._steps, rank.rank)
+            self._check_finite("Session", recorder.latest_loss)
             if self._by_sub_batch:
-                self._exchange()
-        self._unchanged.check(rank.rank, self._plan.sync_type)
-        if not self._by_sub_batch:
-            self._exchange()
-        rank.clock = self._place[_STEPS] = self._steps
-        loss = recorder.latest_loss
-        recorder.finish_batch(rate, computed, self._samples)
-        self._progress.step(self._epoch + 1, loss, recorder.n_samples)
-        recorder.print_train_info(self._steps)
-        report_step("step", time.perf_counter() - started, recorder.n_samples - n_samples, loss)
+                self._meet()
+        self._check_changed()
+        return recorder.latest_loss, self._samples
+
+    def _check_changed(self) -> None:
+        """Raise after some batches in which no parameter has changed."""
+        if self._before is None:
+            return
+        self._n_unchanged += 1
+        if not all(map(numpy.array_equal, values_of(self._params), self._before)):
+            self._before = None
+        elif self._n_unchanged == _PATIENCE:
+            raise RuntimeError(
+                f"Session: expected that training changes the parameters, but after {_PATIENCE} batches "
+                f"all of model.params are as before on rank {self._rank.rank}, with "
+                f"sync_type={self._plan.sync_type!r}: let the functions that train_iter() calls update "
+                f"them, or, for 'cdd', compute model.vels; and look at the learning rate"
+            )
 
     def _exchange(self) -> None:
+        if not self._by_sub_batch:
+            self._meet()
+
+    def _meet(self) -> None:
         """Let the rule exchange; the wait for slower ranks is measured if they meet."""
         if self._rule.is_synchronous and self._rank.size > 1:
             began = time.perf_counter()
             self._rank.barrier()
             self._recorder.add_time("wait", time.perf_counter() - began)
         began = time.perf_counter()
-        self._rule.after_step(self._rank, self._params, self._steps)
+        super()._exchange()
         self._recorder.add_time("exchange", time.perf_counter() - began)
 
-    def _validate(self) -> None:
+    def _finish_step(self) -> int:
+        self._place[_STEPS] = self._steps
+        self._recorder.finish_batch(self._rate_of_step, self._computed, self._samples)
+        return self._recorder.n_samples
+
+    def _report(self, loss: float) -> None:
+        self._recorder.print_train_info(self._steps)
+
+    def _validate(self, epoch: int) -> None:
         """Validate with the rule's value, each rank on its own batches; record the averages."""
-        rank, model, rule = self._rank, self._model, self._rule
-        value, own = rule.value(rank, self._params), None
-        if value is not None:
-            own = values_of(self._params)
-            assign(self._params, value)
-        for _ in range(int(model.data.n_batch_val)):
-            for _ in range(int(model.n_subb)):
-                model.val_iter(self._steps, self._recorder)
-        model.reset_iter("val")
-        if own is not None:
-            assign(self._params, own)
-        position = {
-            "epoch": self._epoch + 1, "rank": None, "step": self._steps,
-            "seconds": self._recorder.seconds, "samples": self._recorder.n_samples,
-        }  # fmt: skip
-        own_part = self._recorder.take_validation(), position
+        rank, model, recorder = self._rank, self._model, self._recorder
+        with with_values(self._params, self._rule.value(rank, self._params)):
+            for _ in range(int(model.data.n_batch_val) * int(model.n_subb)):
+                model.val_iter(self._steps, recorder)
+            model.reset_iter("val")
+        position = dict(zip(_POSITION, (epoch, None, self._steps, recorder.seconds, recorder.n_samples)))
+        own_part = recorder.take_validation(), position
         every = rank.exchange(own_part) if rank.may_meet else [own_part]
         point = _point(every, every[rank.master_rank if rank.may_meet else 0][1])
-        if point is None:
-            return
-        self._validations.append(point if rank.may_meet else {**point, _BATCHES: own_part[0][0]})
-        self._recorder.print_val_info(self._steps, point)
-        model.current_info = self._recorder.get_latest_val_info()
+        if point is not None:
+            self._validations.append(point if rank.may_meet else {**point, _BATCHES: own_part[0][0]})
+            recorder.print_val_info(self._steps, point)
+            model.current_info = recorder.get_latest_val_info()
+
+    def _finish_epoch(self, epoch: int) -> None:
+        plan, model = self._plan, self._model
+        if self._rank.is_master and callable(getattr(model, "print_info", None)):
+            model.print_info(self._recorder)
+        self._rate.adjust(model.adjust_hyperp, self._epoch)
+        self._epoch = epoch
+        self._place[_EPOCH] = epoch
+        if plan.checkpoint is not None and (
+            epoch == model.n_epochs or not epoch % plan.checkpoint_every
+        ):
+            self._save(plan.checkpoint)
 
 
 def _point(

@@ -1,19 +1,224 @@
-"""`Recorder`: what a session records, and where it writes it while the ranks train."""
+"""`Recorder`: everything that a session records; and the recorder that the model of a rank gets."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
+import time
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Protocol, Sequence
 
+import numpy
+
+from synkhronos._checks import check_int
 from synkhronos._typing import PathLike
 from synkhronos.extensions.rules.record import Record
-from synkhronos.extensions.rules.rule import check_count
+from synkhronos.extensions.rules.writers import TIMES, Lines, LivePlot, TensorBoard, numbers_of
 from synkhronos.extensions.session.inforec import read_inforec
-from synkhronos.extensions.session.rank_recorder import TIMES, Sink, outputs_of
-from synkhronos.extensions.session.sinks import Lines, LivePlot, TensorBoard, numbers_of
+from synkhronos.profiles.log import note
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+COLUMNS = ("loss", "seconds", "samples", "learning_rate", *TIMES)
+
+#: The names of times that models of Theano-MPI give to `RankRecorder.end`.
+_MODES = {"calc": "compute", "comm": "exchange", "wait": "wait", "load": "load"}
+_OUTPUT = "output "
+
+
+class Sink(Protocol):
+    """A place to which the master writes numbers while the ranks train."""
+
+    def training(self, count: int, batches: int, numbers: Mapping[str, float]) -> None:
+        """Write the means of the outputs of some batches, the learning rate, and the sums of times."""
+
+    def validation(self, point: Mapping[str, Any]) -> None:
+        """Write a validation."""
+
+    def close(self) -> None:
+        """Write everything, and end."""
+
+
+class RankRecorder:
+    """Records the batches and validations of one rank.
+
+    Models call `start` and `end` around loading and computing, `train_error` and `val_error`. The
+    session calls the others.
+
+    Parameters
+    ----------
+    sinks : list of Sink
+        Empty except in the master.
+    print_every : int
+        The number of batches of which the sinks get the means.
+    rows : dict of list
+        The rows of earlier programs, by column.
+    elapsed : float
+        The seconds that earlier programs took.
+    """
+
+    def __init__(
+        self, sinks: Sequence[Sink], print_every: int, rows: Mapping[str, list[float]], elapsed: float
+    ) -> None:
+        self._sinks, self._every = sinks, print_every
+        self.rows: dict[str, list[float]] = {name: list(rows.get(name, ())) for name in COLUMNS}
+        self.rows.update({name: list(one) for name, one in rows.items() if name not in COLUMNS})
+        self._began = time.perf_counter() - elapsed
+        self._started: float | None = None
+        self._times = dict.fromkeys(TIMES, 0.0)
+        self._outputs: list[dict[str, float]] = []
+        self._validated: list[dict[str, float]] = []
+        self._since = len(self.rows["loss"])  # the first batch that was not printed
+        self._latest: list[Any] | None = None
+
+    # Theano-MPI's methods
+
+    def start(self) -> None:
+        """Begin to measure a time."""
+        self._started = time.perf_counter()
+
+    def end(self, mode: str) -> None:
+        """End the time that `start` has begun.
+
+        Parameters
+        ----------
+        mode : {"load", "calc", "comm", "wait"}
+            What took the time.
+        """
+        if mode not in _MODES:
+            raise ValueError(f"recorder.end: expected 'load', 'calc', 'comm' or 'wait', got {mode!r}")
+        if self._started is None:
+            raise RuntimeError(
+                f"recorder.end: expected a call of start() before end({mode!r}), got none"
+            )
+        seconds = time.perf_counter() - self._started
+        self._times[_MODES[mode]] += seconds
+        if mode == "load":
+            note(mode, "batch", seconds)
+        self._started = None
+
+    def train_error(self, count: int, cost: Any, error: Any = None, **others: Any) -> None:
+        """Record the outputs of a training step; `others` are further outputs by name."""
+        self._outputs.append(_numbers("train_error", {"loss": cost, "error": error, **others}))
+
+    def val_error(
+        self, count: int, cost: Any, error: Any = None, error_top5: Any = None, **others: Any
+    ) -> None:
+        """Record the outputs of a validation step; `others` are further outputs by name."""
+        named = {"loss": cost, "error": error, "error_top5": error_top5, **others}
+        self._validated.append(_numbers("val_error", named))
+
+    def print_train_info(self, count: int) -> None:
+        """Write the means of the last batches, if `count` is a multiple of ``print_every``."""
+        batches = len(self.rows["loss"]) - self._since
+        if not self._every or count % self._every or not batches:
+            return
+        numbers = {}
+        for name, column in self.rows.items():
+            last = column[self._since :]
+            numbers[name] = sum(last) if name in TIMES else sum(last) / batches
+        for name in ("seconds", "samples"):
+            numbers[name] = self.rows[name][-1]
+        self._since += batches
+        for sink in self._sinks:
+            sink.training(count, batches, {_without_prefix(name): one for name, one in numbers.items()})
+
+    def print_val_info(self, count: int, point: Mapping[str, Any]) -> None:
+        """Write the averages of a validation over all ranks."""
+        self._latest = [count, *(point.get(name) for name in ("loss", "error", "error_top5"))]
+        for sink in self._sinks:
+            sink.validation(point)
+
+    def get_latest_val_info(self) -> list[Any] | None:
+        """Return ``[count, cost, error, error_top5]`` of the latest validation, or None."""
+        return self._latest
+
+    # The session's methods
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since the ranks began."""
+        return time.perf_counter() - self._began
+
+    @property
+    def n_samples(self) -> int:
+        """The number of rows up to the last batch."""
+        return int(self.rows["samples"][-1]) if self.rows["samples"] else 0
+
+    @property
+    def n_outputs(self) -> int:
+        """How often `train_error` was called in this batch."""
+        return len(self._outputs)
+
+    @property
+    def latest_loss(self) -> float:
+        """The cost that was recorded last."""
+        return self._outputs[-1]["loss"]
+
+    @property
+    def measured(self) -> float:
+        """The seconds of this batch that the model has measured, apart from computing."""
+        return sum(self._times[name] for name in ("load", "wait", "exchange"))
+
+    def add_time(self, name: str, seconds: float) -> None:
+        """Add to one of the times of this batch."""
+        self._times[name] += seconds
+
+    def finish_batch(self, learning_rate: float, computed: float, samples: int) -> None:
+        """Add a row.
+
+        Parameters
+        ----------
+        learning_rate : float
+            The rate of this batch.
+        computed : float
+            The seconds in ``train_iter`` apart from those that the model has measured.
+        samples : int
+            The number of rows in the batch.
+        """
+        means = _means(self._outputs)
+        self._times["compute"] = computed
+        row = {
+            "loss": means.pop("loss"), "seconds": self.seconds, "samples": self.n_samples + samples,
+            "learning_rate": learning_rate, **self._times,
+            **{_OUTPUT + name: value for name, value in means.items()},
+        }  # fmt: skip
+        done = len(self.rows["loss"])
+        for name in {**self.rows, **row}:
+            column = self.rows.setdefault(name, [float("nan")] * done)
+            column.append(float(row.get(name, float("nan"))))
+        self._outputs.clear()
+        self._times = dict.fromkeys(TIMES, 0.0)
+
+    def take_validation(self) -> tuple[float, dict[str, float]]:
+        """Return the number of validated batches and the means of their outputs; begin anew."""
+        count, means = len(self._validated), _means(self._validated)
+        self._validated.clear()
+        self._times = dict.fromkeys(TIMES, 0.0)
+        return float(count), means
+
+
+def _means(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each number, over the times when it was measured."""
+    names = dict.fromkeys(name for one in measured for name in one)
+    return {name: float(numpy.mean([one[name] for one in measured if name in one])) for name in names}
+
+
+def _numbers(method: str, named: Mapping[str, Any]) -> dict[str, float]:
+    found = {}
+    for name, value in named.items():
+        if value is None:
+            continue
+        array = numpy.asarray(value)
+        if array.size != 1 or array.dtype.kind not in "biuf":
+            raise ValueError(
+                f"recorder.{method}: {name}: expected one number, got {array.dtype} {list(array.shape)}"
+            )
+        found[name] = float(array.reshape(()))
+    return found
+
+
+def _without_prefix(name: str) -> str:
+    return name[len(_OUTPUT) :] if name.startswith(_OUTPUT) else name
 
 
 class Recorder(Record):
@@ -69,7 +274,7 @@ class Recorder(Record):
         tensorboard: PathLike | None = None,
         live: bool = False,
     ) -> None:
-        self._print_every = check_count("Recorder: print_every", print_every, 0)
+        self._print_every = check_int(print_every, "Recorder: print_every", 0)
         try:
             self._tensorboard = None if tensorboard is None else os.fspath(tensorboard)
         except TypeError:
@@ -79,7 +284,7 @@ class Recorder(Record):
             TensorBoard.check()
         if self._live:
             LivePlot.check()
-        self.clear(check_count("Recorder: size", size, 0))
+        self.clear(check_int(size, "Recorder: size", 0))
 
     def clear(self, size: int) -> None:
         """Remove everything that was recorded.
@@ -115,8 +320,8 @@ class Recorder(Record):
             sinks.append(LivePlot())
         return sinks
 
-    def set_rows(self, rank: int, rows: Mapping[str, Sequence[float]]) -> None:
-        """Set what a rank has recorded. `Session` calls it.
+    def extend(self, rank: int, rows: Mapping[str, Sequence[float]]) -> None:
+        """Add what a rank has recorded. `Session` calls it.
 
         Parameters
         ----------
@@ -125,14 +330,14 @@ class Recorder(Record):
         rows : dict of list of float
             The columns by name.
         """
-        self.losses[rank], self.seconds[rank] = list(rows["loss"]), list(rows["seconds"])
-        self.samples[rank] = [int(one) for one in rows["samples"]]
-        self.learning_rates[rank] = list(rows["learning_rate"])
+        super().extend(rank, rows)
+        self.learning_rates[rank] += rows["learning_rate"]
         for name in TIMES:
-            self.times[name][rank] = list(rows[name])
-        for name, column in outputs_of({name: list(one) for name, one in rows.items()}).items():
-            by_rank = self.outputs.setdefault(name, [[] for _ in self.losses])
-            by_rank[rank] = column
+            self.times[name][rank] += rows[name]
+        for name, column in rows.items():
+            if name.startswith(_OUTPUT):
+                by_rank = self.outputs.setdefault(_without_prefix(name), [[] for _ in self.losses])
+                by_rank[rank] += column
 
     def table(self) -> str:
         """Return the validations as a table."""

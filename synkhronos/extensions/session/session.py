@@ -9,15 +9,16 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy
 
 import synkhronos as synk
+from synkhronos._checks import check_in_range, check_int
 from synkhronos._html import Facts, Shown
 from synkhronos._typing import PathLike
 from synkhronos.extensions import rules
-from synkhronos.extensions.rules.rule import Rule, check_count, check_number
-from synkhronos.extensions.rules.training_state import check_path
-from synkhronos.extensions.session import contract
+from synkhronos.extensions.rules.record import check_path
+from synkhronos.extensions.rules.rule import Rule
+from synkhronos.extensions.session import model as models
 from synkhronos.extensions.session.loop import Outcome, Plan, combined_by_epoch, session_program
+from synkhronos.extensions.session.model import SummedVelocities
 from synkhronos.extensions.session.recorder import Recorder
-from synkhronos.extensions.session.velocities import SummedVelocities
 
 _RULES: dict[str, Callable[[], Rule]] = {
     "ASGD": rules.ASGD,
@@ -147,7 +148,7 @@ class Session(Shown):
         progress: bool = True,
         on_death: str = "raise",
     ) -> None:
-        contract.find_class(model)
+        models.find_class(model)
         self.recorder = Recorder() if recorder is None else recorder
         if not isinstance(self.recorder, Recorder):
             raise TypeError(f"Session: recorder: expected a Recorder, got {recorder!r}")
@@ -160,9 +161,9 @@ class Session(Shown):
         sync_type = _checked_sync_type(sync_type)
         self._plan = Plan(
             model, dict(config or {}), _checked_rule(rule, sync_type), sync_type, self.recorder,
-            checkpoint, check_count("Session: checkpoint_every", checkpoint_every), False,
-            _checked_scale(scale_lr, sync_type), check_number("Session: warmup", warmup, 0),
-            -1 if seed is None else check_count("Session: seed", seed, 0), bool(progress),
+            checkpoint, check_int(checkpoint_every, "Session: checkpoint_every", 1), False,
+            _checked_scale(scale_lr, sync_type), check_in_range(warmup, "Session: warmup", 0),
+            -1 if seed is None else check_int(seed, "Session: seed", 0), bool(progress),
         )  # fmt: skip
         self._on_death = _checked_on_death(on_death, self._plan)
 
@@ -236,7 +237,7 @@ class Session(Shown):
             if outcome is None:  # it was ended before its model was built
                 recorder.stopped = True
                 continue
-            recorder.set_rows(rank, outcome.rows)
+            recorder.extend(rank, outcome.rows)
             recorder.validations = outcome.validations
             recorder.stopped = recorder.stopped or outcome.has_stopped
             self.model = outcome.model if outcome.model is not None else self.model
@@ -258,7 +259,7 @@ def _checked_devices(devices: Any) -> int | list[str] | None:
                 f"Session: devices: expected names such as ['cuda0', 'cuda1'], got {devices!r}"
             )
         return list(devices)
-    return check_count("Session: devices", devices)
+    return check_int(devices, "Session: devices", 1)
 
 
 def _checked_sync_type(sync_type: str) -> str:

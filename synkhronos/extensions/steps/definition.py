@@ -125,7 +125,7 @@ def define_training(
     params: Any,
     x: Any,
     y: Any,
-    rule: Any,
+    update_rule: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
@@ -138,10 +138,10 @@ def define_training(
 ) -> Definition:
     """Return the step that the arguments of ``make_train_function`` define."""
     check_loss_op(loss_op)
-    inputs = _inputs_of_training(x, y, rule, bcast_inputs)
+    inputs = _inputs_of_training(x, y, update_rule, bcast_inputs)
     if isinstance(params, Iterable) and not isinstance(params, Variable):
         params = list(params)  # a generator can be consumed only once
-    applied = apply_rule(rule, loss, params, args, kwargs)
+    applied = apply_rule(update_rule, loss, params, args, kwargs)
     further = parse_updates(updates)
     others, _ = parse_outputs(outputs)
     reductions = ReducedExpressions(loss_op)

@@ -324,6 +324,34 @@ def scaled(number: int, width: float, multiple: int = 1) -> int:
     return max(1, round(number * width / multiple)) * multiple
 
 
+def image_input(
+    name: str, pixels: int, channels: int, input: Any = None, at_least: int = 1
+) -> tuple[Any, Any]:
+    """Return an input layer for square images, and its variable.
+
+    Parameters
+    ----------
+    name : str
+        Of the network, for errors.
+    pixels, channels : int
+        Height and width, and the number of colors.
+    input : float tensor of 4 dimensions, optional
+        An expression to be used instead of a new variable.
+    at_least : int
+        The fewest pixels of which the network leaves any.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer pixels.
+    """
+    if pixels < at_least:
+        raise ValueError(f"{name}: expected at least {at_least} pixels, got {pixels}")
+    if input is None:
+        input = tt.tensor4("images")
+    return lasagne.layers.InputLayer((None, channels, pixels, pixels), input), input
+
+
 def average_updates(network: Layer | Sequence[Layer]) -> list[tuple[Any, Any]]:
     """Return the updates of the running averages of all batch normalizations in a network.
 

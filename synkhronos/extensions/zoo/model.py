@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import logging
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import lasagne
 import numpy as np
@@ -20,6 +20,9 @@ import theano.tensor as tt
 from synkhronos.extensions.zoo.data import DataSet
 from synkhronos.extensions.zoo.layers import Layer, average_updates
 from synkhronos.extensions.zoo.minibatches import Minibatches
+
+if TYPE_CHECKING:
+    from synkhronos.extensions.session import RankRecorder
 
 _log = logging.getLogger("synkhronos.zoo")
 
@@ -33,22 +36,6 @@ _RULES = {
 }
 #: What a session may give besides options.
 _OF_SESSION = ("rank", "size", "verbose")
-
-
-class Recorder(Protocol):
-    """What a session records times and results with."""
-
-    def start(self) -> None:
-        """Begin to measure a time."""
-
-    def end(self, mode: str) -> None:
-        """Add the time since `start` to a kind: "load" or "calc"."""
-
-    def train_error(self, count: int, cost: float, error: float) -> None:
-        """Record a training iteration."""
-
-    def val_error(self, count: int, cost: float, error: float, error_top5: float) -> None:
-        """Record a validation iteration."""
 
 
 class Head(NamedTuple):
@@ -296,15 +283,15 @@ class Model:
         """
         self.make_functions(function)
 
-    def train_iter(self, count: int, recorder: Recorder | None = None) -> tuple[float, float]:
+    def train_iter(self, count: int, recorder: RankRecorder | None = None) -> tuple[float, float]:
         """Train on the next minibatch of the epoch; after the last one the epoch begins again.
 
         Parameters
         ----------
         count : int
             The number of the iteration, for the recorder.
-        recorder : Recorder, optional
-            An object with the methods of `Recorder`.
+        recorder : RankRecorder, optional
+            Records times and results, as a session does.
 
         Returns
         -------
@@ -321,14 +308,14 @@ class Model:
             recorder.train_error(count, cost, wrong)
         return cost, wrong
 
-    def val_iter(self, count: int, recorder: Recorder | None = None) -> tuple[float, float, float]:
+    def val_iter(self, count: int, recorder: RankRecorder | None = None) -> tuple[float, float, float]:
         """Validate on the next minibatch.
 
         Parameters
         ----------
         count : int
             The number of the iteration, for the recorder.
-        recorder : Recorder, optional
+        recorder : RankRecorder, optional
             As for `train_iter`.
 
         Returns
@@ -383,7 +370,7 @@ class Model:
         return number
 
     @contextlib.contextmanager
-    def _timed(self, recorder: Recorder | None, what: str) -> Iterator[None]:
+    def _timed(self, recorder: RankRecorder | None, what: str) -> Iterator[None]:
         if recorder is not None:
             recorder.start()
         yield

@@ -11,8 +11,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Sequence
 
 import synkhronos as synk
-from synkhronos.compat.platoon import arguments
-from synkhronos.compat.platoon.processes import Workers
+from synkhronos.compat.platoon import processes
 
 _logger = logging.getLogger(__name__)
 _GRACE = 10.0  # seconds for workers to end after the controller was told to stop
@@ -22,7 +21,7 @@ class _Base(ABC):
     """What `Controller` and `Lieutenant` share."""
 
     _listener: synk.Listener | None = None
-    _started: Workers | None = None
+    _started: processes.Workers | None = None
     _parent = 0
 
     def _listen(self, port: int, size: int | None = None) -> None:
@@ -33,7 +32,7 @@ class _Base(ABC):
         self._seen: set[int] = set()
         self._needed = size or 1
         self._stop_at: float | None = None
-        self._listener = synk.Listener(arguments.name_of(port), size, ranks.get)
+        self._listener = synk.Listener(processes.name_of(port), size, ranks.get)
 
     def worker_is_done(self, worker_id: int) -> None:
         """Take it that a worker will ask nothing more: `serve` ends when all workers are done."""
@@ -148,9 +147,9 @@ class Controller(_Base):
 
     def __init__(
         self,
-        control_port: int = arguments.CONTROL_PORT,
+        control_port: int = processes.CONTROL_PORT,
         data_port: int | None = None,
-        data_hwm: int = arguments.DATA_HWM,
+        data_hwm: int = processes.DATA_HWM,
         devices: Sequence[str] | None = None,
         experiment_name: str | None = None,
         log_directory: str | None = None,
@@ -170,7 +169,9 @@ class Controller(_Base):
                 f"them, as in -D cuda0 cuda1"
             )
         if experiment_name:
-            self._started = Workers(experiment_name, self._devices, worker_args or "", log_directory)
+            self._started = processes.Workers(
+                experiment_name, self._devices, worker_args or "", log_directory
+            )
         self._workers = [] if self._started is None else self._started.pids
         try:
             self._listen(control_port, len(self._workers) or workers)
@@ -182,12 +183,12 @@ class Controller(_Base):
     @staticmethod
     def default_parser() -> argparse.ArgumentParser:
         """Return a parser with the options of a controller."""
-        return arguments.controller_parser()
+        return processes.controller_parser()
 
     @staticmethod
     def default_arguments(args: argparse.Namespace) -> dict[str, Any]:
         """Return the arguments of a controller from its options."""
-        return arguments.of_controller(args)
+        return processes.of_controller(args)
 
     def handle_control(self, req: Any, worker_id: int, req_info: Any) -> Any:
         """Return the answer to a request of a worker; scripts override it.

@@ -9,7 +9,7 @@ import numpy as np
 
 import synkhronos as synk
 from synkhronos._typing import SharedVariable
-from synkhronos.compat.platoon import arguments
+from synkhronos.compat.platoon import processes
 from synkhronos.compat.platoon.param_sync import EASGD, ParamSyncRule
 from synkhronos.engines.names import package
 
@@ -46,14 +46,14 @@ class Worker:
 
     def __init__(
         self,
-        control_port: int = arguments.CONTROL_PORT,
+        control_port: int = processes.CONTROL_PORT,
         data_port: int | None = None,
-        socket_timeout: int = arguments.SOCKET_TIMEOUT,
-        data_hwm: int = arguments.DATA_HWM,
+        socket_timeout: int = processes.SOCKET_TIMEOUT,
+        data_hwm: int = processes.DATA_HWM,
         port: int | None = None,
     ) -> None:
         self._seconds = socket_timeout / 1000
-        self._attached = synk.attach(arguments.name_of(control_port), self._seconds)
+        self._attached = synk.attach(processes.name_of(control_port), self._seconds)
         self._center: synk.Center | None = None
         self._params: list[SharedVariable] = []
         self._rule: ParamSyncRule | None = None
@@ -62,12 +62,12 @@ class Worker:
     @staticmethod
     def default_parser() -> argparse.ArgumentParser:
         """Return a parser with the options of a worker."""
-        return arguments.worker_parser()
+        return processes.worker_parser()
 
     @staticmethod
     def default_arguments(args: argparse.Namespace) -> dict[str, Any]:
         """Return the arguments of a worker from its options."""
-        return arguments.of_worker(args)
+        return processes.of_worker(args)
 
     @property
     def local_size(self) -> int:
@@ -95,7 +95,7 @@ class Worker:
         """Send a request to the controller, and return its answer."""
         return self._attached.ask(req, info, self._seconds)
 
-    def init_mb_sock(self, port: int | None = None, data_hwm: int = arguments.DATA_HWM) -> None:
+    def init_mb_sock(self, port: int | None = None, data_hwm: int = processes.DATA_HWM) -> None:
         """Do nothing: minibatches are in memory that the workers share."""
 
     def recv_mb(self) -> Any:
@@ -241,7 +241,7 @@ class Soldier(Worker):
 
     def __init__(self, port: int | None = None, cport: int | None = None, **options: Any) -> None:
         given = cport if cport is not None else port
-        super().__init__(arguments.CONTROL_PORT if given is None else given, **options)
+        super().__init__(processes.CONTROL_PORT if given is None else given, **options)
 
     def init_shared_params(
         self,

@@ -8,14 +8,14 @@ from typing import Any, Iterator, Sequence
 
 import numpy as np
 
-from synkhronos.extensions.session import contract
+from synkhronos.extensions.session import model as models
 
 _WEIGHTS = ("W", "W0", "W1", "b", "b0", "b1")
 
 
 def check_model(model: Any) -> None:
     """Raise a ``TypeError`` that lists what a model lacks."""
-    contract.check(model, is_compiled=False)
+    models.check(model, is_compiled=False)
 
 
 def save_model(model: Any, path: str, verbose: bool) -> None:

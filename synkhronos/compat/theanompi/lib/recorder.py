@@ -13,8 +13,8 @@ import time
 from typing import Any
 
 from synkhronos.extensions import session
+from synkhronos.extensions.rules.writers import Lines
 from synkhronos.extensions.session.inforec import read_inforec
-from synkhronos.extensions.session.sinks import Lines
 
 _FILE = "inforec.pkl"
 _PICTURE = "train.png"

@@ -574,18 +574,10 @@ class Dropout(Layer):
         _switch(Dropout.layers, 0)
 
 
-class FC(Layer):
-    """A fully connected layer with rectified output.
+class _Dense(Layer):
+    """A layer whose units see all inputs."""
 
-    Parameters
-    ----------
-    input : Layer or variable
-    n_out : int
-    W, b : Weight, optional
-        Of shapes (inputs, n_out) and (n_out,). By default normal with the deviation 0.005, and 0.1.
-    printinfo : bool
-    input_shape : tuple of int, optional
-    """
+    _std, _bias = 0.01, 0.0
 
     def __init__(
         self,
@@ -598,14 +590,33 @@ class FC(Layer):
     ) -> None:
         super().__init__(input, input_shape)
         if W is None or b is None:
-            W, b = Normal((self.input_shape[-1], n_out), std=0.005), Constant((n_out,), 0.1)
+            W, b = Normal((self.input_shape[-1], n_out), std=self._std), Constant((n_out,), self._bias)
         self.W, self.b = W, b
-        self.output = tt.nnet.relu(tt.dot(self.input, W.val) + b.val)
+        self.output = self._activate(tt.dot(self.input, W.val) + b.val)
         self._train((W, b))
-        self._finish((*self.input_shape[:-1], n_out), None, printinfo, "FC")
+        self._finish((*self.input_shape[:-1], n_out), None, printinfo, type(self).__name__)
+
+    def _activate(self, values: Variable) -> Variable:
+        return tt.nnet.relu(values)
 
 
-class Softmax(Layer):
+class FC(_Dense):
+    """A fully connected layer with rectified output.
+
+    Parameters
+    ----------
+    input : Layer or variable
+    n_out : int
+    W, b : Weight, optional
+        Of shapes (inputs, n_out) and (n_out,). By default normal with the deviation 0.005, and 0.1.
+    printinfo : bool
+    input_shape : tuple of int, optional
+    """
+
+    _std, _bias = 0.005, 0.1
+
+
+class Softmax(_Dense):
     """A layer of softmax units, with the loss and the errors for labels.
 
     Parameters
@@ -626,24 +637,10 @@ class Softmax(Layer):
         The most probable classes.
     """
 
-    def __init__(
-        self,
-        input: Any,
-        n_out: int,
-        W: Weight | None = None,
-        b: Weight | None = None,
-        printinfo: bool = True,
-        input_shape: Shape | None = None,
-    ) -> None:
-        super().__init__(input, input_shape)
-        if W is None or b is None:
-            W, b = Normal((self.input_shape[-1], n_out)), Constant((n_out,))
-        self.W, self.b = W, b
-        self.p_y_given_x = tt.nnet.softmax(tt.dot(self.input, W.val) + b.val)
+    def _activate(self, values: Variable) -> Variable:
+        self.p_y_given_x = tt.nnet.softmax(values)
         self.y_pred = tt.argmax(self.p_y_given_x, axis=1)
-        self.output = self.p_y_given_x
-        self._train((W, b))
-        self._finish((self.input_shape[0], n_out), None, printinfo, "Softmax")
+        return self.p_y_given_x
 
     def negative_log_likelihood(self, y: Variable) -> Variable:
         """Return the mean of the negative logarithms of the probabilities of the labels."""

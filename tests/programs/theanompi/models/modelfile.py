@@ -184,7 +184,14 @@ class Scaled(ModelClass):
         self.shared_lr.set_value(np.float32(self.shared_lr.get_value() * size**0.5))
 
 
-class HardcodedRowCount(ModelClass):
+class AnyArguments(ModelClass):
+    """A model as the README lists it, which takes any arguments and compiles for averages."""
+
+    def compile_iter_fns(self, *args, **kwargs):
+        super().compile_iter_fns("avg")
+
+
+class Fixed(ModelClass):
     """A model of an older version, which compiles for one kind of exchange."""
 
     def compile_iter_fns(self):

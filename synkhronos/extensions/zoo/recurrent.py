@@ -9,9 +9,8 @@ import theano.tensor as tt
 from lasagne.layers import DenseLayer, DimshuffleLayer, EmbeddingLayer, InputLayer, ReshapeLayer
 
 from synkhronos.extensions.zoo import data
-from synkhronos.extensions.zoo.layers import Layer, MaskedMeanLayer, MaskLayer, scaled
+from synkhronos.extensions.zoo.layers import Layer, MaskedMeanLayer, MaskLayer, image_input, scaled
 from synkhronos.extensions.zoo.model import Model
-from synkhronos.extensions.zoo.networks._inputs import image_input
 
 
 def lstm(

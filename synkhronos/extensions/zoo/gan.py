@@ -17,11 +17,11 @@ from synkhronos.extensions.zoo.layers import (
     Layer,
     TransposedConvLayer,
     average_updates,
+    image_input,
     rectified,
     scaled,
 )
 from synkhronos.extensions.zoo.model import Model
-from synkhronos.extensions.zoo.networks._inputs import image_input
 
 _leaky, _tanh = lasagne.nonlinearities.LeakyRectify(0.2), lasagne.nonlinearities.tanh
 

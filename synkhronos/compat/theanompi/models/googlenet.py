@@ -1,5 +1,0 @@
-"""``theanompi.models.googlenet``: the zoo's GoogLeNet."""
-
-from synkhronos.extensions.zoo import GoogLeNet
-
-__all__ = ["GoogLeNet"]

@@ -1,1 +1,0 @@
-"""``theanompi.models.keras_model_zoo``: a model of Keras, ``wresnet``, which is that of the zoo."""
