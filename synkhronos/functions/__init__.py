@@ -2,7 +2,7 @@
 
 ``build`` has ``function()``, whose arguments ``signature`` checks. ``function`` has the class
 `Function`; ``replica`` is a rank's part of it, and ``copies`` makes copies. ``arguments`` checks the
-arguments of a call before its start barrier; ``call_plan`` is the plan of a call that is repeated.
+arguments of a call before its start barrier.
 ``call`` is each rank's part of a call, with its ``columns`` of the arguments and of the ``window`` of
 rows that an index selects, and possibly in ``slices``; ``fixed`` has the errors of graphs that need
 another number of rows. ``peers`` are the other ranks in the collectives of a graph, which use the memory

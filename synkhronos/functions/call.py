@@ -90,6 +90,16 @@ class CallFunction(Command):
             return self
         return self._with_rows(range(*change) if isinstance(change, tuple) else change)
 
+    def change_to(self, batch: Batch | None, size: int) -> _Change:
+        if self.splits is None or any([split is not None and split.minibatch for split in self.splits]):
+            return None
+        handles: Any = zip(self.handles, self.splits)  # no composite object is split
+        length = next(handle.shape[split.axis] for handle, split in handles if split is not None)
+        rows = select(batch, length)
+        if len(rows) < size:  # functions may require that some ranks have rows
+            return None
+        return (rows.start, rows.stop, rows.step) if type(rows) is range else rows
+
     def _with_rows(self, rows: Rows | None) -> CallFunction:
         return CallFunction(
             self.number,
@@ -144,7 +154,7 @@ class CallFunction(Command):
         """Whether it is about rows; otherwise each rank counts as having one."""
         return self.rows is not None or bool(replica.sliceable) or replica.window is not None
 
-    def prepare(self, state: RankState) -> Callable[[_Change], Sequence[Any]]:
+    def bind(self, state: RankState) -> Callable[[_Change], Sequence[Any]]:
         replica = state.functions[self.number]
         # The rows and the computation of the unchanged call, and the epoch of the store.
         unchanged, epoch = None, None

@@ -50,9 +50,9 @@ class Broadcast(Command):
         self.numbers, self.nccl = numbers, nccl
 
     def run(self, state: RankState) -> None:
-        self.prepare(state)(None)
+        self.bind(state)(None)
 
-    def prepare(self, state: RankState) -> Callable[[Any], None]:
+    def bind(self, state: RankState) -> Callable[[Any], None]:
         broadcast = state.communicator(self.nccl).prepare_broadcast(state.master_rank)
 
         def run(_: Any) -> None:

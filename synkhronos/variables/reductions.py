@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import TYPE_CHECKING, Any, Callable, Hashable, Iterable, Mapping, Sequence, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 
@@ -16,8 +26,8 @@ from synkhronos.engines.base import Engine
 from synkhronos.functions.function import Function
 from synkhronos.variables.arguments import numbers_of, resolve, storages
 from synkhronos.variables.overlapped import begun, has_completed
-from synkhronos.world.plans import Plan
 from synkhronos.world.rank_state import Command
+from synkhronos.world.schedule import Schedule
 from synkhronos.world.world import World, current_world
 
 if TYPE_CHECKING:
@@ -27,7 +37,7 @@ if TYPE_CHECKING:
 #: The weight of each rank, the number of a function, or None
 Weights = Union[Sequence[float], Mapping[int, float], int, None]
 
-_MOST_PLANS = 32
+_MOST_SCHEDULES = 32
 
 
 class Reduce(Command):
@@ -81,9 +91,9 @@ class Reduce(Command):
         )
 
     def run(self, state: RankState) -> list[np.ndarray] | None:
-        return self.prepare(state)(None)
+        return self.bind(state)(None)
 
-    def prepare(self, state: RankState) -> Callable[[Any], list[np.ndarray] | None]:
+    def bind(self, state: RankState) -> Callable[[Any], list[np.ndarray] | None]:
         comm = state.communicator(self.nccl)
         is_wired = self.wire is not None and comm.over_cpu.has_wires
         if is_wired:
@@ -121,31 +131,11 @@ class Reduce(Command):
         return self.weights[state.rank]
 
 
-class _Reductions:
-    """The plans of a world's reductions, by the arguments of the call, so that they are checked once.
+class _Reductions(Dict[Tuple[Hashable, ...], Schedule]):
+    """The schedules of a world's reductions, by the arguments, which are checked once.
 
-    All plans are dropped when a function or variable is dropped.
+    A function and variables are represented by their ids: a schedule is outdated when one is dropped.
     """
-
-    def __init__(self) -> None:
-        self._plans: dict[tuple[Hashable, ...], tuple[list[weakref.ref[Any]], Plan]] = {}
-
-    def find(self, options: tuple[Hashable, ...], objects: Sequence[Any]) -> Plan | None:
-        """Return the plan for these options, and variables and perhaps a function as `objects`."""
-        known = self._plans.get((*options, *map(id, objects)))
-        if known is None or not all([ref() is one for ref, one in zip(known[0], objects)]):
-            return None
-        return known[1]
-
-    def add(self, options: tuple[Hashable, ...], objects: Sequence[Any], plan: Plan) -> None:
-        """Keep a plan."""
-        if len(self._plans) >= _MOST_PLANS:
-            self._plans.clear()
-        key = (*options, *map(id, objects))
-        self._plans[key] = [weakref.ref(one) for one in objects], plan
-
-    def forget(self, numbers: Sequence[int]) -> None:
-        self._plans.clear()
 
 
 def plan_reduction(
@@ -168,13 +158,15 @@ def plan_reduction(
     if wire is not None:
         wire = check_format(wire, op)
     known = world.part(_Reductions)
-    options = op, target, nccl, wire, is_weighted, world.registry.n_functions
-    plan = known.find(options, objects)
-    if plan is None:
+    key = op, target, nccl, wire, is_weighted, *map(id, objects)
+    schedule = known.get(key)
+    run = None if schedule is None else schedule.again()
+    if run is None:
         _, command = _checked(world, shared_vars, op, target, weights, nccl, wire)
-        plan = Plan(world.registry, command)
-        known.add(options, objects, plan)
-    return world, objects[: len(plan.command.numbers)], plan
+        if len(known) >= _MOST_SCHEDULES:
+            known.clear()
+        run = known[key] = Schedule(world, command)
+    return world, objects[: len(run.plain.numbers)], run
 
 
 def _checked(

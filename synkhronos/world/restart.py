@@ -75,7 +75,7 @@ def restart(n_parallel: int | None = None) -> int:
     if not world.workers_inherit:
         world.start()
     for function in list(world.registry.functions.values()):
-        function.forget_plan()
+        function.watch = function.watcher
     return size
 
 

@@ -421,6 +421,7 @@ class World:
         for part in self._parts.values():
             if hasattr(part, "close"):
                 part.close()
+        self.registry.outdate_schedules()
         self.rank_state.copy_out_of_store()
         self.rank_state.comm = None  # type: ignore[assignment]  # it keeps arrays alive
         self.rank_state.keep_progress(is_over=True)

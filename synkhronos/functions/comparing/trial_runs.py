@@ -28,8 +28,8 @@ from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.world import generators
-from synkhronos.world.fuse import FusedCommand
 from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.schedule import FusedCommand
 from synkhronos.world.world import World
 
 if TYPE_CHECKING:
