@@ -217,8 +217,8 @@ class StatusReader:
 def _summary(payload: bytes) -> tuple[int | None, str]:
     """Return the first number in a pickled command, and the name of its class.
 
-    Nothing is loaded: only the opcodes are read. A schedule is a number. A call of a function has the class
-    first, and then the number of the function. The name of other commands says what they do.
+    Nothing is loaded: only the opcodes are read. A schedule is a number. A call of a function has the
+    class first, and then the number of the function. The name of other commands says what they do.
     """
     names: list[str] = []
     with suppress(Exception):  # it is cut, or is being replaced
