@@ -116,7 +116,8 @@ class RepeatedStep:
         has_options : bool
             Whether the call has options besides the batch.
         """
-        world, schedule = self._functions[self._place]._usable_world(), self._schedule
+        function, schedule = self._functions[self._place], self._schedule
+        world = function._world or function._usable_world()
         with world.call_lock:
             if world.before_command is not None:
                 world.before_command()
@@ -124,6 +125,7 @@ class RepeatedStep:
                 run = schedule.again(values, batch)
                 if run is not None:
                     return finished(self._finishes, world.run(run))
+            function._usable_world()
             self._schedule = None
             may_repeat = self._may_repeat and not has_options and not self._is_observed()
             with fuse() as block:

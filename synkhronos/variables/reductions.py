@@ -25,7 +25,6 @@ from synkhronos.comms.formats import Format, check_arrays, check_format
 from synkhronos.engines.base import Engine
 from synkhronos.functions.function import Function
 from synkhronos.variables.arguments import numbers_of, resolve, storages
-from synkhronos.variables.overlapped import begun, has_completed
 from synkhronos.world.rank_state import Command
 from synkhronos.world.schedule import Schedule
 from synkhronos.world.world import World, current_world
@@ -103,7 +102,7 @@ class Reduce(Command):
         def run(weights: Any) -> list[np.ndarray] | None:
             numbers = self.numbers
             if state.overlap is not None:
-                numbers = [number for number in numbers if not has_completed(state, self, number)]
+                numbers = [number for number in numbers if not _has_completed(state, self, number)]
                 if not numbers:
                     return None
             arrays = storages(state, numbers)
@@ -129,6 +128,36 @@ class Reduce(Command):
         if isinstance(self.weights, int):
             return state.rows.get(self.weights, 0)
         return self.weights[state.rank]
+
+
+# All-reduces of vectors that began while a function computed the vectors, which fills them in buckets.
+# An all-reduce in the same command completes this if it requests the same reduction. Otherwise all ranks
+# reduce their vectors as usual; the vectors still have the ranks' own values.
+
+
+def _begun(
+    engine: Engine, numbers: Sequence[int], variables: Sequence[SharedVariable]
+) -> list[tuple[int, int]]:
+    """Return which variables are filled in buckets: their numbers, and the numbers of the `Buckets`."""
+    found = [(one, engine.buckets_of(shared)) for one, shared in zip(numbers, variables)]
+    return [(one, buckets.number) for one, buckets in found if buckets is not None]
+
+
+def _has_completed(state: RankState, command: Reduce, number: int) -> bool:
+    """Complete the reduction of a variable for a `Reduce`, if it was begun; return whether it was.
+
+    Only ranks that have an `OverlappedReduction` call this. The return value is the same on all of them.
+    """
+    if state.overlap.running is None or number not in command.begun:
+        return False
+    buckets, function, *_ = state.overlap.running
+    wanted = command.begun[number], command.op, command.wire
+    if (buckets.number, buckets.op, buckets.wire) != wanted:
+        return False
+    if find_operation(command.op).weighted and command.weights != function:
+        return False
+    state.overlap.finish(state.engine.storage(state.shareds[number]))
+    return True
 
 
 class _Reductions(Dict[Tuple[Hashable, ...], Schedule]):
@@ -182,7 +211,7 @@ def _checked(
     _, variables, _ = resolve(shared_vars)
     operation, numbers = find_operation(op), numbers_of(world, variables)
     weights, nccl = _check_weights(world, operation, weights), check_flag(nccl, "nccl")
-    started = begun(world.rank_state.engine, numbers, variables) if target == "all" else ()
+    started = _begun(world.rank_state.engine, numbers, variables) if target == "all" else ()
     wire = check_format(wire, op)
     for variable in variables:
         operation.check_dtype(world.rank_state.engine.type_of(variable).dtype, variable)

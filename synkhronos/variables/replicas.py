@@ -32,10 +32,9 @@ from synkhronos.variables.arguments import (
     storages,
     submit,
 )
-from synkhronos.world.entry import with_call_lock
 from synkhronos.world.fuse import Pending
 from synkhronos.world.rank_state import Command
-from synkhronos.world.world import World
+from synkhronos.world.world import World, with_call_lock
 
 if TYPE_CHECKING:
     from synkhronos.stores.handle import Handle

@@ -291,19 +291,18 @@ class RankState:
         call with the same `key`, a tuple that starts with the number of the function. `axis` is the axis
         of the rows.
         """
-        if isinstance(source, Handle):
-            out = None if type(rows) is range else self._buffer(key, source, rows, axis)
-            return self.store.rows(source, rows, out, axis)
         if isinstance(source, Composite):
             return source.rows(self.store, rows)
+        if isinstance(source, Handle):
+            source, rows = self.store.find(source, rows)
         if axis:
             return np.moveaxis(self.take(key, np.moveaxis(source, axis, 0), rows), 0, axis)
         is_copied = isinstance(source, np.ndarray) and type(rows) is not range
         return self.engine.take(source, rows, self._buffer(key, source, rows) if is_copied else None)
 
-    def _buffer(self, key: tuple, source: Any, rows: Rows, axis: int = 0) -> np.ndarray:
-        """Return an array for a copy of rows, along its first axis."""
-        shape = (len(rows), *source.shape[:axis], *source.shape[axis + 1 :])
+    def _buffer(self, key: tuple, source: Any, rows: Rows) -> np.ndarray:
+        """Return an array for a copy of rows."""
+        shape = (len(rows), *source.shape[1:])
         size = math.prod(shape)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.size < size or buffer.dtype != source.dtype:

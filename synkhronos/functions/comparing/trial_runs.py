@@ -21,10 +21,10 @@ from synkhronos.arithmetic.partition import select
 from synkhronos.comms.single_rank import SingleRankCommunicator
 from synkhronos.functions.analysis import analysis_of
 from synkhronos.functions.call import CallFunction
-from synkhronos.functions.columns import Column
-from synkhronos.functions.packed import NO_ARRAY, unpack
+from synkhronos.functions.outputs import NO_ARRAY, unpack
 from synkhronos.functions.replica import on_copies
 from synkhronos.functions.replica_tracker import replica_tracker_of
+from synkhronos.functions.rows import Column
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.world import generators
