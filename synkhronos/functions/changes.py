@@ -11,6 +11,7 @@ the variable since the last command.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from synkhronos._errors import warn
-from synkhronos._typing import SharedVariable
+from synkhronos._typing import AnyArray, SharedVariable
 from synkhronos.arithmetic.comparison import checksum, sample
 from synkhronos.arrays.data import as_data
 from synkhronos.functions.replica_tracker import labels, replica_tracker_of
@@ -35,6 +36,7 @@ _SAMPLED = 1 << 14  # elements of a larger array
 _IN_PARTS = 1 << 30  # bytes of an array of which more than a sample is compared
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Carry(Command):
     """Set the replicas of the workers to values of the master, whose own arrays remain in place.
 
@@ -48,13 +50,9 @@ class Carry(Command):
         Other values.
     """
 
-    def __init__(
-        self,
-        handles: Mapping[int, Handle],
-        states: Mapping[int, Any],
-        objects: Mapping[int, Any],
-    ) -> None:
-        self.handles, self.states, self.objects = handles, states, objects
+    handles: Mapping[int, Handle]
+    states: Mapping[int, Any]
+    objects: Mapping[int, Any]
 
     def needs(self, ranks: range, size: int) -> list[RequiredRows]:
         return [RequiredRows(handle) for handle in self.handles.values()]
@@ -83,13 +81,13 @@ class _Contents:
 
     was_read = False
 
-    def __init__(self, array: np.ndarray, in_full: bool) -> None:
+    def __init__(self, array: AnyArray, in_full: bool) -> None:
         self._array = weakref.ref(array)
         self.in_full = array.nbytes <= (_IN_PARTS if in_full else _WHOLE)
         self._sums = [checksum(part) for part in self._parts(array)]
         self._next = 0
 
-    def _parts(self, array: np.ndarray) -> list[np.ndarray]:
+    def _parts(self, array: AnyArray) -> list[AnyArray]:
         if array.nbytes <= _WHOLE:
             return [array]
         parts = [sample(array, _SAMPLED)]
@@ -99,10 +97,10 @@ class _Contents:
             parts += [flat[start : start + step] for start in range(0, flat.size, step)]
         return parts
 
-    def are_of(self, array: np.ndarray | None) -> bool:
+    def are_of(self, array: AnyArray | None) -> bool:
         return array is not None and self._array() is array
 
-    def changed_part(self, array: np.ndarray | None) -> int | None:
+    def changed_part(self, array: AnyArray | None) -> int | None:
         """Return the number of a part that has changed, 0 for the sample or a whole array."""
         if array is None or not self.are_of(array):
             return 0
@@ -194,7 +192,7 @@ class Changes:
 
     # Between calls
 
-    def _array(self, number: int) -> np.ndarray | None:
+    def _array(self, number: int) -> AnyArray | None:
         """Return the array of a variable, if it is a tensor in the memory of the process."""
         world = self._world
         if number not in world.rank_state.shareds or number in replica_tracker_of(world).incomparable:

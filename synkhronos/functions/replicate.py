@@ -9,6 +9,7 @@ by its number.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pickle
 from typing import TYPE_CHECKING, Any, Iterator, Mapping
 
@@ -46,6 +47,7 @@ class Sending:
             self.is_active = False
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Replicate(Command):
     """Load new functions and shared variables, and give this rank its own random streams.
 
@@ -59,12 +61,9 @@ class Replicate(Command):
         In new workers, determines the states of Python's and NumPy's own generators.
     """
 
-    def __init__(
-        self, payload: Handle | None, streams: list[int], fingerprints: tuple[int, int] | None
-    ) -> None:
-        self.payload = payload
-        self.streams = streams
-        self.fingerprints = fingerprints
+    payload: Handle | None
+    streams: list[int]
+    fingerprints: tuple[int, int] | None
 
     def needs(self, ranks: range, size: int) -> list[RequiredRows]:
         return [] if self.payload is None else [RequiredRows(self.payload)]

@@ -194,7 +194,7 @@ def verify_step(take_step: Callable[[], Any]) -> None:
         Makes the calls of the step.
     """
     with fuse() as block:
-        block.runs = False
+        block.instead = block.notify
         take_step()
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import (
     TYPE_CHECKING,
     Any,
     Callable,
     Dict,
     Hashable,
-    Iterable,
     Mapping,
     Sequence,
     Tuple,
@@ -39,6 +39,7 @@ Weights = Union[Sequence[float], Mapping[int, float], int, None]
 _MOST_SCHEDULES = 32
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Reduce(Command):
     """Reduce replicas into the master's replica, every rank's replica, or a new array on the master.
 
@@ -61,18 +62,13 @@ class Reduce(Command):
         For variables by number: the number of the `Buckets` in which their reduction may have begun.
     """
 
-    def __init__(
-        self,
-        numbers: Sequence[int],
-        op: str,
-        target: str,
-        weights: Weights,
-        nccl: bool,
-        wire: Format | None = None,
-        begun: Iterable[tuple[int, int]] = (),
-    ) -> None:
-        self.numbers, self.op, self.target = numbers, op, target
-        self.weights, self.nccl, self.wire, self.begun = weights, nccl, wire, dict(begun)
+    numbers: Sequence[int]
+    op: str
+    target: str
+    weights: Weights
+    nccl: bool
+    wire: Format | None = None
+    begun: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     @property
     def is_like_serial(self) -> bool:  # type: ignore[override]  # a constant of most commands
@@ -83,11 +79,7 @@ class Reduce(Command):
 
     def changed(self, change: Weights) -> Reduce:
         """Return the same reduction with other weights."""
-        if change is None:
-            return self
-        return Reduce(
-            self.numbers, self.op, self.target, change, self.nccl, self.wire, self.begun.items()
-        )
+        return self if change is None else dataclasses.replace(self, weights=change)
 
     def run(self, state: RankState) -> list[np.ndarray] | None:
         return self.bind(state)(None)
@@ -137,10 +129,10 @@ class Reduce(Command):
 
 def _begun(
     engine: Engine, numbers: Sequence[int], variables: Sequence[SharedVariable]
-) -> list[tuple[int, int]]:
+) -> dict[int, int]:
     """Return which variables are filled in buckets: their numbers, and the numbers of the `Buckets`."""
     found = [(one, engine.buckets_of(shared)) for one, shared in zip(numbers, variables)]
-    return [(one, buckets.number) for one, buckets in found if buckets is not None]
+    return {one: buckets.number for one, buckets in found if buckets is not None}
 
 
 def _has_completed(state: RankState, command: Reduce, number: int) -> bool:
@@ -179,44 +171,29 @@ def plan_reduction(
     world = current_world()
     world.check_usable()
     objects = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
-    is_weighted = isinstance(weights, Function)
-    if is_weighted:
-        objects.append(weights)
-    if (weights is not None and not is_weighted) or type(op) is not str or type(nccl) is not bool:
-        return (world, *_checked(world, shared_vars, op, target, weights, nccl, wire))
-    if wire is not None:
+    known, key = world.part(_Reductions), None
+    if wire is not None and type(op) is str:  # another type is refused below
         wire = check_format(wire, op)
-    known = world.part(_Reductions)
-    key = op, target, nccl, wire, is_weighted, *map(id, objects)
-    schedule = known.get(key)
-    run = None if schedule is None else schedule.again()
-    if run is None:
-        _, command = _checked(world, shared_vars, op, target, weights, nccl, wire)
-        if len(known) >= _MOST_SCHEDULES:
-            known.clear()
-        run = known[key] = Schedule(world, command)
-    return world, objects[: len(run.plain.numbers)], run
-
-
-def _checked(
-    world: World,
-    shared_vars: SharedVariables,
-    op: ReduceOp,
-    target: str,
-    weights: Function | ArrayLike | None,
-    nccl: bool,
-    wire: Format | None,
-) -> tuple[list[SharedVariable], Reduce]:
-    """Return the variables and the command of a reduction, after checking the arguments."""
+    if (weights is None or isinstance(weights, Function)) and type(op) is str and type(nccl) is bool:
+        key = op, target, nccl, wire, *map(id, [*objects, weights])
+        schedule = known.get(key)
+        run = None if schedule is None else schedule.again()
+        if run is not None:
+            return world, objects, run
     _, variables, _ = resolve(shared_vars)
     operation, numbers = find_operation(op), numbers_of(world, variables)
-    weights, nccl = _check_weights(world, operation, weights), check_flag(nccl, "nccl")
-    started = _begun(world.rank_state.engine, numbers, variables) if target == "all" else ()
-    wire = check_format(wire, op)
+    engine = world.rank_state.engine
+    weighed, nccl = _check_weights(world, operation, weights), check_flag(nccl, "nccl")
+    started = _begun(engine, numbers, variables) if target == "all" else {}
     for variable in variables:
-        operation.check_dtype(world.rank_state.engine.type_of(variable).dtype, variable)
-    check_wire(world.rank_state.engine, wire, variables)
-    return variables, Reduce(numbers, op, target, weights, nccl, wire, started)
+        operation.check_dtype(engine.type_of(variable).dtype, variable)
+    check_wire(engine, wire, variables)
+    command: Command = Reduce(numbers, op, target, weighed, nccl, wire, started)
+    if key is not None:
+        if len(known) >= _MOST_SCHEDULES:
+            known.clear()
+        command = known[key] = Schedule(world, command)
+    return world, variables, command
 
 
 def check_wire(engine: Engine, wire: Format | None, variables: Sequence[SharedVariable]) -> None:

@@ -7,6 +7,6 @@ repeated by number. ``registry`` numbers functions, shared variables and schedul
 worker, and ``logged`` a world that logs its commands. ``devices`` and ``threads`` assign devices and
 BLAS threads to the ranks. ``job`` finds the machines of an MPI job and leads the ranks of a machine;
 ``placement`` says where the ranks are. ``restart`` replaces the workers, and ``replacement`` replaces
-workers that die in a program. ``call_lock`` says whose call it is. ``generators`` seeds the generators of Python and NumPy on the workers. ``fuse`` combines
-several calls into one command.
+workers that die in a program. ``call_lock`` says whose call it is. ``generators`` seeds the
+generators of Python and NumPy on the workers. ``fuse`` combines several calls into one command.
 """

@@ -78,8 +78,8 @@ class _Block(contextlib.ContextDecorator):
     ----------
     instead : callable or None
         If it is set in the block, the commands are not run, but given to it.
-    runs : bool
-        Whether the commands are run. Otherwise they are only observed.
+    observers : list of callable
+        They are called with the commands before these are run.
     """
 
     _held: Callable[[], Any] | None = None
@@ -87,12 +87,10 @@ class _Block(contextlib.ContextDecorator):
 
     def __enter__(self) -> _Block:
         self._world = world = current_world()
-        self._calls: list[tuple[Command, Finish]] = []
-        self._pending: list[Pending] = []
+        self._calls: list[tuple[Command, Finish, Pending]] = []
         self._used: list[Any] = []
-        self._observers: list[Callable[[list[Command]], None]] = []
+        self.observers: list[Callable[[list[Command]], None]] = []
         self.instead: Callable[[list[Command]], Any] | None = None
-        self.runs = True
         has_begun = False
         try:
             with world.call_lock:
@@ -123,54 +121,45 @@ class _Block(contextlib.ContextDecorator):
     def _end_block(self, kind: type | None, *error: Any) -> None:
         with self._world.call_lock:
             self.leave()
-            for pending in self._pending:
+            for _, _, pending in self._calls:
                 pending._failed = True  # until there are results
             try:
                 if kind is None and self._calls:
-                    self._end([command for command, _ in self._calls])
+                    (self.instead or self._run)([command for command, _, _ in self._calls])
             finally:
                 self._used.clear()
-                self._observers.clear()
-
-    def _end(self, commands: list[Command]) -> None:
-        if self.instead is not None:
-            self.instead(commands)
-            return
-        for observe in self._observers:
-            observe(commands)
-        if self.runs:
-            self._run()
-
-    def observe(self, observe: Callable[[list[Command]], None]) -> None:
-        """Have `observe` called with the list of the commands before they are run."""
-        self._observers.append(observe)
+                self.observers.clear()
 
     def add(self, command: Command, finish: Finish, used: Any) -> Pending:
         pending = Pending()
-        self._calls.append((command, finish))
-        self._pending.append(pending)
+        self._calls.append((command, finish, pending))
         self._used.append(used)
         return pending
 
-    def _run(self) -> None:
-        command = FusedCommand([command for command, _ in self._calls])
-        results = finished(self.finishes, self._world.run(command))
-        for pending, result in zip(self._pending, results):
+    def notify(self, commands: list[Command]) -> None:
+        """Call the observers."""
+        for observe in self.observers:
+            observe(commands)
+
+    def _run(self, commands: list[Command]) -> None:
+        self.notify(commands)
+        results = finished(self.finishes, self._world.run(FusedCommand(commands)))
+        for (_, _, pending), result in zip(self._calls, results):
             pending._results = (result,)
 
     @property
     def finishes(self) -> list[Finish]:
         """The functions that convert the results of the calls."""
-        return [finish for _, finish in self._calls]
+        return [finish for _, finish, _ in self._calls]
 
     def compile(self, place: int, values: Sequence[Any], is_whole: bool) -> Schedule:
         """Return a schedule of the calls, in which the call in a place is on a batch of values."""
-        commands = [command.plain for command, _ in self._calls]
+        commands = [command.plain for command, _, _ in self._calls]
         return Schedule(self._world, FusedCommand(commands, place), values, is_whole)
 
     def results(self) -> list[Any]:
         """Return the results of the calls, after the block."""
-        return [one.result() for one in self._pending]
+        return [pending.result() for _, _, pending in self._calls]
 
 
 def finished(finishes: Sequence[Finish], by_rank: Sequence[list[Any]]) -> list[Any]:

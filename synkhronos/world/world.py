@@ -245,7 +245,7 @@ class World:
 
     def observe_block(self, observe: Callable[[list[Command]], None]) -> None:
         """Have `observe` called with the recorded commands before they are run."""
-        self._recorder.observe(observe)
+        self._recorder.observers.append(observe)
 
     def report_steps(self, hooks: Any) -> None:
         """Let calls be reported to these functions, while there are any."""

@@ -4,6 +4,7 @@ With the naive transport, ranks share no memory and inherit nothing. The naive e
 compiler. So these tests depend only on the interfaces.
 """
 
+import gc
 import itertools
 
 import numpy as np
@@ -240,6 +241,35 @@ def test_a_schedule_that_has_failed_is_sent_again(lab, sent):
         with pytest.raises(synk.WorkerError, match="lost on rank 2"):
             world.run(run)
     assert [len(one) for one in sent] == [3, 3]
+
+
+def test_a_schedule_is_current_for_the_same_data_in_the_same_place(lab):
+    world, data, other = current_world(), synk.data(np.zeros(3)), synk.data(np.zeros(3))
+    for one in (data, other):
+        one.handle()
+    schedule = Schedule(world, Counted("a"), [data])
+    assert schedule.again([data]) is schedule
+    assert not any(schedule.is_current(values) for values in ([], [other], [data, other], [np.zeros(3)]))
+    data[:] = 1
+    assert schedule.is_current([data])
+    data.set_value(np.zeros(4))
+    assert schedule.again([data]) is None
+
+
+def test_a_schedule_is_current_until_functions_change(lab):
+    world, x = current_world(), lab.tensor("x", 1)
+    before = Schedule(world, Counted("a"))
+    assert before.is_current()
+    total = synk.function([x], (x.sum(), "sum"))
+    assert not before.is_current()
+    before = Schedule(world, Counted("a"))
+    assert before.is_current()
+    del total
+    gc.collect()
+    assert not before.is_current()
+    last = Schedule(world, Counted("a"))
+    synk.close()
+    assert last.again() is None
 
 
 class Kept(Command):

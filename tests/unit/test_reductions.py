@@ -34,7 +34,7 @@ def test_equal_reductions_are_one_schedule(variable):
 
 
 def test_a_reduction_with_other_weights_is_otherwise_the_same():
-    reduction = Reduce([4, 7], "avg", "all", None, True, None, {4: 1}.items())
+    reduction = Reduce([4, 7], "avg", "all", None, True, None, {4: 1})
     changed = reduction.changed([1.0, 3.0])
     assert changed.weights == [1.0, 3.0] and reduction.weights is None
     same = {name: value for name, value in vars(changed).items() if name != "weights"}
