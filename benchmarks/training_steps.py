@@ -269,7 +269,7 @@ def time_parts(ranks=RANKS, commands=PARTS[:-2]):
     of the first. Return an array of them by rank.
     """
     from synkhronos.transports.local import LocalTransport
-    from synkhronos.world.fuse import FusedCommand
+    from synkhronos.world.schedule import FusedCommand
     from synkhronos.world.rank_state import RankState
 
     width = len(commands) + 2
@@ -286,14 +286,13 @@ def time_parts(ranks=RANKS, commands=PARTS[:-2]):
     def run(fused, state):
         return [timed(state.rank, at, one.run, state) for at, one in enumerate(fused.commands)]
 
-    def prepare(fused, state):
-        prepared = [command.prepare(state) for command in fused.commands]
+    def bind(fused, state):
+        bound = [command.bind(state) for command in fused.commands]
 
         def run_changed(change):
             place, part = (-1, None) if change is None else change
             return [
-                timed(state.rank, at, one, part if at == place else None)
-                for at, one in enumerate(prepared)
+                timed(state.rank, at, one, part if at == place else None) for at, one in enumerate(bound)
             ]
 
         return run_changed
@@ -312,7 +311,7 @@ def time_parts(ranks=RANKS, commands=PARTS[:-2]):
         barrier(transport)
         spent[transport.rank, -2] += time.perf_counter() - start
 
-    FusedCommand.run, FusedCommand.prepare, RankState.run_sent = run, prepare, timed_run_sent
+    FusedCommand.run, FusedCommand.bind, RankState.run_sent = run, bind, timed_run_sent
     LocalTransport.barrier = timed_barrier
     return spent
 

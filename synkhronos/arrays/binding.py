@@ -13,8 +13,7 @@ from synkhronos._text import shortened
 from synkhronos._typing import AnyArray, ArrayLike, Variable
 from synkhronos.arithmetic.conversion import condition
 from synkhronos.arrays.data import Data
-from synkhronos.world.entry import with_call_lock
-from synkhronos.world.world import World, current_world
+from synkhronos.world.world import World, current_world, with_call_lock
 
 if TYPE_CHECKING:
     _DataByVariable = weakref.WeakKeyDictionary[Variable, Data]

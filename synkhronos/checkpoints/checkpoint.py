@@ -15,9 +15,8 @@ from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.required_rows import RequiredRows
-from synkhronos.world.entry import with_call_lock
 from synkhronos.world.rank_state import Command, RankState
-from synkhronos.world.world import World, current_world
+from synkhronos.world.world import World, current_world, with_call_lock
 
 
 class _Inspect(Command):

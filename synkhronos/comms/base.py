@@ -75,6 +75,11 @@ class LinkedRanks(Protocol):
         """Do a part of the arithmetic."""
 
 
+def are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether two lists contain the same objects, by identity."""
+    return len(some) == len(others) and all([one is other for one, other in zip(some, others)])
+
+
 #: Broadcasts arrays
 Broadcast = Callable[[Sequence[Array]], Sequence[Array]]
 

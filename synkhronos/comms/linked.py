@@ -18,7 +18,14 @@ import numpy as np
 
 from synkhronos.arithmetic.operations import Operation, find_operation
 from synkhronos.arithmetic.pairwise import PairwiseReduction
-from synkhronos.comms.base import ArraySpec, Broadcast, Linked, PreparingCommunicator, Reduction
+from synkhronos.comms.base import (
+    ArraySpec,
+    Broadcast,
+    Linked,
+    PreparingCommunicator,
+    Reduction,
+    are_same,
+)
 from synkhronos.comms.direct import DirectReduction
 
 if TYPE_CHECKING:
@@ -102,7 +109,7 @@ class LinkedCommunicator(PreparingCommunicator):
         ) -> Sequence[Array]:
             nonlocal batch
             contents = [_changeable(array, self.rank in targets) for array in arrays]
-            if not (_are_same(arrays, contents) and _are_same(contents, batch.arrays)):
+            if not (are_same(arrays, contents) and are_same(contents, batch.arrays)):
                 batch = _Batch(contents, limit)
             self._reduce(batch, op, operation, targets, weight)
             return contents if self.rank in targets else arrays
@@ -209,10 +216,6 @@ def _small(types: Sequence[ArraySpec], limit: int = SMALL) -> list[int]:
             break
         chosen.append(index)
     return chosen
-
-
-def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(some) == len(others) and all([one is other for one, other in zip(some, others)])
 
 
 def _changeable(array: np.ndarray, is_target: bool) -> np.ndarray:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, List, Protocol, Sequence, Tuple
 
 from synkhronos.arithmetic.averages import are_equal
 from synkhronos.arithmetic.partition import share
-from synkhronos.comms.base import Broadcast, Group, PreparingCommunicator, Reduction
+from synkhronos.comms.base import Broadcast, Group, PreparingCommunicator, Reduction, are_same
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,7 +123,7 @@ class _Meeting:
         self, arrays: Sequence[np.ndarray], weight: float = 1
     ) -> tuple[list[np.ndarray], list[list[np.ndarray]], list[float]]:
         """Return this rank's arrays in shared memory, and all arrays and weights by rank."""
-        if self._weight is None or not _are_same(arrays, self._placed):
+        if self._weight is None or not are_same(arrays, self._placed):
             self._forget()  # frees their memory
             self._placed = [self._store.place(array) for array in arrays]
             handles = pickle.dumps([self._store.put(array) for array in self._placed])
@@ -174,7 +174,7 @@ class _Reduction(_Meeting):
     def _prepare(self, by_rank: list[list[np.ndarray]], weights: list[float]) -> None:
         """Find the pieces, unless only weights that are not zero differ from the last time."""
         zero = [rank for rank, weight in enumerate(weights) if not weight]
-        if self._zero != zero or not _are_same(self._by_rank, by_rank):
+        if self._zero != zero or not are_same(self._by_rank, by_rank):
             self._weighed, self._by_rank = None, []  # in case of an error
             self._operation = self._comm.check_reducible(self._op, by_rank, weights)
             self._zero, self._by_rank = zero, by_rank
@@ -201,11 +201,6 @@ class _Reduction(_Meeting):
             for piece in operation.pieces(low, high, flat[0].itemsize):
                 parts = [flat[one][piece] for one in self._active]
                 self._pieces.append((flat[first][piece], parts, [flat[one][piece] for one in others]))
-
-
-def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether two lists contain the same objects, by identity."""
-    return len(some) == len(others) and all([one is other for one, other in zip(some, others)])
 
 
 def _copy_into(own: np.ndarray, array: np.ndarray) -> np.ndarray:

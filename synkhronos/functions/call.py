@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Hashable, Sequence, Tuple, Union
@@ -11,13 +12,19 @@ import numpy as np
 from synkhronos._typing import Array, Batch, Compiled, Rows
 from synkhronos.arithmetic.conversion import usable
 from synkhronos.arithmetic.partition import select, share
-from synkhronos.functions.columns import NO_LIMIT, Bound, Column, RowLimit, Split
 from synkhronos.functions.hardcoded_rows import check_all_are_used, explained
-from synkhronos.functions.packed import pack
+from synkhronos.functions.outputs import pack, reduce_in_place
 from synkhronos.functions.peers import GraphPeers
-from synkhronos.functions.reduced import reduce_in_place
 from synkhronos.functions.replica import Replica, on_copies
-from synkhronos.functions.slices import Slices, distinct
+from synkhronos.functions.rows import (
+    NO_LIMIT,
+    Bound,
+    Column,
+    RowLimit,
+    Split,
+    compute_in_slices,
+    distinct,
+)
 from synkhronos.host.status import ROWS
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.required_rows import RequiredRows
@@ -33,6 +40,7 @@ _Compute = Callable[[], Sequence[Any]]
 _Change = Union[Tuple[int, int, int], np.ndarray, None]
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class CallFunction(Command):
     """One call of a replicated function.
 
@@ -57,50 +65,40 @@ class CallFunction(Command):
         A limit for rows whose number only the ranks know.
     """
 
+    number: int
+    handles: tuple[Handle | Composite, ...]
+    splits: list[Split | None] | None
+    rows: Rows | None
+    batch_s: list[Batch | None] | None
+    num_slices: int
+    subset: list[int] | None
+    most: RowLimit = NO_LIMIT
+
     is_like_serial = True
 
-    _n_all: int | None = None  # the number of rows of all ranks, if this rank knows it
-
-    def __init__(
-        self,
-        number: int,
-        handles: tuple[Handle | Composite, ...],
-        splits: list[Split | None] | None,
-        rows: Rows | None,
-        batch_s: list[Batch | None] | None,
-        num_slices: int,
-        subset: list[int] | None,
-        most: RowLimit = NO_LIMIT,
-    ) -> None:
-        self.number = number
-        self.handles = handles
-        self.splits = splits
-        self.rows = rows
-        self.batch_s = batch_s
-        self.num_slices = num_slices
-        self.subset = subset
-        self.most = most
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return CallFunction, tuple([getattr(self, name) for name in _ARGUMENTS])
+        return CallFunction, tuple(vars(self).values())
 
     def changed(self, change: _Change) -> CallFunction:
         """Return the same call on other rows, a range as a tuple, which is faster to pickle."""
         if change is None:
             return self
-        return self._with_rows(range(*change) if isinstance(change, tuple) else change)
+        return dataclasses.replace(self, rows=_rows_of(change))
 
-    def _with_rows(self, rows: Rows | None) -> CallFunction:
-        return CallFunction(
-            self.number,
-            self.handles,
-            self.splits,
-            rows,
-            self.batch_s,
-            self.num_slices,
-            self.subset,
-            self.most,
-        )
+    def change_to(self, batch: Batch | None, size: int) -> _Change:
+        length: int | None = None
+        handle: Any  # no composite object is split
+        for handle, split in zip(self.handles, self.splits or ()):
+            if split is not None:
+                if split.minibatch:
+                    return None
+                length = handle.shape[split.axis]
+        if length is None:
+            return None
+        rows = select(batch, length)
+        if len(rows) < size:  # functions may require that some ranks have rows
+            return None
+        return (rows.start, rows.stop, rows.step) if type(rows) is range else rows
 
     @property
     def options(self) -> tuple[Hashable, ...]:
@@ -114,56 +112,55 @@ class CallFunction(Command):
         if rows is not None and n_rows is not None and len(rows) > n_rows:
             step = len(rows) // n_rows
             rows = rows[: n_rows * step : step]
-        made = self._with_rows(rows)
-        made.most = most
-        return made
+        return dataclasses.replace(self, rows=rows, most=most)
 
     def run(self, state: RankState) -> Sequence[Any]:
         """Return the number of rows of this rank, followed by its outputs if there are rows."""
         replica = state.functions[self.number]
-        return self._finish(state, replica, *self._prepare(state, replica))
+        return self._finish(state, replica, *self._prepare(state, replica, self.rows))
 
     def _finish(
-        self, state: RankState, replica: Replica, n_rows: int, compute: _Compute
+        self, state: RankState, replica: Replica, n_all: int | None, n_rows: int, compute: _Compute
     ) -> tuple[Any, ...]:
         state.rows[self.number] = n_rows
-        if self.has_rows(replica):
+        if n_all is not None or replica.sliceable:  # otherwise each rank counts as having one row
             state.progress[ROWS] += n_rows
         if not n_rows and not replica.has_collectives:
             return (0,)
         try:
             values = compute()
         except Exception as error:
-            better = explained(error, replica, self._n_all, self._at_once(n_rows))
+            better = explained(error, replica, n_all, self._at_once(n_rows))
             if better is None:
                 raise
             raise better from error
-        return (n_rows, *self._send(state, replica, values)) if n_rows else (0,)
+        return (n_rows, *self._send(state, replica, values, n_all)) if n_rows else (0,)
 
     def has_rows(self, replica: Replica) -> bool:
         """Whether it is about rows; otherwise each rank counts as having one."""
         return self.rows is not None or bool(replica.sliceable) or replica.window is not None
 
-    def prepare(self, state: RankState) -> Callable[[_Change], Sequence[Any]]:
+    def bind(self, state: RankState) -> Callable[[_Change], Sequence[Any]]:
         replica = state.functions[self.number]
-        # The rows and the computation of the unchanged call, and the epoch of the store.
-        unchanged, epoch = None, None
+        unchanged, epoch = None, None  # what was prepared for the same rows, and the epoch of the store
 
         def run(change: _Change) -> Sequence[Any]:
             nonlocal unchanged, epoch
             if change is not None:
-                return self.changed(change).run(state)
-            if epoch is None or epoch != state.store.epoch:
-                unchanged = self._prepare(state, replica)
+                prepared = self._prepare(state, replica, _rows_of(change))
+            elif epoch is not None and epoch == state.store.epoch:
+                prepared = unchanged
+            else:
+                prepared = unchanged = self._prepare(state, replica, self.rows)
                 epoch = state.store.epoch if self._is_constant(state, replica) else None
-            return self._finish(state, replica, *unchanged)
+            return self._finish(state, replica, *prepared)
 
         return run
 
     def warm_caches(self, state: RankState, change: _Change = None) -> None:
         call, replica = self.changed(change), state.functions[self.number]
         if call.num_slices == 1 and call._is_constant(state, replica):
-            call._prepare(state, replica)
+            call._prepare(state, replica, call.rows)
 
     def needs(self, ranks: range, size: int) -> list[RequiredRows]:
         all_rows: Any = self.rows  # not None if an argument is split by them
@@ -187,7 +184,7 @@ class CallFunction(Command):
     ) -> list[Any]:
         """Return the outputs for this rank's arguments, or columns if there are slices."""
         if self.num_slices > 1:
-            return Slices(self, state, replica, arguments, n_rows).compute()
+            return compute_in_slices(self, state, replica, arguments, n_rows)
         values = self.execute(state, replica, arguments, n_rows)
         return values if self.subset is None else distinct(values)
 
@@ -215,9 +212,10 @@ class CallFunction(Command):
     def _whole(self, state: RankState, handle: Handle) -> np.ndarray:
         return state.store.get(handle)
 
-    def _share(self, state: RankState, n_rows: int) -> tuple[int, int]:
-        """Return the first row of this rank, and the row after the last."""
-        return share(n_rows, state.size, state.rank)
+    def _share(self, state: RankState, n_rows: int) -> tuple[int, range]:
+        """Return the number of rows of this rank, and their places, or that of the last row."""
+        start, stop = share(n_rows, state.size, state.rank)
+        return stop - start, range(min(start, max(stop - 1, 0)), stop)
 
     def _batch_s(self, state: RankState) -> Batch | None:
         """Return the rows of this rank's sliceable shared variables to use."""
@@ -230,17 +228,17 @@ class CallFunction(Command):
     def describe(self, state: RankState) -> str:
         return f"{self.title(state)}, {state.rows.get(self.number, 0)} row(s) of this rank"
 
-    def _prepare(self, state: RankState, replica: Replica) -> tuple[int, _Compute]:
-        """Return the number of rows of this rank, and a function that computes its outputs."""
-        columns, n_rows = self._columns(state, replica)
+    def _prepare(
+        self, state: RankState, replica: Replica, rows: Rows | None
+    ) -> tuple[int | None, int, _Compute]:
+        """Return the numbers of rows of all ranks, if known, and of this one, and the computation."""
+        n_all, n_rows, columns = self._columns(state, replica, rows)
         if self.num_slices > 1 or not (n_rows or replica.has_collectives):
-            return n_rows, partial(self._compute, state, replica, columns, n_rows)
+            return n_all, n_rows, partial(self._compute, state, replica, columns, n_rows)
         arguments = [column.take(state) for column in columns]
         if replica.has_collectives or state.overlap is not None or self.subset is not None:
-            compute = partial(self._compute, state, replica, arguments, n_rows)
-        else:
-            compute = partial(_call, state.engine, replica.compiled, arguments)
-        return n_rows, compute
+            return n_all, n_rows, partial(self._compute, state, replica, arguments, n_rows)
+        return n_all, n_rows, partial(_call, state.engine, replica.compiled, arguments)
 
     def _is_constant(self, state: RankState, replica: Replica) -> bool:
         """Whether the arguments are the same views whenever this command is repeated."""
@@ -250,40 +248,41 @@ class CallFunction(Command):
             return False
         return not any([isinstance(handle, Composite) for handle in self.handles])
 
-    def _columns(self, state: RankState, replica: Replica) -> tuple[list[Column | Bound], int]:
-        """Return a `Column` for each argument, and the number of rows of this rank."""
-        n_rows, rows = 1, None
-        if self.rows is not None:
-            self._n_all = len(self.rows)
-            start, stop = self._share(state, self._n_all)
-            n_rows = stop - start
-            if not n_rows:  # in case it has to compute nevertheless
-                start = stop - 1
-            rows = self.rows[start:stop]
-        columns: list[Any] = []
+    def _columns(
+        self, state: RankState, replica: Replica, rows: Rows | None
+    ) -> tuple[int | None, int, list[Column]]:
+        """Return the numbers of rows of all ranks, if known, and of this one, and the arguments."""
+        n_all, n_rows = None, 1
+        if rows is not None:
+            n_all = len(rows)
+            n_rows, places = self._share(state, n_all)
+            own = rows[places.start : places.stop]
+        columns: list[Column] = []
         for position, handle in enumerate(self.handles):
             split = None if self.splits is None else self.splits[position]
             if split is not None:
-                own = range(start, stop) if split.minibatch else rows
-                columns.append(Column(handle, own, split.axis, (self.number, position)))
+                taken = places if split.minibatch else own
+                columns.append(Column(handle, taken, split.axis, (self.number, position)))
             elif isinstance(handle, Composite):
                 columns.append(Column(handle.open(state.store)))
             else:
                 columns.append(Column(self._whole(state, handle)))
         if replica.window is not None:
-            n_rows, bounds = self._window(state, replica.window, columns)
-            columns.extend(bounds)
+            n_all = self._length(state, replica.window, columns, n_all)
+            n_rows, places = self._share(state, n_all)
+            columns += [Bound(0, places), Bound(1, places)]
         if replica.sliceable:
             sliceable = [self._sliceable(state, number) for number in replica.sliceable]
-            n_own = max(len(column.rows) for column in sliceable)  # type: ignore[arg-type]  # not None
+            n_own = max([len(rows) for _, rows, *_ in sliceable])  # type: ignore[arg-type]  # not None
             if replica.has_collectives and not n_own:
-                sliceable = [column.of_last_row() for column in sliceable]
-            columns.extend(sliceable)
-            if self.rows is None and replica.window is None:
+                last = [range(max(len(source) - 1, 0), len(source)) for source, *_ in sliceable]
+                sliceable = [column._replace(rows=one) for column, one in zip(sliceable, last)]
+            columns += sliceable
+            if n_all is None:
                 n_rows = n_own
         if replica.fixed:
-            check_all_are_used(replica, self._n_all, self._at_once(n_rows))
-        return columns, n_rows
+            check_all_are_used(replica, n_all, self._at_once(n_rows))
+        return n_all, n_rows, columns
 
     def _at_once(self, n_rows: int) -> int:
         """Return the number of rows on which the function is computed, the largest of all slices."""
@@ -295,25 +294,21 @@ class CallFunction(Command):
         own = select(self._batch_s(state), len(array), "batch_s")[: self.most.by_rank]
         return Column(array, own, 0, (self.number, "shared", number))
 
-    def _window(
-        self, state: RankState, window: Window, columns: Sequence[Column]
-    ) -> tuple[int, list[Bound]]:
-        """Return the number of rows of this rank in the window, and the columns of its bounds."""
+    def _length(
+        self, state: RankState, window: Window, columns: Sequence[Column], n_rows: int | None
+    ) -> int:
+        """Return the number of rows of all ranks in the window, which is that of the inputs."""
         arguments = [column.source for column in columns]
-        most = self.most.together
-        if most is None:
-            n_rows = None if self.rows is None else len(self.rows)
-            self._n_all = window.length(state.engine, arguments, n_rows)
-        else:
-            self._n_all = min(window.length(state.engine, arguments), most)
-        start, stop = self._share(state, self._n_all)
-        rows = range(start if start < stop else max(stop - 1, 0), stop)
-        return stop - start, [Bound(rows, 0), Bound(rows, 1)]
+        if self.most.together is None:
+            return window.length(state.engine, arguments, n_rows)
+        return min(window.length(state.engine, arguments), self.most.together)
 
-    def _send(self, state: RankState, replica: Replica, values: Sequence[Any]) -> list[Any]:
+    def _send(
+        self, state: RankState, replica: Replica, values: Sequence[Any], n_all: int | None
+    ) -> list[Any]:
         """Return the outputs in the form in which they are sent to the master."""
         modes = replica.output_modes if self.subset is None else self.chosen(replica.output_modes)
-        if state.comm.reduces_in_place and self._all_have_rows(state, replica):
+        if state.comm.reduces_in_place and self._all_have_rows(state, replica, n_all):
             indices = self.chosen(range(len(replica.output_modes)))
             values = reduce_in_place(state, modes, values, indices, state.rows[self.number])
         packed = []  # faster than a comprehension for a few items
@@ -325,14 +320,15 @@ class CallFunction(Command):
         """Return the items for the outputs that are computed."""
         return items if self.subset is None else [items[index] for index in self.subset]
 
-    def _all_have_rows(self, state: RankState, replica: Replica) -> bool:
+    def _all_have_rows(self, state: RankState, replica: Replica, n_all: int | None) -> bool:
         """Whether it is certain, without communication, that every rank has rows."""
-        if self.rows is None:
+        if n_all is None or self.rows is None:
             return not replica.sliceable and replica.window is None
-        return len(self.rows) >= state.size
+        return n_all >= state.size
 
 
-_ARGUMENTS = ("number", "handles", "splits", "rows", "batch_s", "num_slices", "subset", "most")
+def _rows_of(change: tuple[int, int, int] | np.ndarray) -> Rows:
+    return range(*change) if isinstance(change, tuple) else change
 
 
 def _call(engine: Engine, compiled: Compiled, arguments: Sequence[Any]) -> list[Array]:

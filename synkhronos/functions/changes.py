@@ -11,6 +11,7 @@ the variable since the last command.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
@@ -18,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from synkhronos._errors import warn
-from synkhronos._typing import SharedVariable
+from synkhronos._typing import AnyArray, SharedVariable
 from synkhronos.arithmetic.comparison import checksum, sample
 from synkhronos.arrays.data import as_data
 from synkhronos.functions.replica_tracker import labels, replica_tracker_of
 from synkhronos.host.log import logger
 from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.world.rank_state import Command, RankState
-from synkhronos.world.world import World
+from synkhronos.world.world import World, current_world, with_call_lock
 
 if TYPE_CHECKING:
     from synkhronos.stores.handle import Handle
@@ -35,6 +36,7 @@ _SAMPLED = 1 << 14  # elements of a larger array
 _IN_PARTS = 1 << 30  # bytes of an array of which more than a sample is compared
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Carry(Command):
     """Set the replicas of the workers to values of the master, whose own arrays remain in place.
 
@@ -48,13 +50,9 @@ class Carry(Command):
         Other values.
     """
 
-    def __init__(
-        self,
-        handles: Mapping[int, Handle],
-        states: Mapping[int, Any],
-        objects: Mapping[int, Any],
-    ) -> None:
-        self.handles, self.states, self.objects = handles, states, objects
+    handles: Mapping[int, Handle]
+    states: Mapping[int, Any]
+    objects: Mapping[int, Any]
 
     def needs(self, ranks: range, size: int) -> list[RequiredRows]:
         return [RequiredRows(handle) for handle in self.handles.values()]
@@ -83,13 +81,13 @@ class _Contents:
 
     was_read = False
 
-    def __init__(self, array: np.ndarray, in_full: bool) -> None:
+    def __init__(self, array: AnyArray, in_full: bool) -> None:
         self._array = weakref.ref(array)
         self.in_full = array.nbytes <= (_IN_PARTS if in_full else _WHOLE)
         self._sums = [checksum(part) for part in self._parts(array)]
         self._next = 0
 
-    def _parts(self, array: np.ndarray) -> list[np.ndarray]:
+    def _parts(self, array: AnyArray) -> list[AnyArray]:
         if array.nbytes <= _WHOLE:
             return [array]
         parts = [sample(array, _SAMPLED)]
@@ -99,10 +97,10 @@ class _Contents:
             parts += [flat[start : start + step] for start in range(0, flat.size, step)]
         return parts
 
-    def are_of(self, array: np.ndarray | None) -> bool:
+    def are_of(self, array: AnyArray | None) -> bool:
         return array is not None and self._array() is array
 
-    def changed_part(self, array: np.ndarray | None) -> int | None:
+    def changed_part(self, array: AnyArray | None) -> int | None:
         """Return the number of a part that has changed, 0 for the sample or a whole array."""
         if array is None or not self.are_of(array):
             return 0
@@ -194,7 +192,7 @@ class Changes:
 
     # Between calls
 
-    def _array(self, number: int) -> np.ndarray | None:
+    def _array(self, number: int) -> AnyArray | None:
         """Return the array of a variable, if it is a tensor in the memory of the process."""
         world = self._world
         if number not in world.rank_state.shareds or number in replica_tracker_of(world).incomparable:
@@ -310,3 +308,61 @@ def carry(world: World, shareds: Iterable[SharedVariable], own: Iterable[SharedV
         agreement, numbers = replica_tracker_of(world), world.registry.numbers
         agreement.carried.update(numbers[one] for one in shareds)
         agreement.own.update(numbers[one] for one in own)
+
+
+@with_call_lock
+def reseed(streams: Any, seed: int | None = None) -> None:
+    """Seed random streams on every rank, as ``streams.seed(seed)`` does on the master.
+
+    The streams of the ranks remain independent. The ranks then draw the same numbers as in a new run
+    whose streams were created with this seed.
+
+    Parameters
+    ----------
+    streams : MRG_RandomStreams or RandomStreams
+        The streams to seed. With PyTensor, a ``RandomStream``, a shared random generator, or a list of
+        shared generators.
+    seed : int, optional
+        By default, the seed with which the streams were created.
+
+    Raises
+    ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
+    RuntimeError
+        Inside a ``fuse()`` block, whose calls would run after the seeding.
+    TypeError
+        If `streams` is not an object of one of these classes, or `seed` is not an int.
+
+    Examples
+    --------
+    >>> import synkhronos as synk
+    >>> from theano.sandbox.rng_mrg import MRG_RandomStreams
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> streams = MRG_RandomStreams(1)
+    >>> draw = synk.function([], (streams.uniform((2,)), "gather"))
+    >>> first = draw()
+    >>> synk.reseed(streams, 1)
+    >>> bool((draw() == first).all())
+    True
+    >>> synk.close()
+    """
+    world = current_world()
+    world.check_usable()
+    if world.is_recording:
+        raise RuntimeError("reseed(): call it before or after the fuse() block, not inside")
+    if isinstance(seed, (bool, float, str)):
+        raise TypeError(f"reseed: seed: expected an int, or None, got {seed!r}")
+    state = world.rank_state
+    seeded = state.engine.seed(streams, seed)
+    # Streams that are not replicated yet will be replicated with the master's new states.
+    registry = world.registry
+    states = {
+        registry.numbers[shared]: state.engine.storage(shared)
+        for shared in seeded
+        if registry.numbers.get(shared, registry.replicated) < registry.replicated
+    }
+    if states:
+        replica_tracker_of(world).restored(states)
+        world.run(Carry({}, states, {}))

@@ -11,7 +11,6 @@ from synkhronos._typing import ArrayLike, Batch, Finish, Result, SharedVariable
 from synkhronos.arrays.binding import bind, find_bound, rebind
 from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments, outputs
-from synkhronos.functions.call_plan import CallPlan
 from synkhronos.functions.changes import Changes
 from synkhronos.functions.comparing.serial_comparison import Comparison, check_call
 from synkhronos.functions.comparing.watch import DivergenceCheck, DivergenceWarner, watch
@@ -32,6 +31,7 @@ from synkhronos.functions.replicate import Sending, check_sent, replicate
 from synkhronos.functions.signature import Input, Output
 from synkhronos.world.call_lock import CallLock, takes_call_lock
 from synkhronos.world.rank_state import Command
+from synkhronos.world.schedule import Schedule
 from synkhronos.world.world import World, current_world, world_exists
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Function:
 
     _world: World | None = None  # in a copy for programs
     _specification: Specification | None = None
-    plan: CallPlan | None = None  # of the last call, if it had no options but a batch
+    schedule: Schedule | None = None  # of the last call, if it had no options but a batch
     watch: DivergenceWarner | DivergenceCheck | None = None  # `watcher`, if it observes the next call
     watcher: DivergenceWarner | DivergenceCheck | None = None
     verification: Verification | None = None  # of the first calls
@@ -206,25 +206,21 @@ class Function:
         with world.call_lock:
             if world.before_command is not None:
                 world.before_command()
-            last = self.plan
             plain = batch_s is None and output_subset is None and num_slices == 1
             datas: Sequence[Any] = args
             command: Command | None = None
-            if plain and last is not None and not inputs_by_name and not world.closed:
-                command = last.again(args, batch)
+            if plain and self.schedule is not None and not inputs_by_name:
+                command = self.schedule.again(args, batch)
             if command is None:
                 self._usable_world()
+                self.schedule = None
                 values = arguments.match(world, self, args, inputs_by_name)
                 datas = [arguments.in_store(world, *pair) for pair in zip(self.inputs, values)]
                 command = arguments.plan(world, self, datas, output_subset, batch, batch_s, num_slices)
-                self.plan = None
-                if plain and all([type(value) is Data for value in values]):
-                    command = self.plan = CallPlan(world, self, datas, command, batch is None)
-            registry = world.registry
-            if self.replica.number >= registry.replicated:
                 replicate(world)
-            if registry.unsent:
                 check_sent(world, self)
+                if plain and all([type(value) is Data for value in values]):
+                    command = self.schedule = Schedule(world, command, datas, batch is None)
             if world.is_recording:  # the script may free arrays before the command runs
                 return self._submit(command, [data.data for data in datas])
             if plain and self.watch is None:
@@ -251,11 +247,6 @@ class Function:
     def call_lock(self) -> CallLock:
         """The turn that calls of this function take."""
         return self._usable_world().call_lock
-
-    def forget_plan(self) -> None:
-        """Discard the plan of the last call, whose rows were checked for the former number of ranks."""
-        self.plan = None
-        self.watch = self.watcher
 
     def _usable_world(self) -> World:
         world = self._world
@@ -653,6 +644,6 @@ class Function:
 
 #: Used by the package itself; not shown by completion.
 _INTERNAL = set(
-    "analysis copy_of forget_plan from_parts plan reduced specification call_lock verification watch "
+    "analysis call_lock copy_of from_parts reduced schedule specification verification watch "
     "watcher".split()
 )

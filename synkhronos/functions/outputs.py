@@ -1,18 +1,158 @@
-"""The outputs of a call: the values of all ranks are reduced to the value that the caller gets."""
+"""The outputs of a call: how a rank sends them, and how the master reduces them to one value.
+
+===========================  ====================================================
+Output                       Form in which it is sent
+===========================  ====================================================
+the master's own             an array, not copied
+a floating-point scalar      a float
+an array of up to 4 kB       dtype, shape and bytes: pickling an array takes ten
+                             times as long
+a larger array               a handle to shared memory
+None, instead of an array    `NO_ARRAY`
+nothing is sent, as the      None
+communicator has reduced it
+===========================  ====================================================
+"""
 
 from __future__ import annotations
 
-from typing import Any, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Sequence, Tuple
 
 import numpy as np
 
+from synkhronos._errors import MissingRankError
 from synkhronos.arithmetic.averages import PIECE_BYTES
 from synkhronos.arithmetic.operations import GATHER, NUMPY, OPERATIONS
-from synkhronos.functions.packed import NO_ARRAY, unpack
-from synkhronos.world.world import World
+from synkhronos.stores.handle import Handle
+from synkhronos.world.rank_state import RankState
+
+if TYPE_CHECKING:
+    from synkhronos.world.world import World
 
 #: For each rank, its number of rows, followed by its outputs in the form in which they were sent
 _Results = Sequence[Tuple[Any, ...]]
+
+_SMALL = 4096  # bytes
+
+
+class _Named:
+    """An object of this module that is the same on every rank."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def __reduce__(self) -> str:
+        return self._name
+
+
+#: An operation has returned None in place of an array.
+NO_ARRAY = _Named("NO_ARRAY")
+#: In place of an output that the communicator has reduced to the master.
+REDUCED = _Named("REDUCED")
+
+
+def pack(state: RankState, mode: str | None, value: Any) -> Any:
+    """Return an output of this rank as it is sent; None if there is nothing to send."""
+    if value is REDUCED:
+        return None
+    if mode is None:
+        return state.engine.to_host(value) if state.is_master else None
+    if value is None:
+        return NO_ARRAY
+    if value.ndim == 0 and value.dtype.kind == "f":
+        return value.item()
+    if state.is_master:
+        return state.engine.to_host(value)
+    if value.size * value.dtype.itemsize > _SMALL:
+        return state.send(value)
+    array = state.engine.to_host(value)
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+def unpack(state: RankState, packed: Any) -> Any:
+    """Return an output as the rank computed it: an array, which may be read-only, or a number."""
+    if type(packed) is tuple:
+        dtype, shape, data = packed
+        return np.ndarray(shape, dtype, data)
+    return state.store.get(packed) if isinstance(packed, Handle) else packed
+
+
+def shape_of(packed: Any) -> tuple[int, ...]:
+    """Return the shape of an output that has been sent."""
+    if type(packed) is tuple:
+        return packed[1]
+    return getattr(packed, "shape", ())
+
+
+# Reduced by the communicator
+
+
+def reduce_in_place(
+    state: RankState,
+    modes: Sequence[str | None],
+    values: Sequence[Any],
+    indices: Sequence[int],
+    n_rows: int,
+) -> list[Any]:
+    """Reduce the values that the communicator supports; only the master keeps the results.
+
+    Parameters
+    ----------
+    modes : list of str or None
+        The operation for each output.
+    values : list of arrays
+        The outputs of this rank.
+    indices : list of int
+        Their indices among the outputs of the function.
+    n_rows : int
+        The number of rows of this rank.
+
+    Raises
+    ------
+    ValueError
+        If an output is None on this rank, or so small on others that they do not reduce it here.
+    """
+    values = list(values)
+    _check_are_arrays(state, modes, values, indices)
+    for op in OPERATIONS:
+        chosen = [
+            position
+            for position, (mode, value) in enumerate(zip(modes, values))
+            if mode == op and state.comm.takes(value)
+        ]
+        if not chosen:
+            continue
+        arrays = [values[position] for position in chosen]
+        try:
+            reduced = state.comm.reduce(arrays, op, state.master_rank, n_rows)
+        except MissingRankError as error:
+            shapes = [f"output {indices[one]} {values[one].shape}" for one in chosen]
+            raise ValueError(
+                f"{op}: outputs cannot be combined, as their shapes differ between the ranks: on rank "
+                f"{state.rank}, {', '.join(shapes)}; on another rank, one of them is much smaller"
+            ) from error
+        for position, value in zip(chosen, reduced):
+            values[position] = value if state.is_master else REDUCED
+    return values
+
+
+def _check_are_arrays(
+    state: RankState, modes: Sequence[str | None], values: Sequence[Any], indices: Sequence[int]
+) -> None:
+    """Raise if an operation has returned None, as the other ranks may have an array to reduce."""
+    for index, mode, value in zip(indices, modes, values):
+        if value is None and mode in OPERATIONS:
+            raise ValueError(
+                f"output {index} is None on rank {state.rank}, and cannot be reduced by {mode!r}: an "
+                f"operation of its graph returns no array for some rows; have it return one for any "
+                f"rows"
+            )
+
+
+# Reduced by the master
 
 
 def collect(

@@ -9,6 +9,7 @@ by its number.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pickle
 from typing import TYPE_CHECKING, Any, Iterator, Mapping
 
@@ -23,9 +24,8 @@ from synkhronos.host.progress import Progress
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.world import generators
-from synkhronos.world.entry import with_call_lock
 from synkhronos.world.rank_state import Command, RankState
-from synkhronos.world.world import World, current_world
+from synkhronos.world.world import World, current_world, with_call_lock
 
 if TYPE_CHECKING:
     from synkhronos._typing import Buffer, SharedVariable
@@ -47,6 +47,7 @@ class Sending:
             self.is_active = False
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Replicate(Command):
     """Load new functions and shared variables, and give this rank its own random streams.
 
@@ -60,12 +61,9 @@ class Replicate(Command):
         In new workers, determines the states of Python's and NumPy's own generators.
     """
 
-    def __init__(
-        self, payload: Handle | None, streams: list[int], fingerprints: tuple[int, int] | None
-    ) -> None:
-        self.payload = payload
-        self.streams = streams
-        self.fingerprints = fingerprints
+    payload: Handle | None
+    streams: list[int]
+    fingerprints: tuple[int, int] | None
 
     def needs(self, ranks: range, size: int) -> list[RequiredRows]:
         return [] if self.payload is None else [RequiredRows(self.payload)]

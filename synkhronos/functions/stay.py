@@ -5,6 +5,7 @@ The next command of the world has them leave it. So nothing else differs for the
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Callable, Iterable, Sequence, TypeVar
 
 from synkhronos._typing import Compiled, SharedVariable
@@ -19,6 +20,7 @@ from synkhronos.world.world import World, current_world
 _Part = TypeVar("_Part")
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Stay(Command):
     """Calls a function on a worker, which returns when it is told to.
 
@@ -32,10 +34,9 @@ class Stay(Command):
         Others.
     """
 
-    def __init__(
-        self, serve: Callable[..., Any], uses: Sequence[tuple[int, list[Handle]]], arguments: tuple
-    ) -> None:
-        self.serve, self.uses, self.arguments = serve, uses, arguments
+    serve: Callable[..., Any]
+    uses: Sequence[tuple[int, list[Handle]]]
+    arguments: tuple
 
     def needs(self, ranks: range, size: int) -> list[RequiredRows]:
         return [RequiredRows(handle) for _, handles in self.uses for handle in handles]

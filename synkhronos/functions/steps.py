@@ -11,18 +11,18 @@ from synkhronos._typing import Batch, SharedVariable
 from synkhronos.arrays.data import Data
 from synkhronos.functions.arguments import check_indices as check_indices
 from synkhronos.functions.call import CallFunction
-from synkhronos.functions.call_plan import CallPlan, are_unmoved
 from synkhronos.functions.changes import carry
 from synkhronos.functions.comparing.serial_comparison import Comparison, check_commands
 from synkhronos.functions.function import Function
 from synkhronos.functions.outputs import in_form
-from synkhronos.stores.handle import Handle
 from synkhronos.world.call_lock import CallLock, WaitedFor
-from synkhronos.world.fuse import RecordedCalls, fuse
+from synkhronos.world.fuse import finished, fuse
 from synkhronos.world.world import current_world, world_exists
 
 if TYPE_CHECKING:
+    from synkhronos._typing import Finish
     from synkhronos.world.rank_state import Command
+    from synkhronos.world.schedule import Schedule
 
 
 def turn_of(function: Function, waits: bool = False) -> CallLock | WaitedFor:
@@ -79,7 +79,7 @@ def report_step(name: str, seconds: float, rows: int, outputs: Any) -> None:
 
 
 class RepeatedStep:
-    """A step that is repeated. On the same data it is a plan, and only row numbers are sent.
+    """A step that is repeated. On the same data it is a schedule, and only row numbers are sent.
 
     Parameters
     ----------
@@ -93,10 +93,8 @@ class RepeatedStep:
 
     def __init__(self, functions: Sequence[Function], place: int, may_repeat: bool = True) -> None:
         self._functions, self._place, self._may_repeat = functions, place, may_repeat
-        self._world = functions[place]._world
-        self._recorded: RecordedCalls | None = None
-        self._plan: CallPlan | None = None  # of the function that has rows
-        self._handles: list[Handle] = []  # to the data of the recorded step
+        self._schedule: Schedule | None = None
+        self._finishes: list[Finish] = []  # of its calls
 
     def take(
         self,
@@ -118,44 +116,29 @@ class RepeatedStep:
         has_options : bool
             Whether the call has options besides the batch.
         """
-        with self._functions[self._place].call_lock:
-            if self._world is not None and self._world.before_command is not None:
-                self._world.before_command()
-            if self._recorded is not None and not has_options:
-                results = self._taken_again(self._recorded, values, batch)
-                if results is not None:
-                    return results
-            self._recorded = None
+        function, schedule = self._functions[self._place], self._schedule
+        world = function._world or function._usable_world()
+        with world.call_lock:
+            if world.before_command is not None:
+                world.before_command()
+            if schedule is not None and not has_options and not world.is_recording:
+                run = schedule.again(values, batch)
+                if run is not None:
+                    return finished(self._finishes, world.run(run))
+            function._usable_world()
+            self._schedule = None
             may_repeat = self._may_repeat and not has_options and not self._is_observed()
             with fuse() as block:
                 make_calls()
-            if may_repeat and all([_is_in_store(value) for value in values]):
-                self._plan = self._functions[self._place].plan
-                self._handles = [value.last_handle for value in values]
-                self._recorded = block.recorded
+            are_stored = all([type(value) is Data and value.last_handle is not None for value in values])
+            if may_repeat and are_stored and not self._is_observed():
+                self._schedule = block.compile(self._place, values, batch is None)
+                self._finishes = block.finishes
             return block.results()
-
-    def _taken_again(
-        self, recorded: RecordedCalls, values: Sequence[Any], batch: Batch | None
-    ) -> list[Any] | None:
-        """Return the results of the plan on a batch; None if the step has to be recorded."""
-        if self._is_observed() or not recorded.is_valid():
-            return None
-        if not are_unmoved(values, self._handles):
-            return None
-        command = self._plan.on_batch(batch)  # type: ignore[union-attr]  # set when it was recorded
-        return None if command is None else recorded.run_with(self._place, command.change)
 
     def _is_observed(self) -> bool:
         """Whether the next call of a function is observed, and so differs from later calls."""
-        for function in self._functions:  # noqa: SIM110 - any() would take longer
-            if function.watch is not None:
-                return True
-        return False
-
-
-def _is_in_store(value: object) -> bool:
-    return type(value) is Data and value.last_handle is not None
+        return any([function.watch is not None for function in self._functions])
 
 
 def reduces(
@@ -211,7 +194,7 @@ def verify_step(take_step: Callable[[], Any]) -> None:
         Makes the calls of the step.
     """
     with fuse() as block:
-        block.runs = False
+        block.instead = block.notify
         take_step()
 
 

@@ -30,7 +30,7 @@ _MAGIC, _VERSION = 0x5359_4E4B_5354_4154, 1
 _HEADER = struct.Struct("<4q")  # magic number, version, number of ranks, place of the master
 _COMMAND, _ABORTED, _FIRST = LINE, 2 * LINE, 3 * LINE  # in words: the last is the first rank's line
 _NAMES, _NAME_BYTES = 256, 128
-_NAME = struct.Struct("<2q")  # the number of a function or plan, and the bytes of its name
+_NAME = struct.Struct("<2q")  # the number of a function or schedule, and the bytes of its name
 _PAGE = mmap.PAGESIZE
 _PAYLOAD = struct.Struct("<2q")  # where the command is: at the offset 0, or elsewhere; and its bytes
 _READ = 1024  # bytes of a command that are read
@@ -82,7 +82,7 @@ class StatusPage:
         return self.lines[place * LINE : (place + 1) * LINE]
 
     def name(self, number: int, name: str) -> None:
-        """Give a function or a plan a name. Names that were given long ago are lost."""
+        """Give a function or a schedule a name. Names that were given long ago are lost."""
         encoded = name.encode()[: _NAME_BYTES - _NAME.size]
         start = self._names + number % _NAMES * _NAME_BYTES
         _NAME.pack_into(self.mapping, start, number, len(encoded))
@@ -217,8 +217,8 @@ class StatusReader:
 def _summary(payload: bytes) -> tuple[int | None, str]:
     """Return the first number in a pickled command, and the name of its class.
 
-    Nothing is loaded: only the opcodes are read. A plan is a number. A call of a function has the class
-    first, and then the number of the function. The name of other commands says what they do.
+    Nothing is loaded: only the opcodes are read. A schedule is a number. A call of a function has the
+    class first, and then the number of the function. The name of other commands says what they do.
     """
     names: list[str] = []
     with suppress(Exception):  # it is cut, or is being replaced

@@ -19,12 +19,13 @@ otherwise its rows are sent like the rows of other arrays.
 from __future__ import annotations
 
 import pickle
-from typing import Any, Hashable, NamedTuple, Sequence, Tuple
+from typing import Hashable, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from synkhronos._errors import WorldBrokenError
 from synkhronos.arithmetic import trees
+from synkhronos.comms.base import are_same
 from synkhronos.machines.bundles import KEPT, Bundle
 from synkhronos.machines.inbox import ControlMessage
 from synkhronos.machines.leaders import CONTROL, OF_COMMAND, REPLY, SMALL, Leaders
@@ -106,7 +107,7 @@ class CommandSender:
         if not self._may_be_kept:
             return self._found
         missing = [self._missing(*pair) for pair in zip(self._others, self._found)]
-        if not _are_same(missing, self._sent):
+        if not all(map(are_same, missing, self._sent)):
             self._sent = missing
         return self._sent
 
@@ -211,16 +212,6 @@ def _children(leaders: Leaders) -> list[tuple[int, range]]:
     """Return the children of a leader in the tree, and the machines to which each of them passes on."""
     found = trees.children(leaders.rank, leaders.size)
     return [(child, trees.subtree(child, leaders.size)) for child in found]
-
-
-def _are_same(some: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]]) -> bool:
-    """Whether lists contain the same objects."""
-    return all(
-        [
-            len(one) == len(other) and all([left is right for left, right in zip(one, other)])
-            for one, other in zip(some, others)
-        ]
-    )
 
 
 class _Opened(NamedTuple):

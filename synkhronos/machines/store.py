@@ -142,7 +142,7 @@ class MachinesStore(Store):
             )
         return self.local.get(handle.local)
 
-    def _find(self, handle: Handle, rows: Rows) -> tuple[np.ndarray, Rows]:
+    def find(self, handle: Handle, rows: Rows) -> tuple[np.ndarray, Rows]:
         received = self._find_received(handle)
         if received is None or received.need.rows is None:
             return self.get(handle), rows

@@ -315,7 +315,7 @@ class Collectives:
         key = (name, *what)
         run = self._prepared.get(key)
         if run is None:
-            run = self._prepared[key] = make_command().prepare(self._rank_state)
+            run = self._prepared[key] = make_command().bind(self._rank_state)
         with self._stopped_by_others():
             return run(change)
 

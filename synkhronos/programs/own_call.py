@@ -39,7 +39,7 @@ class OwnCall(CallFunction):
         return [state.engine.to_host(value) for value in values]
 
     def _arguments(self, state: RankState, replica: Replica) -> tuple[int, list[Any]]:
-        columns, n_rows = self._columns(state, replica)
+        _, n_rows, columns = self._columns(state, replica, self.rows)
         if self.num_slices > 1:
             return n_rows, columns
         return n_rows, [column.take(state) for column in columns]
@@ -47,8 +47,8 @@ class OwnCall(CallFunction):
     def _whole(self, state: RankState, handle: Any) -> Any:
         return handle
 
-    def _share(self, state: RankState, n_rows: int) -> tuple[int, int]:
-        return 0, n_rows
+    def _share(self, state: RankState, n_rows: int) -> tuple[int, range]:
+        return n_rows, range(n_rows)
 
     def _batch_s(self, state: RankState) -> Batch | None:
         return self.batch_s  # type: ignore[return-value]  # that of this rank

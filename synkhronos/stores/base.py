@@ -90,12 +90,12 @@ class Store(ABC):
         axis : int, default: 0
             The axis of the rows.
         """
-        array, rows = self._find(handle, rows)
+        array, rows = self.find(handle, rows)
         if axis:
             return np.moveaxis(take_rows(np.moveaxis(array, axis, 0), rows, out), 0, axis)
         return take_rows(array, rows, out)
 
-    def _find(self, handle: Handle, rows: Rows) -> tuple[np.ndarray, Rows]:
+    def find(self, handle: Handle, rows: Rows) -> tuple[np.ndarray, Rows]:
         """Return an array that contains rows of a handle's array, and the rows' numbers in it."""
         return self.get(handle), rows
 

@@ -2,6 +2,5 @@
 
 ``arguments`` checks the variables and values in a call; ``replicas`` reads and writes the replicas of
 each rank; ``collectives`` has broadcast, gather and reduce; ``reductions`` has the command of a
-reduction, and ``begun`` completes reductions that began while a function computed; ``in_sync`` compares
-the replicas.
+reduction, which completes those that began while a function computed; ``in_sync`` compares the replicas.
 """

@@ -33,9 +33,9 @@ from synkhronos.variables.arguments import (
 )
 from synkhronos.variables.reductions import plan_reduction
 from synkhronos.variables.replicas import assign
-from synkhronos.world.entry import with_call_lock
 from synkhronos.world.fuse import Pending
 from synkhronos.world.rank_state import Command
+from synkhronos.world.world import with_call_lock
 
 if TYPE_CHECKING:
     from synkhronos.world.rank_state import RankState
@@ -50,9 +50,9 @@ class Broadcast(Command):
         self.numbers, self.nccl = numbers, nccl
 
     def run(self, state: RankState) -> None:
-        self.prepare(state)(None)
+        self.bind(state)(None)
 
-    def prepare(self, state: RankState) -> Callable[[Any], None]:
+    def bind(self, state: RankState) -> Callable[[Any], None]:
         broadcast = state.communicator(self.nccl).prepare_broadcast(state.master_rank)
 
         def run(_: Any) -> None:

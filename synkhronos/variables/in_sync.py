@@ -10,8 +10,7 @@ from synkhronos.functions.comparing.replicas import find_different
 from synkhronos.functions.replica_tracker import expected_equal, label
 from synkhronos.variables.arguments import numbers_of, resolve
 from synkhronos.variables.collectives import Gather
-from synkhronos.world.entry import with_call_lock
-from synkhronos.world.world import World, current_world
+from synkhronos.world.world import World, current_world, with_call_lock
 
 _MOST_MEASURED = 10  # variables whose values are fetched, too
 _MOST_LISTED = 20  # variables in the message

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import TYPE_CHECKING, Any, Callable, Hashable, Iterable, Mapping, Sequence, Union
+import dataclasses
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Hashable,
+    Mapping,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 
@@ -15,9 +25,8 @@ from synkhronos.comms.formats import Format, check_arrays, check_format
 from synkhronos.engines.base import Engine
 from synkhronos.functions.function import Function
 from synkhronos.variables.arguments import numbers_of, resolve, storages
-from synkhronos.variables.overlapped import begun, has_completed
-from synkhronos.world.plans import Plan
 from synkhronos.world.rank_state import Command
+from synkhronos.world.schedule import Schedule
 from synkhronos.world.world import World, current_world
 
 if TYPE_CHECKING:
@@ -27,9 +36,10 @@ if TYPE_CHECKING:
 #: The weight of each rank, the number of a function, or None
 Weights = Union[Sequence[float], Mapping[int, float], int, None]
 
-_MOST_PLANS = 32
+_MOST_SCHEDULES = 32
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Reduce(Command):
     """Reduce replicas into the master's replica, every rank's replica, or a new array on the master.
 
@@ -52,18 +62,13 @@ class Reduce(Command):
         For variables by number: the number of the `Buckets` in which their reduction may have begun.
     """
 
-    def __init__(
-        self,
-        numbers: Sequence[int],
-        op: str,
-        target: str,
-        weights: Weights,
-        nccl: bool,
-        wire: Format | None = None,
-        begun: Iterable[tuple[int, int]] = (),
-    ) -> None:
-        self.numbers, self.op, self.target = numbers, op, target
-        self.weights, self.nccl, self.wire, self.begun = weights, nccl, wire, dict(begun)
+    numbers: Sequence[int]
+    op: str
+    target: str
+    weights: Weights
+    nccl: bool
+    wire: Format | None = None
+    begun: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     @property
     def is_like_serial(self) -> bool:  # type: ignore[override]  # a constant of most commands
@@ -74,16 +79,12 @@ class Reduce(Command):
 
     def changed(self, change: Weights) -> Reduce:
         """Return the same reduction with other weights."""
-        if change is None:
-            return self
-        return Reduce(
-            self.numbers, self.op, self.target, change, self.nccl, self.wire, self.begun.items()
-        )
+        return self if change is None else dataclasses.replace(self, weights=change)
 
     def run(self, state: RankState) -> list[np.ndarray] | None:
-        return self.prepare(state)(None)
+        return self.bind(state)(None)
 
-    def prepare(self, state: RankState) -> Callable[[Any], list[np.ndarray] | None]:
+    def bind(self, state: RankState) -> Callable[[Any], list[np.ndarray] | None]:
         comm = state.communicator(self.nccl)
         is_wired = self.wire is not None and comm.over_cpu.has_wires
         if is_wired:
@@ -93,7 +94,7 @@ class Reduce(Command):
         def run(weights: Any) -> list[np.ndarray] | None:
             numbers = self.numbers
             if state.overlap is not None:
-                numbers = [number for number in numbers if not has_completed(state, self, number)]
+                numbers = [number for number in numbers if not _has_completed(state, self, number)]
                 if not numbers:
                     return None
             arrays = storages(state, numbers)
@@ -121,31 +122,41 @@ class Reduce(Command):
         return self.weights[state.rank]
 
 
-class _Reductions:
-    """The plans of a world's reductions, by the arguments of the call, so that they are checked once.
+# All-reduces of vectors that began while a function computed the vectors, which fills them in buckets.
+# An all-reduce in the same command completes this if it requests the same reduction. Otherwise all ranks
+# reduce their vectors as usual; the vectors still have the ranks' own values.
 
-    All plans are dropped when a function or variable is dropped.
+
+def _begun(
+    engine: Engine, numbers: Sequence[int], variables: Sequence[SharedVariable]
+) -> dict[int, int]:
+    """Return which variables are filled in buckets: their numbers, and the numbers of the `Buckets`."""
+    found = [(one, engine.buckets_of(shared)) for one, shared in zip(numbers, variables)]
+    return {one: buckets.number for one, buckets in found if buckets is not None}
+
+
+def _has_completed(state: RankState, command: Reduce, number: int) -> bool:
+    """Complete the reduction of a variable for a `Reduce`, if it was begun; return whether it was.
+
+    Only ranks that have an `OverlappedReduction` call this. The return value is the same on all of them.
     """
+    if state.overlap.running is None or number not in command.begun:
+        return False
+    buckets, function, *_ = state.overlap.running
+    wanted = command.begun[number], command.op, command.wire
+    if (buckets.number, buckets.op, buckets.wire) != wanted:
+        return False
+    if find_operation(command.op).weighted and command.weights != function:
+        return False
+    state.overlap.finish(state.engine.storage(state.shareds[number]))
+    return True
 
-    def __init__(self) -> None:
-        self._plans: dict[tuple[Hashable, ...], tuple[list[weakref.ref[Any]], Plan]] = {}
 
-    def find(self, options: tuple[Hashable, ...], objects: Sequence[Any]) -> Plan | None:
-        """Return the plan for these options, and variables and perhaps a function as `objects`."""
-        known = self._plans.get((*options, *map(id, objects)))
-        if known is None or not all([ref() is one for ref, one in zip(known[0], objects)]):
-            return None
-        return known[1]
+class _Reductions(Dict[Tuple[Hashable, ...], Schedule]):
+    """The schedules of a world's reductions, by the arguments, which are checked once.
 
-    def add(self, options: tuple[Hashable, ...], objects: Sequence[Any], plan: Plan) -> None:
-        """Keep a plan."""
-        if len(self._plans) >= _MOST_PLANS:
-            self._plans.clear()
-        key = (*options, *map(id, objects))
-        self._plans[key] = [weakref.ref(one) for one in objects], plan
-
-    def forget(self, numbers: Sequence[int]) -> None:
-        self._plans.clear()
+    A function and variables are represented by their ids: a schedule is outdated when one is dropped.
+    """
 
 
 def plan_reduction(
@@ -160,42 +171,29 @@ def plan_reduction(
     world = current_world()
     world.check_usable()
     objects = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
-    is_weighted = isinstance(weights, Function)
-    if is_weighted:
-        objects.append(weights)
-    if (weights is not None and not is_weighted) or type(op) is not str or type(nccl) is not bool:
-        return (world, *_checked(world, shared_vars, op, target, weights, nccl, wire))
-    if wire is not None:
+    known, key = world.part(_Reductions), None
+    if wire is not None and type(op) is str:  # another type is refused below
         wire = check_format(wire, op)
-    known = world.part(_Reductions)
-    options = op, target, nccl, wire, is_weighted, world.registry.n_functions
-    plan = known.find(options, objects)
-    if plan is None:
-        _, command = _checked(world, shared_vars, op, target, weights, nccl, wire)
-        plan = Plan(world.registry, command)
-        known.add(options, objects, plan)
-    return world, objects[: len(plan.command.numbers)], plan
-
-
-def _checked(
-    world: World,
-    shared_vars: SharedVariables,
-    op: ReduceOp,
-    target: str,
-    weights: Function | ArrayLike | None,
-    nccl: bool,
-    wire: Format | None,
-) -> tuple[list[SharedVariable], Reduce]:
-    """Return the variables and the command of a reduction, after checking the arguments."""
+    if (weights is None or isinstance(weights, Function)) and type(op) is str and type(nccl) is bool:
+        key = op, target, nccl, wire, *map(id, [*objects, weights])
+        schedule = known.get(key)
+        run = None if schedule is None else schedule.again()
+        if run is not None:
+            return world, objects, run
     _, variables, _ = resolve(shared_vars)
     operation, numbers = find_operation(op), numbers_of(world, variables)
-    weights, nccl = _check_weights(world, operation, weights), check_flag(nccl, "nccl")
-    started = begun(world.rank_state.engine, numbers, variables) if target == "all" else ()
-    wire = check_format(wire, op)
+    engine = world.rank_state.engine
+    weighed, nccl = _check_weights(world, operation, weights), check_flag(nccl, "nccl")
+    started = _begun(engine, numbers, variables) if target == "all" else {}
     for variable in variables:
-        operation.check_dtype(world.rank_state.engine.type_of(variable).dtype, variable)
-    check_wire(world.rank_state.engine, wire, variables)
-    return variables, Reduce(numbers, op, target, weights, nccl, wire, started)
+        operation.check_dtype(engine.type_of(variable).dtype, variable)
+    check_wire(engine, wire, variables)
+    command: Command = Reduce(numbers, op, target, weighed, nccl, wire, started)
+    if key is not None:
+        if len(known) >= _MOST_SCHEDULES:
+            known.clear()
+        command = known[key] = Schedule(world, command)
+    return world, variables, command
 
 
 def check_wire(engine: Engine, wire: Format | None, variables: Sequence[SharedVariable]) -> None:

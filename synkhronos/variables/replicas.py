@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, Callable, Sequence, overload
 
 import numpy as np
@@ -32,16 +33,16 @@ from synkhronos.variables.arguments import (
     storages,
     submit,
 )
-from synkhronos.world.entry import with_call_lock
 from synkhronos.world.fuse import Pending
 from synkhronos.world.rank_state import Command
-from synkhronos.world.world import World
+from synkhronos.world.world import World, with_call_lock
 
 if TYPE_CHECKING:
     from synkhronos.stores.handle import Handle
     from synkhronos.world.rank_state import RankState
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Assign(Command):
     """Set replicas to stored arrays: to all rows, or to each rank's share of some rows.
 
@@ -57,14 +58,10 @@ class Assign(Command):
         The only rank that is affected.
     """
 
-    def __init__(
-        self,
-        numbers: Sequence[int],
-        handles: Sequence[Handle],
-        rows: Sequence[Rows] | None = None,
-        only: int | None = None,
-    ) -> None:
-        self.numbers, self.handles, self.rows, self.only = numbers, handles, rows, only
+    numbers: Sequence[int]
+    handles: Sequence[Handle]
+    rows: Sequence[Rows] | None = None
+    only: int | None = None
 
     def run(self, state: RankState) -> None:
         if self.only not in (None, state.rank):

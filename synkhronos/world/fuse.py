@@ -10,57 +10,9 @@ from typing import Any, Callable, Sequence
 from synkhronos._errors import FuseError
 from synkhronos._text import shortened
 from synkhronos._typing import Finish
-from synkhronos.stores.required_rows import RequiredRows
-from synkhronos.world.plans import ChangedPlan, Plan
-from synkhronos.world.rank_state import Command, RankState
-from synkhronos.world.world import World, current_world
-
-
-class FusedCommand(Command):
-    """Several commands, run in order. A change ``(place, change)`` changes the command in this place."""
-
-    def __init__(self, commands: Sequence[Command]) -> None:
-        self.commands = commands
-
-    def sent(self) -> list[Any]:
-        return [command.sent() for command in self.commands]
-
-    def mark_sent(self) -> None:
-        for command in self.commands:
-            command.mark_sent()
-
-    def changed(self, change: tuple[int, Any] | None) -> FusedCommand:
-        if change is None:
-            return self
-        commands = list(self.commands)
-        commands[change[0]] = commands[change[0]].changed(change[1])
-        return FusedCommand(commands)
-
-    def run(self, rank_state: RankState) -> list[Any]:
-        return [command.run(rank_state) for command in self.commands]
-
-    def prepare(self, rank_state: RankState) -> Callable[[tuple[int, Any] | None], list[Any]]:
-        prepared = [command.prepare(rank_state) for command in self.commands]
-
-        def run(change: tuple[int, Any] | None) -> list[Any]:
-            place, part = (-1, None) if change is None else change
-            return [one(part if at == place else None) for at, one in enumerate(prepared)]
-
-        return run
-
-    def warm_caches(self, rank_state: RankState, change: tuple[int, Any] | None = None) -> None:
-        place, part = (0, None) if change is None else change
-        for command in self.commands[:1]:  # its work empties the caches again
-            command.warm_caches(rank_state, None if place else part)
-
-    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
-        return [need for command in self.commands for need in command.needs(ranks, size)]
-
-    def title(self, rank_state: RankState) -> str:
-        return " + ".join(command.title(rank_state) for command in self.commands)
-
-    def describe(self, rank_state: RankState) -> str:
-        return " + ".join(command.describe(rank_state) for command in self.commands)
+from synkhronos.world.rank_state import Command
+from synkhronos.world.schedule import FusedCommand, Schedule
+from synkhronos.world.world import current_world
 
 
 class Pending:
@@ -126,8 +78,8 @@ class _Block(contextlib.ContextDecorator):
     ----------
     instead : callable or None
         If it is set in the block, the commands are not run, but given to it.
-    runs : bool
-        Whether the commands are run. Otherwise they are only observed.
+    observers : list of callable
+        They are called with the commands before these are run.
     """
 
     _held: Callable[[], Any] | None = None
@@ -135,12 +87,10 @@ class _Block(contextlib.ContextDecorator):
 
     def __enter__(self) -> _Block:
         self._world = world = current_world()
-        self._calls: list[tuple[Command, Finish]] = []
-        self._pending: list[Pending] = []
+        self._calls: list[tuple[Command, Finish, Pending]] = []
         self._used: list[Any] = []
-        self._observers: list[Callable[[list[Command]], None]] = []
+        self.observers: list[Callable[[list[Command]], None]] = []
         self.instead: Callable[[list[Command]], Any] | None = None
-        self.runs = True
         has_begun = False
         try:
             with world.call_lock:
@@ -171,85 +121,50 @@ class _Block(contextlib.ContextDecorator):
     def _end_block(self, kind: type | None, *error: Any) -> None:
         with self._world.call_lock:
             self.leave()
-            for pending in self._pending:
+            for _, _, pending in self._calls:
                 pending._failed = True  # until there are results
             try:
                 if kind is None and self._calls:
-                    self._end([command for command, _ in self._calls])
+                    (self.instead or self._run)([command for command, _, _ in self._calls])
             finally:
                 self._used.clear()
-                self._observers.clear()
-
-    def _end(self, commands: list[Command]) -> None:
-        if self.instead is not None:
-            self.instead(commands)
-            return
-        for observe in self._observers:
-            observe(commands)
-        if self.runs:
-            self._run()
-
-    def observe(self, observe: Callable[[list[Command]], None]) -> None:
-        """Have `observe` called with the list of the commands before they are run."""
-        self._observers.append(observe)
+                self.observers.clear()
 
     def add(self, command: Command, finish: Finish, used: Any) -> Pending:
         pending = Pending()
-        self._calls.append((command, finish))
-        self._pending.append(pending)
+        self._calls.append((command, finish, pending))
         self._used.append(used)
         return pending
 
-    def _run(self) -> None:
-        self.recorded = RecordedCalls(self._world, self._calls)
-        for pending, result in zip(self._pending, self.recorded.run()):
+    def notify(self, commands: list[Command]) -> None:
+        """Call the observers."""
+        for observe in self.observers:
+            observe(commands)
+
+    def _run(self, commands: list[Command]) -> None:
+        self.notify(commands)
+        results = finished(self.finishes, self._world.run(FusedCommand(commands)))
+        for (_, _, pending), result in zip(self._calls, results):
             pending._results = (result,)
+
+    @property
+    def finishes(self) -> list[Finish]:
+        """The functions that convert the results of the calls."""
+        return [finish for _, finish, _ in self._calls]
+
+    def compile(self, place: int, values: Sequence[Any], is_whole: bool) -> Schedule:
+        """Return a schedule of the calls, in which the call in a place is on a batch of values."""
+        commands = [command.plain for command, _, _ in self._calls]
+        return Schedule(self._world, FusedCommand(commands, place), values, is_whole)
 
     def results(self) -> list[Any]:
         """Return the results of the calls, after the block."""
-        return [one.result() for one in self._pending]
+        return [pending.result() for _, _, pending in self._calls]
 
 
-class RecordedCalls:
-    """The calls of a block, which can be run again.
-
-    Parameters
-    ----------
-    world : World
-        The world of the calls.
-    calls : list of (Command, Finish)
-        The commands of the calls, and the functions that convert their results.
-    """
-
-    def __init__(self, world: World, calls: Sequence[tuple[Command, Finish]]) -> None:
-        self._world, self._finishes = world, [finish for _, finish in calls]
-        self._command = FusedCommand([command for command, _ in calls])
-        self._plan: Plan | None = None  # once they are run again
-        self._changes = world.registry.changes
-
-    def run(self) -> list[Any]:
-        """Run the calls; return their results."""
-        return self._finished(self._command)
-
-    def run_with(self, place: int, change: Any) -> list[Any]:
-        """Run the calls, with a change of the command in one place; return their results."""
-        if self._plan is None:
-            commands = [command.plain for command in self._command.commands]
-            self._plan = Plan(self._world.registry, FusedCommand(commands))
-        return self._finished(ChangedPlan(self._plan, (place, change)))
-
-    def _finished(self, command: Command) -> list[Any]:
-        by_rank = self._world.run(command)
-        return [finish(list(results)) for finish, results in zip(self._finishes, zip(*by_rank))]
-
-    def is_valid(self) -> bool:
-        """Whether the calls would be the same if they were recorded again.
-
-        Functions and variables may have been added, the workers replaced, or the world closed.
-        """
-        world = self._world
-        is_same = world.registry.changes == self._changes
-        return is_same and not world.is_recording and not world.closed
+def finished(finishes: Sequence[Finish], by_rank: Sequence[list[Any]]) -> list[Any]:
+    """Return the results of the calls of a block, given the list of the results by rank."""
+    return [finish(list(results)) for finish, results in zip(finishes, zip(*by_rank))]
 
 
 def fuse() -> contextlib.AbstractContextManager[Any]:

@@ -46,7 +46,7 @@ class Command(ABC):
     is_like_serial = takes_master = False
 
     def sent(self) -> Any:
-        """Return the form in which it is sent; see `synkhronos.world.plans`."""
+        """Return the form in which it is sent; see `synkhronos.world.schedule`."""
         return self
 
     def packed(self) -> bytes:
@@ -70,10 +70,14 @@ class Command(ABC):
             return self
         raise TypeError(f"{type(self).__name__}: expected no change, got {change!r}")
 
-    def prepare(self, state: RankState) -> Callable[[Any], Any]:
+    def change_to(self, batch: Any, size: int) -> Any:
+        """Return the change to a batch of rows for some ranks; None if it has to be compiled again."""
+        return None
+
+    def bind(self, state: RankState) -> Callable[[Any], Any]:
         """Return a function that runs the command on this rank again and again, each time with a change.
 
-        The prepared state is valid until `Plans.forget_prepared`.
+        What it keeps is valid until `Schedules.unbind`.
         """
         return lambda change: self.changed(change).run(state)
 
@@ -98,13 +102,17 @@ class Command(ABC):
         return self.title(state)
 
 
-#: The bytes that are sent of a plan without a change. A pickled command is longer.
-PLAN_NUMBER = struct.Struct("<q")
+#: The bytes that are sent of a schedule without a change. A pickled command is longer.
+SCHEDULE_NUMBER = struct.Struct("<q")
 
 
 def sent_form(payload: bytes) -> Any:
     """Return the sent form of a command from the bytes that `Command.packed` has returned."""
-    return PLAN_NUMBER.unpack(payload) if len(payload) == PLAN_NUMBER.size else pickle.loads(payload)
+    return (
+        SCHEDULE_NUMBER.unpack(payload)
+        if len(payload) == SCHEDULE_NUMBER.size
+        else pickle.loads(payload)
+    )
 
 
 class Received(Command):
@@ -116,59 +124,60 @@ class Received(Command):
     def run(self, state: RankState) -> Any:
         return state.run_sent(self._sent)
 
+    def _commands(self, state: RankState) -> list[tuple[Command, Any]]:
+        """Return the commands of a block, or one command, each with its change."""
+        forms = self._sent if type(self._sent) is list else [self._sent]
+        return [
+            (state.schedules.commands[form[0]], (*form, None)[1])
+            if type(form) is tuple
+            else (form, None)
+            for form in forms
+        ]
+
     def warm_caches(self, state: RankState, change: Any = None) -> None:
-        if type(self._sent) is list:
-            for one in self._sent[:1]:  # the first command's work empties the caches again
-                Received(one).warm_caches(state)
-        elif type(self._sent) is tuple:
-            number, *change = self._sent
-            state.plans.command(number).warm_caches(state, *change[:1])
-        else:
-            self._sent.warm_caches(state)
+        # The first command's work empties the caches again.
+        command, change = self._commands(state)[0]
+        command.warm_caches(state, change)
 
     def describe(self, state: RankState) -> str:
-        if type(self._sent) is list:
-            return " + ".join(Received(one).describe(state) for one in self._sent)
-        is_plan = type(self._sent) is tuple
-        return (state.plans.command(self._sent[0]) if is_plan else self._sent).describe(state)
+        return " + ".join(command.describe(state) for command, _ in self._commands(state))
 
 
-class Plans:
-    """The plans that a rank has been sent, by number, and the functions it has prepared to run them."""
+class Schedules:
+    """The schedules that a rank has been sent, by number, and the functions it has bound to run them.
+
+    Attributes
+    ----------
+    commands : dict of Command
+        The command of each schedule.
+    """
 
     def __init__(self) -> None:
-        self._commands: dict[int, Command] = {}
-        self._prepared: dict[int, Callable[[Any], Any]] = {}
-
-    def command(self, number: int) -> Command:
-        """Return the command of a plan."""
-        return self._commands[number]
+        self.commands: dict[int, Command] = {}
+        self._bound: dict[int, Callable[[Any], Any]] = {}
 
     def run(
         self, state: RankState, number: int, change: Any = None, command: Command | None = None
     ) -> Any:
-        """Run a plan with a change; `command` is the plan's, if this rank may not have it."""
-        prepared = self._prepared.get(number)
-        if prepared is None:
+        """Run a schedule with a change; `command` is its own, if this rank may not have it."""
+        bound = self._bound.get(number)
+        if bound is None:
             if command is not None:
-                self._commands[number] = command
+                self.commands[number] = command
             if state.is_master:
-                state.show_name(number, self._commands[number].title(state))
-            prepared = self._prepared[number] = self._commands[number].prepare(state)
-        return prepared(change)
+                state.show_name(number, self.commands[number].title(state))
+            bound = self._bound[number] = self.commands[number].bind(state)
+        return bound(change)
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Forget the plans with these numbers, if this rank has them."""
+        """Forget the schedules with these numbers, if this rank has them."""
         for number in numbers:
-            self._commands.pop(number, None)
-            self._prepared.pop(number, None)
+            self.commands.pop(number, None)
+            self._bound.pop(number, None)
 
-    def forget_prepared(self) -> None:
-        """Free the prepared functions: the store, a function or a variable is about to be freed."""
-        self._prepared.clear()
-
-    def __len__(self) -> int:
-        return len(self._commands)
+    def unbind(self) -> None:
+        """Free the bound functions: the store, a function or a variable is about to be freed."""
+        self._bound.clear()
 
 
 class RankState:
@@ -196,8 +205,8 @@ class RankState:
         The name of this rank's device.
     wires : dict
         The state of reductions in wire formats, by the number of the variable and the format.
-    plans : Plans
-        The plans that this rank has been sent.
+    schedules : Schedules
+        The schedules that this rank has been sent.
     restarts : int
         How often this rank was replaced in the program that is running.
     progress : sequence of int
@@ -221,7 +230,7 @@ class RankState:
         self.log: Any = None
         self.device = "cpu"
         self.restarts = 0
-        self.plans = Plans()
+        self.schedules = Schedules()
         self.wires: dict[tuple[int, Any], Any] = {}
         self.keep_progress()
         self._buffers: dict[tuple, np.ndarray] = {}
@@ -262,17 +271,17 @@ class RankState:
         self.progress: MutableSequence[int] | memoryview = [0] * LINE if place is None else place
 
     def show_name(self, number: int, name: str) -> None:
-        """Write the name of a function or plan where other processes can read it."""
+        """Write the name of a function or schedule where other processes can read it."""
         if self._status is not None:
             self._status.name(number, name)
 
     def keep_replicas(self) -> None:
         """Keep replicas alive until the master sends a command to drop them.
 
-        Prepared functions that a forked worker has inherited are the master's.
+        Bound functions that a forked worker has inherited are the master's.
         """
         self.keep_progress()
-        self.plans.forget_prepared()
+        self.schedules.unbind()
         self.functions, self.shareds = dict(self.functions), dict(self.shareds)
 
     def take(self, key: tuple, source: Any, rows: Rows, axis: int = 0) -> Any:
@@ -282,19 +291,18 @@ class RankState:
         call with the same `key`, a tuple that starts with the number of the function. `axis` is the axis
         of the rows.
         """
-        if isinstance(source, Handle):
-            out = None if type(rows) is range else self._buffer(key, source, rows, axis)
-            return self.store.rows(source, rows, out, axis)
         if isinstance(source, Composite):
             return source.rows(self.store, rows)
+        if isinstance(source, Handle):
+            source, rows = self.store.find(source, rows)
         if axis:
             return np.moveaxis(self.take(key, np.moveaxis(source, axis, 0), rows), 0, axis)
         is_copied = isinstance(source, np.ndarray) and type(rows) is not range
         return self.engine.take(source, rows, self._buffer(key, source, rows) if is_copied else None)
 
-    def _buffer(self, key: tuple, source: Any, rows: Rows, axis: int = 0) -> np.ndarray:
-        """Return an array for a copy of rows, along its first axis."""
-        shape = (len(rows), *source.shape[:axis], *source.shape[axis + 1 :])
+    def _buffer(self, key: tuple, source: Any, rows: Rows) -> np.ndarray:
+        """Return an array for a copy of rows."""
+        shape = (len(rows), *source.shape[1:])
         size = math.prod(shape)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.size < size or buffer.dtype != source.dtype:
@@ -326,7 +334,7 @@ class RankState:
         for by_key in (self.wires, self._buffers):  # each key starts with a number
             for key in [key for key in by_key if key[0] in numbers]:
                 del by_key[key]
-        self.plans.forget_prepared()  # they may refer to these
+        self.schedules.unbind()  # they may refer to these
 
     def communicator(self, nccl: bool) -> Communicator:
         """Return the communicator to use: NCCL if it is available and allowed."""
@@ -347,7 +355,7 @@ class RankState:
         The store is about to be freed, or new workers must inherit copies instead of shared arrays.
         """
         self.peers.clear()  # they have memory in the store
-        self.plans.forget_prepared()
+        self.schedules.unbind()
         self._make_private(self.shareds.values())
 
     def _make_private(self, shareds: Iterable[SharedVariable]) -> None:
@@ -375,7 +383,7 @@ class RankState:
     def run_sent(self, sent: Any) -> Any:
         """Run a command in its sent form."""
         if type(sent) is tuple:
-            return self.plans.run(self, *sent)
+            return self.schedules.run(self, *sent)
         if type(sent) is list:
             return [self.run_sent(one) for one in sent]
         return sent.run(self)

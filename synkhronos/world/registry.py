@@ -13,7 +13,7 @@ from synkhronos.host import heap
 from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.world.rank_state import Command, RankState, Received
 
-_MANY_PLANS = 32
+_MANY_SCHEDULES = 32
 
 
 class Registry:
@@ -32,11 +32,9 @@ class Registry:
         The workers have the functions and shared variables whose numbers are smaller.
     n_functions : int
         How many functions have been registered.
-    changes : int
-        Counts the changes after which a repeated call may differ: new functions and variables, and new
-        workers.
-    generation : int
-        Counts the starts of workers.
+    version : object
+        Another object after each change after which a schedule may be outdated: functions and variables
+        that are new or dropped, new workers, the end of the world, and calls that are to be observed.
     dropped : list of int
         The numbers of objects that the script has dropped since the ranks were last told.
     has_dropped : bool
@@ -55,32 +53,37 @@ class Registry:
         self._count = itertools.count()
         self._newest = -1  # the largest number so far
         self.token = os.urandom(8)
-        self.n_functions = self.changes = self.generation = 0
+        self.n_functions = 0
         self._has_cycles = False  # whether dropped functions wait for Python's collector
         self.forget_workers()
 
     def forget_workers(self) -> None:
         """Record that nothing is replicated."""
         self.replicated = 0
-        self.changes += 1
-        self.generation += 1
+        self.outdate_schedules()
         self.dropped: list[int] = []
-        self._dropped_plans: list[int] = []
+        self._dropped_schedules: list[int] = []
         self.has_dropped = False
         self.unsent: dict[int, str] = {}
+
+    def outdate_schedules(self) -> None:
+        """Have what is repeated compiled again."""
+        self.version = object()  # unlike a number, it is changed in one step
 
     def attach(self, state: RankState) -> None:
         """Let the state of the master use the dictionaries of this registry."""
         state.functions, state.shareds = self._replicas, self._shareds
-        self._plans = state.plans
-        self._show_name = weakref.WeakMethod(state.show_name)  # plans keep the registry, not its rank
+        self._schedules = state.schedules
+        self._show_name = weakref.WeakMethod(
+            state.show_name
+        )  # schedules keep the registry, not its rank
         for number, function in self.functions.items():
             self._name(number, function)
 
     def new_number(self) -> int:
         """Return the next number."""
         number = next(self._count)
-        self.changes += 1
+        self.outdate_schedules()
         self._newest = max(number, self._newest)
         return number
 
@@ -108,16 +111,16 @@ class Registry:
         if show is not None:
             show(number, f"function {os.path.basename(function.name or '')}")
 
-    def add_plan(self, plan: Any) -> int:
-        """Return a number for a plan, which the ranks get when it is run for the first time."""
+    def add_schedule(self, schedule: Any) -> int:
+        """Return a number for a schedule, which the ranks get when it is run for the first time."""
         number = next(self._count)
-        weakref.finalize(plan, self._drop_plan, number).atexit = False
+        weakref.finalize(schedule, self._drop_schedule, number).atexit = False
         return number
 
-    def _drop_plan(self, number: int) -> None:
-        self._plans.drop([number])  # as it keeps the replica of its function, and so the variables
-        self._dropped_plans.append(number)
-        if len(self._dropped_plans) >= _MANY_PLANS:  # which are told together
+    def _drop_schedule(self, number: int) -> None:
+        self._schedules.drop([number])  # as it keeps the replica of its function, and so the variables
+        self._dropped_schedules.append(number)
+        if len(self._dropped_schedules) >= _MANY_SCHEDULES:  # which are told together
             self.has_dropped = True
 
     def number_of(self, function: Any) -> int | None:
@@ -134,6 +137,7 @@ class Registry:
         if self._replicas.pop(number, None) is not None:
             self._has_cycles = True
         self.unsent.pop(number, None)
+        self.outdate_schedules()
         self.dropped.append(number)
         self.has_dropped = True
 
@@ -172,12 +176,12 @@ class Registry:
         """
         if self.dropped:
             self.collect()  # which drops more
-        numbers, plans = list(self.dropped), list(self._dropped_plans)
+        numbers, schedules = list(self.dropped), list(self._dropped_schedules)
         if numbers:
             forget(numbers)
         known = [number for number in numbers if number < self.replicated]
-        results = run(Drop(known, plans, command) if known or plans else command)
-        del self.dropped[: len(numbers)], self._dropped_plans[: len(plans)]
+        results = run(Drop(known, schedules, command) if known or schedules else command)
+        del self.dropped[: len(numbers)], self._dropped_schedules[: len(schedules)]
         self.has_dropped = False
         if self.dropped:  # meanwhile
             self.has_dropped = True
@@ -195,17 +199,17 @@ class Drop(Command):
     ----------
     numbers : list of int
         The functions and shared variables that the script has dropped.
-    plans : list of int
-        The plans that it has dropped.
+    schedules : list of int
+        The schedules that it has dropped.
     command : Command
         The command to run afterwards.
     """
 
-    def __init__(self, numbers: list[int], plans: list[int], command: Command) -> None:
-        self.numbers, self.plans, self.command = numbers, plans, command
+    def __init__(self, numbers: list[int], schedules: list[int], command: Command) -> None:
+        self.numbers, self.schedules, self.command = numbers, schedules, command
 
     def __reduce__(self) -> tuple:
-        return Drop, (self.numbers, self.plans, Received(self.command.sent()))
+        return Drop, (self.numbers, self.schedules, Received(self.command.sent()))
 
     def mark_sent(self) -> None:
         self.command.mark_sent()
@@ -214,7 +218,7 @@ class Drop(Command):
         return self.command.needs(ranks, size)
 
     def run(self, state: RankState) -> Any:
-        state.plans.drop(self.plans)
+        state.schedules.drop(self.schedules)
         if self.numbers:
             state.forget(self.numbers)
             if not state.is_master:

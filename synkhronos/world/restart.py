@@ -8,8 +8,7 @@ objects of the script do not change.
 from __future__ import annotations
 
 from synkhronos._checks import check_int
-from synkhronos.world.entry import with_call_lock
-from synkhronos.world.world import World, current_world
+from synkhronos.world.world import World, current_world, with_call_lock
 
 
 @with_call_lock
@@ -75,7 +74,7 @@ def restart(n_parallel: int | None = None) -> int:
     if not world.workers_inherit:
         world.start()
     for function in list(world.registry.functions.values()):
-        function.forget_plan()
+        function.watch = function.watcher
     return size
 
 

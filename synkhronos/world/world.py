@@ -6,6 +6,7 @@ There is one world at a time. It is the only mutable global of the package.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 from threading import get_ident
@@ -37,6 +38,7 @@ from synkhronos.world.worker import work
 
 _CLOSING = 2.0  # seconds for a worker to end by itself
 
+_Callable = TypeVar("_Callable", bound=Callable[..., Any])
 _Part = TypeVar("_Part")
 _DEFAULTS = Options()
 
@@ -243,7 +245,7 @@ class World:
 
     def observe_block(self, observe: Callable[[list[Command]], None]) -> None:
         """Have `observe` called with the recorded commands before they are run."""
-        self._recorder.observe(observe)
+        self._recorder.observers.append(observe)
 
     def report_steps(self, hooks: Any) -> None:
         """Let calls be reported to these functions, while there are any."""
@@ -421,6 +423,7 @@ class World:
         for part in self._parts.values():
             if hasattr(part, "close"):
                 part.close()
+        self.registry.outdate_schedules()
         self.rank_state.copy_out_of_store()
         self.rank_state.comm = None  # type: ignore[assignment]  # it keeps arrays alive
         self.rank_state.keep_progress(is_over=True)
@@ -449,6 +452,17 @@ def enter_world(world: World) -> None:
     """Make this the current world."""
     global _current
     _current = world
+
+
+def with_call_lock(function: _Callable) -> _Callable:
+    """Decorate a public function: the turn of the current world is taken for the whole call."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with current_world().call_lock:
+            return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]  # it has the function's signature
 
 
 def _refuse_in_child() -> None:

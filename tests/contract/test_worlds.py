@@ -4,6 +4,7 @@ With the naive transport, ranks share no memory and inherit nothing. The naive e
 compiler. So these tests depend only on the interfaces.
 """
 
+import gc
 import itertools
 
 import numpy as np
@@ -15,7 +16,7 @@ import synkhronos as synk
 from synkhronos.transports.local import LocalTransport
 from specifications.transport import NaiveTransport
 from synkhronos.world.rank_state import Command, sent_form
-from synkhronos.world.plans import ChangedPlan, Plan
+from synkhronos.world.schedule import ChangedRun, Schedule
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, current_world, enter_world, world_exists
 
@@ -191,7 +192,7 @@ def test_a_fused_step_is_one_command(lab, rows, monkeypatch):
 
 
 class Counted(Command):
-    """Returns how often it has been prepared and run since, which only its own process knows."""
+    """Returns how often it has been bound and run since, which only its own process knows."""
 
     def __init__(self, name):
         self.name = name
@@ -202,7 +203,7 @@ class Counted(Command):
     def run(self, state):
         return self.name, 0
 
-    def prepare(self, state):
+    def bind(self, state):
         runs = itertools.count(1)
         return lambda change: (self.changed(change).name, next(runs))
 
@@ -222,43 +223,72 @@ def sent(lab, monkeypatch):
     return found
 
 
-def test_a_plan_is_sent_and_prepared_once(lab, sent):
+def test_a_schedule_is_sent_and_bound_once(lab, sent):
     world = current_world()
-    plan = Plan(world.registry, Counted("a"))
+    schedule = Schedule(world, Counted("a"))
     for number, change in enumerate((None, "b", None, "c"), 1):
-        results = world.run(plan if change is None else ChangedPlan(plan, change))
+        results = world.run(schedule if change is None else ChangedRun(schedule, change))
         assert results == [("a" + (change or ""), number)] * world.size
-    number = plan.number
+    number = schedule.number
     assert sent[0][:2] == (number, None) and sent[0][2].name == "a"
     assert sent[1:] == [(number, "b"), (number,), (number, "c")]
 
 
-def test_a_plan_that_has_failed_is_sent_again(lab, sent):
+def test_a_schedule_that_has_failed_is_sent_again(lab, sent):
     world = current_world()
-    plan = Plan(world.registry, Fail([2]))
+    run = Schedule(world, Fail([2]))
     for _ in range(2):
         with pytest.raises(synk.WorkerError, match="lost on rank 2"):
-            world.run(plan)
+            world.run(run)
     assert [len(one) for one in sent] == [3, 3]
 
 
+def test_a_schedule_is_current_for_the_same_data_in_the_same_place(lab):
+    world, data, other = current_world(), synk.data(np.zeros(3)), synk.data(np.zeros(3))
+    for one in (data, other):
+        one.handle()
+    schedule = Schedule(world, Counted("a"), [data])
+    assert schedule.again([data]) is schedule
+    assert not any(schedule.is_current(values) for values in ([], [other], [data, other], [np.zeros(3)]))
+    data[:] = 1
+    assert schedule.is_current([data])
+    data.set_value(np.zeros(4))
+    assert schedule.again([data]) is None
+
+
+def test_a_schedule_is_current_until_functions_change(lab):
+    world, x = current_world(), lab.tensor("x", 1)
+    before = Schedule(world, Counted("a"))
+    assert before.is_current()
+    total = synk.function([x], (x.sum(), "sum"))
+    assert not before.is_current()
+    before = Schedule(world, Counted("a"))
+    assert before.is_current()
+    del total
+    gc.collect()
+    assert not before.is_current()
+    last = Schedule(world, Counted("a"))
+    synk.close()
+    assert last.again() is None
+
+
 class Kept(Command):
-    """Returns how many plans a rank has."""
+    """Returns how many schedules a rank has."""
 
     def run(self, state):
-        return len(state.plans)
+        return len(state.schedules.commands)
 
 
-def test_plans_that_are_dropped_do_not_accumulate(lab):
+def test_schedules_that_are_dropped_do_not_accumulate(lab):
     world = current_world()
     world.start()
     for number in range(100):
-        world.run(Plan(world.registry, Counted(str(number))))
+        world.run(Schedule(world, Counted(str(number))))
     assert max(world.run(Kept())) < 40
-    kept = Plan(world.registry, Counted("kept"))
+    kept = Schedule(world, Counted("kept"))
     world.run(kept)
     for number in range(100):
-        world.run(Plan(world.registry, Counted(str(number))))
+        world.run(Schedule(world, Counted(str(number))))
     assert world.run(kept) == [("kept", 2)] * world.size
 
 

@@ -77,7 +77,9 @@ def test_a_step_does_not_keep_what_it_returned(world_of, digits):
 def recorded(monkeypatch):
     """The numbers of calls in each fused block so far."""
     blocks, run = [], _Block._run
-    monkeypatch.setattr(_Block, "_run", lambda self: (blocks.append(len(self._calls)), run(self)))
+    monkeypatch.setattr(
+        _Block, "_run", lambda self, commands: (blocks.append(len(commands)), run(self, commands))
+    )
     return blocks
 
 

@@ -1,4 +1,4 @@
-"""Tests of reductions of shared variables: when they are prepared again, and with other weights."""
+"""Tests of reductions of shared variables: when they are compiled again, and with other weights."""
 
 import numpy as np
 import pytest
@@ -23,18 +23,18 @@ def variable(world_of):
     del f
 
 
-def test_equal_reductions_are_one_plan(variable):
-    def plan(*options):
+def test_equal_reductions_are_one_schedule(variable):
+    def schedule(*options):
         return plan_reduction(variable, *options)[2]
 
-    first = plan("avg", "all", None, False)
-    assert plan("avg", "all", None, False) is first
-    others = [plan("sum", "all", None, False), plan("avg", "new", None, False)]
-    assert first not in others and plan("sum", "all", None, False) is others[0]
+    first = schedule("avg", "all", None, False)
+    assert schedule("avg", "all", None, False) is first
+    others = [schedule("sum", "all", None, False), schedule("avg", "new", None, False)]
+    assert first not in others and schedule("sum", "all", None, False) is others[0]
 
 
 def test_a_reduction_with_other_weights_is_otherwise_the_same():
-    reduction = Reduce([4, 7], "avg", "all", None, True, None, {4: 1}.items())
+    reduction = Reduce([4, 7], "avg", "all", None, True, None, {4: 1})
     changed = reduction.changed([1.0, 3.0])
     assert changed.weights == [1.0, 3.0] and reduction.weights is None
     same = {name: value for name, value in vars(changed).items() if name != "weights"}

@@ -17,7 +17,7 @@ from synkhronos.stores.memory import SharedMemory
 from synkhronos.transports.mailbox import Mailbox
 from synkhronos.transports.barriers import BarrierProgress
 from synkhronos.variables.replicas import Assign
-from synkhronos.world.rank_state import PLAN_NUMBER
+from synkhronos.world.rank_state import SCHEDULE_NUMBER
 
 
 def path_of(page):
@@ -85,11 +85,12 @@ def call(number):
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
-        (PLAN_NUMBER.pack(7), "function f"), ((7, None), "function f"), ((7, (0, 5, 1)), "function f"),
+        (SCHEDULE_NUMBER.pack(7), "function f"), ((7, None), "function f"),
+        ((7, (0, 5, 1)), "function f"),
         ((7, None, call(8)), "function f"), (call(7), "function f"), (call(300), "function large"),
         (call(9), "CallFunction"), ([(7, (0, 5, 1)), (8, None)], "function f"),
         ([call(7), Assign([7], [1.0])], "function f"), (Assign([7], [1.0]), "Assign"), (b"", ""),
-        (b"no pickle at all", ""), (PLAN_NUMBER.pack(1234), ""),
+        (b"no pickle at all", ""), (SCHEDULE_NUMBER.pack(1234), ""),
     ],
 )  # fmt: skip
 def test_the_last_command_is_named(page, reader, sent, words):
@@ -103,7 +104,7 @@ def test_the_last_command_is_named(page, reader, sent, words):
 def test_a_command_that_is_too_long_for_its_place_has_no_name(page, reader):
     put(page, pickle.dumps(bytes(5000)))
     assert reader.last_command() == ""
-    put(page, PLAN_NUMBER.pack(7))
+    put(page, SCHEDULE_NUMBER.pack(7))
     page.name(7, "x" * 500)
     assert reader.last_command() == "x" * 112
 

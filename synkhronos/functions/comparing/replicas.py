@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
@@ -34,6 +35,7 @@ def _sample(state: RankState, number: int, n_samples: int) -> tuple[Any, np.ndar
     return tuple(array.shape), np.array(state.engine.to_host(part))
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Observed(Command):
     """A call, and digests or samples of replicas before and after it; or these without a call.
 
@@ -47,14 +49,10 @@ class Observed(Command):
         The call.
     """
 
-    def __init__(
-        self,
-        look: Callable[[RankState, Sequence[int]], list[Any]],
-        before: Sequence[int],
-        call: Command | None = None,
-        after: Sequence[int] = (),
-    ) -> None:
-        self.look, self.before, self.call, self.after = look, before, call, after
+    look: Callable[[RankState, Sequence[int]], list[Any]]
+    before: Sequence[int]
+    call: Command | None = None
+    after: Sequence[int] = ()
 
     @property
     def plain(self) -> Command:

@@ -6,6 +6,7 @@ A rank runs them on copies of the variables that they update, so that its state 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -21,15 +22,15 @@ from synkhronos.arithmetic.partition import select
 from synkhronos.comms.single_rank import SingleRankCommunicator
 from synkhronos.functions.analysis import analysis_of
 from synkhronos.functions.call import CallFunction
-from synkhronos.functions.columns import Column
-from synkhronos.functions.packed import NO_ARRAY, unpack
+from synkhronos.functions.outputs import NO_ARRAY, unpack
 from synkhronos.functions.replica import on_copies
 from synkhronos.functions.replica_tracker import replica_tracker_of
+from synkhronos.functions.rows import Column
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.world import generators
-from synkhronos.world.fuse import FusedCommand
 from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.schedule import FusedCommand
 from synkhronos.world.world import World
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class SerialCall(CallFunction):
 # All ranks
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Trial(Command):
     """Calls whose effects are undone.
 
@@ -156,17 +158,12 @@ class Trial(Command):
         How many elements of each variable are returned, evenly spaced; None for all.
     """
 
-    def __init__(
-        self,
-        calls: Command,
-        updated: Sequence[int],
-        compared: Sequence[int],
-        serial: Mapping[int, Handle],
-        tolerance: Tolerance,
-        most: int | None,
-    ) -> None:
-        self.calls, self.updated, self.compared = calls, updated, compared
-        self.serial, self.tolerance, self.most = serial, tolerance, most
+    calls: Command
+    updated: Sequence[int]
+    compared: Sequence[int]
+    serial: Mapping[int, Handle]
+    tolerance: Tolerance
+    most: int | None
 
     def needs(self, ranks: range, size: int) -> list[RequiredRows]:
         return [*self.calls.needs(ranks, size), *map(RequiredRows, self.serial.values())]
@@ -194,6 +191,7 @@ def sampled(array: np.ndarray, most: int | None) -> np.ndarray:
     return np.array(array if most is None else sample(array, most))
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class SliceableRows(Command):
     """Send the rows of sliceable shared variables that this rank would use.
 
@@ -207,10 +205,9 @@ class SliceableRows(Command):
         The largest number of rows of each variable.
     """
 
-    def __init__(
-        self, numbers: Sequence[int], batch_s: Sequence[Batch | None] | None, most: int | None
-    ) -> None:
-        self.numbers, self.batch_s, self.most = numbers, batch_s, most
+    numbers: Sequence[int]
+    batch_s: Sequence[Batch | None] | None
+    most: int | None
 
     def run(self, state: RankState) -> list[np.ndarray | Handle]:
         batch = None if self.batch_s is None else self.batch_s[state.rank]

@@ -120,6 +120,7 @@ class DivergenceWarner:
         """Observe the next call."""
         if self._function is not None:
             self._function.watch = self._function.watcher
+            self._world.registry.outdate_schedules()
 
     def observe(self, call: Command, finish: Finish) -> tuple[Command, Finish]:
         """Return the command to submit in place of a call, and how it ends; it may return samples."""
