@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: The modules of operations on sparse matrices are imported when they are used.
 _SPARSE = {"SparseType", "SparseTensorType"}
 
+#: The names of operations that move a value to another device; they are there only with pygpu.
+TRANSFERS = ("GpuFromHost", "HostFromGpu", "GpuToGpu")
+
 _Kinds = Tuple[Any, ...]
 
 #: For annotations: objects of the compiler whose classes nothing else needs
@@ -66,7 +69,7 @@ if compiler.NAME == "pytensor":
     )
     from pytensor.tensor.blas import BatchedDot
     from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-    from pytensor.tensor.extra_ops import CpuContiguous
+    from pytensor.tensor.extra_ops import CpuContiguous, CumOp
     from pytensor.tensor.math import Argmax, Dot, Sum
     from pytensor.tensor.math import reciprocal as inv
     from pytensor.tensor.random.op import RandomVariable
@@ -225,7 +228,7 @@ else:
     )
     from theano.tensor.blas import BatchedDot
     from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise, Sum
-    from theano.tensor.extra_ops import CpuContiguous
+    from theano.tensor.extra_ops import CpuContiguous, CumOp
     from theano.tensor.extra_ops import cpu_contiguous as unfused  # type: ignore[no-redef]
     from theano.tensor.nnet import abstract_conv, conv, nnet
     from theano.tensor.opt import Assert, MakeVector

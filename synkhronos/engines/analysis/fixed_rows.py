@@ -12,7 +12,8 @@ import logging
 from typing import Any, Container, Iterable, Mapping, Sequence, Tuple
 
 from synkhronos.engines import names
-from synkhronos.engines.analysis.equal_axes import Axis, EqualAxes, Site
+from synkhronos.engines.analysis.equal_axes import EqualAxes, Site
+from synkhronos.engines.analysis.shapes import Extent
 from synkhronos.engines.base import HardcodedRowCount
 from synkhronos.engines.names import (
     Apply,
@@ -129,7 +130,7 @@ class _Replacements:
     def __init__(self, graph: _Graph, rows: Mapping[Variable, int]) -> None:
         self._axes = _axes_of(graph, rows)
         self._replaced: dict[Apply, dict[int, Variable]] = {}
-        self._lengths: dict[Axis, Variable] = {}
+        self._lengths: dict[Extent, Variable] = {}
         self._is_dropped = False
         variable, axis = next(iter(rows.items()))
         self._class, self._count = self._axes.class_of(variable, axis), variable.shape[axis]

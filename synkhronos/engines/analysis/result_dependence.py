@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from synkhronos.engines.analysis.gradient_seeds import loss_ops
+from synkhronos.engines.analysis.graphs import loss_ops
 from synkhronos.engines.analysis.rows import extents
 from synkhronos.engines.base import Analysis, Dependence
 from synkhronos.engines.bucketed_vector import BucketReady

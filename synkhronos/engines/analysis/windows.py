@@ -172,9 +172,9 @@ class _Selection(RowAxes):
 
     # Rules
 
-    def elementwise(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+    def by_rule(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         unknown = [one for one, value in zip(node.inputs, values) if value is None]
-        return super().elementwise(node, values) if self.rows.isdisjoint(unknown) else None
+        return super().by_rule(node, values) if self.rows.isdisjoint(unknown) else None
 
     def indexed(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         value, entries = values[0], get_idx_list(node.inputs, node.op.idx_list)

@@ -13,9 +13,8 @@ from theano.gof import Variable
 from theano.tensor.elemwise import Elemwise
 
 import synkhronos as synk
+from synkhronos.engines.analysis.graphs import Dependence, inputs_first, rebuilt
 from synkhronos.extensions.keras_backend.terms import Term, Trial, operation_of, terms_of
-from synkhronos.extensions.steps.source_masks import Dependence
-from synkhronos.extensions.steps.traversal import inputs_first, rebuilt
 from synkhronos.extensions.train import parallel_function
 from synkhronos.functions.steps import shares
 

@@ -15,8 +15,7 @@ from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from theano.tensor.raw_random import RandomFunction
 
 from synkhronos.engines.analysis.difference_causes import difference_causes
-from synkhronos.extensions.steps.source_masks import Dependence
-from synkhronos.extensions.steps.traversal import inputs_first, is_random_state, rebuilt
+from synkhronos.engines.analysis.graphs import Dependence, inputs_first, is_random_state, rebuilt
 
 _UNCHANGED = (scalar.Cast, scalar.Identity, scalar.Neg)
 

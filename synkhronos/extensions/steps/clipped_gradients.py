@@ -18,6 +18,15 @@ import numpy
 
 import synkhronos as synk
 from synkhronos.engines import names
+from synkhronos.engines.analysis.graphs import (
+    Dependence,
+    gradient_seeds,
+    inputs_first,
+    nodes_with_steps,
+    operands_with,
+    rebuilt,
+    with_inputs,
+)
 from synkhronos.engines.names import Apply, GradClip, SharedVariable, Variable
 from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions.steps import errors
@@ -31,15 +40,6 @@ from synkhronos.extensions.steps.homogeneity import (
 )
 from synkhronos.extensions.steps.linear import terms
 from synkhronos.extensions.steps.losses import values_of
-from synkhronos.extensions.steps.source_masks import Dependence
-from synkhronos.extensions.steps.traversal import (
-    gradient_seeds,
-    inputs_first,
-    nodes_with_steps,
-    operands_with,
-    rebuilt,
-    with_inputs,
-)
 
 
 class GradientScaling:

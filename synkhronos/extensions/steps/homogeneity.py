@@ -12,14 +12,12 @@ from typing import Sequence
 import numpy
 
 from synkhronos.engines import names
-from synkhronos.engines.names import Apply, DimShuffle, Elemwise, Variable, scalar
-from synkhronos.extensions.steps.traversal import follow, nodes_with_steps
+from synkhronos.engines.analysis.graphs import follow, nodes_with_steps
+from synkhronos.engines.analysis.rules import Terms, rule_of
+from synkhronos.engines.names import Apply, Elemwise, Variable, scalar
 
-_SUMS = (scalar.Add, scalar.Sub, scalar.Maximum, scalar.Minimum)
-_SAME = (scalar.Neg, scalar.Identity, scalar.Cast, scalar.Abs, scalar.Second)
-_PRODUCTS = (names.Dot, names.BatchedDot, *names.CONVOLUTIONS)
-_OTHERS = (*names.BY_ROW, *names.SOFTMAXES)
 _PACKAGES = (names.package.__name__, "synkhronos")
+_ZERO, _SAME, _ONCE = frozenset[float](), frozenset([0.0]), frozenset([1.0])
 
 #: How the output of an operation depends on the gradients that its inputs carry.
 HOMOGENEOUS, SHIFTED, UNKNOWN, OTHER = "homogeneous", "shifted", "unknown", "other"
@@ -36,47 +34,32 @@ def outputs_that_carry(node: Apply, carrying: set[Variable]) -> Sequence[Variabl
 
     An output that is not a float, such as a shape or a comparison, carries no gradient.
     """
-    if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar.Second):
-        return node.outputs if node.inputs[1] in carrying else ()
+    rule = rule_of(node)
+    if rule is not None and isinstance(rule.values, Terms):
+        if all(node.inputs[one] not in carrying for one in rule.operands(len(node.inputs))):
+            return ()
     return [one for one in node.outputs if is_float(one)]
 
 
 def kind_of(node: Apply, carrying: set[Variable]) -> str:
     """Return `HOMOGENEOUS`; `SHIFTED`, if something is added to a gradient; `UNKNOWN`; or `OTHER`."""
-    op, count = node.op, sum(one in carrying for one in node.inputs)
-    if isinstance(op, Elemwise):
-        return _of_elements(node, carrying, count)
-    if isinstance(op, _PRODUCTS):
-        return HOMOGENEOUS if count == 1 else OTHER
-    if isinstance(op, names.Scan):
+    if isinstance(node.op, names.Scan):
         return _of_steps(node, carrying)
-    if isinstance(op, _OTHERS):
-        return OTHER
-    if not _is_of_the_compiler(op):
-        return UNKNOWN
-    is_product = isinstance(op, names.CAReduce) and isinstance(op.scalar_op, scalar.Mul)
-    return OTHER if is_product else HOMOGENEOUS
-
-
-def _of_elements(node: Apply, carrying: set[Variable], count: int) -> str:
-    operation, inputs = node.op.scalar_op, node.inputs
-    if isinstance(operation, _SAME):
+    rule = rule_of(node)
+    if rule is None:
+        return HOMOGENEOUS if _is_of_the_compiler(node.op) else UNKNOWN
+    if isinstance(rule.values, Terms) and rule.values.are_alike:  # each item is as it was
         return HOMOGENEOUS
-    if isinstance(operation, scalar.Mul):
-        return HOMOGENEOUS if count == 1 else OTHER
-    if isinstance(operation, scalar.TrueDiv):
-        return HOMOGENEOUS if inputs[1] not in carrying else OTHER
-    if isinstance(operation, scalar.LogicalComparison):  # with zero it is the same at any scale
-        return HOMOGENEOUS if all(one in carrying or _is_zero(one) for one in inputs) else OTHER
-    if isinstance(operation, (*_SUMS, scalar.Switch)):
-        chooses = isinstance(operation, scalar.Switch)
-        if chooses and inputs[0] in carrying:
-            return OTHER
-        added = inputs[1:] if chooses else inputs
-        if all(one in carrying or _is_zero(one) for one in added):
-            return HOMOGENEOUS
-        return SHIFTED if isinstance(operation, (scalar.Add, scalar.Sub)) else OTHER
-    return OTHER
+    degrees = rule.degrees([_degrees(one, carrying) for one in node.inputs])
+    is_sum = isinstance(getattr(node.op, "scalar_op", None), (scalar.Add, scalar.Sub))
+    if degrees == _SAME | _ONCE and is_sum:
+        return SHIFTED
+    expected = _ONCE if any(outputs_that_carry(node, carrying)) else _SAME
+    return HOMOGENEOUS if degrees in (expected, _ZERO) else OTHER
+
+
+def _degrees(variable: Variable, carrying: set[Variable]) -> frozenset[float]:
+    return _ONCE if variable in carrying else _ZERO if _is_zero(variable) else _SAME
 
 
 def _of_steps(loop: Apply, carrying: set[Variable]) -> str:
@@ -98,15 +81,12 @@ def _is_of_the_compiler(op: names.Op) -> bool:
 
 def _is_zero(variable: Variable) -> bool:
     """Whether a variable is a constant zero, repeated perhaps."""
-    node = variable.owner
-    while node is not None:
-        if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar.Second):
-            variable = node.inputs[1]
-        elif isinstance(node.op, (DimShuffle, names.Alloc)):
-            variable = node.inputs[0]
-        else:
-            return False
+    while variable.owner is not None:
         node = variable.owner
+        is_fill = isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar.Second)
+        if not is_fill and not isinstance(node.op, (names.DimShuffle, names.Alloc)):
+            return False
+        variable = node.inputs[is_fill]
     return isinstance(variable, names.Constant) and not numpy.any(variable.data)
 
 

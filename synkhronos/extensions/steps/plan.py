@@ -11,6 +11,13 @@ from typing import Any, NamedTuple, Sequence
 
 from synkhronos.engines import names
 from synkhronos.engines.analysis.difference_causes import difference_causes
+from synkhronos.engines.analysis.graphs import (
+    Dependence,
+    inputs_first,
+    is_random_state,
+    operands_with,
+    rebuilt,
+)
 from synkhronos.engines.names import GeneratorType, SharedVariable, Variable
 from synkhronos.extensions.steps import errors
 from synkhronos.extensions.steps.clipped_gradients import GradientScaling
@@ -21,8 +28,6 @@ from synkhronos.extensions.steps.losses import check_losses, values_of
 from synkhronos.extensions.steps.parsing import Output, Update
 from synkhronos.extensions.steps.reduced_expressions import ReducedExpression
 from synkhronos.extensions.steps.reduced_vectors import ReducedVectors
-from synkhronos.extensions.steps.source_masks import Dependence
-from synkhronos.extensions.steps.traversal import inputs_first, is_random_state, operands_with, rebuilt
 
 
 class Plan(NamedTuple):

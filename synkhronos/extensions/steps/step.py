@@ -7,11 +7,11 @@ from typing import Any, Callable, NamedTuple, Sequence
 import synkhronos as synk
 from synkhronos._text import listed
 from synkhronos.engines import names
+from synkhronos.engines.analysis.graphs import inputs_first, operands_with
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.fixed_draws import with_fixed_draws
 from synkhronos.extensions.steps.plan import Plan, make_plan
-from synkhronos.extensions.steps.traversal import inputs_first, operands_with
 from synkhronos.functions.steps import RepeatedStep, compare_step, reduces, reported, shares
 
 

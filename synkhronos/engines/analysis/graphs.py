@@ -1,19 +1,25 @@
-"""Walks, searches and rewrites graphs.
+"""Walks, searches and rewrites graphs: what depends on what, equal expressions, seeds of gradients.
 
 Nothing here is recursive, because graphs are deeper than Python's stack, except for loops in loops.
+The seeds are where gradients begin: a compiler's ``grad`` starts with the derivative of the loss by
+itself, 1.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 
-from synkhronos.engines.analysis.gradient_seeds import is_fill_of_one_number, is_seed
+from synkhronos._text import listed
+from synkhronos.engines.collectives import Collective
 from synkhronos.engines.names import (
     Apply,
+    Constant,
+    Elemwise,
     GeneratorType,
     Scan,
     SharedVariable,
     Variable,
+    scalar,
     steps_of,
 )
 
@@ -91,6 +97,148 @@ def label(variable: Variable) -> str:
     """Return how messages refer to an input or a shared variable."""
     kind = "shared variable" if isinstance(variable, SharedVariable) else "input"
     return f"{kind} {variable.name!r}" if variable.name else f"{kind} {variable}"
+
+
+class Dependence:
+    """Which of the `sources` each variable depends on, as a bit mask.
+
+    Parameters
+    ----------
+    sources : list of variables
+        The sources, in the order of their bits.
+    givens : dict
+        The compiler's substitutions: a variable depends on what replaces it.
+    independent : container of variables
+        Variables that count as independent, no matter what they are computed from.
+
+    Attributes
+    ----------
+    sources : list of variables
+        The sources, in the order of their bits.
+    parents : callable
+        ``parents(variable)`` returns the variables that the value of a variable depends on directly.
+    """
+
+    def __init__(
+        self,
+        sources: Iterable[Variable],
+        givens: Mapping[Variable, Variable],
+        independent: Container[Variable] = (),
+    ) -> None:
+        self.sources = list(dict.fromkeys(sources))
+        self.parents = operands_of_values(givens, independent)
+        self._bits = {source: 1 << position for position, source in enumerate(self.sources)}
+        self._masks: dict[Variable, int] = {}
+
+    def of(self, *variables: Variable) -> int:
+        """Return the mask of some variables together."""
+        together = 0
+        for variable in variables:
+            if variable not in self._masks:
+                for one in inputs_first([variable], self.parents, done=self._masks):
+                    mask = self._bits.get(one, 0)
+                    for parent in self.parents(one):
+                        mask |= self._masks[parent]
+                    self._masks[one] = mask
+            together |= self._masks[variable]
+        return together
+
+    def mask_of(self, sources: Iterable[Variable]) -> int:
+        """Return the mask of some of the sources."""
+        mask = 0
+        for source in sources:
+            mask |= self._bits[source]
+        return mask
+
+    def sources_in(self, mask: int) -> list[Variable]:
+        """Return the sources in a mask."""
+        return [source for source in self.sources if self._bits[source] & mask]
+
+    def labels_in(self, mask: int) -> str:
+        """Return the sources in a mask as text."""
+        return listed(label(source) for source in self.sources_in(mask))
+
+
+class Numbering:
+    """Gives equal numbers to expressions that are equal in structure.
+
+    A compiler's ``grad`` builds a new graph whenever it is called, so a gradient that an update rule has
+    computed is not the same variable as the gradient of the same loss computed again. Each combination
+    of an operation and the numbers of its operands gets a number, as in a compiler's value numbering.
+    """
+
+    def __init__(self) -> None:
+        self._by_variable: dict[Variable, int] = {}
+        self._by_structure: dict[Hashable, int] = {}
+
+    def of(self, variable: Variable) -> int:
+        """Return the number of a variable."""
+        for one in inputs_first([variable], done=self._by_variable):
+            number = self._by_structure.setdefault(self._structure(one), len(self._by_structure))
+            self._by_variable[one] = number
+        return self._by_variable[variable]
+
+    def _structure(self, variable: Variable) -> Hashable:
+        node = variable.owner
+        if node is not None:
+            numbers: list[Any] = [self._by_variable[one] for one in node.inputs]
+            return (node.op, node.outputs.index(variable), variable.type, *numbers)
+        if isinstance(variable, Constant):
+            try:
+                signature = variable.signature()
+                hash(signature)
+            except TypeError:  # its value has no hash; it is equal to itself only
+                return variable
+            return signature
+        return variable
+
+
+# Seeds of gradients
+
+
+def is_fill_of_one_number(node: Apply) -> bool:
+    """Whether a node fills the shape of its first input, a single number, with its second input.
+
+    The result does not depend on the value of the first input. The gradient of every loss begins with
+    such a node.
+    """
+    return (
+        isinstance(node.op, Elemwise)
+        and isinstance(node.op.scalar_op, scalar.Second)
+        and all(node.inputs[0].type.broadcastable)
+        and node.inputs[1].type == node.outputs[0].type
+    )
+
+
+def is_seed(variable: Variable) -> bool:
+    """Whether a variable is the seed of the gradient of a loss, which is the first input of its node."""
+    node = variable.owner
+    if node is None or not is_fill_of_one_number(node) or variable.type.ndim:
+        return False
+    loss, one = node.inputs
+    return loss.owner is not None and isinstance(one, Constant) and one.data == 1
+
+
+def loss_ops(nodes: Iterable[Apply], results: Sequence[Variable]) -> list[frozenset[str]]:
+    """Return, for each result, the set of the `loss_op` of the collectives that its gradients pass.
+
+    Parameters
+    ----------
+    nodes : list of nodes
+        Of the graph, in topological order.
+    results : list of variables
+    """
+    found: dict[Variable, frozenset[str]] = {}  # of the variables that are computed from seeds
+    for node in nodes:
+        passed = [found[one] for one in node.inputs if one in found]
+        together = frozenset().union(*passed)
+        outputs = node.outputs
+        if isinstance(node.op, Collective):
+            outputs = outputs[1:]  # without the peers
+            if node.op.loss_op is not None:  # as of a `BucketReady`
+                together |= {node.op.loss_op}
+        found.update((one, together) for one in outputs if passed or is_seed(one))
+    return [found.get(one, frozenset()) for one in results]
 
 
 def gradient_seeds(
