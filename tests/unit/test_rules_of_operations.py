@@ -11,8 +11,8 @@ import pytest
 
 from compilers import compiler, tt
 from synkhronos.engines.analysis.difference_causes import difference_causes
-from synkhronos.engines.analysis.equal_axes import EqualAxes
-from synkhronos.engines.analysis.row_axes import RowAxes
+from synkhronos.engines.analysis.fixed_rows import EqualAxes
+from synkhronos.engines.analysis.rows import RowAxes
 from synkhronos.engines.analysis.rows import RowGraph
 from synkhronos.extensions.steps.linear import split
 from synkhronos.engines.analysis.graphs import Dependence

@@ -26,7 +26,7 @@ def linear_operands(node: Apply | None, local: Dependence) -> Sequence[Variable]
     if names.is_sum_with_sparse(node.op):
         return node.inputs
     rule = rule_of(node) if isinstance(node.op, _SPLIT) else None
-    if rule is None or not node.outputs[0].type.dtype.startswith(("float", "complex")):
+    if rule is None:
         return ()
     if isinstance(rule.values, Powers):
         chosen = [place for place, one in enumerate(node.inputs) if local.of(one)]
@@ -35,7 +35,9 @@ def linear_operands(node: Apply | None, local: Dependence) -> Sequence[Variable]
     terms = [node.inputs[place] for place in rule.operands(len(node.inputs))]
     if any(one not in terms and local.of(one) for one in node.inputs) or not _are_added(rule):
         return ()
-    return terms if all(one.type.dtype.startswith(("float", "complex")) for one in terms) else ()
+    is_cast = isinstance(getattr(node.op, "scalar_op", None), scalar.Cast)
+    dtypes = [one.type.dtype for one in [*node.inputs, *node.outputs] if is_cast]
+    return terms if all(one.startswith("float") for one in dtypes) else ()
 
 
 def _are_added(rule: Rule) -> bool:

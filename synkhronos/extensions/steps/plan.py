@@ -20,14 +20,14 @@ from synkhronos.engines.analysis.graphs import (
 )
 from synkhronos.engines.names import GeneratorType, SharedVariable, Variable
 from synkhronos.extensions.steps import errors
+from synkhronos.extensions.steps.all_rows import AllRows
 from synkhronos.extensions.steps.clipped_gradients import GradientScaling
 from synkhronos.extensions.steps.definition import Definition
-from synkhronos.extensions.steps.in_place import in_place, is_in_place
 from synkhronos.extensions.steps.linear import has_rows, is_count, split, terms
 from synkhronos.extensions.steps.losses import check_losses, values_of
 from synkhronos.extensions.steps.parsing import Output, Update
 from synkhronos.extensions.steps.reduced_expressions import ReducedExpression
-from synkhronos.extensions.steps.reduced_vectors import ReducedVectors
+from synkhronos.extensions.steps.reduced_vectors import ReducedVectors, in_place, is_in_place
 
 
 class Plan(NamedTuple):
@@ -73,7 +73,7 @@ class Plan(NamedTuple):
     is_doubtful: bool = False
 
 
-def make_plan(definition: Definition) -> Plan:
+def make_plan(definition: Definition, all_rows: AllRows) -> Plan:
     """Return the phases of a step.
 
     Raises
@@ -84,7 +84,7 @@ def make_plan(definition: Definition) -> Plan:
     TypeError
         If an update whose values have to be averaged is not a float.
     """
-    return _Planner(definition).plan()._replace(is_doubtful=check_losses(definition))
+    return _Planner(definition, all_rows).plan()._replace(is_doubtful=check_losses(definition))
 
 
 class _Planner:
@@ -94,7 +94,8 @@ class _Planner:
     streams, or on shared variables that each rank keeps for itself.
     """
 
-    def __init__(self, definition: Definition) -> None:
+    def __init__(self, definition: Definition, all_rows: AllRows) -> None:
+        self.all_rows = all_rows
         self.definition, self.givens = definition, definition.givens
         self.reductions = definition.reductions
         self.vectors = ReducedVectors()
@@ -107,7 +108,7 @@ class _Planner:
         if not sources and not definition.is_only_an_update:
             raise errors.nothing_divided(definition.index, definition.whole)
         self.full = Dependence(sources, self.givens)
-        self.scaling = GradientScaling(definition, self.full)
+        self.scaling = GradientScaling(definition, self.full, all_rows)
         self.random = self.full.mask_of(random)
         self.is_prepared = self._has_penalty()
         self.candidates = self._candidates()
@@ -160,7 +161,7 @@ class _Planner:
         news = iter(rebuilt(expressions, replacements, self.givens))
         return Plan(
             clearing=self.vectors.clearing(),
-            counting=self.scaling.counting,
+            counting=self.all_rows.updates,
             row_outputs=[self._combined(one) for one in row_outputs],
             row_updates=row_updates,
             reduced=self.vectors.reduced,
