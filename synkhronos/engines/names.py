@@ -60,6 +60,7 @@ if compiler.NAME == "pytensor":
     from pytensor.scan.op import Scan
     from pytensor.tensor.basic import (
         Alloc,
+        AllocEmpty,
         ARange,
         Eye,
         Join,
@@ -214,6 +215,7 @@ else:
     from theano.tensor import patternbroadcast as with_pattern  # type: ignore[no-redef]
     from theano.tensor.basic import (
         Alloc,
+        AllocEmpty,
         ARange,
         Argmax,
         Dot,

@@ -37,6 +37,17 @@ LOSSES = {
     "two masks": lambda w: masked_mean(w) + (tt.dot(x, w) * (1 + m)).sum() / (1 + m).sum(),
     "by the mean of the mask": lambda w: (tt.dot(x, w) * m).mean() / (0.5 + m.mean()),
     "inputs less their mean": lambda w: tt.sqr(tt.dot(x - x.mean(), w) - m).mean(),
+    "of a loop along the columns": lambda w: (
+        (
+            theano.scan(
+                lambda column, state: tt.tanh(column * w[0] + state),
+                sequences=[x.T],
+                outputs_info=[tt.zeros_like(m)],
+            )[0][-1]
+            * m
+        ).sum()
+        / (m.sum() + 1)
+    ),
     "a clipped gradient": lambda w: (
         (theano.gradient.grad_clip(tt.dot(x, w), -0.02, 0.02) * m).sum() / (m.sum() + 1)
     ),
@@ -79,9 +90,13 @@ def test_a_training_function(world_of):
     [
         lambda w: tt.sqrt(tt.sqr(tt.dot(x, w) - m).mean()),
         lambda w: (tt.dot(x, w) * m).sum() / (tt.sqr(tt.dot(x, w)).sum() + 1),
+        lambda w: (
+            theano.scan(lambda c: tt.sqr(tt.tanh(c * w[0]).mean()) + c, sequences=[x.T])[0].mean()
+            + m.mean()
+        ),
         lambda w: tt.log((tt.sqr(tt.dot(x, w)) * m).sum() / m.sum()),
     ],
-    ids=["of a parameter", "a divisor of parameters", "not a mean"],
+    ids=["of a parameter", "a divisor of parameters", "in a loop", "not a mean"],
 )
 def test_other_losses_are_still_warned_of(world_of, loss_of):
     world_of(2)

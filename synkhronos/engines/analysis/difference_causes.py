@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Iterator, Mapping, NamedTuple, Sequence
 
 from synkhronos.engines import names
+from synkhronos.engines.analysis.graphs import steps_in
 from synkhronos.engines.analysis.rows import RowGraph, Rows
 from synkhronos.engines.analysis.rules import Powers, Rule, Terms, rule_of
 from synkhronos.engines.analysis.shapes import constant_index, normalized_axes
@@ -88,6 +89,13 @@ class _State(NamedTuple):
         return self.kind == _MIXED or self.is_shifted
 
 
+def _joined(one: _State, other: _State) -> _State:
+    causes = Causes(*(a | b for a, b in zip(one.causes, other.causes)))
+    return max(one, other, key=lambda state: state.kind)._replace(
+        is_shifted=one.is_shifted or other.is_shifted, causes=causes, mixed=one.mixed | other.mixed
+    )
+
+
 class _Search:
     def __init__(self, axes: Mapping[Variable, int | str | None]) -> None:
         self._graph = RowGraph(axes)
@@ -102,11 +110,36 @@ class _Search:
     def visit(self, node: Apply) -> None:
         """Find how the outputs of a node depend on the rows."""
         self._graph.add(node)
+        if isinstance(node.op, names.Scan) and self._enter(node):
+            return
         state = self._state(node, [self.state(one) for one in node.inputs])
         for output in node.outputs:
             self._states[output] = state
             if state.kind == _MIXED:
                 self._states[output] = state._replace(mixed=frozenset([output]))
+
+    def _enter(self, loop: Apply) -> bool:
+        """Find how the outputs of a loop depend on the rows, unless its steps may be rows."""
+        graph = self._graph.of_steps(loop)
+        if graph is None:
+            return False
+        steps, inner = steps_in(loop), _Search({})
+        inner._graph = graph
+        states = {one: self.state(source) for one, source in zip(steps.inputs, steps.sources)}
+        for _ in range(2):  # a step gets the states of the step before it
+            inner._states = dict(states)
+            for node in io_toposort(steps.inputs, steps.outputs):
+                inner.visit(node)
+            states.update(
+                (later, _joined(states[later], inner.state(one))) for one, later in steps.states
+            )
+        for one, end in zip(steps.outputs, steps.ends):
+            state = inner.state(one)
+            if end is not None:
+                self._states[end] = state._replace(
+                    mixed=frozenset([end] if state.kind == _MIXED else [])
+                )
+        return True
 
     def _state(self, node: Apply, states: list[_State]) -> _State:
         op, operation = node.op, getattr(node.op, "scalar_op", None)

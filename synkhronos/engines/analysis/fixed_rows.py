@@ -14,6 +14,7 @@ import logging
 from typing import Any, Container, Iterable, Mapping, NamedTuple, Sequence, Tuple
 
 from synkhronos.engines import names
+from synkhronos.engines.analysis.graphs import steps_in
 from synkhronos.engines.analysis.rules import Rule, is_extent, ndim, rule_of
 from synkhronos.engines.analysis.shapes import Extent, dims
 from synkhronos.engines.base import HardcodedRowCount
@@ -26,7 +27,6 @@ from synkhronos.engines.names import (
     Variable,
     graph_inputs,
     io_toposort,
-    steps_of,
     with_pattern,
 )
 from synkhronos.engines.names import tensor as tt
@@ -145,20 +145,15 @@ class EqualAxes:
         if node.op in self._done:  # another loop has the same steps
             return
         self._done.add(node.op)
-        inputs, outputs = steps_of(node.op)
-        self.add(inputs, outputs)
-        places = node.op.get_oinp_iinp_iout_oout_mappings()
-        for position, one in enumerate(inputs):
-            self._step(one, node.inputs[places["outer_inp_from_inner_inp"][position]])
-        for position, one in enumerate(outputs):
-            place = places["outer_out_from_inner_out"].get(position, -1)
-            if place >= 0:
-                self._step(one, node.outputs[place])
-        for place, position in places["outer_inp_from_outer_out"].items():
-            if position >= 0:
-                output = node.outputs[place]
-                for axis in range(1, ndim(output) if ndim(node.inputs[position]) else 0):
-                    self.join((output, axis), (node.inputs[position], axis))
+        steps = steps_in(node)
+        self.add(steps.inputs, steps.outputs)
+        for one, source in zip(steps.inputs, steps.sources):
+            self._step(one, source)
+        for one, end in zip(steps.outputs, steps.ends):
+            if end is not None:
+                self._step(one, end)
+        for one, later in steps.states:
+            self.join_all(one, later)
 
     def _step(self, inner: Variable, outer: Variable) -> None:
         """Join the axes of a variable of the steps with the axes of the loop's, except for its steps."""

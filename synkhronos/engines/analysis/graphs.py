@@ -7,7 +7,7 @@ itself, 1.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Container, Hashable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from synkhronos._text import listed
 from synkhronos.engines.collectives import Collective
@@ -306,29 +306,59 @@ def follow(variables: Iterable[Variable], having: set[Variable], rule: NodeRule)
                 having.add(variable)
 
 
+class Steps(NamedTuple):
+    """The steps of a loop, and how their variables belong to those of the loop.
+
+    Attributes
+    ----------
+    inputs, outputs : list of variables
+        The variables of a step.
+    sources : list of variables
+        The input of the loop for each of `inputs`.
+    ends : list of variable or None
+        The output of the loop for each of `outputs`.
+    states : list of (variable, variable)
+        The outputs of a step that the next step gets, each with the input.
+    """
+
+    inputs: list[Variable]
+    outputs: list[Variable]
+    sources: list[Variable]
+    ends: list[Variable | None]
+    states: list[tuple[Variable, Variable]]
+
+
+def steps_in(loop: Apply) -> Steps:
+    """Return the steps of a loop."""
+    inputs, outputs = steps_of(loop.op)
+    places = loop.op.get_oinp_iinp_iout_oout_mappings()
+    ends = [places["outer_out_from_inner_out"].get(one, -1) for one in range(len(outputs))]
+    return Steps(
+        inputs,
+        outputs,
+        [loop.inputs[places["outer_inp_from_inner_inp"][one]] for one in range(len(inputs))],
+        [None if end < 0 else loop.outputs[end] for end in ends],
+        [
+            (one, inputs[to])
+            for place, one in enumerate(outputs)
+            for to in places["inner_inp_from_inner_out"].get(place, ())
+        ],
+    )
+
+
 def through_steps(
     loop: Apply, having: set[Variable], rule: NodeRule
 ) -> tuple[set[Variable], list[Variable]]:
     """Return the variables of the steps of a loop, and the outputs of the loop, that have a property."""
-    inputs, outputs = steps_of(loop.op)
-    places = loop.op.get_oinp_iinp_iout_oout_mappings()
-    found = {
-        one
-        for position, one in enumerate(inputs)
-        if loop.inputs[places["outer_inp_from_inner_inp"][position]] in having
-    }
-    order, before = list(inputs_first(outputs)), -1
+    steps = steps_in(loop)
+    found = {one for one, source in zip(steps.inputs, steps.sources) if source in having}
+    order, before = list(inputs_first(steps.outputs)), -1
     while len(found) > before:  # a step gets the states of the step before it
         before = len(found)
         follow(order, found, rule)
-        for position in _positions(outputs, found):
-            found.update(inputs[one] for one in places["inner_inp_from_inner_out"].get(position, ()))
-    ends = {places["outer_out_from_inner_out"].get(one, -1) for one in _positions(outputs, found)}
-    return found, [loop.outputs[end] for end in sorted(ends - {-1})]
-
-
-def _positions(variables: Sequence[Variable], having: Container[Variable]) -> list[int]:
-    return [position for position, one in enumerate(variables) if one in having]
+        found.update(later for one, later in steps.states if one in found)
+    ends = [end for one, end in zip(steps.outputs, steps.ends) if one in found and end is not None]
+    return found, ends
 
 
 def nodes_with_steps(

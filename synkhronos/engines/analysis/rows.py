@@ -19,7 +19,8 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos.engines import names
-from synkhronos.engines.analysis.rules import Labels, Part, Rule, Terms, rule_of
+from synkhronos.engines.analysis.graphs import steps_in
+from synkhronos.engines.analysis.rules import Labels, Part, Rule, Terms, ndim, rule_of
 from synkhronos.engines.analysis.shapes import (
     Item,
     axis_after,
@@ -32,6 +33,8 @@ from synkhronos.engines.analysis.shapes import (
 )
 from synkhronos.engines.base import BOUND, PARTLY_SUM, ROWS, SUM
 from synkhronos.engines.names import Apply, Constant, Variable, io_toposort, scalar
+
+_ROUNDS = 4  # in which the states of a loop are found
 
 #: Operations on sparse matrices, by their names: the compiler imports these when they are used.
 _SPARSE_ROWS = ("GetItem2d", "DenseFromSparse", "SparseFromDense", "Cast")
@@ -136,11 +139,13 @@ class RowGraph:
     def add(self, node: Apply) -> None:
         """Find the values of the outputs of a node, whose inputs have been found."""
         found = self._apply(node, [self.value(one) for one in node.inputs])
-        for output in node.outputs:
-            self._values.setdefault(output, found)
+        for place, output in enumerate(node.outputs):
+            self._values.setdefault(output, found[place] if isinstance(found, list) else found)
 
-    def _apply(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+    def _apply(self, node: Apply, values: list[Rows | None]) -> Rows | list[Rows | None] | None:
         op = node.op
+        if isinstance(op, names.Scan):
+            return self.looped(node, values)
         if isinstance(op, (names.Subtensor, names.Shape_i)):
             one = item(node.outputs[0])
             if one is not node.outputs[0]:  # an item of a shape
@@ -180,6 +185,32 @@ class RowGraph:
         degrees = rule.degrees([value.degrees for _, value in known])
         return None if degrees is None else Rows(None, degrees)
 
+    def looped(self, node: Apply, values: list[Rows | None]) -> Rows | list[Rows | None] | None:
+        graph = self.of_steps(node)
+        if graph is None:
+            return of_unlisted(values)
+        steps = steps_in(node)
+        found = {end: _ahead(graph.value(one), -1) for one, end in zip(steps.outputs, steps.ends)}
+        return [found.get(one) for one in node.outputs]
+
+    def of_steps(self, loop: Apply) -> RowGraph | None:
+        """Return the values in the steps of a loop; None if the steps may be rows, or differ."""
+        if self.value(loop.inputs[0]) != FIXED:  # the number of steps
+            return None
+        steps = steps_in(loop)
+        known = {
+            one: _ahead(self.value(source), ndim(source) - ndim(one))
+            for one, source in zip(steps.inputs, steps.sources)
+        }
+        for _ in range(_ROUNDS):
+            graph = RowGraph({}, known)
+            graph.values_of(steps.outputs)
+            later = {state: _alike(known[state], graph.value(one)) for one, state in steps.states}
+            if all(known[one] == value for one, value in later.items()):
+                return graph
+            known.update(later)
+        return None
+
     def reduction(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         items = dims(node.inputs[0])
         if items is None or not isinstance(node.op.scalar_op, scalar.Mul):
@@ -201,6 +232,9 @@ class RowGraph:
 
     def counted(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         return of_unlisted(values)
+
+    def empty(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+        return self._filled([item(one) for one in node.inputs], ZERO.degrees)
 
     def alloc(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         if values[0] is None or values[0].axis is not None:
@@ -260,11 +294,9 @@ class RowAxes(RowGraph):
     that was computed from all rows. Of the `Rows`, only the axes count.
     """
 
-    def _apply(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+    def _apply(self, node: Apply, values: list[Rows | None]) -> Rows | list[Rows | None] | None:
         if isinstance(node.op, names.WRITES):
             return None if None in values else values[0]
-        if isinstance(node.op, names.Scan):
-            return self._looped(node, values)
         if type(node.op).__name__ in _SPARSE_ROWS and "sparse" in type(node.op).__module__:
             return self.sparse(node, values)
         return super()._apply(node, values)
@@ -324,17 +356,32 @@ class RowAxes(RowGraph):
         is_by_row = start == FIXED and stop == LENGTH and item(node.inputs[2]) == 1
         return Rows(0, FIXED.degrees) if is_by_row else of_unlisted(values)
 
-    def _looped(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+    def looped(self, node: Apply, values: list[Rows | None]) -> Rows | list[Rows | None] | None:
         """A loop has an item for each step, so it has rows on axis 0 if its sequences do."""
         sequences = values[1 : 1 + len(node.op.outer_seqs(node.inputs))]
         is_by_row = any(one is not None and one.axis == 0 for one in sequences)
-        return Rows(0, FIXED.degrees) if is_by_row else of_unlisted(values)
+        return Rows(0, FIXED.degrees) if is_by_row else super().looped(node, values)
 
     def sparse(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         value = values[0]
         if value is None or value.axis != 0:
             return of_unlisted(values)
         return value
+
+
+def _ahead(value: Rows | None, axes: int) -> Rows | None:
+    """Return a value without its first axes; None if one of them has the rows."""
+    if value is None or value.axis is None:
+        return value
+    return None if value.axis < axes else Rows(value.axis - axes, value.degrees)
+
+
+def _alike(one: Rows | None, other: Rows | None) -> Rows | None:
+    """Return the value of something that is one of two; None if they are not of a kind."""
+    if one is None or other is None or one.axis != other.axis:
+        return None
+    is_same = not one.degrees or not other.degrees or one.degrees == other.degrees
+    return Rows(one.axis, one.degrees | other.degrees) if is_same else None
 
 
 def _along(rule: Rule, label: Any, known: Sequence[tuple[Labels, Rows]]) -> Rows | None:
@@ -381,6 +428,7 @@ _SPECIAL = [
     ((names.AdvancedSubtensor1, names.AdvancedSubtensor), "looked_up"),
     (names.Reshape, "reshape"),
     (names.Alloc, "alloc"),
+    (names.AllocEmpty, "empty"),
     (names.RANDOM, "random"),
     (names.ARange, "counted"),
 ]

@@ -464,6 +464,10 @@ def _alloc(node: Apply) -> Rule:
     return rule._replace(inputs=[_wide(value, labels), *rule.inputs[1:]])
 
 
+def _emptied(node: Apply) -> Rule:
+    return _filled(node, [item(one) for one in node.inputs], node.outputs[0])
+
+
 def _reshaped(node: Apply) -> Rule:
     return _filled(node, dims(node.inputs[1]), node.outputs[0], values=Terms((0,)))
 
@@ -506,6 +510,7 @@ _RULES: list[tuple[Any, Callable[[Apply], Rule | None]]] = [
     (names.IfElse, _chosen),
     (names.Reshape, _reshaped),
     (names.Alloc, _alloc),
+    (names.AllocEmpty, _emptied),
     (names.RANDOM, _random),
     (names.ARange, _counted),
     (names.CumOp, _cumulated),
