@@ -12,8 +12,7 @@ import pytest
 from compilers import compiler, tt
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.engines.analysis.fixed_rows import EqualAxes
-from synkhronos.engines.analysis.rows import RowAxes
-from synkhronos.engines.analysis.rows import RowGraph
+from synkhronos.engines.analysis.rows import RowAxes, RowGraph, Rows, rows_of
 from synkhronos.extensions.steps.linear import split
 from synkhronos.engines.analysis.graphs import Dependence
 
@@ -273,6 +272,7 @@ def test_what_the_rules_tell_of_a_drawn_graph_is_true(seed):
             assert loose is not None and loose.axis == value.axis
         check_extents(variable)
         check_split(variable, arrays)
+        check_scale(variable, function, arrays)
     except AssertionError as error:
         raise AssertionError(f"{used}: {compiler.pprint(variable)}: {value}, {causes}") from error
 
@@ -288,3 +288,17 @@ def check_split(variable, arrays):
     )
     one, other = compute(*arrays)
     assert not local.of(free) and np.allclose(one, np.broadcast_to(other, one.shape), equal_nan=True)
+
+
+def check_scale(variable, function, arrays):
+    """Check the power of two that multiplies an expression if a parameter is doubled."""
+    [value] = rows_of({W: Rows(None, frozenset([1.0]))}, [variable])
+    if value is None or len(value.degrees) > 1:
+        return
+    once, before = computed(function, arrays), W.get_value()
+    W.set_value(2 * before)
+    try:
+        twice = computed(function, arrays)
+    finally:
+        W.set_value(before)
+    assert close(twice, 2.0 ** next(iter(value.degrees), 0) * once)

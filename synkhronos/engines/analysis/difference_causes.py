@@ -10,7 +10,7 @@ from typing import Iterator, Mapping, NamedTuple, Sequence
 
 from synkhronos.engines import names
 from synkhronos.engines.analysis.graphs import steps_in
-from synkhronos.engines.analysis.rows import RowGraph, Rows
+from synkhronos.engines.analysis.rows import RowGraph
 from synkhronos.engines.analysis.rules import Powers, Rule, Terms, rule_of
 from synkhronos.engines.analysis.shapes import constant_index, normalized_axes
 from synkhronos.engines.base import BOUND, Causes
@@ -205,8 +205,11 @@ class _Search:
             yield STATISTICS, True
         if isinstance(op, names.Scan) and self._runs_along_rows(node):
             yield RECURRENT, False
-        if has_rows and states[0].kind == _ROWS and _fixes_rows(node, self._graph.value(node.inputs[0])):
-            yield FIXED_BATCH, False
+        is_fixed = rule is not None and any(place == 0 for place, *_ in rule.numbers)
+        if is_fixed and isinstance(op, (*names.CONVOLUTIONS, names.Reshape)) and states[0].kind == _ROWS:
+            value = self._graph.value(node.inputs[0])
+            if value is not None and value.axis == 0 and node.outputs[0].ndim > 1:
+                yield FIXED_BATCH, False
 
     def _of_values(
         self, rule: Rule, states: list[_State], output: Variable
@@ -258,16 +261,3 @@ def _selects(node: Apply) -> bool:
 
 def _is_sum(op: names.Op) -> bool:
     return isinstance(getattr(op, "scalar_op", None), scalar.Add)
-
-
-def _fixes_rows(node: Apply, value: Rows | None) -> bool:
-    """Whether an operation expects a number of rows that is written in the graph."""
-    if isinstance(node.op, names.CONVOLUTIONS):
-        return bool(node.op.imshp) and node.op.imshp[0] is not None
-    if isinstance(node.op, names.Reshape) and value is not None and value.axis == 0:
-        shape = node.inputs[1]
-        first = getattr(shape, "data", None)
-        if first is None and shape.owner is not None and isinstance(shape.owner.op, names.MakeVector):
-            first = [getattr(shape.owner.inputs[0], "data", None)]
-        return first is not None and len(first) > 1 and first[0] is not None and first[0] > 0
-    return False

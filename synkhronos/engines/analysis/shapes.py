@@ -86,29 +86,15 @@ def _without_casts(number: Variable) -> Variable:
     return number
 
 
-def present_items(shape: Variable) -> list[int | None] | None:
+def present_items(shape: Variable) -> list[int | None]:
     """Return the items of a vector that is a shape, as ints; None for items that are not known.
 
-    Extents come from the present values of shared variables. The result is None if nothing is known.
+    Extents come from the present values of shared variables. The result is empty if nothing is known.
     """
-    if isinstance(shape, Constant):
-        return [int(one) for one in shape.data]
-    if shape.owner is None or not isinstance(shape.owner.op, MakeVector):
-        return None
-    return [_present_item(_without_casts(one)) for one in shape.owner.inputs]
-
-
-def _present_item(number: Variable) -> int | None:
-    if isinstance(number, Constant):
-        return int(number.data)
-    node = number.owner
-    if node is not None and isinstance(node.op, Shape_i):
-        return present_extent(node.inputs[0], node.op.i)
-    if node is None or not isinstance(node.op, Subtensor):
-        return None
-    chosen, shape = constant_index(node)[0], node.inputs[0].owner
-    is_item = isinstance(chosen, int) and shape is not None and isinstance(shape.op, Shape)
-    return present_extent(shape.inputs[0], chosen) if is_item else None
+    return [
+        one if isinstance(one, int) else present_extent(*one) if isinstance(one, tuple) else None
+        for one in dims(shape) or ()
+    ]
 
 
 def present_extent(variable: Variable, axis: int) -> int | None:

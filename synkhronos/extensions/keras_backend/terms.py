@@ -11,6 +11,7 @@ from theano.gof import Variable
 from theano.sandbox.rng_mrg import mrg_uniform_base
 from theano.tensor.raw_random import RandomFunction
 
+from synkhronos.arithmetic.comparison import Tolerance
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.engines.analysis.graphs import Dependence, inputs_first, is_random_state, rebuilt
 from synkhronos.extensions.steps.linear import terms
@@ -111,8 +112,9 @@ class Trial:
         weights = {"sum": (1, 1), "avg": (half / length, 1 - half / length)}
         for term, causes, value, *parts in zip(self._terms, self._causes, whole, first, second):
             expected = sum(weight * part for weight, part in zip(weights[term.op], parts))
-            precision: Any = numpy.finfo(value.dtype).eps
-            agrees = numpy.allclose(value, expected, rtol=1000 * precision, atol=10 * precision)
+            value, expected = numpy.asarray(value), numpy.asarray(expected)
+            least = 10 * float(numpy.finfo(value.dtype).eps)
+            agrees = Tolerance(None, least, set()).allows(value, expected)
             if causes or not agrees:
                 raise ValueError(_refusal(term, value, parts, agrees))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Container, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Iterator, Mapping, Optional, Sequence, Tuple
 
 from synkhronos.engines import names
 from synkhronos.engines.analysis.graphs import Dependence, inputs_first, is_fill_of_one_number
@@ -61,31 +61,6 @@ def terms(
             yield one, is_summed or (until_sums and is_sum)
         else:
             stack.extend([(part, is_summed or is_sum) for part in reversed(parts) if local.of(part)])
-
-
-def has_rows(variable: Variable, rows: Container[Variable], local: Dependence) -> bool:
-    """Whether a variable certainly has one item per row of one of the inputs `rows`.
-
-    It is computed from that input alone, element by element or by products with constants.
-    """
-    while variable not in rows:
-        node = variable.owner
-        if node is None or not isinstance(node.op, (Elemwise, names.Dot)):
-            return False
-        inputs = [one for one in node.inputs if local.of(one)]
-        if len(inputs) != 1 or (isinstance(node.op, names.Dot) and inputs[0] is not node.inputs[0]):
-            return False
-        variable = inputs[0]
-    return True
-
-
-def is_count(term: Variable) -> bool:
-    """Whether a term is an integer, or an integer as a float, such as a number of rows."""
-    node = term.owner
-    is_cast = node is not None and isinstance(node.op, Elemwise)
-    if is_cast and isinstance(node.op.scalar_op, scalar.Cast):
-        term = node.inputs[0]
-    return not term.type.dtype.startswith(("float", "complex"))
 
 
 def split(variable: Variable, local: Dependence) -> Parts:

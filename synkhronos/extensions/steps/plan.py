@@ -23,7 +23,7 @@ from synkhronos.extensions.steps import errors
 from synkhronos.extensions.steps.all_rows import AllRows
 from synkhronos.extensions.steps.clipped_gradients import GradientScaling
 from synkhronos.extensions.steps.definition import Definition
-from synkhronos.extensions.steps.linear import has_rows, is_count, split, terms
+from synkhronos.extensions.steps.linear import split, terms
 from synkhronos.extensions.steps.losses import check_losses, values_of
 from synkhronos.extensions.steps.parsing import Output, Update
 from synkhronos.extensions.steps.reduced_expressions import ReducedExpression
@@ -324,10 +324,10 @@ class _Planner:
         for term, is_summed in terms(new, self.local):
             if targets.of(term):
                 raise errors.step_without_gradient(target, self.local, mask)
-            if has_rows(term, self.definition.rows, self.local):
-                raise errors.sum_over_rows(target, self.local, mask, is_summed)
-            if is_count(term):
-                raise errors.sum_over_rows(target, self.local, mask, True)
+            [value] = values_of([term], self.definition)
+            if value is not None and (value.axis is not None or value.degrees == {1}):
+                has_rows = value.axis is not None and not is_summed
+                raise errors.sum_over_rows(target, self.local, mask, not has_rows)
 
     def _is_mean(self, new: Variable) -> bool:
         """Whether the average of the ranks' values is certainly the value for all rows."""
