@@ -76,6 +76,7 @@ if compiler.NAME == "pytensor":
     from pytensor.tensor.random.op import RandomVariable
     from pytensor.tensor.random.type import RandomType as GeneratorType
     from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+    from pytensor.tensor.sort import ArgSortOp, SortOp
     from pytensor.tensor.special import LogSoftmax, Softmax
     from pytensor.tensor.subtensor import (
         AdvancedIncSubtensor,
@@ -237,6 +238,7 @@ else:
     from theano.tensor.raw_random import RandomFunction
     from theano.tensor.raw_random import RandomStateType as GeneratorType
     from theano.tensor.signal.pool import Pool, PoolGrad
+    from theano.tensor.sort import ArgSortOp, SortOp
     from theano.tensor.subtensor import (
         AdvancedIncSubtensor,
         AdvancedIncSubtensor1,

@@ -136,6 +136,7 @@ OPERATIONS = {
     "joined": unary(lambda a: tt.concatenate([matrix(a)] * 2, axis=1)),
     "stacked": unary(lambda a: tt.stack([a.sum(), a.mean()])),
     "cumsum": unary(lambda a: tt.cumsum(matrix(a), axis=1)),
+    "sort": unary(lambda a: tt.sort(matrix(a), axis=1)),
     "set": unary(lambda a: tt.set_subtensor(matrix(a)[:, 0], 1)),
     "inc": unary(lambda a: tt.inc_subtensor(tt.zeros((D, D))[LABELS], tt.dot(X, W)) if a.ndim else a),
     "filled": unary(tt.ones_like),

@@ -489,6 +489,13 @@ def _cumulated(node: Apply) -> Rule:
     return Rule([labels], [outputs], Terms() if node.op.mode == "add" else None, mixed=mixed)
 
 
+def _sorted(node: Apply) -> Rule:
+    labels, axis = _labels(node.inputs[0]), item(node.inputs[1])
+    mixed = [axis % len(labels)] if isinstance(axis, int) else labels
+    is_values = isinstance(node.op, names.SortOp)
+    return Rule([labels, None], [labels], Choice() if is_values else Invariant(), mixed=mixed)
+
+
 _RULES: list[tuple[Any, Callable[[Apply], Rule | None]]] = [
     (names.Elemwise, _elementwise),
     ((names.CAReduce, *names.LARGEST), _reduction),
@@ -514,4 +521,5 @@ _RULES: list[tuple[Any, Callable[[Apply], Rule | None]]] = [
     (names.RANDOM, _random),
     (names.ARange, _counted),
     (names.CumOp, _cumulated),
+    ((names.SortOp, names.ArgSortOp), _sorted),
 ]
