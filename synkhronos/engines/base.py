@@ -64,7 +64,7 @@ class WrappedInput(NamedTuple):
     allow_downcast: bool
 
 
-class Dependence(NamedTuple):
+class Sources(NamedTuple):
     """The inputs from which a value of a compiled function is computed.
 
     Attributes
@@ -88,9 +88,9 @@ class Analysis(NamedTuple):
 
     Attributes
     ----------
-    outputs : list of Dependence
+    outputs : list of Sources
     updates : dict
-        The `Dependence` of the new value of each shared variable that is updated.
+        The `Sources` of the new value of each shared variable that is updated.
     accumulated : frozenset of shared variables
         Updated variables whose old value is only added to, or scaled, elementwise.
     extents : list of str or None
@@ -100,8 +100,8 @@ class Analysis(NamedTuple):
         For each output, the `loss_op` of the collectives that gradients pass from which it is computed.
     """
 
-    outputs: list[Dependence]
-    updates: dict[SharedVariable, Dependence]
+    outputs: list[Sources]
+    updates: dict[SharedVariable, Sources]
     accumulated: frozenset[SharedVariable]
     extents: list[str | None]
     loss_ops: list[frozenset[str]]

@@ -26,8 +26,7 @@ from synkhronos._text import listed, shortened
 from synkhronos.engines import names
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.engines.analysis.fixed_rows import free_rows
-from synkhronos.engines.analysis.recurrence import recurrent
-from synkhronos.engines.analysis.result_dependence import analyze, arguments_and_results
+from synkhronos.engines.analysis.result_dependence import analyze, arguments_and_results, recurrent
 from synkhronos.engines.analysis.windows import cut_windows
 from synkhronos.engines.base import (
     Analysis,

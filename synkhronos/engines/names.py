@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: The modules of operations on sparse matrices are imported when they are used.
 _SPARSE = {"SparseType", "SparseTensorType"}
 
+#: The names of operations that move a value to another device; they are there only with pygpu.
+TRANSFERS = ("GpuFromHost", "HostFromGpu", "GpuToGpu")
+
 _Kinds = Tuple[Any, ...]
 
 #: For annotations: objects of the compiler whose classes nothing else needs
@@ -57,6 +60,7 @@ if compiler.NAME == "pytensor":
     from pytensor.scan.op import Scan
     from pytensor.tensor.basic import (
         Alloc,
+        AllocEmpty,
         ARange,
         Eye,
         Join,
@@ -66,12 +70,13 @@ if compiler.NAME == "pytensor":
     )
     from pytensor.tensor.blas import BatchedDot
     from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-    from pytensor.tensor.extra_ops import CpuContiguous
+    from pytensor.tensor.extra_ops import CpuContiguous, CumOp
     from pytensor.tensor.math import Argmax, Dot, Sum
     from pytensor.tensor.math import reciprocal as inv
     from pytensor.tensor.random.op import RandomVariable
     from pytensor.tensor.random.type import RandomType as GeneratorType
     from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+    from pytensor.tensor.sort import ArgSortOp, SortOp
     from pytensor.tensor.special import LogSoftmax, Softmax
     from pytensor.tensor.subtensor import (
         AdvancedIncSubtensor,
@@ -211,6 +216,7 @@ else:
     from theano.tensor import patternbroadcast as with_pattern  # type: ignore[no-redef]
     from theano.tensor.basic import (
         Alloc,
+        AllocEmpty,
         ARange,
         Argmax,
         Dot,
@@ -225,13 +231,14 @@ else:
     )
     from theano.tensor.blas import BatchedDot
     from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise, Sum
-    from theano.tensor.extra_ops import CpuContiguous
+    from theano.tensor.extra_ops import CpuContiguous, CumOp
     from theano.tensor.extra_ops import cpu_contiguous as unfused  # type: ignore[no-redef]
     from theano.tensor.nnet import abstract_conv, conv, nnet
     from theano.tensor.opt import Assert, MakeVector
     from theano.tensor.raw_random import RandomFunction
     from theano.tensor.raw_random import RandomStateType as GeneratorType
     from theano.tensor.signal.pool import Pool, PoolGrad
+    from theano.tensor.sort import ArgSortOp, SortOp
     from theano.tensor.subtensor import (
         AdvancedIncSubtensor,
         AdvancedIncSubtensor1,

@@ -14,6 +14,7 @@ import theano.tensor as tt
 from theano.gof import Variable
 
 from synkhronos._text import listed
+from synkhronos.engines.analysis.graphs import Dependence, rebuilt
 from synkhronos.extensions.keras_backend.functions import (
     Metrics,
     PredictFunction,
@@ -29,8 +30,6 @@ from synkhronos.extensions.keras_backend.terms import (
     dependence_on_rows,
     terms_of,
 )
-from synkhronos.extensions.steps.source_masks import Dependence
-from synkhronos.extensions.steps.traversal import rebuilt
 
 if TYPE_CHECKING:
     from theano.compile.sharedvalue import SharedVariable

@@ -6,7 +6,7 @@ from typing import Any, Collection, Sequence
 
 from synkhronos._errors import warn
 from synkhronos._typing import Compiled, SharedVariable, Variable
-from synkhronos.engines.base import BOUND, Analysis, Causes, Dependence, Engine, name_of
+from synkhronos.engines.base import BOUND, Analysis, Causes, Engine, Sources, name_of
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.signature import Input
 from synkhronos.world.world import World
@@ -179,7 +179,7 @@ def collectives_in(
     }
 
 
-def _has_rows(inputs: Sequence[Input], dependence: Dependence) -> bool:
+def _has_rows(inputs: Sequence[Input], dependence: Sources) -> bool:
     """Whether a value depends on the rows of a rank other than through collectives."""
     return any(
         position >= len(inputs) or inputs[position].axis is not None

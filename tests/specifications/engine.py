@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Se
 
 import numpy as np
 
-from synkhronos.engines.base import Analysis, Dependence, Engine, TensorType
+from synkhronos.engines.base import Analysis, Sources, Engine, TensorType
 from synkhronos.engines.timing import Timing, sum_by_operation
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class NaiveEngine(Engine):
             loss_ops=[frozenset()] * len(compiled.outputs),
         )
 
-    def _dependence(self, compiled: Graph, variable: Any) -> Dependence:
+    def _dependence(self, compiled: Graph, variable: Any) -> Sources:
         graph = Graph(None, [], [variable], [], compiled.givens)
         found: list[tuple[frozenset[int], frozenset[Any]]] = []
         for own in (False, True):
@@ -267,7 +267,7 @@ class NaiveEngine(Engine):
             found.append(
                 (frozenset(arguments), frozenset(one for one in used if isinstance(one, Shared)))
             )
-        return Dependence(*found[0], *found[1])
+        return Sources(*found[0], *found[1])
 
     def copy(  # type: ignore[override]  # its only options
         self,

@@ -122,6 +122,27 @@ def masked(loss_of, target=1, mask=MASK):
     return Idiom([x, m], loss_of(tt.sqr(x * w - target), m), [w], [X, mask])
 
 
+def ignored():
+    """An idiom of a classifier that ignores the rows of one class."""
+
+    def loss_of(p, x, y, w):
+        known = tt.cast(tt.neq(y, 0), "float64")
+        return (tt.nnet.categorical_crossentropy(p, y) * known).sum() / known.sum()
+
+    return classified(loss_of)
+
+
+def class_weighted():
+    """An idiom of a classifier with a weight for each class."""
+    of_class = theano.shared(np.linspace(0.5, 2, K), "of_class")
+
+    def loss_of(p, x, y, w):
+        each = of_class[y]
+        return (tt.nnet.categorical_crossentropy(p, y) * each).sum() / each.sum()
+
+    return classified(loss_of)
+
+
 def stepped(updates_of, *more):
     """An idiom of least squares with updates of its own, and with further shared variables."""
     made = linear(lambda e, *_: tt.sqr(e).mean())
@@ -278,6 +299,14 @@ IDIOMS = {
     ),
     "a weighted mean, sum(e * weights) / sum(weights)": lambda: linear(
         lambda e, x, y, w: (tt.sqr(e) * tt.sqr(y)).sum() / tt.sqr(y).sum()
+    ),
+    "ignored labels, sum(losses * known) / sum(known)": ignored,
+    "class weights, sum(losses * weights[y]) / sum(weights[y])": class_weighted,
+    "inputs less their mean in the minibatch": lambda: linear(
+        lambda e, x, y, w: tt.tanh(tt.dot(x - x.mean(), w) - y).mean()
+    ),
+    "inputs divided by their standard deviation in the minibatch": lambda: linear(
+        lambda e, x, y, w: tt.sqr(tt.dot((x - x.mean()) / tt.sqrt(x.var() + 1e-3), w) - y).mean()
     ),
     "the root of a mean (RMSE)": lambda: linear(lambda e, *_: tt.sqrt(tt.sqr(e).mean())),
     "the logarithm of a mean": lambda: linear(lambda e, *_: tt.log(1 + tt.sqr(e).mean())),

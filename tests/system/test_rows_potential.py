@@ -16,7 +16,7 @@ import pytensor.tensor as pt
 import pytest
 
 import synkhronos as synk
-from synkhronos.extensions.pymc import first_evaluations, parallelize, rows_potential
+from synkhronos.extensions.pymc import parallelize, rows_potential, serial
 from synkhronos.functions import arguments
 
 random = np.random.default_rng(5)
@@ -284,20 +284,20 @@ def test_terms_that_cancel_each_other_are_a_sum(two):
 
 
 def test_the_first_evaluations_are_compared_with_one_process(two, monkeypatch):
-    tolerance, asked = first_evaluations.tolerance, []
+    of_all, asked, error = serial.SerialSum.of_all, [], 0
 
-    def exact(*dtypes):
-        asked.append(dtypes)
-        return tolerance(*dtypes)
+    def wrong(self, values):
+        asked.append(values)
+        return of_all(self, values) + error
 
-    monkeypatch.setattr(first_evaluations, "tolerance", exact)
+    monkeypatch.setattr(serial.SerialSum, "of_all", wrong)
     monkeypatch.setattr("synkhronos.extensions.pymc.serial._CHUNK", 100)
     compiled = total_of_numbers()
     for _ in range(5):
         compiled(1.0)
     assert len(asked) == 3
     compiled = total_of_numbers(name="numbers")
-    monkeypatch.setattr(first_evaluations, "tolerance", lambda *dtypes: -1.0)
+    error = 1
     for _ in range(2):
         with pytest.raises(synk.MismatchError, match="numbers: the log-prob.* by 2 rank"):
             compiled(1.0)

@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 
 import synkhronos  # noqa: F401
 from compilers import Streams, compiler, softplus, tt
-from synkhronos.extensions.steps.traversal import rebuilt
-from synkhronos.extensions.steps.source_masks import Dependence
-from synkhronos.extensions.steps.equality import Numbering
+from synkhronos.engines.analysis.graphs import Dependence, Numbering, rebuilt
 from synkhronos.extensions.steps.linear import split, terms
 
 X = tt.dmatrix("x")

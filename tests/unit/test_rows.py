@@ -47,6 +47,7 @@ KNOWN = {
         "sum of squares": 0.5 * tt.sqr(x - x2).sum(),
         "scaled": -rate * x.sum() / 3,
         "sum of losses": losses.sum(),
+        "of cumulative sums": tt.cumsum(x, axis=1).sum(),
         "picked log probabilities": -tt.sum(picked),
         "sum of binary losses": binary.sum(axis=1).sum(),
         "inner product": tt.dot(v, v),
@@ -76,6 +77,8 @@ KNOWN = {
         "reshaped": x.reshape((x.shape[0], 2, -1)), "zeros": tt.zeros_like(x),
         "ones": tt.ones((x.shape[0], 3)), "largest": x.max(axis=1), "normalized": normal,
         "dropout": hidden * mask, "looked up": table[y], "of a whole input": tt.dot(x, whole),
+        "cumulative sums": tt.cumsum(x, axis=1), "sorted within rows": tt.sort(x, axis=-1),
+        "in a loop": theano.scan(lambda c, s: tt.tanh(c) + s, x.T, tt.zeros_like(x[:, 0]))[0][-1],
         "transposed": x.T, "centred": x - x.mean(axis=1, keepdims=True),
     },
     None: {
@@ -113,6 +116,7 @@ KNOWN = {
         "scan": theano.scan(lambda row, total: total + row, x, tt.zeros_like(x[0]))[0][-1],
         "one of two": tt.stack([x.sum(), x.mean()])[1],
         "sorted": tt.sort(v)[0],
+        "cumulative sum over the rows": tt.cumsum(x, axis=0).sum(),
     },
 }  # fmt: skip
 CASES = [(kind, name, one) for kind, cases in KNOWN.items() for name, one in cases.items()]

@@ -75,6 +75,11 @@ MATRICES = {
     "noisy": lambda lab: lab.window + 0 * Streams(1).normal(size=lab.window.shape),
     "noisy in place": lambda lab: tt.set_subtensor(lab.window[:, :1], 0.5),
     "the rows of one group": lambda lab: lab.data[tt.eq(lab.labels, lab.i).nonzero()[0]],
+    "a loop over another axis": lambda lab: scan(
+        lambda row: row * 2, sequences=[lab.series[:, lab.rows]]
+    )[0],
+    "cumulative sums of each row": lambda lab: tt.cumsum(lab.window, axis=1),
+    "each row sorted": lambda lab: tt.sort(lab.window, axis=1),
     "the greatest of each row": lambda lab: lab.window.max(axis=1, keepdims=True) + lab.window,
 }
 
@@ -323,12 +328,7 @@ def test_a_training_step_on_them_is_the_serial_one(world_of, name):
 # What cannot be divided
 
 
-def by_scan(lab):
-    return scan(lambda row: row * 2, sequences=[lab.series[:, lab.rows]])
-
-
 UNKNOWN = {
-    "a loop over another axis": lambda lab: by_scan(lab)[0],
     "rows against rows": lambda lab: tt.dot(lab.window, lab.window.T)[:, :COLUMNS],
     "rows behind an axis that is divided in two": lambda lab: lab.series[1:, lab.rows].reshape(
         (2, -1, COLUMNS)

@@ -1,9 +1,8 @@
-"""What graphs tell about rows, before they are optimized; of Theano and of PyTensor alike.
+"""What graphs tell of their values, before they are optimized: all from one rule for each operation.
 
-``result_dependence`` reads on which inputs results depend, and ``rows`` how results depend on the number
-of rows; ``shapes`` reads shapes and indices. ``gradient_seeds`` are where gradients begin.
-``difference_causes`` finds operations that may make results differ from the results of one process.
-``row_axes`` follows the axis of the rows further than ``rows``, for ``windows``, which divides the rows
-that an index selects, and ``recurrence``, which finds loops along them. ``equal_axes`` finds which axes
-have equal extents, for ``fixed_rows``, which replaces numbers of rows that a script gives as constants.
+``rules`` is the table of these rules, ``shapes`` reads shapes and indices, and ``graphs`` walks and
+rewrites graphs. ``rows`` tells how values depend on the number of rows, and along which axis rows are.
+From these, ``result_dependence`` tells on which inputs results depend, and along which of them loops
+run; ``difference_causes`` why parts of the rows do not give a result; ``windows`` which rows an index
+selects; and ``fixed_rows`` frees graphs from constant numbers of rows.
 """

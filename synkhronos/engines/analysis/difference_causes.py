@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Iterator, Mapping, NamedTuple, Sequence
 
 from synkhronos.engines import names
-from synkhronos.engines.analysis.rows import RowGraph, Rows
+from synkhronos.engines.analysis.graphs import steps_in
+from synkhronos.engines.analysis.rows import RowGraph
+from synkhronos.engines.analysis.rules import Powers, Rule, Terms, rule_of
 from synkhronos.engines.analysis.shapes import constant_index, normalized_axes
 from synkhronos.engines.base import BOUND, Causes
 from synkhronos.engines.collectives import Collective
@@ -23,14 +25,7 @@ CONSTANT, QUOTIENT, STATISTICS, NONLINEAR, CLIPPED, RECURRENT, FIXED_BATCH = DIF
 #: How a value depends on the contents of the rows: not at all, on all of them together, or row by row.
 _NONE, _MIXED, _ROWS = range(3)
 
-_LINEAR = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Cast, scalar.Identity)
 _TESTS = (scalar.IsNan, scalar.IsInf)  # of results that are wrong anyway
-_PRODUCTS = (names.Dot, names.BatchedDot, *names.CONVOLUTIONS)
-#: Operations that are linear, or that are examined in more detail
-_FOLLOWED = (
-    names.Elemwise, names.CAReduce, names.Reshape, names.Alloc, names.MakeVector, *_PRODUCTS,
-    *names.LINEAR, *names.VIEWS, *names.COPIES, *names.WRITES,
-)  # fmt: skip
 _CLIPPING = ("GradClip", "_ClipGradient")
 _SELECTING = ("AdvancedSubtensor", "AdvancedBooleanSubtensor")  # with a mask
 _NORMALIZING = ("AbstractBatchNormTrain",)
@@ -54,6 +49,16 @@ def difference_causes(
     return [search.state(one).causes for one in results]
 
 
+def statistics_in(
+    inputs: Sequence[Variable], axes: Sequence[int | str | None], results: Sequence[Variable]
+) -> list[Variable]:
+    """Return the values of all rows in which results are not linear, each after those in it."""
+    search = _Search(dict(zip(inputs, axes)))
+    for node in io_toposort(inputs, results):
+        search.visit(node)
+    return list(search.statistics)
+
+
 class _State(NamedTuple):
     """How a value depends on the contents of the rows.
 
@@ -68,6 +73,8 @@ class _State(NamedTuple):
         Whether the contents of the rows determine how many items it has.
     causes : Causes
         Of this value.
+    mixed : frozenset of variables
+        The mixed value itself, or those that rows have as terms.
     """
 
     kind: int = _NONE
@@ -75,15 +82,24 @@ class _State(NamedTuple):
     is_certain: bool = True
     is_selected: bool = False
     causes: Causes = Causes()
+    mixed: frozenset[Variable] = frozenset()
 
     @property
     def mixes(self) -> bool:
         return self.kind == _MIXED or self.is_shifted
 
 
+def _joined(one: _State, other: _State) -> _State:
+    causes = Causes(*(a | b for a, b in zip(one.causes, other.causes)))
+    return max(one, other, key=lambda state: state.kind)._replace(
+        is_shifted=one.is_shifted or other.is_shifted, causes=causes, mixed=one.mixed | other.mixed
+    )
+
+
 class _Search:
     def __init__(self, axes: Mapping[Variable, int | str | None]) -> None:
         self._graph = RowGraph(axes)
+        self.statistics: dict[Variable, None] = {}
         self._states = {
             variable: _State(_ROWS) for variable, axis in axes.items() if axis not in (None, BOUND)
         }
@@ -94,8 +110,36 @@ class _Search:
     def visit(self, node: Apply) -> None:
         """Find how the outputs of a node depend on the rows."""
         self._graph.add(node)
+        if isinstance(node.op, names.Scan) and self._enter(node):
+            return
         state = self._state(node, [self.state(one) for one in node.inputs])
-        self._states.update(dict.fromkeys(node.outputs, state))
+        for output in node.outputs:
+            self._states[output] = state
+            if state.kind == _MIXED:
+                self._states[output] = state._replace(mixed=frozenset([output]))
+
+    def _enter(self, loop: Apply) -> bool:
+        """Find how the outputs of a loop depend on the rows, unless its steps may be rows."""
+        graph = self._graph.of_steps(loop)
+        if graph is None:
+            return False
+        steps, inner = steps_in(loop), _Search({})
+        inner._graph = graph
+        states = {one: self.state(source) for one, source in zip(steps.inputs, steps.sources)}
+        for _ in range(2):  # a step gets the states of the step before it
+            inner._states = dict(states)
+            for node in io_toposort(steps.inputs, steps.outputs):
+                inner.visit(node)
+            states.update(
+                (later, _joined(states[later], inner.state(one))) for one, later in steps.states
+            )
+        for one, end in zip(steps.outputs, steps.ends):
+            state = inner.state(one)
+            if end is not None:
+                self._states[end] = state._replace(
+                    mixed=frozenset([end] if state.kind == _MIXED else [])
+                )
+        return True
 
     def _state(self, node: Apply, states: list[_State]) -> _State:
         op, operation = node.op, getattr(node.op, "scalar_op", None)
@@ -115,7 +159,8 @@ class _Search:
         certain = frozenset(one for one in found if found[one])
         certain = certain.union(*[one.causes.certain for one in states])
         made = self._without_causes(node, states)
-        return made._replace(causes=Causes(possible, certain))
+        mixed = frozenset(one for each in states if made.is_shifted for one in each.mixed)
+        return made._replace(causes=Causes(possible, certain), mixed=mixed)
 
     def _without_causes(self, node: Apply, states: list[_State]) -> _State:
         op, value = node.op, self._graph.value(node.outputs[0])
@@ -126,7 +171,7 @@ class _Search:
             return _State(_ROWS if is_by_row else _NONE)
         if isinstance(op, names.Subtensor) and self._is_one_row(node):
             return _State()  # of which nothing is known
-        is_certain = isinstance(op, _FOLLOWED) and all(one.is_certain for one in states if one.mixes)
+        is_certain = rule_of(node) is not None and all(one.is_certain for one in states if one.mixes)
         if kind == _ROWS and value is not None and value.axis is None:
             return _State(_MIXED, False, is_certain)
         if kind == _ROWS and isinstance(op, (names.CAReduce, *names.LARGEST)):
@@ -149,42 +194,48 @@ class _Search:
 
     def _causes(self, node: Apply, states: list[_State]) -> Iterator[tuple[str, bool]]:
         """Yield the causes that a node adds, and whether each is certain."""
-        op, name = node.op, type(node.op).__name__
+        op, name, rule = node.op, type(node.op).__name__, rule_of(node)
         has_rows = any(one.kind == _ROWS for one in states)
-        if isinstance(op, names.Elemwise) and any(one.mixes for one in states):
-            yield from self._of_elementwise(node, states)
-        elif isinstance(op, _PRODUCTS):
-            yield from _of_product(states)
-        elif isinstance(op, names.CAReduce) and states[0].kind == _MIXED and not _is_sum(op):
-            yield NONLINEAR, states[0].is_certain
+        if any(one.mixes for one in states):
+            unknown = [(NONLINEAR, False)]
+            yield from unknown if rule is None else self._of_values(rule, states, node.outputs[0])
         if name in _CLIPPING and has_rows:
             yield CLIPPED, False
         if name in _NORMALIZING and has_rows:
             yield STATISTICS, True
         if isinstance(op, names.Scan) and self._runs_along_rows(node):
             yield RECURRENT, False
-        if has_rows and states[0].kind == _ROWS and _fixes_rows(node, self._graph.value(node.inputs[0])):
-            yield FIXED_BATCH, False
+        is_fixed = rule is not None and any(place == 0 for place, *_ in rule.numbers)
+        if is_fixed and isinstance(op, (*names.CONVOLUTIONS, names.Reshape)) and states[0].kind == _ROWS:
+            value = self._graph.value(node.inputs[0])
+            if value is not None and value.axis == 0 and node.outputs[0].ndim > 1:
+                yield FIXED_BATCH, False
 
-    def _of_elementwise(self, node: Apply, states: list[_State]) -> Iterator[tuple[str, bool]]:
-        op, known = node.op.scalar_op, self._graph.value(node.outputs[0])
-        if isinstance(op, _LINEAR):
-            return
-        if isinstance(op, scalar.Switch) and states[0].kind == _NONE:
-            return
-        is_quotient = isinstance(op, (scalar.TrueDiv, scalar.IntDiv))
-        if isinstance(op, scalar.Mul) or (is_quotient and not states[1].mixes):
-            if sum(one.kind != _NONE for one in states) > 1:
-                yield from _of_product(states)
-            elif isinstance(op, scalar.IntDiv) or (known is not None and known.degrees == {1}):
-                yield CONSTANT, False
-            return
-        mixing = states[1:] if is_quotient else [one for one in states if one.mixes]
-        is_certain = any(one.is_certain for one in mixing)
-        if any(one.kind == _ROWS for one in states):
-            yield STATISTICS, is_certain
-        else:
-            yield QUOTIENT if is_quotient else NONLINEAR, is_certain
+    def _of_values(
+        self, rule: Rule, states: list[_State], output: Variable
+    ) -> Iterator[tuple[str, bool]]:
+        """Yield the cause of the use of a mixed value, unless the result is linear in it."""
+        values = rule.values
+        used = [place for place, one in enumerate(states) if one.kind != _NONE]
+        mixing = [place for place in used if states[place].mixes]
+        has_rows = any(one.kind == _ROWS for one in states)
+        cause = STATISTICS if has_rows else NONLINEAR
+        if isinstance(values, Terms):
+            if {*used} <= {*rule.operands(len(states))}:
+                return
+        elif isinstance(values, Powers):
+            inexact = [place for place in mixing if values.exponents[place] != 1]
+            if not inexact and len(used) == 1:
+                known = self._graph.value(output)
+                if len(states) > 1 and known is not None and known.degrees == {1}:
+                    yield CONSTANT, False
+                return
+            mixing = inexact or mixing
+            if inexact and -1 in values.exponents and not has_rows:
+                cause = QUOTIENT
+        for place in mixing:
+            self.statistics.update(dict.fromkeys(sorted(states[place].mixed, key=str)))
+        yield cause, any(states[place].is_certain for place in mixing)
 
     def _runs_along_rows(self, node: Apply) -> bool:
         """Whether the steps of a recurrence are rows."""
@@ -200,14 +251,6 @@ class _Search:
         return value is not None and value.axis == 0
 
 
-def _of_product(factors: Sequence[_State]) -> Iterator[tuple[str, bool]]:
-    """Yield the cause of a product of mixed values with each other or with rows."""
-    factors = [one for one in factors if one.kind != _NONE]
-    mixing = [one.is_certain for one in factors if one.mixes]
-    if mixing and len(factors) > 1:
-        yield STATISTICS if any(one.kind == _ROWS for one in factors) else NONLINEAR, any(mixing)
-
-
 def _selects(node: Apply) -> bool:
     """Whether an operation selects items by their contents, as with a mask."""
     name = type(node.op).__name__
@@ -218,16 +261,3 @@ def _selects(node: Apply) -> bool:
 
 def _is_sum(op: names.Op) -> bool:
     return isinstance(getattr(op, "scalar_op", None), scalar.Add)
-
-
-def _fixes_rows(node: Apply, value: Rows | None) -> bool:
-    """Whether an operation expects a number of rows that is written in the graph."""
-    if isinstance(node.op, names.CONVOLUTIONS):
-        return bool(node.op.imshp) and node.op.imshp[0] is not None
-    if isinstance(node.op, names.Reshape) and value is not None and value.axis == 0:
-        shape = node.inputs[1]
-        first = getattr(shape, "data", None)
-        if first is None and shape.owner is not None and isinstance(shape.owner.op, names.MakeVector):
-            first = [getattr(shape.owner.inputs[0], "data", None)]
-        return first is not None and len(first) > 1 and first[0] is not None and first[0] > 0
-    return False

@@ -1,30 +1,37 @@
-"""On which inputs the results of a function depend, read from its graph before optimization."""
+"""On which inputs the results of a function depend, and along which of them a loop runs.
+
+If the ranks have different rows, a loop along the rows that computes each step from earlier steps starts
+again on each of them. A loop that only adds up, or only keeps the greatest or least value, does not
+count: its last step is a sum, or a maximum, over the rows. The gradient of any loop with respect to a
+variable that all steps use is such a sum.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterable, Sequence
 
-from synkhronos.engines.analysis.gradient_seeds import loss_ops
-from synkhronos.engines.analysis.rows import extents
-from synkhronos.engines.base import Analysis, Dependence
+from synkhronos.engines.analysis.graphs import Dependence, loss_ops
+from synkhronos.engines.analysis.rows import LENGTH, RowAxes, extents
+from synkhronos.engines.analysis.rules import Choice, Powers, Terms, rule_of
+from synkhronos.engines.analysis.shapes import constant_index
+from synkhronos.engines.base import BOUND, Analysis, Sources
 from synkhronos.engines.bucketed_vector import BucketReady
 from synkhronos.engines.collectives import Collective, is_peers
 from synkhronos.engines.names import (
-    VIEWS,
     Apply,
     Elemwise,
+    Scan,
+    Shape,
+    Shape_i,
     SharedVariable,
+    Subtensor,
     Variable,
     io_toposort,
     scalar,
+    steps_of,
 )
 
-_ELEMENTWISE = (
-    scalar.Add, scalar.Sub, scalar.Mul, scalar.Neg, scalar.Cast, scalar.Identity, scalar.Maximum,
-    scalar.Minimum,
-)  # fmt: skip
-_FIRST_ONLY = (scalar.TrueDiv,)  # linear in the first operand only
-_VIEWS = (*VIEWS, BucketReady)
+_FOLDS = (scalar.Add, scalar.Mul, scalar.Maximum, scalar.Minimum, scalar.AND, scalar.OR)
 
 
 def analyze(
@@ -44,21 +51,30 @@ def analyze(
     updates = [(one.variable, one.update) for one in specifications if one.update is not None]
     arguments, results = arguments_and_results(specifications, outputs)
     nodes = io_toposort(inputs, results)
-    masks, own = _masks(inputs, nodes), _masks(inputs, nodes, is_cut=True)
+    equal = {
+        one
+        for node in nodes
+        if isinstance(node.op, Collective) and node.op.is_same_everywhere
+        for one in node.outputs
+    }
+    sources = [one for one in inputs if not is_peers(one)]
+    every, own = Dependence(sources, {}), Dependence(sources, {}, equal)
     positions = {one: position for position, one in enumerate(arguments)}
-    found = [
-        Dependence(
-            *_dependence(masks.get(one, 0), inputs, positions),
-            *_dependence(own.get(one, 0), inputs, positions),
+
+    def used(variables: Iterable[Variable]) -> tuple[frozenset[int], frozenset[SharedVariable]]:
+        return (
+            frozenset(positions[one] for one in variables if one in positions),
+            frozenset(one for one in variables if one not in positions),
         )
+
+    found = [
+        Sources(*used(every.sources_in(every.of(one))), *used(own.sources_in(own.of(one))))
         for one in results
     ]
     return Analysis(
         outputs=found[: len(outputs)],
         updates={shared: one for (shared, _), one in zip(updates, found[len(outputs) :])},
-        accumulated=frozenset(
-            shared for shared, new in updates if _accumulates(shared, new, masks, inputs)
-        ),
+        accumulated=frozenset(shared for shared, new in updates if _accumulates(shared, new)),
         extents=extents(arguments, axes, outputs),
         loss_ops=loss_ops(nodes, outputs),
     )
@@ -73,55 +89,142 @@ def arguments_and_results(
     return arguments, [*outputs, *(one.update for one in specifications if one.update is not None)]
 
 
-def _masks(
-    inputs: Sequence[Variable], nodes: Sequence[Apply], is_cut: bool = False
-) -> dict[Variable, int]:
-    """Return, for each variable, the inputs that it depends on as the bits of a number.
-
-    If `is_cut`, results of collectives that are the same on every rank depend on nothing.
-    """
-    masks = {variable: 1 << number for number, variable in enumerate(inputs) if not is_peers(variable)}
-    for node in nodes:
-        mask = 0
-        if is_cut and isinstance(node.op, Collective) and node.op.is_same_everywhere:
-            continue
-        for one in node.inputs:
-            mask |= masks.get(one, 0)
-        for one in node.outputs:
-            masks[one] = mask
-    return masks
-
-
-def _dependence(
-    mask: int, inputs: Sequence[Variable], positions: Mapping[Variable, int]
-) -> tuple[frozenset[int], frozenset[SharedVariable]]:
-    used = [one for number, one in enumerate(inputs) if mask >> number & 1]
-    return (
-        frozenset(positions[one] for one in used if one in positions),
-        frozenset(one for one in used if one not in positions),
-    )
-
-
-def _accumulates(
-    shared: SharedVariable, new: Variable, masks: Mapping[Variable, int], inputs: Sequence[Variable]
-) -> bool:
+def _accumulates(shared: SharedVariable, new: Variable) -> bool:
     """Whether the old value enters the new value only elementwise: in sums, multiples, or as a part."""
-    own = 1 << inputs.index(shared)
+    old = Dependence([shared], {})
     waiting, seen = [new], set()
     while waiting:
         variable = waiting.pop()
-        if variable is shared or variable in seen or not masks.get(variable, 0) & own:
+        if variable is shared or variable in seen or not old.of(variable):
             continue
         seen.add(variable)
-        op = variable.owner.op
-        using = [one for one in variable.owner.inputs if masks.get(one, 0) & own]
-        if isinstance(op, Elemwise):
-            if isinstance(op.scalar_op, scalar.Mul) and len(using) > 1:
+        node = variable.owner
+        using = [place for place, one in enumerate(node.inputs) if old.of(one)]
+        rule = rule_of(node)
+        if rule is None or rule.reduced or any(rule.mixed):
+            if not isinstance(node.op, BucketReady):
                 return False
-            divides = isinstance(op.scalar_op, _FIRST_ONLY) and using == variable.owner.inputs[:1]
-            if not divides and not isinstance(op.scalar_op, _ELEMENTWISE):
+        elif isinstance(rule.values, Powers):
+            if len(using) > 1 or rule.values.exponents[using[0]] != 1:
                 return False
-        elif not isinstance(op, _VIEWS):
+        elif isinstance(rule.values, Terms):
+            if not {*using} <= {*rule.operands(len(node.inputs))}:
+                return False
+        elif not isinstance(rule.values, Choice):
             return False
-        waiting.extend(using)
+        waiting.extend(node.inputs[place] for place in using)
+    return True
+
+
+# Loops
+
+
+def recurrent(
+    arguments: Sequence[Variable], axes: Sequence[int | str | None], results: Sequence[Variable]
+) -> list[int]:
+    """Return the positions of the arguments along whose rows a loop depends on earlier steps.
+
+    Parameters
+    ----------
+    arguments : list of variables
+    axes : list
+        As of `Engine.analyze`.
+    results : list of variables
+    """
+    nodes = io_toposort(arguments, results)
+    if not any(isinstance(node.op, Scan) for node in nodes):
+        return []
+    uses = _Uses(nodes, results)
+    loops = {node for node in nodes if isinstance(node.op, Scan) and _is_recurrence(node, uses)}
+    found = []
+    for axis in range(len(arguments)) if loops else ():
+        if axes[axis] is not None and _runs_along(loops, nodes, arguments, axes, axis):
+            found.append(axis)
+    return found
+
+
+def _runs_along(
+    loops: set[Apply],
+    nodes: Sequence[Apply],
+    arguments: Sequence[Variable],
+    axes: Sequence[int | str | None],
+    position: int,
+) -> bool:
+    """Whether one of the loops runs along the rows of an argument, or between the bounds of rows."""
+    kept: list[int | str | None]
+    kept = [axis if axis == BOUND == axes[position] else None for axis in axes]
+    kept[position] = axes[position]
+    graph = RowAxes(dict(zip(arguments, kept)))
+    for node in nodes:
+        graph.add(node)
+        if node in loops:
+            sequences = node.op.outer_seqs(node.inputs)
+            values = [graph.value(one) for one in sequences]
+            if any(value is not None and value.axis == 0 for value in values):
+                return True
+            if not sequences and graph.value(node.inputs[0]) == LENGTH:
+                return True
+    return False
+
+
+class _Uses:
+    """Where the variables of a graph are used."""
+
+    def __init__(self, nodes: Sequence[Apply], results: Sequence[Variable]) -> None:
+        self._results = set(results)
+        self._nodes: dict[Variable, list[Apply]] = {}
+        for node in nodes:
+            for one in node.inputs:
+                self._nodes.setdefault(one, []).append(node)
+
+    def is_last_only(self, variable: Variable) -> bool:
+        """Whether only the last item of a variable is used."""
+        if variable in self._results:
+            return False
+        return all(self._takes_last(node, variable) for node in self._nodes.get(variable, ()))
+
+    def _takes_last(self, node: Apply, variable: Variable) -> bool:
+        if isinstance(node.op, (Shape, Shape_i, Scan)):  # a loop that uses each step is a gradient
+            return True
+        if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar.Second):
+            return node.inputs[1] is not variable
+        if not isinstance(node.op, Subtensor):
+            return False
+        chosen = constant_index(node)[0]
+        return chosen == -1 or (isinstance(chosen, slice) and self.is_last_only(node.outputs[0]))
+
+
+def _is_recurrence(node: Apply, uses: _Uses) -> bool:
+    """Whether a loop depends on earlier steps other than by folding."""
+    op = node.op
+    inner_inputs, inner_outputs = steps_of(op)
+    # A loop with other states, of several taps in both directions, is the gradient of such a loop.
+    taps = set(op.inner_mitsot(inner_inputs))
+    states = op.inner_sitsot(inner_inputs)
+    earlier = Dependence([*taps, *states], {})
+    news = op.inner_sitsot_outs(inner_outputs)
+    others = [*op.inner_mitsot_outs(inner_outputs), *op.inner_nitsot_outs(inner_outputs)]
+    if earlier.of(*others):
+        return True
+    kept = op.outer_sitsot_outs(node.outputs)
+    return any(
+        earlier.of(new) and not (_is_fold(new, state, earlier) and uses.is_last_only(all_steps))
+        for state, new, all_steps in zip(states, news, kept)
+    )
+
+
+def _is_fold(new: Variable, state: Variable, earlier: Dependence) -> bool:
+    """Whether a single operation combines the old state with values that do not depend on old states."""
+    kind = None
+    while new is not state:
+        node = new.owner
+        scalar_op = getattr(node and node.op, "scalar_op", None)
+        if not isinstance(scalar_op, (scalar.Cast, scalar.Identity)):
+            if not isinstance(scalar_op, _FOLDS) or kind not in (None, type(scalar_op)):
+                return False
+            kind = type(scalar_op)
+        operands = [one for one in node.inputs if earlier.of(one)]
+        if len(operands) != 1:
+            return False
+        [new] = operands
     return True

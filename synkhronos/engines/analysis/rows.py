@@ -13,27 +13,31 @@ number of rows. Known results are certain; an output is never taken for a sum by
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Mapping, NamedTuple, Sequence
+import math
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from synkhronos.engines import names
+from synkhronos.engines.analysis.graphs import steps_in
+from synkhronos.engines.analysis.rules import Labels, Part, Rule, Terms, ndim, rule_of
 from synkhronos.engines.analysis.shapes import (
-    TRANSFERS,
+    Item,
     axis_after,
     constant_index,
     dims,
     item,
-    normalized_axes,
-    without_axes,
+    numbers_along,
+    present_extent,
+    present_items,
 )
 from synkhronos.engines.base import BOUND, PARTLY_SUM, ROWS, SUM
-from synkhronos.engines.names import Apply, Constant, Reciprocal, Variable, io_toposort, scalar
+from synkhronos.engines.names import Apply, Constant, Variable, io_toposort, scalar
 
-_MOST = 4  # a value with more degrees counts as unknown
-_SAME = (scalar.Neg, scalar.Cast, scalar.Identity)
-_SUMS = (scalar.Add, scalar.Sub)
-_CHOICES = (scalar.Maximum, scalar.Minimum)
+_ROUNDS = 4  # in which the states of a loop are found
+
+#: Operations on sparse matrices, by their names: the compiler imports these when they are used.
+_SPARSE_ROWS = ("GetItem2d", "DenseFromSparse", "SparseFromDense", "Cast")
 
 
 class Rows(NamedTuple):
@@ -49,10 +53,6 @@ class Rows(NamedTuple):
 
     axis: int | None
     degrees: frozenset[float]
-
-    def times(self, other: Rows) -> frozenset[float]:
-        """Return the degrees of the product with another value."""
-        return frozenset(one + two for one in self.degrees for two in other.degrees)
 
 
 ZERO, FIXED, LENGTH = (Rows(None, frozenset(degrees)) for degrees in ((), (0,), (1,)))
@@ -139,167 +139,129 @@ class RowGraph:
     def add(self, node: Apply) -> None:
         """Find the values of the outputs of a node, whose inputs have been found."""
         found = self._apply(node, [self.value(one) for one in node.inputs])
-        for output in node.outputs:
-            self._values.setdefault(output, found)
+        for place, output in enumerate(node.outputs):
+            self._values.setdefault(output, found[place] if isinstance(found, list) else found)
 
-    def _apply(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+    def _apply(self, node: Apply, values: list[Rows | None]) -> Rows | list[Rows | None] | None:
         op = node.op
-        for kinds, rule in _RULES:
+        if isinstance(op, names.Scan):
+            return self.looped(node, values)
+        if isinstance(op, (names.Subtensor, names.Shape_i)):
+            one = item(node.outputs[0])
+            if one is not node.outputs[0]:  # an item of a shape
+                return self.number(one)
+        for kinds, special in _SPECIAL:
             if isinstance(op, kinds):
-                return getattr(self, rule)(node, values)
-        if type(op).__name__ in TRANSFERS:
-            return values[0]
-        return of_unlisted(values)
+                return getattr(self, special)(node, values)
+        return self.by_rule(node, values)
 
-    def dims(self, shape: Variable) -> list[int | Rows | None] | None:
-        return dims(shape, self.value, self._extents)
-
-    def _extents(self, variable: Variable) -> list[Rows] | None:
-        value = self.value(variable)
-        if value is None:
-            return None
-        return [LENGTH if axis == value.axis else FIXED for axis in range(variable.ndim)]
-
-    def item(self, number: Variable) -> int | Rows | None:
-        return item(number, self.value)
+    def number(self, one: Item) -> Rows | None:
+        """Return the value of an item of a shape."""
+        if isinstance(one, int):
+            return FIXED
+        if not isinstance(one, tuple):
+            return self.value(one)
+        value = self.value(one[0])
+        return None if value is None else LENGTH if value.axis == one[1] else FIXED
 
     # Rules: each returns the value of all outputs of a node
 
-    def elementwise(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        return _elementwise(node.op.scalar_op, values, node.inputs)
-
-    def reduction(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        (value,), op = values, node.op
-        items = self.dims(node.inputs[0])
-        if items is not None and isinstance(op.scalar_op, scalar.Mul):  # the size of an array
-            return None if None in items else Rows(None, frozenset([items.count(LENGTH)]))
-        if value is None:
-            return None
-        axes = normalized_axes(op.axis, node.inputs[0].ndim)
-        axis = value.axis
-        is_sum = isinstance(op.scalar_op, scalar.Add)
-        if axis is not None and axis in axes:
-            added = 0 if isinstance(op, names.MEANS) else 1
-            return _raised(value.degrees, added) if is_sum else None
-        return Rows(without_axes(axis, axes), value.degrees) if is_sum or value.degrees <= {0} else None
-
-    def largest(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        (value,) = values[:1]
-        if value is None or not value.degrees <= {0}:
-            return None
-        axes = normalized_axes(node.op.axis, node.inputs[0].ndim)
-        if value.axis in axes:
-            return None
-        return Rows(without_axes(value.axis, axes), FIXED.degrees)
-
-    def dimshuffle(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        (value,) = values
-        if value is None or value.axis is None:
-            return value
-        if value.axis not in node.op.new_order:  # removed, as its extent is expected to be 1
-            return None
-        return Rows(node.op.new_order.index(value.axis), value.degrees)
-
-    def dot(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        known = all_known(values)
-        if known is None:
-            return None
-        (a, b), (left, right) = known, node.inputs
-        summed_in_a = a.axis is not None and a.axis == left.ndim - 1
-        summed_in_b = b.axis is not None and b.axis == max(right.ndim - 2, 0)
-        degrees = a.times(b)
-        if summed_in_a and summed_in_b:
-            return _raised(degrees, 1)
-        if summed_in_a or summed_in_b or None not in (a.axis, b.axis):
-            return None
-        if b.axis is not None:
-            return Rows(left.ndim - 1, degrees)
-        return Rows(a.axis, degrees)
-
-    def batched_dot(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        known = all_known(values)
-        if known is None or [value.axis for value in known] != [0, 0]:
+    def by_rule(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+        """Return the value that the rule of an operation gives."""
+        rule = rule_of(node)
+        if rule is None:
             return of_unlisted(values)
-        return Rows(0, known[0].times(known[1]))
+        used = [
+            (labels, FIXED if labels is None else value) for labels, value in zip(rule.inputs, values)
+        ]
+        known = [(labels or (), value) for labels, value in used if value is not None]
+        along = {labels[value.axis] for labels, value in known if value.axis is not None}
+        if len(known) < len(used) or len(along) > 1 or along & {None, *rule.mixed}:
+            return None
+        for label in along:
+            if any(value.axis is None and label in labels for labels, value in known):
+                return None
+            return _along(rule, label, known)
+        degrees = rule.degrees([value.degrees for _, value in known])
+        return None if degrees is None else Rows(None, degrees)
 
-    def convolution(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        known = all_known(values)
-        if known is None or known[0].axis != 0 or known[1].axis is not None:
+    def looped(self, node: Apply, values: list[Rows | None]) -> Rows | list[Rows | None] | None:
+        graph = self.of_steps(node)
+        if graph is None:
             return of_unlisted(values)
-        return Rows(0, known[0].times(known[1]))
+        steps = steps_in(node)
+        found = {end: _ahead(graph.value(one), -1) for one, end in zip(steps.outputs, steps.ends)}
+        return [found.get(one) for one in node.outputs]
 
-    def by_row(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        known = all_known(values)
-        if known is None or known[0].axis != 0 or not all(one.degrees <= {0} for one in known):
-            return of_unlisted(values)
-        return Rows(0, FIXED.degrees)
-
-    def softmax(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        value, axes = values[0], normalized_axes(node.op.axis, node.inputs[0].ndim)
-        if value is None or value.axis in axes:
-            return of_unlisted(values)
-        return Rows(value.axis, FIXED.degrees) if value.degrees <= {0} else None
-
-    def linear_by_row(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        known = all_known(values)
-        if known is None or known[0].axis != 0:
-            return of_unlisted(values)
-        return Rows(0, known[0].degrees)
-
-    def pooling(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        return self.by_row(node, values) if node.inputs[0].ndim > node.op.ndim else of_unlisted(values)
-
-    def reshape(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        value, shape = values[0], self.dims(node.inputs[1])
-        if value is None or not shape:
-            return of_unlisted(values)
-        rest_is_fixed = all(isinstance(one, int) or one == FIXED for one in shape[1:])
-        if value.axis is None:
-            return value if rest_is_fixed and (isinstance(shape[0], int) or shape[0] == FIXED) else None
-        if value.axis == 0 and (shape[0] == LENGTH or shape[0] == -1) and rest_is_fixed:
-            return Rows(0, value.degrees)
+    def of_steps(self, loop: Apply) -> RowGraph | None:
+        """Return the values in the steps of a loop; None if the steps may be rows, or differ."""
+        if self.value(loop.inputs[0]) != FIXED:  # the number of steps
+            return None
+        steps = steps_in(loop)
+        known = {
+            one: _ahead(self.value(source), ndim(source) - ndim(one))
+            for one, source in zip(steps.inputs, steps.sources)
+        }
+        for _ in range(_ROUNDS):
+            graph = RowGraph({}, known)
+            graph.values_of(steps.outputs)
+            later = {state: _alike(known[state], graph.value(one)) for one, state in steps.states}
+            if all(known[one] == value for one, value in later.items()):
+                return graph
+            known.update(later)
         return None
 
-    def alloc(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        shape = [self.item(one) for one in node.inputs[1:]]
-        if values[0] is None or values[0].axis is not None or None in shape:
+    def reduction(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+        items = dims(node.inputs[0])
+        if items is None or not isinstance(node.op.scalar_op, scalar.Mul):
+            return self.by_rule(node, values)
+        numbers = [self.number(one) for one in items]  # the result is the size of an array
+        return None if None in numbers else Rows(None, frozenset([numbers.count(LENGTH)]))
+
+    def reshape(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+        value, items = values[0], dims(node.inputs[1])
+        if value is None or not items:
+            return of_unlisted(values)
+        first, rest = items[0], [self.number(one) for one in items[1:]]
+        if any(one != FIXED for one in rest):
             return None
-        return self._filled(shape, values[0].degrees)
+        if value.axis is None:
+            return value if self.number(first) == FIXED else None
+        is_kept = value.axis == 0 and (first == -1 or self.number(first) == LENGTH)
+        return Rows(0, value.degrees) if is_kept else None
+
+    def counted(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+        return of_unlisted(values)
+
+    def empty(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+        return self._filled([item(one) for one in node.inputs], ZERO.degrees)
+
+    def alloc(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+        if values[0] is None or values[0].axis is not None:
+            return None
+        return self._filled([item(one) for one in node.inputs[1:]], values[0].degrees)
 
     def random(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        shape = self.dims(node.inputs[1])
-        if shape is None or None in shape:
+        shape = dims(node.inputs[1])
+        if shape is None or any(self.number(one) is None for one in shape):
             return of_unlisted(values)
         known = all(one is not None and one.degrees <= {0} for one in values[2:])
         return self._filled(shape, FIXED.degrees) if known else None
 
-    def _filled(self, shape: Sequence[int | Rows | None], degrees: frozenset[float]) -> Rows | None:
-        axes = [axis for axis, one in enumerate(shape) if one == LENGTH]
-        if len(axes) > 1 or any(one not in (LENGTH, FIXED) for one in shape if not isinstance(one, int)):
+    def _filled(self, shape: Sequence[Item], degrees: frozenset[float]) -> Rows | None:
+        numbers = [self.number(one) for one in shape]
+        axes = [axis for axis, one in enumerate(numbers) if one == LENGTH]
+        if len(axes) > 1 or any(one not in (LENGTH, FIXED) for one in numbers):
             return None
         return Rows(axes[0] if axes else None, degrees)
 
-    def shape_item(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        if values[0] is None:
-            return None
-        return LENGTH if values[0].axis == node.op.i else FIXED
-
     def indexed(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        chosen = constant_index(node)
-        items = self.dims(node.inputs[0])
-        if items is not None and len(chosen) == 1 and isinstance(chosen[0], int):
-            one = items[chosen[0]] if -len(items) <= chosen[0] < len(items) else None
-            return FIXED if isinstance(one, int) else one
-        value = values[0]
+        value, chosen = values[0], constant_index(node)
         if value is not None and value.axis is None:
             for axis, one in enumerate(chosen):
                 if self._is_window(one):
                     return Rows(axis_after(axis, chosen), value.degrees)
-        if value is None or value.axis is None:
-            return value if of_unlisted(values[1:]) is not None else None
-        if value.axis < len(chosen) and chosen[value.axis] != slice(None):
-            return None
-        return Rows(axis_after(value.axis, chosen), value.degrees)
+        return self.by_rule(node, values)
 
     def _is_window(self, rows: Any) -> bool:
         """Whether these are the rows between the bounds of a window."""
@@ -308,98 +270,138 @@ class RowGraph:
         return {_of_tensor(rows.start), _of_tensor(rows.stop)} == self._bounds != set()
 
     def looked_up(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        if any(isinstance(one, slice) for one in getattr(node.op, "idx_list", ())):
-            return of_unlisted(values)
         table, index = values[0], values[-1]
-        if table is not None and index is not None and index.axis == 0 and index.degrees <= {0}:
-            if table.axis is None and len(values) == 2:  # as of embeddings
-                return Rows(0, table.degrees)
-            if table.axis == 0 and len(values) == 3 and self._counts_rows(node.inputs[1]):
-                return Rows(0, table.degrees)  # table[arange(n), index]
-        return of_unlisted(values)
+        if len(values) == 3 and None not in (table, index) and self._counts_rows(node.inputs[1]):
+            if table.axis == index.axis == 0 and index.degrees <= {0}:  # type: ignore[union-attr]
+                return Rows(0, table.degrees)  # type: ignore[union-attr]  # table[arange(n), index]
+        return self.by_rule(node, values)
 
     def _counts_rows(self, index: Variable) -> bool:
         """Whether this is ``arange(n)`` for the number of rows."""
         if index.owner is None or not isinstance(index.owner.op, names.ARange):
             return False
-        start, stop, step = map(self.item, index.owner.inputs)
-        return start == 0 and stop == LENGTH and step == 1
-
-    def stacked(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        alike = len(set(values)) == 1 and values[0] is not None and values[0].axis is None
-        return values[0] if alike else of_unlisted(values)
-
-    def same(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        return values[0]
+        start, stop, step = map(item, index.owner.inputs)
+        return start == 0 and step == 1 and self.number(stop) == LENGTH
 
 
-def _elementwise(
-    op: scalar.ScalarOp, values: list[Rows | None], inputs: Sequence[Variable]
-) -> Rows | None:
-    """Return the `Rows` of the results of a scalar operation, None if they are not known."""
-    known = all_known(values)
-    if known is None:
+class RowAxes(RowGraph):
+    """Which axis of a value has the rows, also where a row of it depends on several rows.
+
+    A `RowGraph` tells how a value on some of the rows relates to the value on all of them, so it knows
+    an axis only if each row is computed from a single row. Here, it is enough that the items along an
+    axis are rows, in some order and number: as in a difference of neighbours, in rows in another order,
+    less the mean of all rows, or after a loop over them. A part of these items is then a part of a value
+    that was computed from all rows. Of the `Rows`, only the axes count.
+    """
+
+    def _apply(self, node: Apply, values: list[Rows | None]) -> Rows | list[Rows | None] | None:
+        if isinstance(node.op, names.WRITES):
+            return None if None in values else values[0]
+        if type(node.op).__name__ in _SPARSE_ROWS and "sparse" in type(node.op).__module__:
+            return self.sparse(node, values)
+        return super()._apply(node, values)
+
+    def by_rule(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+        """The axis of the known operands: the others have the same extent along it, or are broadcast."""
+        rule, found = rule_of(node), super().by_rule(node, values)
+        if found is not None or rule is None:
+            return found
+        known = [
+            (labels, value) for labels, value in zip(rule.inputs, values) if labels and value is not None
+        ]
+        along = {labels[value.axis] for labels, value in known if value.axis is not None}
+        if not along or None in along:
+            return None
+        for axis, label in enumerate(rule.outputs[0]):
+            if along <= {*(label.labels if isinstance(label, Part) else [label])}:
+                return Rows(axis, FIXED.degrees)
+        return FIXED if len(known) == 1 == sum(bool(one) for one in rule.inputs) else None
+
+    def looked_up(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+        found, table = numbers_along(node), values[0]
+        if found is None or table is None or values[-1] is None:
+            return super().looked_up(node, values)
+        if table.axis is None:
+            return Rows(found[0], FIXED.degrees) if values[-1].axis == 0 else of_unlisted(values)
+        if values[-1].axis is None or found[0] == table.axis:
+            return Rows(table.axis, FIXED.degrees)
         return None
-    axes = {value.axis for value in known} - {None}
-    if len(axes) > 1:
-        return None
-    axis = axes.pop() if axes else None
-    if axis is not None:
-        for value, one in zip(known, inputs):
-            if value.axis is None and not one.type.broadcastable[axis]:
+
+    def reshape(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+        return super().reshape(node, values) or self._reshaped(node, values[0])
+
+    def _reshaped(self, node: Apply, value: Rows | None) -> Rows | None:
+        """The axis that has as many items before it as the axis of rows had."""
+        shape, present = dims(node.inputs[1]), present_items(node.inputs[1])
+        if value is None or value.axis is None or not shape or not present:
+            return None
+        before = [present_extent(node.inputs[0], axis) for axis in range(value.axis)]
+        known = [extent for extent in before if extent is not None]
+        if len(known) < len(before):
+            return None
+        wanted, n_items, axis = math.prod(known), 1, 0
+        while axis < len(shape) and (n_items != wanted or shape[axis] == 1):
+            extent = present[axis]
+            if extent is None:
                 return None
-    degrees = _degrees(op, known, inputs)
-    return None if degrees is None or len(degrees) > _MOST else Rows(axis, frozenset(degrees))
+            n_items, axis = n_items * extent, axis + 1
+        if axis == len(shape) or n_items != wanted:
+            return None
+        is_known = isinstance(shape[axis], int) or self.number(shape[axis]) == LENGTH
+        are_known = all(self.number(one) == FIXED for one in shape[axis + 1 :])
+        return Rows(axis, FIXED.degrees) if is_known and are_known else None
+
+    def counted(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+        start, stop, step = (self.number(item(one)) for one in node.inputs)
+        is_by_row = start == FIXED and stop == LENGTH and item(node.inputs[2]) == 1
+        return Rows(0, FIXED.degrees) if is_by_row else of_unlisted(values)
+
+    def looped(self, node: Apply, values: list[Rows | None]) -> Rows | list[Rows | None] | None:
+        """A loop has an item for each step, so it has rows on axis 0 if its sequences do."""
+        sequences = values[1 : 1 + len(node.op.outer_seqs(node.inputs))]
+        is_by_row = any(one is not None and one.axis == 0 for one in sequences)
+        return Rows(0, FIXED.degrees) if is_by_row else super().looped(node, values)
+
+    def sparse(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+        value = values[0]
+        if value is None or value.axis != 0:
+            return of_unlisted(values)
+        return value
 
 
-def _degrees(
-    op: scalar.ScalarOp, values: list[Rows], inputs: Sequence[Variable]
-) -> AbstractSet[float] | None:
-    degrees = [value.degrees for value in values]
-    if isinstance(op, _SAME):
-        return degrees[0]
-    if isinstance(op, scalar.Second):
-        return degrees[1]
-    if isinstance(op, _SUMS):
-        return frozenset().union(*degrees)
-    if isinstance(op, scalar.Switch):
-        return degrees[1] | degrees[2]
-    if isinstance(op, scalar.Mul):
-        product = FIXED
-        for value in values:
-            product = Rows(None, product.times(value))
-        return product.degrees
-    if isinstance(op, scalar.Sqr):
-        return values[0].times(values[0])
-    if all(one <= {0} for one in degrees):
-        return FIXED.degrees
-    return _of_single_degrees(op, degrees, inputs)
+def _ahead(value: Rows | None, axes: int) -> Rows | None:
+    """Return a value without its first axes; None if one of them has the rows."""
+    if value is None or value.axis is None:
+        return value
+    return None if value.axis < axes else Rows(value.axis - axes, value.degrees)
 
 
-def _of_single_degrees(
-    op: scalar.ScalarOp, degrees: list[frozenset[float]], inputs: Sequence[Variable]
-) -> AbstractSet[float] | None:
-    """Return the degree of an operation whose degree is known only if each operand has a single term."""
-    if isinstance(op, scalar.TrueDiv) and len(degrees[1]) == 1:
-        (divisor,) = degrees[1]
-        return {one - divisor for one in degrees[0]}
-    if any(len(one) != 1 for one in degrees):
+def _alike(one: Rows | None, other: Rows | None) -> Rows | None:
+    """Return the value of something that is one of two; None if they are not of a kind."""
+    if one is None or other is None or one.axis != other.axis:
         return None
-    (first,), *others = degrees
-    if isinstance(op, scalar.Abs):
-        return {first}
-    if isinstance(op, Reciprocal):
-        return {-first}
-    if isinstance(op, scalar.Sqrt):
-        return {first / 2}
-    if isinstance(op, _CHOICES) and others[0] == {first}:
-        return {first}
-    if isinstance(op, scalar.LogicalComparison) and others[0] == {first}:
-        return FIXED.degrees
-    if isinstance(op, scalar.Pow) and isinstance(inputs[1], Constant):
-        exponent = inputs[1].data
-        return {first * float(exponent.reshape(-1)[0])} if exponent.size == 1 else None
-    return None
+    is_same = not one.degrees or not other.degrees or one.degrees == other.degrees
+    return Rows(one.axis, one.degrees | other.degrees) if is_same else None
+
+
+def _along(rule: Rule, label: Any, known: Sequence[tuple[Labels, Rows]]) -> Rows | None:
+    """Return the value of operands that have rows along the axes with a label."""
+    output = rule.outputs[0]
+    is_reduced, parts = label not in output, [one for one in output if isinstance(one, Part)]
+    if is_reduced and (rule.reduced is None or any(label in one.labels for one in parts)):
+        return None
+    added = 1 if is_reduced and rule.reduced == "sum" else 0
+    has_terms = isinstance(rule.values, Terms)
+    each = [
+        _raised(value.degrees, added) if has_terms and label in labels else value.degrees
+        for labels, value in known
+    ]
+    degrees = rule.degrees(each)
+    if degrees is None:
+        return None
+    if not is_reduced:
+        return Rows(output.index(label), degrees)
+    return Rows(None, degrees if has_terms else _raised(degrees, added))
 
 
 def _of_tensor(bound: Any) -> Any:
@@ -410,14 +412,8 @@ def _of_tensor(bound: Any) -> Any:
     return bound
 
 
-def _raised(degrees: frozenset[float], by: int) -> Rows:
-    return Rows(None, frozenset(degree + by for degree in degrees))
-
-
-def all_known(values: Sequence[Rows | None]) -> list[Rows] | None:
-    """Return the values; None if one of them is not known."""
-    known = [value for value in values if value is not None]
-    return known if len(known) == len(values) else None
+def _raised(degrees: frozenset[float], by: int) -> frozenset[float]:
+    return frozenset(degree + by for degree in degrees)
 
 
 def of_unlisted(values: Sequence[Rows | None]) -> Rows | None:
@@ -426,24 +422,13 @@ def of_unlisted(values: Sequence[Rows | None]) -> Rows | None:
     return FIXED if fixed else None
 
 
-_RULES = [
-    (names.Elemwise, "elementwise"),
+_SPECIAL = [
     (names.CAReduce, "reduction"),
-    (names.DimShuffle, "dimshuffle"),
-    (names.COPIES, "same"),
-    (names.Dot, "dot"),
-    (names.BatchedDot, "batched_dot"),
     (names.Subtensor, "indexed"),
     ((names.AdvancedSubtensor1, names.AdvancedSubtensor), "looked_up"),
     (names.Reshape, "reshape"),
     (names.Alloc, "alloc"),
-    (names.Shape_i, "shape_item"),
-    (names.LARGEST, "largest"),
-    (names.BY_ROW, "by_row"),
-    (names.SOFTMAXES, "softmax"),
-    (names.LINEAR_BY_ROW, "linear_by_row"),
-    (names.CONVOLUTIONS, "convolution"),
-    (names.POOLS, "pooling"),
-    (names.MakeVector, "stacked"),
+    (names.AllocEmpty, "empty"),
     (names.RANDOM, "random"),
+    (names.ARange, "counted"),
 ]

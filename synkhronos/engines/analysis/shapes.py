@@ -1,14 +1,15 @@
 """The items of shapes and indices in a graph, as far as they are constants or extents of arrays.
 
-An item is an int, or a value that stands for an extent; None if it is not known.
+An item is an int, an `Extent`, or else the variable that computes it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Sequence
+from typing import Any, Iterable, Sequence, Tuple, Union
 
 import numpy as np
 
+from synkhronos.engines import names
 from synkhronos.engines.names import (
     Apply,
     Constant,
@@ -17,10 +18,12 @@ from synkhronos.engines.names import (
     Join,
     MakeVector,
     Reshape,
+    ScalarFromTensor,
     Shape,
     Shape_i,
     SharedVariable,
     Subtensor,
+    TensorFromScalar,
     Variable,
     constant_idx,
     get_idx_list,
@@ -28,23 +31,13 @@ from synkhronos.engines.names import (
     scalar,
 )
 
-if TYPE_CHECKING:
-    from synkhronos._typing import T
-
-#: The names of operations that move a value to another device; they are there only with pygpu.
-TRANSFERS = ("GpuFromHost", "HostFromGpu", "GpuToGpu")
+#: An axis of an array, ``(variable, axis)``, that has this extent
+Extent = Tuple[Variable, int]
+Item = Union[int, Extent, Variable]
 
 
-def dims(
-    shape: Variable,
-    value_of: Callable[[Variable], Any],
-    extents_of: Callable[[Variable], list[Any] | None],
-) -> list[Any] | None:
-    """Return the list of the items of a vector that is a shape; None if it is not known.
-
-    ``value_of(variable)`` returns the value that stands for a number, or None; ``extents_of(variable)``
-    the list of the values that stand for the extents of an array, or None.
-    """
+def dims(shape: Variable) -> list[Item] | None:
+    """Return the list of the items of a vector that is a shape; None if it is not known."""
     node = shape.owner
     if isinstance(shape, Constant):
         return [int(one) for one in shape.data] if getattr(shape, "ndim", 0) == 1 else None
@@ -52,61 +45,56 @@ def dims(
         return None
     op, first = node.op, node.inputs[0]
     if isinstance(op, Shape):
-        return extents_of(first)
+        return [(first, axis) for axis in range(getattr(first.type, "ndim", 0))]
     if isinstance(op, MakeVector):
-        return [item(one, value_of) for one in node.inputs]
+        return [item(one) for one in node.inputs]
     if isinstance(op, Join):
-        parts = [dims(one, value_of, extents_of) for one in joined(node)[1]]
+        parts = [dims(one) for one in joined(node)[1]]
         known = [one for one in parts if one is not None]
         return sum(known, []) if len(known) == len(parts) else None
     if isinstance(op, Elemwise) and isinstance(op.scalar_op, (scalar.Cast, scalar.Identity)):
-        return dims(first, value_of, extents_of)
+        return dims(first)
     if isinstance(op, Subtensor):
-        items, chosen = dims(first, value_of, extents_of), constant_index(node)
+        items, chosen = dims(first), constant_index(node)
         if items is not None and len(chosen) == 1 and isinstance(chosen[0], slice):
             return items[chosen[0]] if _is_constant(chosen[0]) else None
     return None
 
 
-def item(number: Variable, value_of: Callable[[Variable], T]) -> int | T:
+def item(number: Variable) -> Item:
     """Return an item of a shape."""
-    constant = _without_casts(number)
-    return int(constant.data) if isinstance(constant, Constant) else value_of(number)
+    plain = _without_casts(number)
+    if isinstance(plain, Constant):
+        return int(plain.data)
+    node = plain.owner
+    if node is not None and isinstance(node.op, Shape_i):
+        return node.inputs[0], node.op.i
+    if node is not None and isinstance(node.op, Subtensor):
+        items, index = dims(node.inputs[0]), constant_index(node)
+        if items and len(index) == 1 and type(index[0]) is int and -len(items) <= index[0] < len(items):
+            return items[index[0]]
+    return plain
 
 
 def _without_casts(number: Variable) -> Variable:
-    while (
-        number.owner is not None
-        and isinstance(number.owner.op, Elemwise)
-        and isinstance(number.owner.op.scalar_op, (scalar.Cast, scalar.Identity))
-    ):
+    while number.owner is not None:
+        op = number.owner.op
+        is_cast = isinstance(getattr(op, "scalar_op", None), (scalar.Cast, scalar.Identity))
+        if not is_cast and not isinstance(op, (TensorFromScalar, ScalarFromTensor)):
+            break
         [number] = number.owner.inputs
     return number
 
 
-def present_items(shape: Variable) -> list[int | None] | None:
+def present_items(shape: Variable) -> list[int | None]:
     """Return the items of a vector that is a shape, as ints; None for items that are not known.
 
-    Extents come from the present values of shared variables. The result is None if nothing is known.
+    Extents come from the present values of shared variables. The result is empty if nothing is known.
     """
-    if isinstance(shape, Constant):
-        return [int(one) for one in shape.data]
-    if shape.owner is None or not isinstance(shape.owner.op, MakeVector):
-        return None
-    return [_present_item(_without_casts(one)) for one in shape.owner.inputs]
-
-
-def _present_item(number: Variable) -> int | None:
-    if isinstance(number, Constant):
-        return int(number.data)
-    node = number.owner
-    if node is not None and isinstance(node.op, Shape_i):
-        return present_extent(node.inputs[0], node.op.i)
-    if node is None or not isinstance(node.op, Subtensor):
-        return None
-    chosen, shape = constant_index(node)[0], node.inputs[0].owner
-    is_item = isinstance(chosen, int) and shape is not None and isinstance(shape.op, Shape)
-    return present_extent(shape.inputs[0], chosen) if is_item else None
+    return [
+        one if isinstance(one, int) else present_extent(*one) if isinstance(one, tuple) else None
+        for one in dims(shape) or ()
+    ]
 
 
 def present_extent(variable: Variable, axis: int) -> int | None:
@@ -129,7 +117,7 @@ def present_extent(variable: Variable, axis: int) -> int | None:
             if chosen[axis] != slice(None):
                 return None
             variable = first
-        elif type(op).__name__ in TRANSFERS:
+        elif type(op).__name__ in names.TRANSFERS:
             variable = first
         elif isinstance(op, Reshape):
             items = present_items(variable.owner.inputs[1]) or [None] * variable.ndim
@@ -166,16 +154,14 @@ def without_axes(axis: int | None, removed: Iterable[int]) -> int | None:
     return None if axis is None else axis - sum(one < axis for one in removed)
 
 
-def numbers_along(node: Apply) -> tuple[int, Variable] | None:
+def numbers_along(node: Apply, numbers: Sequence[Variable] | None = None) -> tuple[int, Variable] | None:
     """Return ``(axis, numbers)`` of a node that looks up items of one axis by their numbers, else None.
 
-    The other axes are kept.
+    The other axes are kept. By default, all inputs but the first are numbers.
     """
-    op = node.op
-    if getattr(op, "idx_list", None) is not None:
-        entries = get_idx_list(node.inputs, op.idx_list)
-    else:
-        entries = node.inputs[1:]
+    entries: Any = node.inputs[1:] if numbers is None else numbers
+    if getattr(node.op, "idx_list", None) is not None:
+        entries = get_idx_list([node.inputs[0], *entries], node.op.idx_list)
     chosen = [(axis, one) for axis, one in enumerate(entries) if not _is_all(one)]
     if len(chosen) != 1 or getattr(chosen[0][1], "ndim", None) != 1:
         return None

@@ -14,9 +14,9 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from synkhronos import _text
 from synkhronos.engines import names
-from synkhronos.engines.analysis.row_axes import RowAxes
-from synkhronos.engines.analysis.rows import FIXED, Rows, of_unlisted
-from synkhronos.engines.analysis.shapes import axis_after, constant_index, numbers_along
+from synkhronos.engines.analysis.rows import FIXED, RowAxes, Rows, of_unlisted
+from synkhronos.engines.analysis.rules import Part, rule_of
+from synkhronos.engines.analysis.shapes import axis_after, numbers_along
 from synkhronos.engines.base import Windows, name_of
 from synkhronos.engines.names import (
     Apply,
@@ -34,6 +34,8 @@ from synkhronos.engines.names import (
 )
 
 _LOOKUPS = (names.AdvancedSubtensor1, names.AdvancedSubtensor)
+#: Operations of which a part of the output is computed from parts of the operands
+_BY_ITEM = (Elemwise, DimShuffle, Join, Subtensor, *_LOOKUPS)
 _ARITHMETIC = (
     scalar.Add, scalar.Sub, scalar.Mul, scalar.Mod, scalar.IntDiv, scalar.Cast, scalar.Identity,
 )  # fmt: skip
@@ -172,9 +174,9 @@ class _Selection(RowAxes):
 
     # Rules
 
-    def elementwise(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+    def by_rule(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         unknown = [one for one, value in zip(node.inputs, values) if value is None]
-        return super().elementwise(node, values) if self.rows.isdisjoint(unknown) else None
+        return super().by_rule(node, values) if self.rows.isdisjoint(unknown) else None
 
     def indexed(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         value, entries = values[0], get_idx_list(node.inputs, node.op.idx_list)
@@ -233,14 +235,13 @@ class _Parts:
 
     def __init__(self, selection: _Selection, bounds: Sequence[Variable]) -> None:
         self._selection, self._rows = selection, slice(*bounds)
-        self._parts = {}
+        self._parts: dict[Variable, Variable] = {}
         for node in selection.nodes:
-            [output] = node.outputs if len(node.outputs) == 1 else [None]
-            value = selection.value(output) if output in selection.rows else None
-            if value is not None and value.axis is not None:
+            value = selection.value(node.outputs[0]) if len(node.outputs) == 1 else None
+            if value is not None and value.axis is not None and node.outputs[0] in selection.rows:
                 part = self._part(node, value.axis)
                 if part is not None:
-                    self._parts[output] = part
+                    self._parts[node.outputs[0]] = part
 
     def of(self, variable: Variable, axis: int) -> Variable:
         """Return the part of a variable along an axis."""
@@ -251,35 +252,16 @@ class _Parts:
 
     def _part(self, node: Apply, axis: int) -> Variable | None:
         """Return the part of an output, computed from parts; None if that is not possible."""
-        op, first = node.op, node.inputs[0]
-        if isinstance(op, Elemwise):
-            return op(*[self._operand(one, axis) for one in node.inputs])
-        if isinstance(op, DimShuffle):
-            return op(self.of(first, op.new_order[axis]))
-        if isinstance(op, Join):
-            along, parts = names.joined(node)
-            parts = [self._operand(one, axis) for one in parts]
-            return None if along in (None, axis) else names.tensor.join(along, *parts)
-        if isinstance(op, _LOOKUPS):
-            return self._looked_up(node)
-        value = self._selection.value(first)  # None for a loop over rows and another sequence
-        axis_of_first = None if value is None else value.axis
-        if isinstance(op, Subtensor) and axis_of_first is not None:
-            chosen = constant_index(node)
-            if axis_of_first >= len(chosen) or chosen[axis_of_first] == slice(None):
-                return op(self.of(first, axis_of_first), *node.inputs[1:])
-        return None
-
-    def _looked_up(self, node: Apply) -> Variable | None:
-        found = numbers_along(node)
-        table = self._selection.value(node.inputs[0])
-        if found is None or table is None or table.axis is not None:
+        rule = rule_of(node) if isinstance(node.op, _BY_ITEM) else None
+        label = None if rule is None else rule.outputs[0][axis]
+        if rule is None or label is None or isinstance(label, Part):
             return None
-        numbers = found[1]
-        return node.op(*[self.of(one, 0) if one is numbers else one for one in node.inputs])
-
-    def _operand(self, variable: Variable, axis: int) -> Variable:
-        return variable if variable.type.broadcastable[axis] else self.of(variable, axis)
+        return node.op(
+            *[
+                self.of(one, labels.index(label)) if labels and label in labels else one
+                for one, labels in zip(node.inputs, rule.inputs)
+            ]
+        )
 
 
 # Errors

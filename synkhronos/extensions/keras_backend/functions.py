@@ -13,9 +13,8 @@ from theano.gof import Variable
 from theano.tensor.elemwise import Elemwise
 
 import synkhronos as synk
-from synkhronos.extensions.keras_backend.terms import Term, Trial, operation_of, terms_of
-from synkhronos.extensions.steps.source_masks import Dependence
-from synkhronos.extensions.steps.traversal import inputs_first, rebuilt
+from synkhronos.engines.analysis.graphs import Dependence, inputs_first, rebuilt
+from synkhronos.extensions.keras_backend.terms import Term, Trial, terms_of
 from synkhronos.extensions.train import parallel_function
 from synkhronos.functions.steps import shares
 
@@ -133,8 +132,7 @@ class Metrics:
         """Return how the changes of the ranks are combined, or None if they are equal on all ranks."""
         if not local.of(change):
             return None
-        terms = terms_of(f"metric {target.name}", change, local)
-        operations = {operation_of(one.variable, local) for one in terms}
+        operations = {one.op for one in terms_of(f"metric {target.name}", change, local)}
         if len(operations) > 1:
             raise ValueError(
                 f"metric {target.name}: it adds a sum over the rows and a mean of the rows; split it "

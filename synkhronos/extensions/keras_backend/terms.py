@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy
 import theano
 import theano.tensor as tt
-from theano import scalar
-from theano.compile.ops import ViewOp
 from theano.gof import Variable
 from theano.sandbox.rng_mrg import mrg_uniform_base
-from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from theano.tensor.raw_random import RandomFunction
 
+from synkhronos.arithmetic.comparison import Tolerance
 from synkhronos.engines.analysis.difference_causes import difference_causes
-from synkhronos.extensions.steps.source_masks import Dependence
-from synkhronos.extensions.steps.traversal import inputs_first, is_random_state, rebuilt
-
-_UNCHANGED = (scalar.Cast, scalar.Identity, scalar.Neg)
+from synkhronos.engines.analysis.graphs import Dependence, inputs_first, is_random_state, rebuilt
+from synkhronos.extensions.steps.linear import terms
 
 
 class Term(NamedTuple):
@@ -47,58 +43,11 @@ def dependence_on_rows(rows: Sequence[Variable], roots: Sequence[Variable]) -> D
 
 def terms_of(label: str, expression: Variable, local: Dependence) -> list[Term]:
     """Return the terms of an expression that depend on the rows."""
-    return [Term(label, leaf, operation_of(leaf, local)) for leaf in _leaves(expression, local)]
+    found = terms(expression, local, until_sums=True) if local.of(expression) else ()
+    return [Term(label, leaf, "sum" if is_sum else "avg") for leaf, is_sum in found]
 
 
-def _leaves(expression: Variable, local: Dependence) -> Iterator[Variable]:
-    if not local.of(expression):
-        return
-    inner = _operand(expression, local)
-    node = expression.owner
-    if inner is not None:
-        yield from _leaves(inner, local)
-    elif node is not None and isinstance(node.op, Elemwise) and _is_additive(node.op):
-        for one in node.inputs:
-            yield from _leaves(one, local)
-    else:
-        yield expression
-
-
-def operation_of(leaf: Variable, local: Dependence) -> str:
-    """Return "sum" if this is a sum over the elements of an array, else "avg"."""
-    inner = _operand(leaf, local)
-    if inner is not None:
-        return operation_of(inner, local)
-    return "sum" if leaf.owner is not None and _is_sum(leaf.owner.op) else "avg"
-
-
-def _operand(variable: Variable, local: Dependence) -> Variable | None:
-    """Return the operand that a variable is a constant multiple of, or None."""
-    node = variable.owner
-    if node is None:
-        return None
-    if isinstance(node.op, Elemwise):
-        chosen = [one for one in node.inputs if local.of(one)]
-        operation = node.op.scalar_op
-        is_linear = isinstance(operation, (*_UNCHANGED, scalar.Mul)) or (
-            isinstance(operation, scalar.TrueDiv) and not local.of(node.inputs[1])
-        )
-        return chosen[0] if is_linear and len(chosen) == 1 else None
-    is_whole = isinstance(node.op, (DimShuffle, ViewOp)) or (
-        _is_sum(node.op) and not node.inputs[0].ndim
-    )
-    return node.inputs[0] if is_whole else None
-
-
-def _is_additive(operation: Elemwise) -> bool:
-    return isinstance(operation.scalar_op, (scalar.Add, scalar.Sub))
-
-
-def _is_sum(operation: Any) -> bool:
-    return isinstance(operation, CAReduce) and isinstance(operation.scalar_op, scalar.Add)
-
-
-def as_mean(total: Variable, terms: Sequence[Term], rows: Variable, all_rows: Variable) -> Variable:
+def as_mean(total: Variable, parts: Sequence[Term], rows: Variable, all_rows: Variable) -> Variable:
     """Return a loss whose average over the ranks, weighted by their rows, is `total` of all rows.
 
     Its terms that are sums over the rows are multiplied by the number of all rows and divided by the
@@ -109,7 +58,7 @@ def as_mean(total: Variable, terms: Sequence[Term], rows: Variable, all_rows: Va
         one.variable: one.variable.type.filter_variable(
             tt.cast(one.variable * share, one.variable.dtype)
         )
-        for one in terms
+        for one in parts
         if one.op == "sum"
     }
     return rebuilt([total], replacements, {})[0]
@@ -163,8 +112,9 @@ class Trial:
         weights = {"sum": (1, 1), "avg": (half / length, 1 - half / length)}
         for term, causes, value, *parts in zip(self._terms, self._causes, whole, first, second):
             expected = sum(weight * part for weight, part in zip(weights[term.op], parts))
-            precision: Any = numpy.finfo(value.dtype).eps
-            agrees = numpy.allclose(value, expected, rtol=1000 * precision, atol=10 * precision)
+            value, expected = numpy.asarray(value), numpy.asarray(expected)
+            least = 10 * float(numpy.finfo(value.dtype).eps)
+            agrees = Tolerance(None, least, set()).allows(value, expected)
             if causes or not agrees:
                 raise ValueError(_refusal(term, value, parts, agrees))
 

@@ -19,9 +19,9 @@ with missing values, selections and sparse matrices so that they have rows. ``po
 which graphs are tried. ``deterministics`` has `compute_deterministics`, which ``row_values`` does, and
 ``chains`` what `sample` does. ``potential`` makes a sum over rows without a model.
 
-Samplers do not show that a sum is wrong. So ``independence`` tests at ``points`` of the model whether
-the rows are independent, ``first_evaluations`` compares with ``serial`` sums, and ``lost_errors`` has
-errors in the threads of samplers reach the script.
+Samplers do not show that a sum is wrong. So ``serial`` tests at ``points`` of the model whether the
+rows are independent, and compares the first evaluations with the sum on one process. ``lost_errors``
+has errors in the threads of samplers reach the script.
 """
 
 from importlib.util import find_spec as _find_spec

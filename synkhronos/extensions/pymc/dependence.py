@@ -19,7 +19,7 @@ from synkhronos.engines.names import Variable
 _CHECKS = "local_check_parameter_to_ninf_switch"  # as in PyMC: a wrong parameter has the probability 0
 
 
-class Dependence(NamedTuple):
+class RowInputs(NamedTuple):
     """What the log-probabilities of rows depend on.
 
     Attributes
@@ -42,7 +42,7 @@ def dependence(
     n_rows: int,
     inputs: Mapping[Variable, Variable],
     values: Sequence[Any],
-) -> Dependence:
+) -> RowInputs:
     """Return how log-probabilities depend on those of their inputs that have an item for each row.
 
     Parameters
@@ -68,7 +68,7 @@ def dependence(
     random = np.random.default_rng(0)
     is_replaced = random.permutation(n_rows) < n_rows // 2
     replacement = random.integers(0, n_rows, n_rows)  # some of them twice, or a mean would be the same
-    found = Dependence(list(dict.fromkeys(whole)), {}, [])
+    found = RowInputs(list(dict.fromkeys(whole)), {}, [])
     for number, (one, value) in enumerate(zip(inputs, values)):
         shape = (
             np.shape(value)[:1]

@@ -12,7 +12,7 @@ import pytensor.tensor as pt
 from synkhronos._text import listed
 from synkhronos._typing import AnyArray
 from synkhronos.engines.names import Constant, SharedVariable, Variable, ancestors
-from synkhronos.extensions.pymc.dependence import Dependence, dependence
+from synkhronos.extensions.pymc.dependence import RowInputs, dependence
 from synkhronos.extensions.pymc.leaves import are_equal, array_of, freed, has_length, label_of
 from synkhronos.extensions.pymc.point import Point
 from synkhronos.extensions.pymc.points import points_of
@@ -177,7 +177,7 @@ class Group:
 
     # Why it is not a sum over rows
 
-    def _dependence(self) -> Dependence:
+    def _dependence(self) -> RowInputs:
         parameters, leaves = self._point.parameters, self._stand_ins
         return dependence(
             {term.variable: one for term, one in zip(self._terms, self._log_probs)},
@@ -186,7 +186,7 @@ class Group:
             [*self._point.values(list(parameters)), *map(array_of, leaves)],
         )
 
-    def _refusal(self, found: Dependence, reason: Exception) -> ValueError:
+    def _refusal(self, found: RowInputs, reason: Exception) -> ValueError:
         """Return an error that names the variables and what helps, or what was found by trial."""
         latent = [one.name for one in found.across if one in self._point.parameters]
         data = [label_of(one) for one in found.across if one not in self._point.parameters]

@@ -12,10 +12,15 @@ from pytensor.compile.mode import Mode, get_mode
 import synkhronos as synk
 from synkhronos._text import listed
 from synkhronos._typing import AnyArray
-from synkhronos.engines.analysis.recurrence import recurrent
-from synkhronos.extensions.pymc.first_evaluations import FirstEvaluations
-from synkhronos.extensions.pymc.independence import is_finite_sum
-from synkhronos.extensions.pymc.serial import PlainSum, SerialSum, n_bytes, value_and_gradient
+from synkhronos.engines.analysis.result_dependence import recurrent
+from synkhronos.extensions.pymc.serial import (
+    FirstEvaluations,
+    PlainSum,
+    SerialSum,
+    is_finite_sum,
+    n_bytes,
+    value_and_gradient,
+)
 from synkhronos.extensions.pymc.sources import Sources
 from synkhronos.extensions.pymc.sums import EvaluatedSum, SumOnRanks
 from synkhronos.functions.stay import call_on_change

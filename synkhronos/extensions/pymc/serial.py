@@ -1,4 +1,9 @@
-"""The sum over rows and its gradient on one process: of parts of the rows, or of the model itself."""
+"""The sum over rows and its gradient on one process, with which those of the ranks are compared.
+
+Two things are tested, as samplers do not show that a sum is wrong: at some points, whether the
+log-probability is a sum over rows that do not depend on each other; and in the first evaluations on all
+ranks, whether they equal those of one process, or of the model itself.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +20,14 @@ from pytensor.tensor.variable import TensorConstant
 
 import synkhronos as synk
 from synkhronos._typing import AnyArray
+from synkhronos.arithmetic.comparison import tolerance
 
 _SAMPLE = 1000  # rows on which a sum is tested
 _BLOCKS = 8
 _CHUNK = 64 << 20  # bytes of rows that are computed at once
+_COMPARED = 3  # evaluations that are finite
+_TRIED = 20  # and those that are not
+_LARGE = 1 << 30  # bytes of rows; of more, one evaluation is compared
 
 
 def value_and_gradient(total: Any, parameters: Sequence[Any], wrt: Sequence[int]) -> Any:
@@ -95,6 +104,25 @@ class SerialSum:
         found: Any = sum(np.abs(self.of([one[block] for one in rows], values)) for block in blocks)
         return np.asarray(found * (self.n_rows / length))
 
+    def that_differ(
+        self, values: Sequence[Any], result: AnyArray, expected: AnyArray, dtypes: Sequence[Any]
+    ) -> AnyArray:
+        """Return in which entries a result differs from the expected one by more than rounding.
+
+        Terms of both signs may nearly cancel each other, so that the terms are much larger than the sum.
+        """
+        rtol, finite = tolerance(expected.dtype, dtypes), np.isfinite(expected)
+        with np.errstate(invalid="ignore"):
+            apart = np.where(finite, abs(result - expected), 0)
+        scale = np.where(finite, abs(expected), 0)
+        wrong = (finite != np.isfinite(result)) | ~(apart <= rtol * scale)
+        if wrong.any():
+            scale = np.maximum(scale, self.magnitudes(values)[: len(expected)])
+            scale[~np.isfinite(scale)] = 0
+            least = 64 * float(np.finfo(scale.dtype).eps * scale.max())  # where they cancel exactly
+            wrong = (finite != np.isfinite(result)) | ~(apart <= rtol * scale + least)
+        return wrong
+
     def label(self, entry: int, values: Sequence[Any]) -> str:
         """Return what an entry is, for messages."""
         if not entry:
@@ -144,3 +172,129 @@ def _value(leaf: Any) -> Any:
 
 def _is_large(variable: Any) -> bool:
     return isinstance(variable, TensorConstant) and variable.data.size >= _SAMPLE
+
+
+# Whether the rows are independent
+
+
+def is_finite_sum(serial: SerialSum, values: Sequence[Any]) -> bool:
+    """Return whether a log-probability is finite; raise if it, or its gradient, is no sum over the rows.
+
+    The sums over two parts of the rows must add up to the sum over all: over the two halves, and over
+    every other row. At most 1000 of the rows are tried, in this process.
+
+    Parameters
+    ----------
+    serial : SerialSum
+        The log-probability.
+    values : list of array
+        The values of the parameters.
+
+    Returns
+    -------
+    bool
+        Whether the point could be used: False if the log-probability is not finite there.
+
+    Raises
+    ------
+    ValueError
+        If it is finite, and it or a finite derivative is not a sum over the rows.
+    """
+    rows = serial.sample()
+    half = len(rows[0]) // 2
+    divisions = [(slice(half), slice(half, None)), (slice(None, None, 2), slice(1, None, 2))]
+    try:
+        whole = serial.of(rows, values)
+        if not np.isfinite(whole[0]):
+            return False
+        divided = [
+            [serial.of([one[part] for one in rows], values) for part in division]
+            for division in (divisions if half else ())
+        ]
+    except (ValueError, IndexError, TypeError, AssertionError) as error:
+        raise ValueError(
+            f"{serial.name}: the log-probability cannot be computed for a part of the rows. Every array "
+            f"of the data with an item for each row has to have the rows on axis 0, and of a parameter "
+            f"each row has to select its item, as in theta[row]. With a part of the rows: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    for parts in divided:
+        _check(serial, values, len(rows[0]), whole, parts)
+    return True
+
+
+def _check(
+    serial: SerialSum, values: Sequence[Any], length: int, whole: AnyArray, parts: Sequence[AnyArray]
+) -> None:
+    wrong = np.isfinite(whole) & serial.that_differ(
+        values, np.asarray(sum(parts)), whole, serial.computed_with
+    )
+    if not wrong.any():
+        return
+    entry = int(np.argmax(wrong))
+    what = serial.label(entry, values)
+    raise ValueError(
+        f"{serial.name}: the log-probability is not a sum over the rows: of {length} rows "
+        f"{what if entry else 'it'} is {whole[entry]:.10g}, of two parts of them {parts[0][entry]:.10g} "
+        f"and {parts[1][entry]:.10g}. The terms of different rows must not depend on each other, as "
+        f"they do if they are correlated, or contain a mean over the rows: compute that from the data "
+        f"before"
+    )
+
+
+# The first evaluations on all ranks
+
+
+class FirstEvaluations:
+    """Compares the first evaluations with a model's own, or with the sum of parts of the rows.
+
+    Parameters
+    ----------
+    serial : SerialSum
+        The sum on one process.
+    plain : PlainSum or None
+        What the model computes without ranks.
+    """
+
+    def __init__(self, serial: SerialSum, plain: PlainSum | None) -> None:
+        self._serial, self._plain = serial, plain
+        self._left = _COMPARED if serial.n_bytes <= _LARGE else 1
+        self._tried = _TRIED
+
+    @property
+    def are_over(self) -> bool:
+        """Whether no more evaluations are compared."""
+        return not self._left
+
+    def compare(self, values: Sequence[Any], result: AnyArray) -> None:
+        """Compare a result, with or without a gradient, and raise MismatchError if it differs.
+
+        Parameters
+        ----------
+        values : list of array
+            The values of the parameters.
+        result : array
+            The sum over all rows, or the vector that also has its gradient.
+        """
+        result = np.atleast_1d(result)
+        serial = (self._plain or self._serial).of_all(values)[: len(result)]
+        wrong = self._serial.that_differ(values, result, serial, self._serial.dtypes)
+        if wrong.any():
+            self._complain(values, result, serial, int(np.argmax(wrong)))
+        if np.isfinite(serial[0]):
+            self._left -= 1
+        else:
+            self._tried -= 1
+            self._left *= bool(self._tried)
+        if self.are_over:
+            self._plain = None  # it holds the model's data
+
+    def _complain(self, values: Sequence[Any], result: AnyArray, serial: AnyArray, entry: int) -> None:
+        what, name = self._serial.label(entry, values), self._serial.name
+        other = "the model without ranks" if self._plain else "one process"
+        raise synk.MismatchError(
+            f"{name}: {what}, computed by {synk.size()} rank(s), differs from that of {other}: "
+            f"{result[entry]:.10g} and {serial[entry]:.10g}. An array of the model that is as long as "
+            f"the observed values may belong to something else: name the arrays with rows by `data`",
+            [what],
+        )

@@ -7,12 +7,10 @@ ranks: gradients, losses, and ``marked_expressions``. ``plan`` divides a step in
 rank computes on its rows and the part after the all-reduce, ``step`` carries it out on all ranks, and
 ``serial_step`` in one process.
 
-``plan`` has the values to be reduced in ``reduced_vectors``, and stores averages ``in_place``;
-``clipped_gradients`` gives operations
-that change gradients, by their ``homogeneity``, the gradients of the serial loss; ``losses`` warns
-about losses whose gradients are combined by the wrong operation; and ``errors`` has the errors for
-steps that cannot be divided. ``traversal`` walks, searches and rewrites graphs, ``source_masks`` has the
-dependences of expressions, ``linear`` has their terms, and ``equality`` finds equal expressions.
+``plan`` has the values to be reduced in ``reduced_vectors``. ``all_rows`` has sums and means over all
+rows by which losses divide; ``clipped_gradients`` gives operations that change gradients the gradients
+of the serial loss; ``losses`` warns about losses whose gradients are combined by the wrong operation;
+and ``errors`` has the errors for steps that cannot be divided. ``linear`` has the terms of expressions.
 
 ``fixed_draws`` defines a step whose random numbers do not depend on the ranks, and
 ``copied_arguments`` a step with other shared variables.

@@ -2,37 +2,28 @@
 
 The gradient of a mean over the rows of a rank is larger than the gradient of the mean over all rows: for
 each row, by the number of all rows divided by the number of the rank's rows. The average over the ranks,
-weighted by their rows, corrects this afterwards. An operation that is not homogeneous needs the
-correction before. So its input is multiplied by the rank's share of the rows, and its output is divided
-by this share.
+weighted by their rows, corrects this afterwards. An operation that is not homogeneous, so that twice the
+gradient does not give twice the result, needs the correction before. So its input is multiplied by the
+rank's share of the rows, and its output is divided by this share.
 
 Such operations get the gradients of rows, of which each rank has its own. A gradient that is already
 the sum over the rows of a rank cannot be changed as the sum over all rows would be.
+
+The graph that a compiler's ``grad`` builds is homogeneous in the gradient of the loss, except for
+operations such as ``grad_clip``, which change gradients on purpose. A variable *carries* a gradient if
+it is computed from a gradient, and is multiplied by the same number as the gradient.
 """
 
 from __future__ import annotations
 
-from typing import Any, Container, Iterable, Mapping, Sequence
+from typing import Container, Iterable, Mapping, Sequence
 
 import numpy
 
-import synkhronos as synk
 from synkhronos.engines import names
-from synkhronos.engines.names import Apply, GradClip, SharedVariable, Variable
-from synkhronos.engines.names import tensor as tt
-from synkhronos.extensions.steps import errors
-from synkhronos.extensions.steps.definition import Definition
-from synkhronos.extensions.steps.homogeneity import (
-    HOMOGENEOUS,
-    OTHER,
-    SHIFTED,
-    carrying_from,
-    kind_of,
-)
-from synkhronos.extensions.steps.linear import terms
-from synkhronos.extensions.steps.losses import values_of
-from synkhronos.extensions.steps.source_masks import Dependence
-from synkhronos.extensions.steps.traversal import (
+from synkhronos.engines.analysis.graphs import (
+    Dependence,
+    follow,
     gradient_seeds,
     inputs_first,
     nodes_with_steps,
@@ -40,6 +31,94 @@ from synkhronos.extensions.steps.traversal import (
     rebuilt,
     with_inputs,
 )
+from synkhronos.engines.analysis.rules import Terms, rule_of
+from synkhronos.engines.names import Apply, Elemwise, GradClip, Variable, scalar
+from synkhronos.engines.names import tensor as tt
+from synkhronos.extensions.steps import errors
+from synkhronos.extensions.steps.all_rows import AllRows
+from synkhronos.extensions.steps.definition import Definition
+from synkhronos.extensions.steps.linear import terms
+from synkhronos.extensions.steps.losses import values_of
+
+_PACKAGES = (names.package.__name__, "synkhronos")
+_ZERO, _SAME, _ONCE = (frozenset(degrees) for degrees in ((), (0.0,), (1.0,)))
+
+#: How the output of an operation depends on the gradients that its inputs carry.
+HOMOGENEOUS, SHIFTED, UNKNOWN, OTHER = "homogeneous", "shifted", "unknown", "other"
+
+
+def is_float(variable: Variable) -> bool:
+    """Whether a variable is a dense tensor of floats."""
+    dtype = getattr(variable.type, "dtype", "")
+    return hasattr(variable.type, "broadcastable") and dtype.startswith(("float", "complex"))
+
+
+def outputs_that_carry(node: Apply, carrying: set[Variable]) -> Sequence[Variable]:
+    """Return the outputs of a node that carry a gradient, given the variables that do.
+
+    An output that is not a float, such as a shape or a comparison, carries no gradient.
+    """
+    rule = rule_of(node)
+    if rule is not None and isinstance(rule.values, Terms):
+        if all(node.inputs[one] not in carrying for one in rule.operands(len(node.inputs))):
+            return ()
+    return [one for one in node.outputs if is_float(one)]
+
+
+def kind_of(node: Apply, carrying: set[Variable]) -> str:
+    """Return `HOMOGENEOUS`; `SHIFTED`, if something is added to a gradient; `UNKNOWN`; or `OTHER`."""
+    if isinstance(node.op, names.Scan):
+        return _of_steps(node, carrying)
+    rule = rule_of(node)
+    if rule is None:
+        return HOMOGENEOUS if _is_of_the_compiler(node.op) else UNKNOWN
+    if isinstance(rule.values, Terms) and rule.values.are_alike:  # each item is as it was
+        return HOMOGENEOUS
+    degrees = rule.degrees([_degrees(one, carrying) for one in node.inputs])
+    is_sum = isinstance(getattr(node.op, "scalar_op", None), (scalar.Add, scalar.Sub))
+    if degrees == _SAME | _ONCE and is_sum:
+        return SHIFTED
+    expected = _ONCE if any(outputs_that_carry(node, carrying)) else _SAME
+    return HOMOGENEOUS if degrees in (expected, _ZERO) else OTHER
+
+
+def _degrees(variable: Variable, carrying: set[Variable]) -> frozenset[float]:
+    return _ONCE if variable in carrying else _ZERO if _is_zero(variable) else _SAME
+
+
+def _of_steps(loop: Apply, carrying: set[Variable]) -> str:
+    """Return the kind of a loop, in which nothing is shifted after a sum over the rows."""
+    found = nodes_with_steps(loop.outputs, carrying, outputs_that_carry)
+    kinds = {
+        kind_of(node, inner)
+        for node, inner in found
+        if not isinstance(node.op, names.Scan) and not inner.isdisjoint(node.inputs)
+    }
+    return next((kind for kind in (OTHER, UNKNOWN) if kind in kinds), HOMOGENEOUS)
+
+
+def _is_of_the_compiler(op: names.Op) -> bool:
+    """Whether an operation is from the compiler or the library, and is not a graph of the script's."""
+    is_graph = hasattr(op, "local_inputs") or hasattr(op, "fgraph")
+    return type(op).__module__.partition(".")[0] in _PACKAGES and not is_graph
+
+
+def _is_zero(variable: Variable) -> bool:
+    """Whether a variable is a constant zero, repeated perhaps."""
+    while variable.owner is not None:
+        node = variable.owner
+        is_fill = isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar.Second)
+        if not is_fill and not isinstance(node.op, (names.DimShuffle, names.Alloc)):
+            return False
+        variable = node.inputs[is_fill]
+    return isinstance(variable, names.Constant) and not numpy.any(variable.data)
+
+
+def carrying_from(seeds: set[Variable], variables: Sequence[Variable]) -> set[Variable]:
+    """Return the variables that carry the gradients of some seeds; parents come before them."""
+    carrying = set(seeds)
+    follow(variables, carrying, outputs_that_carry)
+    return carrying
 
 
 class GradientScaling:
@@ -51,16 +130,12 @@ class GradientScaling:
         The step.
     full : Dependence
         Which variables differ from rank to rank.
-
-    Attributes
-    ----------
-    counting : list of (shared, new)
-        Updates that each rank makes before it computes gradients: they count the rows of all ranks.
+    all_rows : AllRows
+        Counts the rows of all ranks.
     """
 
-    def __init__(self, definition: Definition, full: Dependence) -> None:
-        self._definition, self._full = definition, full
-        self.counting: list[tuple[SharedVariable, Variable]] = []
+    def __init__(self, definition: Definition, full: Dependence, all_rows: AllRows) -> None:
+        self._definition, self._full, self._all_rows = definition, full, all_rows
 
     def applied(self, gradients: Sequence[Variable], op: str) -> list[Variable]:
         """Return expressions of gradients that are combined by `op`, rewritten where that is needed.
@@ -78,27 +153,16 @@ class GradientScaling:
             if node not in changing:
                 return with_inputs(node, inputs)
             scaled = [
-                _times(new, self._share(new.dtype)) if old in carrying else new
+                _times(new, self._all_rows.share(new.dtype)) if old in carrying else new
                 for old, new in zip(node.inputs, inputs)
             ]
             outputs = with_inputs(node, scaled)
             return [
-                _times(new, 1 / self._share(new.dtype)) if old in carrying else new
+                _times(new, 1 / self._all_rows.share(new.dtype)) if old in carrying else new
                 for old, new in zip(node.outputs, outputs)
             ]
 
         return rebuilt(gradients, {}, self._definition.givens, apply)
-
-    def _share(self, dtype: str) -> Any:
-        """Return the number of the rank's rows, over the number of all rows."""
-        rows = self._definition.rows
-        # A batch of it is copied in order to be counted.
-        counted = min(rows, key=lambda one: (isinstance(one, SharedVariable), one.type.ndim))
-        count = counted.shape[rows[counted]]
-        if not self.counting:
-            total = names.shared(numpy.ones((), "int64"), "all_rows", ())
-            self.counting.append((total, synk.ops.all_reduce(tt.cast(count, "int64"), "sum")))
-        return tt.cast(count, dtype) / tt.cast(self.counting[0][0], dtype)
 
 
 def _times(variable: Variable, factor: Variable) -> Variable:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Callable
 
 from synkhronos._text import listed
+from synkhronos.engines.analysis.graphs import inputs_first
 from synkhronos.engines.names import SharedVariable, Variable, clone
 from synkhronos.engines.swap_argument import check_swap
-from synkhronos.extensions.steps.traversal import inputs_first
 
 #: The arguments of ``parallel_function``, by their names.
 Arguments = Mapping[str, Any]

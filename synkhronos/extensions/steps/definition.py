@@ -6,6 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Collection, NamedTuple, Sequence
 
 from synkhronos._text import shortened
+from synkhronos.engines.analysis.graphs import (
+    gradient_seeds,
+    inputs_first,
+    is_random_state,
+    operands_with,
+)
 from synkhronos.engines.analysis.windows import find_windows
 from synkhronos.engines.names import Constant, SharedVariable, Variable
 from synkhronos.extensions._parameters import check_loss, checked_parameters
@@ -33,12 +39,6 @@ from synkhronos.extensions.steps.reduced_expressions import (
     parameters_under,
 )
 from synkhronos.extensions.steps.step_inputs import StepInputs, group_of, variable_of
-from synkhronos.extensions.steps.traversal import (
-    gradient_seeds,
-    inputs_first,
-    is_random_state,
-    operands_with,
-)
 from synkhronos.extensions.steps.update_rules import apply_rule
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Sequence
 
+from synkhronos.engines.analysis.graphs import Dependence
 from synkhronos.engines.analysis.windows import how_to_select, listed
 from synkhronos.engines.names import HAS_MRG, Apply, Variable
-from synkhronos.extensions.steps.source_masks import Dependence
 
 _OPERATIONS = (
     "(shared, new, 'sum') adds up the changes of all ranks, 'min' and 'max' keep the least and the "

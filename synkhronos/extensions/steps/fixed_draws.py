@@ -11,11 +11,10 @@ from typing import Any, Iterator
 import numpy
 
 from synkhronos.engines import names
+from synkhronos.engines.analysis.graphs import Dependence, inputs_first, operands_with
 from synkhronos.engines.names import Variable
 from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions.steps.definition import Definition
-from synkhronos.extensions.steps.source_masks import Dependence
-from synkhronos.extensions.steps.traversal import inputs_first, operands_with
 
 _GOLDEN = 0.6180339887498949  # multiples of it are spread evenly, modulo 1
 _STEPS = (0.7548776662466927, 0.5698402909980532, 0.4301597090019468)  # along the axes

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Container, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Iterator, Mapping, Optional, Sequence, Tuple
 
 from synkhronos.engines import names
-from synkhronos.engines.analysis.gradient_seeds import is_fill_of_one_number
+from synkhronos.engines.analysis.graphs import Dependence, inputs_first, is_fill_of_one_number
+from synkhronos.engines.analysis.rules import Powers, Rule, Terms, rule_of
 from synkhronos.engines.names import Apply, DimShuffle, Elemwise, Sum, Variable, ViewOp, scalar
 from synkhronos.engines.names import tensor as tt
-from synkhronos.extensions.steps.source_masks import Dependence
-from synkhronos.extensions.steps.traversal import inputs_first
+
+#: Operations through which a sum is followed
+_SPLIT = (Elemwise, names.Reshape, *names.LINEAR)
 
 Parts = Tuple[Optional[Variable], Optional[Variable]]
 
@@ -19,69 +21,46 @@ def linear_operands(node: Apply | None, local: Dependence) -> Sequence[Variable]
 
     None of the others depends on the sources of `local`. If no such inputs exist, the result is empty.
     """
-    if node is None:
+    if node is None or is_fill_of_one_number(node):
+        return () if node is None else node.inputs[1:]
+    if names.is_sum_with_sparse(node.op):
+        return node.inputs
+    rule = rule_of(node) if isinstance(node.op, _SPLIT) else None
+    if rule is None:
         return ()
-    if is_fill_of_one_number(node):
-        return node.inputs[1:]
-    if isinstance(node.op, Elemwise):
-        return _linear_in_each_element(node, local)
-    if isinstance(node.op, names.Reshape):
-        return () if local.of(node.inputs[1]) else node.inputs[:1]
-    if isinstance(node.op, names.LINEAR) or names.is_sum_with_sparse(node.op):
-        return node.inputs
-    return ()
+    if isinstance(rule.values, Powers):
+        chosen = [place for place, one in enumerate(node.inputs) if local.of(one)]
+        is_linear = len(chosen) == 1 and rule.values.exponents[chosen[0]] == 1
+        return [node.inputs[chosen[0]]] if is_linear else ()
+    terms = [node.inputs[place] for place in rule.operands(len(node.inputs))]
+    if any(one not in terms and local.of(one) for one in node.inputs) or not _are_added(rule):
+        return ()
+    is_cast = isinstance(getattr(node.op, "scalar_op", None), scalar.Cast)
+    dtypes = [one.type.dtype for one in [*node.inputs, *node.outputs] if is_cast]
+    return terms if all(one.startswith("float") for one in dtypes) else ()
 
 
-def _linear_in_each_element(node: Apply, local: Dependence) -> Sequence[Variable]:
-    operation = node.op.scalar_op
-    if isinstance(operation, (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity)):
-        return node.inputs
-    if isinstance(operation, scalar.Cast):
-        is_float = node.inputs[0].type.dtype.startswith("float")
-        return node.inputs if is_float and node.outputs[0].type.dtype.startswith("float") else ()
-    if isinstance(operation, (scalar.Mul, scalar.TrueDiv)):
-        chosen = [one for one in node.inputs if local.of(one)]
-        is_divisor = isinstance(operation, scalar.TrueDiv) and node.inputs[1] in chosen
-        return chosen if len(chosen) == 1 and not is_divisor else ()
-    return ()
+def _are_added(rule: Rule) -> bool:
+    """Whether all operands whose values count are terms, and not chosen from."""
+    return isinstance(rule.values, Terms) and rule.values.operands in (None, (0,))
 
 
-def terms(variable: Variable, local: Dependence) -> Iterator[tuple[Variable, bool]]:
-    """Yield ``(term, whether it was summed over an axis)`` for the terms that depend on the sources."""
+def terms(
+    variable: Variable, local: Dependence, until_sums: bool = False
+) -> Iterator[tuple[Variable, bool]]:
+    """Yield ``(term, whether it was summed over an axis)`` for the terms that depend on the sources.
+
+    With `until_sums`, a sum over an axis is a term itself.
+    """
     stack = [(variable, False)]
     while stack:
         one, is_summed = stack.pop()
-        parts = linear_operands(one.owner, local)
+        is_sum = one.owner is not None and isinstance(one.owner.op, Sum) and one.owner.inputs[0].ndim > 0
+        parts = () if until_sums and is_sum else linear_operands(one.owner, local)
         if not parts:
-            yield one, is_summed
+            yield one, is_summed or (until_sums and is_sum)
         else:
-            is_summed = is_summed or isinstance(one.owner.op, Sum)
-            stack.extend([(part, is_summed) for part in reversed(parts) if local.of(part)])
-
-
-def has_rows(variable: Variable, rows: Container[Variable], local: Dependence) -> bool:
-    """Whether a variable certainly has one item per row of one of the inputs `rows`.
-
-    It is computed from that input alone, element by element or by products with constants.
-    """
-    while variable not in rows:
-        node = variable.owner
-        if node is None or not isinstance(node.op, (Elemwise, names.Dot)):
-            return False
-        inputs = [one for one in node.inputs if local.of(one)]
-        if len(inputs) != 1 or (isinstance(node.op, names.Dot) and inputs[0] is not node.inputs[0]):
-            return False
-        variable = inputs[0]
-    return True
-
-
-def is_count(term: Variable) -> bool:
-    """Whether a term is an integer, or an integer as a float, such as a number of rows."""
-    node = term.owner
-    is_cast = node is not None and isinstance(node.op, Elemwise)
-    if is_cast and isinstance(node.op.scalar_op, scalar.Cast):
-        term = node.inputs[0]
-    return not term.type.dtype.startswith(("float", "complex"))
+            stack.extend([(part, is_summed or is_sum) for part in reversed(parts) if local.of(part)])
 
 
 def split(variable: Variable, local: Dependence) -> Parts:

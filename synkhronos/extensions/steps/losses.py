@@ -6,12 +6,11 @@ from typing import Iterator, Sequence
 
 import synkhronos as synk
 from synkhronos._errors import warn
+from synkhronos.engines.analysis.graphs import Dependence, inputs_first, operands_with
 from synkhronos.engines.analysis.rows import Rows, of_input, rows_of
 from synkhronos.engines.names import Variable
 from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.linear import split
-from synkhronos.extensions.steps.source_masks import Dependence
-from synkhronos.extensions.steps.traversal import inputs_first, operands_with
 
 MEAN, SUM, BOTH = "a mean over the rows", "a sum over the rows", "both"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Sequence
 
+from synkhronos.engines.analysis.graphs import inputs_first
 from synkhronos.engines.names import SharedVariable, Variable, ViewOp
 from synkhronos.extensions._parameters import checked_parameters, gradients_of
-from synkhronos.extensions.steps.traversal import inputs_first
 
 #: The operations with which the values of the ranks can be combined.
 OPERATIONS = ("avg", "sum", "min", "max")

@@ -9,10 +9,10 @@ import numpy
 
 import synkhronos as synk
 from synkhronos._text import shortened
+from synkhronos.engines.analysis.graphs import is_random_state
 from synkhronos.engines.names import SharedVariable, Variable, package
 from synkhronos.extensions._parameters import check_loss
 from synkhronos.extensions.steps.marked_expressions import check_operation
-from synkhronos.extensions.steps.traversal import is_random_state
 
 
 class Update(NamedTuple):

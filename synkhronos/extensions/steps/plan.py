@@ -11,18 +11,23 @@ from typing import Any, NamedTuple, Sequence
 
 from synkhronos.engines import names
 from synkhronos.engines.analysis.difference_causes import difference_causes
+from synkhronos.engines.analysis.graphs import (
+    Dependence,
+    inputs_first,
+    is_random_state,
+    operands_with,
+    rebuilt,
+)
 from synkhronos.engines.names import GeneratorType, SharedVariable, Variable
 from synkhronos.extensions.steps import errors
+from synkhronos.extensions.steps.all_rows import AllRows
 from synkhronos.extensions.steps.clipped_gradients import GradientScaling
 from synkhronos.extensions.steps.definition import Definition
-from synkhronos.extensions.steps.in_place import in_place, is_in_place
-from synkhronos.extensions.steps.linear import has_rows, is_count, split, terms
+from synkhronos.extensions.steps.linear import split, terms
 from synkhronos.extensions.steps.losses import check_losses, values_of
 from synkhronos.extensions.steps.parsing import Output, Update
 from synkhronos.extensions.steps.reduced_expressions import ReducedExpression
-from synkhronos.extensions.steps.reduced_vectors import ReducedVectors
-from synkhronos.extensions.steps.source_masks import Dependence
-from synkhronos.extensions.steps.traversal import inputs_first, is_random_state, operands_with, rebuilt
+from synkhronos.extensions.steps.reduced_vectors import ReducedVectors, in_place, is_in_place
 
 
 class Plan(NamedTuple):
@@ -68,7 +73,7 @@ class Plan(NamedTuple):
     is_doubtful: bool = False
 
 
-def make_plan(definition: Definition) -> Plan:
+def make_plan(definition: Definition, all_rows: AllRows) -> Plan:
     """Return the phases of a step.
 
     Raises
@@ -79,7 +84,7 @@ def make_plan(definition: Definition) -> Plan:
     TypeError
         If an update whose values have to be averaged is not a float.
     """
-    return _Planner(definition).plan()._replace(is_doubtful=check_losses(definition))
+    return _Planner(definition, all_rows).plan()._replace(is_doubtful=check_losses(definition))
 
 
 class _Planner:
@@ -89,7 +94,8 @@ class _Planner:
     streams, or on shared variables that each rank keeps for itself.
     """
 
-    def __init__(self, definition: Definition) -> None:
+    def __init__(self, definition: Definition, all_rows: AllRows) -> None:
+        self.all_rows = all_rows
         self.definition, self.givens = definition, definition.givens
         self.reductions = definition.reductions
         self.vectors = ReducedVectors()
@@ -102,7 +108,7 @@ class _Planner:
         if not sources and not definition.is_only_an_update:
             raise errors.nothing_divided(definition.index, definition.whole)
         self.full = Dependence(sources, self.givens)
-        self.scaling = GradientScaling(definition, self.full)
+        self.scaling = GradientScaling(definition, self.full, all_rows)
         self.random = self.full.mask_of(random)
         self.is_prepared = self._has_penalty()
         self.candidates = self._candidates()
@@ -155,7 +161,7 @@ class _Planner:
         news = iter(rebuilt(expressions, replacements, self.givens))
         return Plan(
             clearing=self.vectors.clearing(),
-            counting=self.scaling.counting,
+            counting=self.all_rows.updates,
             row_outputs=[self._combined(one) for one in row_outputs],
             row_updates=row_updates,
             reduced=self.vectors.reduced,
@@ -318,10 +324,10 @@ class _Planner:
         for term, is_summed in terms(new, self.local):
             if targets.of(term):
                 raise errors.step_without_gradient(target, self.local, mask)
-            if has_rows(term, self.definition.rows, self.local):
-                raise errors.sum_over_rows(target, self.local, mask, is_summed)
-            if is_count(term):
-                raise errors.sum_over_rows(target, self.local, mask, True)
+            [value] = values_of([term], self.definition)
+            if value is not None and (value.axis is not None or value.degrees == {1}):
+                has_rows = value.axis is not None and not is_summed
+                raise errors.sum_over_rows(target, self.local, mask, not has_rows)
 
     def _is_mean(self, new: Variable) -> bool:
         """Whether the average of the ranks' values is certainly the value for all rows."""

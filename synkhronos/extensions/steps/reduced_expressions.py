@@ -6,13 +6,11 @@ import logging
 from typing import Callable, Iterable, NamedTuple, Sequence, Tuple
 
 from synkhronos.engines import names
+from synkhronos.engines.analysis.graphs import Dependence, Numbering, gradient_seeds, inputs_first
 from synkhronos.engines.names import SharedVariable, Variable
 from synkhronos.extensions._parameters import FLOAT_DTYPES
 from synkhronos.extensions.steps import errors
-from synkhronos.extensions.steps.equality import Numbering
 from synkhronos.extensions.steps.marked_expressions import Mark
-from synkhronos.extensions.steps.source_masks import Dependence
-from synkhronos.extensions.steps.traversal import gradient_seeds, inputs_first
 
 _logger = logging.getLogger(__name__)
 

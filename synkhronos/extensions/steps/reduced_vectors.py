@@ -1,4 +1,8 @@
-"""The shared variables in which a training step reduces the values of the ranks."""
+"""The shared variables in which a training step reduces the values of the ranks.
+
+Averages are stored in the memory of a variable if one process computes the new value there, as the
+script may have a reference to its array.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import Any, Tuple
 import numpy
 
 from synkhronos.engines import names
-from synkhronos.engines.names import SharedVariable, Variable
+from synkhronos.engines.names import Elemwise, SharedVariable, Variable, scalar
 from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions._flat_gradient import Layout
 
@@ -106,3 +110,30 @@ def _filled_with(shared: SharedVariable, value: Any) -> Variable:
     if not shared.ndim:
         return number
     return tt.set_subtensor(shared[:], number)  # in place, so that it stays in shared memory
+
+
+class _Replaced(scalar.Second):
+    """``(old, new)`` to `new`, in the memory of `old` if the mode computes in place.
+
+    As it is not ``fill`` itself, the compiler does not replace it by `new`.
+    """
+
+
+_replaced = Elemwise(_Replaced(scalar.second.output_types_preference, name="replaced"))
+
+
+def is_in_place(target: SharedVariable, new: Variable) -> bool:
+    """Whether one process computes the new value of a variable in the memory of the old value."""
+    node = new.owner
+    if node is None:
+        return False
+    if isinstance(node.op, names.WRITES):
+        return node.inputs[0] is target
+    if not isinstance(node.op, Elemwise):
+        return False
+    return any(one is target or is_in_place(target, one) for one in node.inputs)
+
+
+def in_place(target: SharedVariable, new: Variable) -> Variable:
+    """Return a value of the shape of a variable, computed in the memory of its old value."""
+    return _replaced(target, new)

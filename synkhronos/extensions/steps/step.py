@@ -7,11 +7,12 @@ from typing import Any, Callable, NamedTuple, Sequence
 import synkhronos as synk
 from synkhronos._text import listed
 from synkhronos.engines import names
+from synkhronos.engines.analysis.graphs import inputs_first, operands_with
 from synkhronos.engines.names import SharedVariable, Variable
+from synkhronos.extensions.steps.all_rows import AllRows, with_statistics
 from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.fixed_draws import with_fixed_draws
 from synkhronos.extensions.steps.plan import Plan, make_plan
-from synkhronos.extensions.steps.traversal import inputs_first, operands_with
 from synkhronos.functions.steps import RepeatedStep, compare_step, reduces, reported, shares
 
 
@@ -93,8 +94,10 @@ class Step:
     """
 
     def __init__(self, definition: Definition) -> None:
-        plan = make_plan(definition)
         self._definition: Definition | None = definition
+        counter, all_rows = _Builder(definition), AllRows(definition)
+        definition = with_statistics(definition, all_rows)
+        plan = make_plan(definition, all_rows)
         self._with_fixed_draws: Step | None = None
         self.name: str | None = definition.options.get("name")
         inputs, wire = definition.inputs, definition.wire
@@ -111,7 +114,7 @@ class Step:
             "gradient", row_outputs, row_updates, True, indices, definition.sliceable
         )
         self._before = [builder.build("clear", [], plan.clearing)] if plan.clearing else []
-        self._count, self._counts_sliceable = self._build_count(builder, plan, definition.sliceable)
+        self._count, self._counts_sliceable = self._build_count(counter, plan, definition.sliceable)
         self._later = [builder.build("prepare", [], plan.preparing)] if plan.preparing else []
         if plan.outputs or plan.updates:
             outputs = [((one, None), one) for one in plan.outputs]  # the master's value

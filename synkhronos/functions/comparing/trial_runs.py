@@ -35,7 +35,7 @@ from synkhronos.world.world import World
 
 if TYPE_CHECKING:
     from synkhronos._typing import Batch
-    from synkhronos.engines.base import Analysis, Dependence
+    from synkhronos.engines.base import Analysis, Sources
 
 _ULPS = 4  # by how much `Perturbed` changes a number
 
@@ -333,7 +333,7 @@ class Calls:
     def _follow(self, analysis: Analysis) -> None:
         numbers, former = self._world.registry.numbers, self.update_sources
 
-        def of(dependence: Dependence) -> set[int]:
+        def of(dependence: Sources) -> set[int]:
             each = [numbers[shared] for shared in dependence.shareds]
             return set().union(*(former.get(number, {number}) for number in each))
 

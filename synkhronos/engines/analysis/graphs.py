@@ -1,0 +1,373 @@
+"""Walks, searches and rewrites graphs: what depends on what, equal expressions, seeds of gradients.
+
+Nothing here is recursive, because graphs are deeper than Python's stack, except for loops in loops.
+The seeds are where gradients begin: a compiler's ``grad`` starts with the derivative of the loss by
+itself, 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Container, Hashable, Iterable, Iterator, Mapping, NamedTuple, Sequence
+
+from synkhronos._text import listed
+from synkhronos.engines.collectives import Collective
+from synkhronos.engines.names import (
+    Apply,
+    Constant,
+    Elemwise,
+    GeneratorType,
+    Scan,
+    SharedVariable,
+    Variable,
+    scalar,
+    steps_of,
+)
+
+#: ``rule(node, having)`` returns the outputs that have a property if the variables `having` have it.
+NodeRule = Callable[[Apply, "set[Variable]"], Sequence[Variable]]
+
+
+def operands(variable: Variable) -> Sequence[Variable]:
+    """Return the variables from which a variable is computed directly."""
+    return () if variable.owner is None else variable.owner.inputs
+
+
+def operands_with(
+    givens: Mapping[Variable, Variable],
+) -> Callable[[Variable], Sequence[Variable]]:
+    """Return a function like `operands`, for graphs in which the compiler will substitute `givens`."""
+
+    def parents(variable: Variable) -> Sequence[Variable]:
+        return (givens[variable],) if variable in givens else operands(variable)
+
+    return parents
+
+
+def operands_of_values(
+    givens: Mapping[Variable, Variable], independent: Container[Variable] = ()
+) -> Callable[[Variable], Sequence[Variable]]:
+    """Return a function like the result of `operands_with`, without operands that only give a shape.
+
+    Variables in `independent` have no operands.
+    """
+
+    def parents(variable: Variable) -> Sequence[Variable]:
+        if variable in independent:
+            return ()
+        if variable in givens:
+            return (givens[variable],)
+        node = variable.owner
+        if node is not None and is_fill_of_one_number(node):
+            return node.inputs[1:]
+        return operands(variable)
+
+    return parents
+
+
+def inputs_first(
+    roots: Iterable[Variable],
+    parents: Callable[[Variable], Sequence[Variable]] = operands,
+    done: Container[Variable] = (),
+) -> Iterator[Variable]:
+    """Yield each variable that the roots are computed from, and the roots, after its parents.
+
+    Variables in `done`, which may grow meanwhile, are not visited.
+    """
+    seen = set()
+    for root in roots:
+        stack = [(root, False)]
+        while stack:
+            variable, are_parents_done = stack.pop()
+            if are_parents_done:
+                yield variable
+            elif variable not in seen and variable not in done:
+                seen.add(variable)
+                stack.append((variable, True))
+                stack.extend([(one, False) for one in reversed(parents(variable))])
+
+
+def is_random_state(variable: Any) -> bool:
+    """Whether this is a shared variable that holds the state of a random stream."""
+    return isinstance(variable, SharedVariable) and (
+        isinstance(variable.type, GeneratorType) or getattr(variable.tag, "is_rng", False)
+    )
+
+
+def label(variable: Variable) -> str:
+    """Return how messages refer to an input or a shared variable."""
+    kind = "shared variable" if isinstance(variable, SharedVariable) else "input"
+    return f"{kind} {variable.name!r}" if variable.name else f"{kind} {variable}"
+
+
+class Dependence:
+    """Which of the `sources` each variable depends on, as a bit mask.
+
+    Parameters
+    ----------
+    sources : list of variables
+        The sources, in the order of their bits.
+    givens : dict
+        The compiler's substitutions: a variable depends on what replaces it.
+    independent : container of variables
+        Variables that count as independent, no matter what they are computed from.
+
+    Attributes
+    ----------
+    sources : list of variables
+        The sources, in the order of their bits.
+    parents : callable
+        ``parents(variable)`` returns the variables that the value of a variable depends on directly.
+    """
+
+    def __init__(
+        self,
+        sources: Iterable[Variable],
+        givens: Mapping[Variable, Variable],
+        independent: Container[Variable] = (),
+    ) -> None:
+        self.sources = list(dict.fromkeys(sources))
+        self.parents = operands_of_values(givens, independent)
+        self._bits = {source: 1 << position for position, source in enumerate(self.sources)}
+        self._masks: dict[Variable, int] = {}
+
+    def of(self, *variables: Variable) -> int:
+        """Return the mask of some variables together."""
+        together = 0
+        for variable in variables:
+            if variable not in self._masks:
+                for one in inputs_first([variable], self.parents, done=self._masks):
+                    mask = self._bits.get(one, 0)
+                    for parent in self.parents(one):
+                        mask |= self._masks[parent]
+                    self._masks[one] = mask
+            together |= self._masks[variable]
+        return together
+
+    def mask_of(self, sources: Iterable[Variable]) -> int:
+        """Return the mask of some of the sources."""
+        mask = 0
+        for source in sources:
+            mask |= self._bits[source]
+        return mask
+
+    def sources_in(self, mask: int) -> list[Variable]:
+        """Return the sources in a mask."""
+        return [source for source in self.sources if self._bits[source] & mask]
+
+    def labels_in(self, mask: int) -> str:
+        """Return the sources in a mask as text."""
+        return listed(label(source) for source in self.sources_in(mask))
+
+
+class Numbering:
+    """Gives equal numbers to expressions that are equal in structure.
+
+    A compiler's ``grad`` builds a new graph whenever it is called, so a gradient that an update rule has
+    computed is not the same variable as the gradient of the same loss computed again. Each combination
+    of an operation and the numbers of its operands gets a number, as in a compiler's value numbering.
+    """
+
+    def __init__(self) -> None:
+        self._by_variable: dict[Variable, int] = {}
+        self._by_structure: dict[Hashable, int] = {}
+
+    def of(self, variable: Variable) -> int:
+        """Return the number of a variable."""
+        for one in inputs_first([variable], done=self._by_variable):
+            number = self._by_structure.setdefault(self._structure(one), len(self._by_structure))
+            self._by_variable[one] = number
+        return self._by_variable[variable]
+
+    def _structure(self, variable: Variable) -> Hashable:
+        node = variable.owner
+        if node is not None:
+            numbers: list[Any] = [self._by_variable[one] for one in node.inputs]
+            return (node.op, node.outputs.index(variable), variable.type, *numbers)
+        if isinstance(variable, Constant):
+            try:
+                signature = variable.signature()
+                hash(signature)
+            except TypeError:  # its value has no hash; it is equal to itself only
+                return variable
+            return signature
+        return variable
+
+
+# Seeds of gradients
+
+
+def is_fill_of_one_number(node: Apply) -> bool:
+    """Whether a node fills the shape of its first input, a single number, with its second input.
+
+    The result does not depend on the value of the first input. The gradient of every loss begins with
+    such a node.
+    """
+    return (
+        isinstance(node.op, Elemwise)
+        and isinstance(node.op.scalar_op, scalar.Second)
+        and all(node.inputs[0].type.broadcastable)
+        and node.inputs[1].type == node.outputs[0].type
+    )
+
+
+def is_seed(variable: Variable) -> bool:
+    """Whether a variable is the seed of the gradient of a loss, which is the first input of its node."""
+    node = variable.owner
+    if node is None or not is_fill_of_one_number(node) or variable.type.ndim:
+        return False
+    loss, one = node.inputs
+    return loss.owner is not None and isinstance(one, Constant) and one.data == 1
+
+
+def loss_ops(nodes: Iterable[Apply], results: Sequence[Variable]) -> list[frozenset[str]]:
+    """Return, for each result, the set of the `loss_op` of the collectives that its gradients pass.
+
+    Parameters
+    ----------
+    nodes : list of nodes
+        Of the graph, in topological order.
+    results : list of variables
+    """
+    found: dict[Variable, frozenset[str]] = {}  # of the variables that are computed from seeds
+    for node in nodes:
+        passed = [found[one] for one in node.inputs if one in found]
+        together = frozenset().union(*passed)
+        outputs = node.outputs
+        if isinstance(node.op, Collective):
+            outputs = outputs[1:]  # without the peers
+            if node.op.loss_op is not None:  # as of a `BucketReady`
+                together |= {node.op.loss_op}
+        found.update((one, together) for one in outputs if passed or is_seed(one))
+    return [found.get(one, frozenset()) for one in results]
+
+
+def gradient_seeds(
+    expressions: Iterable[Variable], parents: Callable[[Variable], Sequence[Variable]] = operands
+) -> dict[Variable, Variable]:
+    """Return the seeds of the gradients that expressions are computed from, each with its loss.
+
+    A loss may itself contain gradients, such as a penalty on them. Their seeds are not included.
+    """
+
+    def until_seeds(variable: Variable) -> Sequence[Variable]:
+        return () if is_seed(variable) else parents(variable)
+
+    reached = inputs_first(expressions, until_seeds)
+    seeds = {one: one.owner.inputs[0] for one in reached if is_seed(one)}
+    inner = set(inputs_first(seeds.values(), parents))
+    return {seed: loss for seed, loss in seeds.items() if seed not in inner}
+
+
+def rebuilt(
+    variables: Sequence[Variable],
+    replacements: Mapping[Variable, Variable],
+    givens: Mapping[Variable, Variable],
+    apply: Callable[[Apply, list[Variable]], Sequence[Variable]] | None = None,
+) -> list[Variable]:
+    """Return expressions with variables replaced by others of the same type.
+
+    Scalar variables whose shape is all that is used are left out: they do not count as a dependence, and
+    may have no replacement. With `apply`, ``apply(node, inputs)`` returns the outputs of each node for
+    its replaced inputs.
+    """
+    copies = dict(replacements)
+    for variable in inputs_first(variables, operands_of_values(givens), done=copies):
+        node = variable.owner
+        if node is None or variable in givens:  # which the compiler replaces when it compiles
+            copies[variable] = variable
+        elif is_fill_of_one_number(node):
+            copies[variable] = copies[node.inputs[1]]
+        else:
+            inputs = [copies[one] for one in node.inputs]
+            outputs = (apply or with_inputs)(node, inputs)
+            for old, new in zip(node.outputs, outputs):
+                copies.setdefault(old, new)
+    return [copies[variable] for variable in variables]
+
+
+def with_inputs(node: Apply, inputs: Sequence[Variable]) -> list[Variable]:
+    """Return the outputs of the same operation for other inputs."""
+    is_same = all(new is old for new, old in zip(inputs, node.inputs))
+    return node.outputs if is_same else node.clone_with_new_inputs(inputs).outputs
+
+
+# A property of variables, also through the steps of loops
+
+
+def follow(variables: Iterable[Variable], having: set[Variable], rule: NodeRule) -> None:
+    """Add the variables that have the property to `having`. Parents come before their children."""
+    for variable in variables:
+        node = variable.owner
+        if node is not None and variable not in having and not having.isdisjoint(node.inputs):
+            if isinstance(node.op, Scan):
+                _, outputs = through_steps(node, having, rule)
+                having.update(outputs)
+            elif variable in rule(node, having):
+                having.add(variable)
+
+
+class Steps(NamedTuple):
+    """The steps of a loop, and how their variables belong to those of the loop.
+
+    Attributes
+    ----------
+    inputs, outputs : list of variables
+        The variables of a step.
+    sources : list of variables
+        The input of the loop for each of `inputs`.
+    ends : list of variable or None
+        The output of the loop for each of `outputs`.
+    states : list of (variable, variable)
+        The outputs of a step that the next step gets, each with the input.
+    """
+
+    inputs: list[Variable]
+    outputs: list[Variable]
+    sources: list[Variable]
+    ends: list[Variable | None]
+    states: list[tuple[Variable, Variable]]
+
+
+def steps_in(loop: Apply) -> Steps:
+    """Return the steps of a loop."""
+    inputs, outputs = steps_of(loop.op)
+    places = loop.op.get_oinp_iinp_iout_oout_mappings()
+    ends = [places["outer_out_from_inner_out"].get(one, -1) for one in range(len(outputs))]
+    return Steps(
+        inputs,
+        outputs,
+        [loop.inputs[places["outer_inp_from_inner_inp"][one]] for one in range(len(inputs))],
+        [None if end < 0 else loop.outputs[end] for end in ends],
+        [
+            (one, inputs[to])
+            for place, one in enumerate(outputs)
+            for to in places["inner_inp_from_inner_out"].get(place, ())
+        ],
+    )
+
+
+def through_steps(
+    loop: Apply, having: set[Variable], rule: NodeRule
+) -> tuple[set[Variable], list[Variable]]:
+    """Return the variables of the steps of a loop, and the outputs of the loop, that have a property."""
+    steps = steps_in(loop)
+    found = {one for one, source in zip(steps.inputs, steps.sources) if source in having}
+    order, before = list(inputs_first(steps.outputs)), -1
+    while len(found) > before:  # a step gets the states of the step before it
+        before = len(found)
+        follow(order, found, rule)
+        found.update(later for one, later in steps.states if one in found)
+    ends = [end for one, end in zip(steps.outputs, steps.ends) if one in found and end is not None]
+    return found, ends
+
+
+def nodes_with_steps(
+    variables: Iterable[Variable], having: set[Variable], rule: NodeRule
+) -> Iterable[tuple[Apply, set[Variable]]]:
+    """Yield the nodes of variables and of the steps of loops, each with the set having the property."""
+    nodes = dict.fromkeys(one.owner for one in variables if one.owner is not None)
+    for node in nodes:
+        yield node, having
+        if isinstance(node.op, Scan):
+            inner, _ = through_steps(node, having, rule)
+            yield from nodes_with_steps(inputs_first(steps_of(node.op)[1]), inner, rule)

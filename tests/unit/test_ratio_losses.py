@@ -1,0 +1,119 @@
+"""Losses that divide by a sum over the rows, such as masked means, equal one process."""
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as tt
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+
+import synkhronos as synk
+from synkhronos.extensions import updates
+from synkhronos.extensions.train import make_train_function, parallel_function
+
+pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
+x, m = tt.dmatrix("x"), tt.dvector("m")
+ROWS = np.arange(14.0).reshape(7, 2) / 5
+FULL, PARTLY, LATE = np.ones(7), np.array([1.0, 0, 0, 1, 0, 1, 1]), np.array([0.0, 0, 0, 0, 0, 0, 1])
+
+
+def masked_mean(w):
+    return (tt.sqr(tt.dot(x, w) - 1) * m).sum() / (m.sum() + 1e-6)
+
+
+def built(loss_of, build=parallel_function, **more):
+    w = theano.shared(np.array([0.3, -0.2]), "w")
+    loss = loss_of(w)
+    return w, build([x, m], loss, updates=[(w, w - 0.1 * tt.grad(loss, w))], **more)
+
+
+def after(step, w, masks=(FULL, PARTLY, LATE), **call):
+    losses = [np.asarray(step(ROWS, mask, **call)) for mask in masks]
+    return losses, w.get_value()
+
+
+LOSSES = {
+    "masked mean": masked_mean,
+    "and a penalty": lambda w: masked_mean(w) + tt.sqr(w).sum(),
+    "two masks": lambda w: masked_mean(w) + (tt.dot(x, w) * (1 + m)).sum() / (1 + m).sum(),
+    "by the mean of the mask": lambda w: (tt.dot(x, w) * m).mean() / (0.5 + m.mean()),
+    "inputs less their mean": lambda w: tt.sqr(tt.dot(x - x.mean(), w) - m).mean(),
+    "of a loop along the columns": lambda w: (
+        (
+            theano.scan(
+                lambda column, state: tt.tanh(column * w[0] + state),
+                sequences=[x.T],
+                outputs_info=[tt.zeros_like(m)],
+            )[0][-1]
+            * m
+        ).sum()
+        / (m.sum() + 1)
+    ),
+    "a clipped gradient": lambda w: (
+        (theano.gradient.grad_clip(tt.dot(x, w), -0.02, 0.02) * m).sum() / (m.sum() + 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_that_divides_by_a_sum_over_the_rows_equals_one_process(world_of, recwarn, name, size):
+    losses, expected = after(*reversed(built(LOSSES[name], theano.function)))
+    world_of(size)
+    w, step = built(LOSSES[name])
+    found, value = after(step, w)
+    np.testing.assert_allclose(found, losses)
+    np.testing.assert_allclose(value, expected)
+    assert not [one for one in recwarn if issubclass(one.category, synk.SynkhronosWarning)]
+
+
+def test_in_slices_of_a_part_of_the_rows_and_by_check(world_of):
+    world_of(2)
+    w, step = built(masked_mean)
+    step.check(ROWS, PARTLY)
+    found, value = after(step, w, num_slices=2, batch=[6, 1, 2, 3, 5])
+    chosen = [6, 1, 2, 3, 5]
+    w, serial = built(masked_mean, theano.function)
+    losses = [serial(ROWS[chosen], mask[chosen]) for mask in (FULL, PARTLY, LATE)]
+    np.testing.assert_allclose(found, losses)
+    np.testing.assert_allclose(value, w.get_value())
+
+
+def test_a_training_function(world_of):
+    world_of(3)
+    w = theano.shared(np.array([0.3, -0.2]), "w")
+    train = make_train_function(masked_mean(w), [w], x, m, updates.momentum, learning_rate=0.1)
+    train.check(ROWS, PARTLY)
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        lambda w: tt.sqrt(tt.sqr(tt.dot(x, w) - m).mean()),
+        lambda w: (tt.dot(x, w) * m).sum() / (tt.sqr(tt.dot(x, w)).sum() + 1),
+        lambda w: (
+            theano.scan(lambda c: tt.sqr(tt.tanh(c * w[0]).mean()) + c, sequences=[x.T])[0].mean()
+            + m.mean()
+        ),
+        lambda w: tt.log((tt.sqr(tt.dot(x, w)) * m).sum() / m.sum()),
+    ],
+    ids=["of a parameter", "a divisor of parameters", "in a loop", "not a mean"],
+)
+def test_other_losses_are_still_warned_of(world_of, loss_of):
+    world_of(2)
+    _, step = built(loss_of)
+    with pytest.warns(synk.SynkhronosWarning):
+        step(ROWS, PARTLY)
+
+
+def test_a_random_divisor_and_a_stated_output_stay_as_they_are(world_of):
+    world_of(2)
+    keep = tt.cast(MRG_RandomStreams(1).uniform(m.shape) < 0.5, "float64")
+    _, step = built(lambda w: (tt.dot(x, w) * keep * m).sum() / (keep.sum() + 1))
+    with pytest.warns(synk.SynkhronosWarning, match="quotient"):
+        step(ROWS, PARTLY)
+    w = theano.shared(np.array([0.3, -0.2]), "w")
+    total = m.sum()
+    loss = (tt.dot(x, w) * m).sum() / total
+    step = parallel_function([x, m], [loss, (total, "sum")], updates=[(w, w - 0.1 * tt.grad(loss, w))])
+    with pytest.warns(synk.SynkhronosWarning):
+        assert step(ROWS, PARTLY)[1] == 4
