@@ -127,7 +127,7 @@ def be_peers(address):
     from mpi4py import MPI
 
     from synkhronos.comms.linked import LinkedCommunicator
-    from synkhronos.machines.inbox import ControlMessage
+    from synkhronos.machines.leaders import ControlMessage
     from synkhronos.machines.leaders import REPLY, Leaders
     from synkhronos.machines.mpi import MpiLinks, initialize
 

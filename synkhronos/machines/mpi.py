@@ -211,7 +211,8 @@ def _neighbours(tasks: MPI.Comm, leader: int) -> Neighbours | None:
     roles = (_LEADER, _PROGRESS_PROCESS) if role == _PROGRESS_PROCESS else (_PROGRESS_PROCESS,)
     others = [2 * one + other for one in sorted(next_to) for other in roles]
     _exchange(tasks, others, None)  # MPI connects two tasks when one sends something
-    own = Neighbour(machine, role == _PROGRESS_PROCESS, socket.gethostname(), list(connections()))
+    is_progress_process, host = role == _PROGRESS_PROCESS, socket.gethostname()
+    own = Neighbour(machine, is_progress_process, host, list(connections()), ending.is_beside_mpirun())
     known = _exchange(tasks, others, own)
     if role == _LEADER:
         return None

@@ -72,12 +72,15 @@ class Neighbour(NamedTuple):
         The name of the host.
     connections : collection of Addresses
         Of its process.
+    is_beside_mpirun : bool
+        Whether mpirun itself has started the process, and not one of its daemons.
     """
 
     machine: int
     is_progress_process: bool
     host: str
     connections: Collection[Addresses]
+    is_beside_mpirun: bool = False
 
 
 class Neighbours:
@@ -105,6 +108,7 @@ class Neighbours:
         self._watched = _between(own, others)
         for one in self._watched:
             enable_keepalive(one.descriptor)
+        self._of_mpirun = next((one.machine for one in others if one.is_beside_mpirun), None)
         self._has_reported = False
 
     def name(self, names: Sequence[str]) -> None:
@@ -175,6 +179,7 @@ class Neighbours:
 
     def _closed(self) -> dict[int, str]:
         """Return causes for the machines whose progress processes die at this time."""
+        # OpenMPI 4.1's mpirun ends the processes of its own machine before it tells its daemons.
         until = time.monotonic() + _DYING
         while not (dead := self._without(True)) and time.monotonic() < until:
             time.sleep(_NAP)
@@ -189,7 +194,11 @@ class Neighbours:
 
     def _without(self, progress_process: bool) -> set[int]:
         """Return the machines without a connection, to any process or to the progress process."""
-        considered = [one for one in self._watched if one.is_progress_process or not progress_process]
+        considered = [
+            one
+            for one in self._watched
+            if (one.is_progress_process or not progress_process) and one.machine != self._of_mpirun
+        ]
         closed = {one: seconds_silent(one.descriptor, one.addresses) == math.inf for one in considered}
         return {one.machine for one in considered} - {
             one.machine for one in considered if not closed[one]

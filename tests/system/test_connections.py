@@ -97,7 +97,7 @@ def test_a_connection_without_a_network_is_silent():
 class Watched:
     """Neighbours whose connections to machine 0 have the silence, in seconds, that a test says."""
 
-    def __init__(self, monkeypatch, pair, other_pair, leader):
+    def __init__(self, monkeypatch, pair, other_pair, leader, is_beside_mpirun=False):
         self.progress_process = self.leader = 0.0
         self.ends = 0
         monkeypatch.setattr(neighbours, "seconds_silent", self._seconds)
@@ -106,7 +106,7 @@ class Watched:
         (self._to_progress_process, progress_process), (to_leader, of_leader) = ends
         own = Neighbour(1, True, "here", [self._to_progress_process, to_leader])
         others = [Neighbour(0, False, "there", [of_leader]), Neighbour(0, True, "there",
-        [progress_process]),
+        [progress_process], is_beside_mpirun),
                   Neighbour(2, True, "far", [])]  # fmt: skip
         self.neighbours = Neighbours(own, others, leader, self._end)
 
@@ -172,6 +172,16 @@ def test_a_machine_whose_processes_have_died_is_named_when_the_job_is_ended(
     time.sleep(1.0)
     assert capfd.readouterr().err == (said and f"machine there {said}\n")
     assert not watched.ends
+
+
+def test_a_machine_on_which_mpirun_runs_is_not_named(monkeypatch, pair, other_pair, capfd):
+    """It ends the processes there first."""
+    watched = Watched(monkeypatch, pair, other_pair, os.getpid(), is_beside_mpirun=True)
+    watched.neighbours.start()
+    watched.progress_process = watched.leader = math.inf
+    said = continued(capfd)
+    watched.neighbours.stop()
+    assert said == ""
 
 
 def test_a_machine_that_is_ended_with_the_job_is_not_named(watched, capfd):

@@ -18,10 +18,11 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Iterable, List, Optional
+from typing import Any, Iterable, List, Optional
 
 # What has started a task: mpirun itself, or its daemon on another machine. OpenMPI 4 and 5
-_STARTERS = ("mpirun", "mpiexec", "orterun", "orted", "prterun", "prted", "prte")
+_MPIRUNS = ("mpirun", "mpirun.openmpi", "mpiexec", "orterun", "prterun", "prte")
+_STARTERS = (*_MPIRUNS, "orted", "prted")
 _PATIENCE = 0.6  # seconds between two signals; meanwhile, mpirun sends SIGTERM to the tasks
 _POLL_INTERVAL = 0.02  # seconds
 
@@ -50,6 +51,14 @@ def find_starter() -> Optional[int]:
 
     parents = psutil.Process().parents()
     return next((one.pid for one in parents if one.name() in _STARTERS), None)
+
+
+def is_beside_mpirun() -> bool:
+    """Whether mpirun itself, and not one of its daemons, has started this process."""
+    import psutil
+
+    starter = find_starter()
+    return starter is not None and psutil.Process(starter).name() in _MPIRUNS
 
 
 def end_job(pid: int, tasks: Iterable[int]) -> None:
@@ -90,7 +99,9 @@ def end_job(pid: int, tasks: Iterable[int]) -> None:
 
 def watch_start() -> None:
     """Start the guard of this task, whose environment then has `DESCRIPTOR`, also after ``exec``."""
-    starter, task = find_starter(), os.getpid()
+    import psutil
+
+    starter, task = find_starter(), psutil.Process()
     if starter is None:
         return
     sys.stdout.flush()
@@ -119,14 +130,13 @@ def end_watch() -> None:
             os.close(int(number))
 
 
-def _guard(reading: int, starter: int, task: int) -> None:
+def _guard(reading: int, starter: int, task: Any) -> None:
     """Wait until the task has initialized MPI; if it has ended before, end the job."""
     import psutil  # takes 6 ms, so not at import
 
     os.setsid()  # so that mpirun does not end this process with the task
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    own = psutil.Process(task)
     while os.path.exists(f"/proc/{starter}"):
         if select.select([reading], [], [], _INTERVAL)[0]:
             if os.read(reading, 1):
@@ -139,10 +149,10 @@ def _guard(reading: int, starter: int, task: int) -> None:
 
         reports.report(reports.DIED, socket.gethostname())
         time.sleep(_GRACE)  # for the message, which mpirun passes on
-        others = psutil.Process(starter).children()
-        end_job(starter, [other.pid for other in others if "OMPI_COMM_WORLD_RANK" in other.environ()])
+        with suppress(psutil.Error):
+            end_job(starter, [one.pid for one in psutil.Process(starter).children()])
     with suppress(psutil.Error):
-        own.kill()  # it may ignore SIGTERM
+        task.kill()  # if it lives: it may ignore SIGTERM
 
 
 # What killed jobs have left
