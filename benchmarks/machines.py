@@ -41,7 +41,7 @@ def main():
 class MpiJob:
     """An MPI job on machines, whose first task does what it is asked."""
 
-    def __init__(self, machines, kind, tasks=1):
+    def __init__(self, machines, kind, tasks=1, mpi=()):
         address = str(machines.folder / kind)
         with Listener(address, "AF_UNIX") as listener:
             plain, variables = kind in ("leaders", "flat"), common.ONE_THREAD
@@ -52,7 +52,7 @@ class MpiJob:
                 Path(__file__).resolve(), "--be", kind, address, tasks=tasks, plain=plain,
                 environment={**variables, "PYTHONPATH": paths},
                 # Shared memory between the processes of a machine.
-                btl="vader,tcp,self" if kind == "flat" else "tcp,self",
+                btl="vader,tcp,self" if kind == "flat" else "tcp,self", mpi=mpi,
             )  # fmt: skip
             self._connection = listener.accept()
 
@@ -127,8 +127,7 @@ def be_peers(address):
     from mpi4py import MPI
 
     from synkhronos.comms.linked import LinkedCommunicator
-    from synkhronos.machines.inbox import ControlMessage
-    from synkhronos.machines.leaders import REPLY, Leaders
+    from synkhronos.machines.leaders import REPLY, ControlMessage, Leaders
     from synkhronos.machines.mpi import MpiLinks, initialize
 
     initialize()
@@ -159,16 +158,20 @@ def be_peers(address):
                     else:
                         leaders.receive(turn, REPLY)
 
-    def reduce(asked):
-        """Reduce an array of so many bytes."""
-        nbytes, _ = asked
-        if nbytes not in own:
-            own[nbytes] = np.zeros(nbytes // 4, "float32")
-        ours.all_reduce([own[nbytes]], "sum")
+    @functools.lru_cache(maxsize=None)
+    def array(nbytes):
+        return np.zeros(nbytes // 4, "float32")
 
-    own = {}
+    def nonblocking(nbytes):
+        request = comm.Iallreduce(MPI.IN_PLACE, array(nbytes), MPI.SUM)
+        while not request.Test():
+            pass
+
     calls = {
-        "reduce": reduce,
+        # Of an array of so many bytes
+        "reduce": lambda asked: ours.all_reduce([array(asked[0])], "sum"),
+        "blocking": lambda asked: comm.Allreduce(MPI.IN_PLACE, array(asked[0]), MPI.SUM),
+        "nonblocking": lambda asked: nonblocking(asked[0]),
         "message": lambda size: messages(),
         "ours": lambda size: ours.all_reduce([arrays[size]], "sum"),
         "mpi": lambda size: comm.Allreduce(MPI.IN_PLACE, arrays[size], MPI.SUM),
@@ -182,7 +185,7 @@ def be_peers(address):
         leaders.begin(leaders.number + 1)
         call = functools.partial(calls[what], size)
         times = (10, 2) if what == "message" else TIMES.get(size, (300, 10))
-        times = size[1] if what == "reduce" else times
+        times = size[1] if isinstance(size, tuple) else times
         seconds = common.seconds_of(call, *times) / (MESSAGES if what == "message" else 1)
         if connection is not None:
             connection.send(seconds)

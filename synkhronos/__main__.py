@@ -16,10 +16,9 @@ from synkhronos._version import __version__
 from synkhronos.host import heap, imports, installation, job, nvidia_links, preparation
 from synkhronos.host.doctor import checks
 from synkhronos.host.doctor.check import OK, PROBLEM
-from synkhronos.machines.job import launcher, leftovers, restarts, script_process, start_guard
+from synkhronos.machines.job import ending, launcher, reports, running, tasks
 from synkhronos.machines.job.config import Job, JobError, make_job
 from synkhronos.machines.job.doctor import MPI, check_hosts
-from synkhronos.machines.job.output_prefix import prefix_output
 
 #: The checks of ``doctor``
 CHECKS = (*checks.CHECKS, MPI)
@@ -50,10 +49,10 @@ try:
 except ImportError as error:
     sys.exit(
         f"{socket.gethostname()}: {sys.executable} cannot import synkhronos: {error}; install the same "
-        f"version on every machine, under the same path"
+        f"version on every machine, under the same path\\nREPORT"
     )
 sys.exit(main())
-"""
+""".replace("REPORT", reports.BEGIN + reports.FAILED)
 #: The options of ``launch`` that have a value: its name, and their help
 LAUNCH_OPTIONS = {
     "-n": ("MACHINES", "the number of machines"),
@@ -229,18 +228,20 @@ def launch(parser: argparse.ArgumentParser, arguments: List[str]) -> int:
             return 0
         line = [*python, "-c", START, "run", *program]
         mpirun = launcher.find_mpirun()
-        launcher.check_mpi4py(mpirun)
         launcher.check_names(what)
-        given_input = script_process.own_input(what)
+        given_input = tasks.own_input(what)
     except JobError as error:
         parser.error(str(error))
+    if mpirun.passed_over:
+        note = f"{mpirun.path} is used, OpenMPI {mpirun.version}, whose library mpi4py loads"
+        print(f"{parser.prog}: {note}, and not {mpirun.passed_over}", file=sys.stderr)
     if options.restart:
         read = functools.partial(make_job, None if what.hosts else options.n, *given)
-        return restarts.run(what, line, mpirun, options.restart, read, options.n, given_input)
+        return running.run_again(what, line, mpirun, options.restart, read, options.n, given_input)
     what = launcher.with_networks(what, mpirun.path)
     what = what._replace(environment={**what.environment, **given_input})
     command = launcher.command(what, line, mpirun.path, survives_deaths=mpirun.survives_deaths)
-    return launcher.run(command, reads_input=not given_input).code
+    return running.run(command, reads_input=not given_input).code
 
 
 def options_before_program(arguments: Sequence[str]) -> int:
@@ -295,7 +296,7 @@ def run(program: Sequence[str]) -> int:
     """
     task = job.task_of(os.environ)
     if task is not None:
-        leftovers.sweep()
+        ending.sweep()
     if task is not None and task.number > 0:  # the script runs in the first task only
         program = ["-c", SERVE]
         prepare_other_task(task)
@@ -304,6 +305,8 @@ def run(program: Sequence[str]) -> int:
     complaint = preparation.complaint()
     if complaint:
         print(complaint, file=sys.stderr)
+        if task is not None and task.number > 0:
+            reports.report(reports.FAILED)
         return 1
     preparation.set_flags(os.environ)
     os.environ.update(heap.tunables())
@@ -314,7 +317,7 @@ def run(program: Sequence[str]) -> int:
         print(f"python -m synkhronos run: {error}", file=sys.stderr)
     os.environ.update(job.variables(os.environ))
     if task is not None and job.survives_deaths():
-        start_guard.watch_start()
+        ending.watch_start()
     sys.stdout.flush()
     sys.stderr.flush()  # buffered before Python 3.9
     os.execv(sys.executable, [sys.executable, *interpreter_options(), *program])
@@ -324,9 +327,9 @@ def prepare_task_of_script() -> None:
     """Prepare the task that runs the script: its input, its signals and its exit code."""
     is_launched = os.environ.pop(job.LAUNCHED, None) == "1"
     if job.INPUT in os.environ:
-        script_process.open_input(os.environ.pop(job.INPUT))
+        tasks.open_input(os.environ.pop(job.INPUT))
     if is_launched or job.survives_deaths():
-        script_process.go_on_in_child(is_launched)
+        tasks.go_on_in_child(is_launched)
 
 
 def prepare_other_task(task: job.Task) -> None:
@@ -334,7 +337,7 @@ def prepare_other_task(task: job.Task) -> None:
     if os.environ.pop(job.LAUNCHED, None) == "1":
         host = socket.gethostname()
         apart = job.tasks_apart()
-        prefix_output(f"{host}:{task.number // apart}" if apart else host)
+        tasks.prefix_output(f"{host}:{task.number // apart}" if apart else host)
     # They are meant for the script. If this task ended by SIGTERM, mpirun would kill the script at once.
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", job.TERMINATE):
         signal.signal(signal.Signals[name], signal.SIG_IGN)

@@ -1,9 +1,8 @@
-"""Deferring Ctrl-C and other signals while their handlers must not run, and acting without a handler.
+"""Deferring Ctrl-C and other signals while their handlers must not run.
 
 A Python signal handler runs between any two steps of the main thread, and the default handler raises an
 exception there. Between a start and a finish barrier, the ranks would get out of step; in the middle of
-a fork, a worker would be left behind. In these places a signal is deferred. While the main thread does
-not return from a function written in C, no handler runs: then `SignalThread` acts.
+a fork, a worker would be left behind. In these places a signal is deferred.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import os
 import signal
 import sys
 import threading
-import time
 
 # The functions of `signal` convert to and from enumerations, which takes 2 microseconds more.
 from _signal import getsignal, valid_signals
@@ -291,40 +289,3 @@ def _use_default_in_children(numbers: Collection[int]) -> None:
         after()
 
     os.register_at_fork(before=before, after_in_parent=after, after_in_child=after_in_child)
-
-
-class SignalThread:
-    """A thread that calls a function after a signal, even if the main thread never returns from a call.
-
-    Handlers written in Python run in the main thread, between two steps of Python. They have to wait
-    while a function written in C does not return. The process must have a handler in Python for the
-    signal, and no other use for ``signal.set_wakeup_fd``.
-
-    Parameters
-    ----------
-    number : int
-        The number of the signal.
-    seconds : float
-        The time from the signal until the call.
-    call : callable
-        Called in the thread.
-    """
-
-    def __init__(self, number: int, seconds: float, call: Callable[[], None]) -> None:
-        self._number, self._seconds, self._call = number, seconds, call
-        reader, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
-        self._former = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        threading.Thread(target=self._run, args=[reader], daemon=True).start()
-
-    def _run(self, reader: int) -> None:
-        with open(reader, "rb", buffering=0) as numbers:
-            while arrived := numbers.read(1):
-                if arrived[0] == self._number:
-                    time.sleep(self._seconds)
-                    self._call()
-
-    def close(self) -> None:
-        """Let the thread end, after the signals that have arrived."""
-        signal.set_wakeup_fd(self._former)
-        os.close(self._writer)

@@ -5,13 +5,13 @@ the same interfaces as the objects of one machine, which they join.
 
 ``links`` is the interface for messages between leaders, and ``mpi`` implements it. ``leaders`` meet,
 abort and wait by means of messages. ``commands`` is how a command and its arrays get to the ranks of
-other machines, and ``replies`` is how the replies get back. They use ``bundles``, messages for the
-machines of a subtree, and the ``inbox`` of each leader. ``meetings`` are the meetings of all ranks.
+other machines, and how the replies get back. ``communicator`` has the meetings and collectives of all
+ranks.
 
 The ``progress_process`` of a machine is a process that communicates while its ranks compute. ``overlap``
-lets it reduce in ``buckets`` what the ranks compute. ``neighbours`` are the machines that a progress
-process watches, and reports when they are lost, by their ``connections``.
+lets it reduce in buckets what the ranks compute, and ``relay`` is its work in programs. With
+``remote_stripes``, ranks use a center on another machine. ``neighbours`` are the machines that a
+progress process watches, and reports when they are lost.
 
-The folder ``relay`` is the work of the progress processes in programs, and ``job`` starts and ends an
-MPI job.
+The folder ``job`` starts and ends an MPI job.
 """

@@ -1,4 +1,4 @@
-"""How a command, with the arrays that it needs, gets from the master to the ranks of other machines.
+"""How commands, with the arrays that they need, get to the ranks of other machines, and replies back.
 
 Commands travel along a tree of the leaders. The master sends a message to each of its children, and a
 leader passes on to its children what is for the machines below them, before its own ranks run the
@@ -7,13 +7,18 @@ machines: the master sends them to the machines that need them. The end of the w
 too, so that it depends on no other machine.
 
 A leader puts the arrays into the store of its machine, and sends the other ranks of its machine a
-*frame*: the command, and where the rows are. The same call is often repeated. Then each rank reuses the
-objects that it sent or received the last time: nothing is pickled again, messages for children are not
-made again, and the arrays are received into the same memory, of which the command may still have views.
+*frame*: the command, and where the rows are. The same call is often repeated. Then the messages are
+equal, and each rank reuses the objects that it received the last time: nothing is unpickled again,
+messages for children are not made again, and the arrays are received into the same memory, of which the
+command may still have views.
 
 Other machines keep some arrays between commands. A constant array is sent once to each machine that
 needs it. A machine that has a file with the same name and contents, according to the digests, maps it;
 otherwise its rows are sent like the rows of other arrays.
+
+Replies are gathered along the tree by which the command came: a leader waits for the replies of its own
+ranks, then for those of its children, and sends all of them to its parent. Arrays follow, the small ones
+as part of the replies; the larger ones are sent directly to the master.
 """
 
 from __future__ import annotations
@@ -25,14 +30,22 @@ import numpy as np
 
 from synkhronos._errors import WorldBrokenError
 from synkhronos.arithmetic import trees
-from synkhronos.comms.base import are_same
-from synkhronos.machines.bundles import KEPT, Bundle
-from synkhronos.machines.inbox import ControlMessage
-from synkhronos.machines.leaders import CONTROL, OF_COMMAND, REPLY, SMALL, Leaders
+from synkhronos.machines.leaders import (
+    CONTROL,
+    OF_COMMAND,
+    OF_REPLIES,
+    REPLY,
+    SMALL,
+    ControlMessage,
+    Leaders,
+)
 from synkhronos.machines.links import as_bytes
-from synkhronos.machines.store import MachinesStore, ReceivedRows, lasts, name_of
+from synkhronos.machines.store import MachineHandle, MachinesStore, ReceivedRows, lasts, name_of
 from synkhronos.stores.files import FileHandle, digest, find_same_file
 from synkhronos.stores.required_rows import Needs, RequiredRows, combine
+
+KEPT = 1 << 16  # bytes of a message that is kept in case it is sent or comes again
+_MASTER = 0
 
 FILE = "file"  # an order of the master: a question
 
@@ -48,23 +61,38 @@ def _kind_of(array: np.ndarray) -> _Kind:
     return array.shape, array.dtype.str, array.nbytes <= SMALL
 
 
-class _Packed(NamedTuple):
-    """A command as it was sent.
+class Bundle(NamedTuple):
+    """A message for the machines of a subtree.
+
+    It can be taken apart without unpickling what is in it: a leader sends each child the parts for the
+    child's subtree. Bytes that change when a call is repeated are not in it, but follow it.
 
     Attributes
     ----------
-    payload, needed, kinds, dropped
-        The contents, by which a repeated command is recognized.
-    messages : list of (int, slice, bytes)
-        The leaders to which they are sent, the places of the machines for which they are among the other
-        machines, and the messages.
+    common : bytes
+        For all machines.
+    parts : sequence of bytes
+        For each machine, by their numbers.
+    following : sequence of int
+        How many of the bytes that follow the message belong to each machine.
     """
 
-    payload: bytes | None
-    needed: Sequence[Sequence[RequiredRows]]
-    kinds: Sequence[Sequence[_Kind]]
-    dropped: _Keys
-    messages: Sequence[tuple[int, slice, bytes]]
+    common: bytes
+    parts: Sequence[bytes]
+    following: Sequence[int]
+
+    def pack(self) -> bytes:
+        """Return the message."""
+        return pickle.dumps(tuple(self), pickle.HIGHEST_PROTOCOL)
+
+    def part_of(self, machines: slice) -> Bundle:
+        """Return what is for consecutive machines."""
+        return Bundle(self.common, self.parts[machines], self.following[machines])
+
+    def place_of(self, machines: slice) -> slice:
+        """Return where the bytes that belong to consecutive machines are in those that follow."""
+        start = sum(self.following[: machines.start])
+        return slice(start, start + sum(self.following[machines]))
 
 
 class CommandSender:
@@ -88,16 +116,12 @@ class CommandSender:
         self._kept: list[dict[Hashable, bool]] = [{} for _ in machines]
         self._nothing: list[list[RequiredRows]] = [[] for _ in self._others]
         self._needs: Needs | None = None  # of the last command that had any
-        self._found = self._sent = self._nothing  # its needs by machine, and without what machines keep
+        self._found = self._nothing  # its needs by machine
         self._may_be_kept = False
-        self._packed = _Packed(None, [], [], [], [])
         self._digests: dict[FileHandle, bytes] = {}
 
     def find_needed(self, needs: Needs | None) -> list[list[RequiredRows]]:
-        """Return the rows that each other machine needs for a command and does not have.
-
-        A repeated command gets the same list, unless machines have got arrays that they keep.
-        """
+        """Return the rows that each other machine needs for a command and does not have."""
         if needs is None:
             return self._nothing
         if needs != self._needs:
@@ -106,10 +130,7 @@ class CommandSender:
             self._needs, self._found = needs, found
         if not self._may_be_kept:
             return self._found
-        missing = [self._missing(*pair) for pair in zip(self._others, self._found)]
-        if not all(map(are_same, missing, self._sent)):
-            self._sent = missing
-        return self._sent
+        return [self._missing(*pair) for pair in zip(self._others, self._found)]
 
     def _missing(self, machine: int, needed: Sequence[RequiredRows]) -> list[RequiredRows]:
         found = [self._as_sent(machine, need) for need in needed]
@@ -169,28 +190,21 @@ class CommandSender:
         needed: list[list[RequiredRows]],
         arrays: list[list[np.ndarray]],
         dropped: _Keys,
-    ) -> Sequence[tuple[int, slice, bytes]]:
-        """Return the messages: the same objects as the last time if the contents are equal."""
-        last, kinds = self._packed, [list(map(_kind_of, rows)) for rows in arrays]
-        if (
-            payload is last.payload
-            and needed is last.needed
-            and kinds == last.kinds
-            and dropped == last.dropped
-        ):
-            return last.messages
-        every = zip(needed, kinds or [[]] * len(needed))
+    ) -> list[tuple[int, slice, bytes]]:
+        """Return to which leaders a message is sent, the places of the machines for which it is, and it.
+
+        For a repeated command, the messages are equal.
+        """
+        kinds = [list(map(_kind_of, rows)) for rows in arrays] or [[]] * len(needed)
+        small = [sum(array.nbytes for array in rows if array.nbytes <= SMALL) for rows in arrays]
         bundle = Bundle(
             pickle.dumps((payload, dropped), pickle.HIGHEST_PROTOCOL),
-            [pickle.dumps(own, pickle.HIGHEST_PROTOCOL) for own in every],
-            [sum(array.nbytes for array in rows if array.nbytes <= SMALL) for rows in arrays],
+            [pickle.dumps(own, pickle.HIGHEST_PROTOCOL) for own in zip(needed, kinds)],
+            small or [0] * len(needed),
         )
-        messages = [
+        return [
             (target, places, bundle.part_of(places).pack()) for target, places in self._targets(payload)
         ]
-        if len(bundle.common) <= KEPT:
-            self._packed = _Packed(payload, needed, kinds, dropped, messages)
-        return messages
 
     def _targets(self, payload: bytes) -> list[tuple[int, slice]]:
         """Return to which leaders a command is sent, and the places of those for which it is."""
@@ -286,7 +300,7 @@ class CommandReceiver:
             self._files.append(ReceivedRows(RequiredRows(handle, lasts=True), own))
 
     def _unpack(self, message: bytes) -> _Opened:
-        bundle, onward, own = Bundle.unpack(message), [], self._leaders.rank
+        bundle, onward, own = Bundle(*pickle.loads(message)), [], self._leaders.rank
         for child, machines in _children(self._leaders) if len(bundle.parts) > 1 else ():
             places = slice(machines.start - own, machines.stop - own)
             onward.append((child, bundle.part_of(places).pack(), bundle.place_of(places)))
@@ -332,20 +346,132 @@ class Frames:
     """The frames that a leader sends to the other ranks of its machine, packed and unpacked."""
 
     def __init__(self) -> None:
-        self._packed: tuple[_Content, bytes] = (b"", (), ()), b""
         self._unpacked: tuple[bytes, _Content] = b"", (b"", (), ())
 
     def pack(self, payload: bytes, rows: Sequence[ReceivedRows] = (), dropped: _Keys = ()) -> bytes:
         """Return a frame; empty bytes mean the end of the world."""
-        (last_payload, last_rows, last_dropped), frame = self._packed
-        if payload is not last_payload or rows is not last_rows or dropped != last_dropped:
-            content = payload, rows, dropped
-            frame = pickle.dumps(content, pickle.HIGHEST_PROTOCOL) if payload else b""
-            self._packed = content, frame
-        return frame
+        return pickle.dumps((payload, rows, dropped), pickle.HIGHEST_PROTOCOL) if payload else b""
 
     def unpack(self, frame: bytes) -> _Content:
-        """Return the arguments that were given to `pack`."""
+        """Return the arguments of `pack`: the same objects as before for an equal frame."""
         if frame != self._unpacked[0]:
             self._unpacked = frame, pickle.loads(frame)
         return self._unpacked[1]
+
+
+# Replies
+
+
+class OfMachine(NamedTuple):
+    """The replies of the ranks of a machine, as its leader sends them.
+
+    Attributes
+    ----------
+    replies : list of bytes
+        The reply of each rank.
+    arrays : bytes
+        The pickled `Exports`; empty if there are none.
+    """
+
+    replies: Sequence[bytes | None]
+    arrays: bytes
+
+
+class Exports(NamedTuple):
+    """The arrays that the ranks of a machine have put into its store.
+
+    Attributes
+    ----------
+    handles : list of MachineHandle
+        The handle of each array.
+    contents : list of bytes or None
+        The contents of each array, or None if the array is large.
+    """
+
+    handles: Sequence[MachineHandle]
+    contents: Sequence[bytes | None]
+
+
+class Replies:
+    """The replies to the commands of a world, for the leader of a machine.
+
+    Parameters
+    ----------
+    leaders : Leaders
+        The leaders of the machines.
+    store : MachinesStore
+        The store of the leader.
+    """
+
+    def __init__(self, leaders: Leaders, store: MachinesStore) -> None:
+        self._leaders, self._store = leaders, store
+        self._children = trees.children(leaders.rank, leaders.size)
+        self._number = -1
+        self._arrived: dict[int, bytes] = {}  # from children, for this command
+
+    def gather(self, idle: bool) -> list[bytes]:
+        """Wait for the message of each child, by number; `idle` is whether there is no time limit.
+
+        If it is called again after an error, it waits for those only that have not arrived.
+        """
+        if self._number != self._leaders.number:
+            self._number, self._arrived = self._leaders.number, {}
+        for child in reversed(self._children):  # first those that have fewer machines below them
+            while child not in self._arrived:
+                letter = self._leaders.receive(child, REPLY, idle)
+                if letter.number == self._number:  # others belong to a world that broke
+                    self._arrived[child] = letter.body
+        return [self._arrived[child] for child in sorted(self._children)]
+
+    # Of another machine than the master's
+
+    def pack(
+        self, replies: Sequence[bytes | None], handles: Sequence[MachineHandle]
+    ) -> tuple[OfMachine, list[np.ndarray]]:
+        """Return the replies of this machine as they are sent, and the arrays to send directly."""
+        if not handles:
+            return OfMachine(replies, b""), []
+        arrays = [self._store.get(handle) for handle in handles]
+        contents = [array.tobytes() if array.nbytes <= SMALL else None for array in arrays]
+        exports = pickle.dumps(tuple(Exports(handles, contents)), pickle.HIGHEST_PROTOCOL)
+        return OfMachine(replies, exports), [array for array in arrays if array.nbytes > SMALL]
+
+    def send(self, own: OfMachine, below: Sequence[bytes], arrays: Sequence[np.ndarray]) -> None:
+        """Send the replies of this machine and of those below it to the parent."""
+        every = [tuple(own)]
+        for message in below:
+            every += pickle.loads(message)
+        leaders = self._leaders
+        body = pickle.dumps(every, pickle.HIGHEST_PROTOCOL)
+        letter = ControlMessage(leaders.number, leaders.first_number, body)
+        leaders.send(trees.parent(leaders.rank), REPLY, letter)
+        for array in arrays:
+            leaders.send_array(_MASTER, array, OF_REPLIES)
+
+    # Of the master
+
+    def collect(self, idle: bool) -> list[Sequence[bytes | None]]:
+        """Wait for the replies of all other machines, and put their arrays into the store.
+
+        Returns
+        -------
+        list
+            By machine, the reply of each rank; the master's machine is left out.
+        """
+        found = [one for message in self.gather(idle) for one in pickle.loads(message)]
+        if any([arrays for _, arrays in found]):
+            self._receive_arrays([arrays for _, arrays in found])
+        return [replies for replies, _ in found]
+
+    def _receive_arrays(self, by_machine: Sequence[bytes]) -> None:
+        received, announced = [], []
+        for machine, arrays in enumerate(by_machine, 1):
+            for handle, content in zip(*pickle.loads(arrays)) if arrays else ():
+                array = self._store.empty(handle.shape, handle.dtype)
+                received.append((RequiredRows(handle), array))
+                if content is None:
+                    announced.append((machine, array))
+                else:
+                    as_bytes(array)[...] = np.frombuffer(content, np.uint8)
+        self._leaders.receive_arrays(announced, OF_REPLIES)
+        self._store.receive(*zip(*received))

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, Collection, Iterable, Sequence
 
 from mpi4py import rc
 
-from synkhronos.machines.connections import connections
-from synkhronos.machines.job import start_guard, termination
+from synkhronos.machines.job import ending
 from synkhronos.machines.links import LONGEST, Links, LostError, Receipt, as_bytes
-from synkhronos.machines.neighbours import Neighbour, Neighbours
+from synkhronos.machines.neighbours import Neighbour, Neighbours, connections
 
 rc.initialize = rc.finalize = False
 
@@ -45,7 +44,7 @@ def initialize() -> None:
     """Initialize MPI if necessary. It waits until every process of the job does so."""
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_SERIALIZED)
-    start_guard.end_watch()
+    ending.end_watch()
 
 
 def abort() -> None:
@@ -201,7 +200,7 @@ def failed_in(comm: MPI.Comm) -> Collection[int]:
     return MPI.Group.Translate_ranks(failed, range(failed.size), comm.group) if failed.size else ()
 
 
-def _neighbours(tasks: MPI.Comm, progress_processes: MPI.Comm, leader: int) -> Neighbours | None:
+def _neighbours(tasks: MPI.Comm, leader: int) -> Neighbours | None:
     """In each progress process: return the watch over the machines before and after its own in a ring.
 
     The leaders take part. `tasks` are the leader and the progress process of each machine, one after the
@@ -212,11 +211,12 @@ def _neighbours(tasks: MPI.Comm, progress_processes: MPI.Comm, leader: int) -> N
     roles = (_LEADER, _PROGRESS_PROCESS) if role == _PROGRESS_PROCESS else (_PROGRESS_PROCESS,)
     others = [2 * one + other for one in sorted(next_to) for other in roles]
     _exchange(tasks, others, None)  # MPI connects two tasks when one sends something
-    own = Neighbour(machine, role == _PROGRESS_PROCESS, socket.gethostname(), list(connections()))
+    is_progress_process, host = role == _PROGRESS_PROCESS, socket.gethostname()
+    own = Neighbour(machine, is_progress_process, host, list(connections()), ending.is_beside_mpirun())
     known = _exchange(tasks, others, own)
     if role == _LEADER:
         return None
-    return Neighbours(own, known, leader, MpiLinks(progress_processes.Dup()), lambda: _end_job(leader))
+    return Neighbours(own, known, leader, lambda: _end_job(leader))
 
 
 def _exchange(comm: MPI.Comm, others: Sequence[int], item: Any) -> list[Any]:
@@ -229,11 +229,11 @@ def _exchange(comm: MPI.Comm, others: Sequence[int], item: Any) -> list[Any]:
 
 def _end_job(leader: int) -> None:
     """End the job where machines do not answer; `abort` would wait for them."""
-    starter = termination.find_starter()
+    starter = ending.find_starter()
     if starter is None:
         abort()
     else:
-        termination.end_job(starter, [leader, os.getpid()])
+        ending.end_job(starter, [leader, os.getpid()])
 
 
 class Tasks:
@@ -299,7 +299,7 @@ class Tasks:
             else None
         )
         tasks = world.Split(0 if takes_part else MPI.UNDEFINED, 2 * self._machine + role)
-        self.neighbours = _neighbours(tasks, progress_processes, pids[_LEADER]) if takes_part else None
+        self.neighbours = _neighbours(tasks, pids[_LEADER]) if takes_part else None
         self._end = world.Dup()
 
     def finish(self, limit: float = math.inf) -> bool:

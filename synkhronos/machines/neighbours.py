@@ -1,11 +1,17 @@
-"""How a progress process watches the machines next to its own.
+"""How a progress process watches the machines next to its own, by its TCP connections to them.
 
 A progress process does not compute, so it sees what a leader in a long call cannot. The progress
 processes form a ring, so each machine is watched by two others, however many there are. A progress
 process watches the connections that MPI has opened to the leader and the progress process of the other
 machine. The kernels of both machines send packets on them every second, and close them when the
-processes end. A progress process says goodbye when the script has ended, or when mpirun begins to end
-the job. So a progress process whose connection is closed without a goodbye has died.
+processes end. The kernel of the other machine answers, even if the process there computes, waits or is
+stopped. So silence means that the machine, or the network, has failed.
+
+Whoever sees that a machine is silent ends the job. A closed connection is seen by mpirun, too, which
+ends the job, if it cannot go on: it sends SIGCONT to all processes, and kills them half a second later
+or more. So a machine whose connections are closed soon after SIGCONT has lost its processes before. A
+thread looks, because a call of MPI may not return: when a connection is reset, OpenMPI 4.1 tells mpirun,
+and waits until it is ended.
 """
 
 from __future__ import annotations
@@ -13,31 +19,44 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import select
 import signal
+import socket
+import struct
+import threading
 import time
-from typing import Any, Callable, Collection, Iterable, Mapping, NamedTuple, Sequence
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Sequence,
+    Tuple,
+)
 
-import numpy as np
-
-from synkhronos.host.signals import SignalThread
-from synkhronos.machines.connections import Addresses, connections, enable_keepalive, seconds_silent
-from synkhronos.machines.links import Links, LostError, Receipt
+from synkhronos.host.handler_errors import suppress
+from synkhronos.host.signals import do_nothing
 from synkhronos.transports.children import has_ended
 
 LIMIT = 3.0  # seconds of silence for which a machine counts as lost
 _SUSPECT = 2.0  # the same, if mpirun ends the job
 _CHECK_INTERVAL = 0.25  # seconds
-# Seconds from SIGCONT until a machine whose processes have died has closed its connections: MPI ends a
-# process that sends to it before. The other processes of a progress process that died alone live for a
-# second longer: then they get SIGTERM.
-_DYING = 0.5
-_STUCK = 0.75  # seconds from SIGCONT until a progress process that is not in a call of MPI has looked
-_ENDED = 4.0  # seconds from SIGCONT until mpirun has certainly ended the processes of a machine
-_ARRIVING = 0.1  # seconds within which MPI has read the data of a connection that was closed
-_NAP = 0.01  # seconds
-_GOODBYE = (
-    0  # a tag; its messages are one byte: 1 if the progress process leaves, 0 if it stays after all
-)
+_DYING = 0.3  # seconds from SIGCONT until a machine whose processes have died has closed a connection
+_CLOSING = 0.1  # seconds until it has closed the others
+_NAP = 0.02  # seconds
+
+#: The addresses of a connection: of this side, and of the other one
+Addresses = Tuple[Tuple[Any, ...], Tuple[Any, ...]]
+
+_INTERVAL = 1  # seconds between two questions of the kernel to a silent other side
+_MOST_QUESTIONS = 127  # the largest number, so that the kernel does not close the connection itself
+_ESTABLISHED = 1
+_INFO = struct.Struct("=8B24I")  # the beginning of the kernel's struct tcp_info
+_STATE, _RETRANSMITS, _QUESTIONS, _LAST_SENT, _LAST_ANSWER = 0, 2, 3, 8 + 9, 8 + 12
+_WAY = 500  # milliseconds, longer than the way there and back
 
 
 class Neighbour(NamedTuple):
@@ -53,12 +72,15 @@ class Neighbour(NamedTuple):
         The name of the host.
     connections : collection of Addresses
         Of its process.
+    is_beside_mpirun : bool
+        Whether mpirun itself has started the process, and not one of its daemons.
     """
 
     machine: int
     is_progress_process: bool
     host: str
     connections: Collection[Addresses]
+    is_beside_mpirun: bool = False
 
 
 class Neighbours:
@@ -72,128 +94,75 @@ class Neighbours:
         The leaders and progress processes of the machines next to this one.
     leader : int
         The process id of this machine's leader.
-    links : Links
-        The links between the progress processes, which nothing else uses.
     end : callable
-        Ends the job.
+        Ends the job. It is called in a thread.
     """
 
     def __init__(
-        self,
-        own: Neighbour,
-        others: Sequence[Neighbour],
-        leader: int,
-        links: Links,
-        end: Callable[[], None],
+        self, own: Neighbour, others: Sequence[Neighbour], leader: int, end: Callable[[], None]
     ) -> None:
         self._names: Mapping[int, str] | Sequence[str] = {
             one.machine: f"machine {one.host}" for one in (own, *others)
         }
-        self._machine, self._leader, self._links, self._end = own.machine, leader, links, end
+        self._machine, self._leader, self._end = own.machine, leader, end
         self._watched = _between(own, others)
         for one in self._watched:
             enable_keepalive(one.descriptor)
-        self._goodbyes = {
-            one.machine: _Goodbye(links, one.machine) for one in self._watched if one.is_progress_process
-        }
-        self._next, self._continued = time.monotonic(), -math.inf  # the time of SIGCONT
-        self._looked = -math.inf  # when it last looked for dead progress processes
-        self._is_ending = self._has_reported = self._is_leaving = False
-        self._handlers: dict[int, Any] = {}  # of signals, as they were before
-        self._thread: SignalThread | None = None
+        self._of_mpirun = next((one.machine for one in others if one.is_beside_mpirun), None)
+        self._has_reported = False
 
     def name(self, names: Sequence[str]) -> None:
         """Let messages to users call the machines by these names, by their numbers."""
         self._names = names
 
-    def check(self) -> None:
-        """Report a lost machine, and end the job. It may be called at any time, and often."""
-        now = time.monotonic()
-        if now < self._next or self._has_reported:
-            return
-        self._next = now + _CHECK_INTERVAL
-        silent = self._silent(LIMIT)
-        if silent:
-            self._report(silent)
-            self._end()
-        elif self._is_ending:
-            self._is_ending = False
-            self._report(self._dead())
-            self.say_goodbye()  # now, because SIGKILL can come milliseconds after SIGTERM
-        elif self._is_leaving and now > self._continued + _ENDED:
-            self._announce(leaves=False)  # a user had stopped this process
-
-    def report_when_ended(self) -> None:
-        """Report lost machines if mpirun ends the job: it sends SIGCONT a moment before SIGTERM."""
-        for number, handler in (signal.SIGCONT, self._begin_to_end), (signal.SIGTERM, self._be_ended):
-            self._handlers[number] = signal.signal(number, handler)
-        self._thread = SignalThread(signal.SIGCONT, _STUCK, self._report_if_stuck)
-
-    def say_goodbye(self) -> None:
-        """Tell the neighbouring progress processes that this one leaves and has not died."""
-        if not self._is_leaving:
-            self._announce(leaves=True)
+    def start(self) -> None:
+        """Begin to watch, in a thread."""
+        reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._former = (
+            signal.signal(signal.SIGCONT, do_nothing),
+            signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False),
+        )
+        threading.Thread(target=self._watch, args=[reader], daemon=True).start()
 
     def stop(self) -> None:
         """Report nothing any more: the job comes to its end."""
-        self._has_reported = self._is_leaving = True
-        if self._thread is not None:
-            self._thread.close()
-            self._thread = None
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        for goodbye in self._goodbyes.values():
-            goodbye.cancel()
+        self._has_reported = True
+        handler, descriptor = self._former
+        signal.set_wakeup_fd(descriptor)
+        signal.signal(signal.SIGCONT, handler)
+        os.close(self._writer)
+
+    def _watch(self, reader: int) -> None:
+        with open(reader, "rb", buffering=0) as signals:
+            while True:
+                number = (
+                    signals.read(1) if select.select([signals], [], [], _CHECK_INTERVAL)[0] else None
+                )
+                if number == b"":
+                    return
+                if number == bytes([signal.SIGCONT]):
+                    self.report()
+                    self._report(self._closed())
+                silent = self._silent(LIMIT)
+                if silent and not self._has_reported:
+                    self._report(silent)
+                    self._end()
 
     def report(self) -> None:
         """Write a line for each machine that is lost, once."""
         causes = self._silent(_SUSPECT)
-        if has_ended(self._leader):
+        # The parent of the script, which is on the first machine, tells more.
+        if self._machine > 0 and has_ended(self._leader):
             causes[self._machine] = "its first process has died"
         self._report(causes)
 
-    def _announce(self, leaves: bool) -> None:
-        self._is_leaving = leaves
-        for machine in self._goodbyes:
-            if not all(self._are_closed(machine, of_progress_process=True)):
-                with contextlib.suppress(LostError):
-                    self._links.send(machine, _GOODBYE, bytes([leaves]))
-
-    def _begin_to_end(self, number: int, frame: Any) -> None:
-        self.report()
-        self._continued = time.monotonic()
-        self._is_ending, self._next = True, self._continued + _DYING
-
-    def _be_ended(self, number: int, frame: Any) -> None:
-        self._report(self._dead())
-        self.say_goodbye()
-        signal.signal(number, self._handlers[number])
-        os.kill(os.getpid(), number)
-
-    def _report_if_stuck(self) -> None:
-        """In a thread: report dead progress processes if MPI does not return."""
-        # When a connection is reset, OpenMPI 4.1 tells mpirun, and waits until it is ended.
-        if self._looked < time.monotonic() - _STUCK:
-            closed = [
-                one
-                for one, goodbye in self._goodbyes.items()
-                if all(self._are_closed(one, of_progress_process=True)) and not goodbye.has_arrived
-            ]
-            self._write(self._causes(closed))
-
     def _report(self, causes: Mapping[int, str]) -> None:
         if causes and not self._has_reported:
-            self._write(causes)
-            self.say_goodbye()  # however this process ends now
-
-    def _write(self, causes: Mapping[int, str]) -> None:
-        """Write a line for each lost machine, once."""
-        if self._has_reported or not causes:
-            return
-        self._has_reported = True
-        lines = [f"{self._names[machine]} was lost: {cause}\n" for machine, cause in causes.items()]
-        with contextlib.suppress(OSError):  # the pipe has no reader
-            os.write(2, "".join(lines).encode())
+            self._has_reported = True
+            lines = [f"{self._names[machine]} was lost: {cause}\n" for machine, cause in causes.items()]
+            with contextlib.suppress(OSError):  # the pipe has no reader
+                os.write(2, "".join(lines).encode())
 
     def _silent(self, limit: float) -> dict[int, str]:
         """Return causes for the machines that have been silent for longer."""
@@ -208,70 +177,32 @@ class Neighbours:
             for machine, seconds in found.items()
         }
 
-    def _dead(self) -> dict[int, str]:
-        """Return causes for the machines whose progress processes have died."""
-        until = time.monotonic() + _ARRIVING
-        while (dead := [one for one in self._goodbyes if self._is_dead(one)]) and (
-            time.monotonic() < until
-        ):
+    def _closed(self) -> dict[int, str]:
+        """Return causes for the machines whose progress processes die at this time."""
+        # OpenMPI 4.1's mpirun ends the processes of its own machine before it tells its daemons.
+        until = time.monotonic() + _DYING
+        while not (dead := self._without(True)) and time.monotonic() < until:
             time.sleep(_NAP)
-        self._looked = time.monotonic()
-        return self._causes(dead)
-
-    def _causes(self, dead: Iterable[int]) -> dict[int, str]:
+        time.sleep(_CLOSING if dead else 0)
+        gone = self._without(False)
         return {
             machine: "all its connections were closed, so its processes have died"
-            if all(self._are_closed(machine))
+            if machine in gone
             else "its second process has died"
-            for machine in dead
+            for machine in self._without(True)
         }
 
-    def _is_dead(self, machine: int) -> bool:
-        """Whether a progress process closed its connections and no goodbye has arrived."""
-        if not all(self._are_closed(machine, of_progress_process=True)):
-            return False
-        try:
-            return not self._goodbyes[machine].was_said()
-        except LostError:  # with ULFM, the job goes on without this progress process
-            return all(self._are_closed(machine))
-
-    def _are_closed(self, machine: int, of_progress_process: bool = False) -> list[bool]:
-        return [
-            seconds_silent(one.descriptor, one.addresses) == math.inf
+    def _without(self, progress_process: bool) -> set[int]:
+        """Return the machines without a connection, to any process or to the progress process."""
+        considered = [
+            one
             for one in self._watched
-            if one.machine == machine and (one.is_progress_process or not of_progress_process)
+            if (one.is_progress_process or not progress_process) and one.machine != self._of_mpirun
         ]
-
-
-class _Goodbye:
-    """The last message of another machine's progress process: it leaves, or stays after all.
-
-    Attributes
-    ----------
-    has_arrived : bool
-        The last return value of `was_said`.
-    """
-
-    def __init__(self, links: Links, machine: int) -> None:
-        self._links, self._machine = links, machine
-        self._message = np.zeros(1, np.uint8)
-        self.has_arrived = False
-        self._receipt: Receipt | None = self._receive()
-
-    def _receive(self) -> Receipt:
-        return self._links.receive_into(self._machine, _GOODBYE, self._message)
-
-    def was_said(self) -> bool:
-        """Whether the last message that has arrived says so. Raise `LostError` if none can arrive."""
-        while self._receipt is not None and self._receipt.is_complete():
-            self.has_arrived, self._receipt = bool(self._message[0]), None
-            with contextlib.suppress(LostError):  # with ULFM, after the progress process is gone
-                self._receipt = self._receive()
-        return self.has_arrived
-
-    def cancel(self) -> None:
-        if self._receipt is not None:
-            self._receipt.cancel()
+        closed = {one: seconds_silent(one.descriptor, one.addresses) == math.inf for one in considered}
+        return {one.machine for one in considered} - {
+            one.machine for one in considered if not closed[one]
+        }
 
 
 class _Connection(NamedTuple):
@@ -292,3 +223,62 @@ def _between(own: Neighbour, others: Iterable[Neighbour]) -> list[_Connection]:
         for there, state in other.connections
         if (state, there) in descriptors and (state, there) in own.connections
     ]
+
+
+# The TCP connections of this process, whoever has opened them
+
+
+def connections() -> dict[Addresses, int]:
+    """Return the file descriptors of the TCP connections of this process, by their addresses."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError), _copy(int(name)) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6):
+                found[_addresses(connection)] = int(name)
+    return found
+
+
+def enable_keepalive(descriptor: int) -> None:
+    """Let the kernel ask the other side of a connection every second, if nothing comes from it."""
+    with _copy(descriptor) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (
+            (socket.TCP_KEEPIDLE, _INTERVAL),
+            (socket.TCP_KEEPINTVL, _INTERVAL),
+            (socket.TCP_KEEPCNT, _MOST_QUESTIONS),
+        ):
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def seconds_silent(descriptor: int, addresses: Addresses) -> float:
+    """Return for how many seconds the other side has not answered, though something was sent to it.
+
+    Return infinity if the connection has been closed by one of both sides.
+    """
+    try:
+        with _copy(descriptor) as connection:
+            if _addresses(connection) != addresses:  # another connection has this number now
+                return math.inf
+            data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+    except OSError:
+        return math.inf
+    info = _INFO.unpack(data)
+    if info[_STATE] != _ESTABLISHED:
+        return math.inf
+    # While the process over there does not read, this kernel repeats its data more and more rarely. So
+    # silence counts only if the last packet has no answer.
+    is_waiting = info[_RETRANSMITS] and _WAY < info[_LAST_SENT] < info[_LAST_ANSWER]
+    return info[_LAST_ANSWER] / 1000 if is_waiting or info[_QUESTIONS] > 1 else 0.0
+
+
+@contextlib.contextmanager
+def _copy(descriptor: int) -> Iterator[socket.socket]:
+    """A socket with a descriptor of its own; raises `OSError` if it is not a socket."""
+    if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+        raise OSError(f"{descriptor} is not a socket")
+    with socket.socket(fileno=os.dup(descriptor)) as copy:
+        yield copy
+
+
+def _addresses(connection: socket.socket) -> Addresses:
+    return connection.getsockname()[:2], connection.getpeername()[:2]

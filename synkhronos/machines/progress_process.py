@@ -278,10 +278,9 @@ def serve(state: Links, progress_processes: Links, neighbours: Neighbours) -> No
     LostError
         If the leader has died.
     """
-    neighbours.report_when_ended()
+    neighbours.start()
     try:
         _serve(state, progress_processes, neighbours)
-        neighbours.say_goodbye()
     except LostError:
         neighbours.report()
         raise
@@ -292,7 +291,6 @@ def serve(state: Links, progress_processes: Links, neighbours: Neighbours) -> No
 def _serve(state: Links, progress_processes: Links, neighbours: Neighbours) -> None:
     joined: _Joined | None = None
     while True:
-        neighbours.check()
         received = state.receive(_LEADER, _TAG)
         if received is None:
             joined.wait() if joined else time.sleep(_IDLE)
@@ -309,7 +307,7 @@ def _serve(state: Links, progress_processes: Links, neighbours: Neighbours) -> N
                 joined.named_memory.close()
             joined = _join(world)
         if joined is not None:
-            joined.run(state, progress_processes, neighbours, number, work)
+            joined.run(state, progress_processes, number, work)
 
 
 def _join(world: _World) -> _Joined | None:
@@ -342,13 +340,10 @@ class _Joined:
         is_on_its_way = wanted and wanted != self._table[_SEEN]  # the bell comes before the message
         self.bell.wait(_NAP if is_on_its_way else _IDLE)
 
-    def run(
-        self, state: Links, progress_processes: Links, neighbours: Neighbours, number: int, work: bytes
-    ) -> None:
+    def run(self, state: Links, progress_processes: Links, number: int, work: bytes) -> None:
         table = self._table
 
         def is_over() -> bool:
-            neighbours.check()
             return table[_WANTED] != number or bool(state.lost())  # the leader
 
         context = WorkContext(

@@ -20,14 +20,12 @@ from synkhronos._errors import (
 from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.comms.single_rank import SingleRankCommunicator
 from synkhronos.host.machine import cores
-from synkhronos.machines.commands import CommandReceiver, CommandSender, Frames
-from synkhronos.machines.communicator import MachinesCommunicator
+from synkhronos.machines.commands import CommandReceiver, CommandSender, Frames, Replies
+from synkhronos.machines.communicator import MachinesCommunicator, Meetings, set_items
 from synkhronos.machines.leaders import END
-from synkhronos.machines.meetings import Meetings, set_items
 from synkhronos.machines.overlap import OverlappedReduction
 from synkhronos.machines.progress_process import NoProgressProcess
-from synkhronos.machines.relay.relay import Relay
-from synkhronos.machines.replies import Replies
+from synkhronos.machines.relay import Relay
 from synkhronos.machines.store import MachinesStore
 from synkhronos.transports.base import OnDeath, Transport, do_nothing
 

@@ -24,7 +24,7 @@ from synkhronos.services.stripes import Stripes
 from synkhronos.world.call_lock import takes_call_lock
 
 if TYPE_CHECKING:  # for several machines only
-    from synkhronos.machines.relay.remote_stripes import RemoteStripes
+    from synkhronos.machines.remote_stripes import RemoteStripes
 
 
 class Center(_html.Shown):

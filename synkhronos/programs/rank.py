@@ -30,7 +30,7 @@ from synkhronos.world.call_lock import takes_call_lock
 from synkhronos.world.rank_state import RankState
 
 if TYPE_CHECKING:  # for several machines only
-    from synkhronos.machines.relay.remote_stripes import RemoteStripes
+    from synkhronos.machines.remote_stripes import RemoteStripes
 
 _AWAKE = 0.1  # seconds between two checks of a rank that waits for a message
 
@@ -385,7 +385,7 @@ class Rank(Collectives):
         named_memory = self._named_memory(method)
         if self._rank_state.transport.is_home:
             return Stripes(named_memory, *args)
-        from synkhronos.machines.relay.remote_stripes import RemoteStripes, StripeChannel
+        from synkhronos.machines.remote_stripes import RemoteStripes, StripeChannel
 
         return RemoteStripes(StripeChannel(named_memory, self.rank), self.restarts, *args)
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos._errors import SynkhronosError, text_of
+from synkhronos._errors import SynkhronosError, WorldBrokenError, text_of
 from synkhronos._version import __version__
 from synkhronos.arithmetic.rank_ranges import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.engines.names import package
@@ -27,7 +27,7 @@ from synkhronos.host.compiler import TITLE
 from synkhronos.host.log import logger
 from synkhronos.host.machine import cores, use_cores
 from synkhronos.machines import progress_process as progress_processes
-from synkhronos.machines.job.source_digest import digest_of
+from synkhronos.machines.job import reports
 from synkhronos.machines.leaders import BROKEN, CONTROL, Leaders
 from synkhronos.machines.links import LostError
 from synkhronos.machines.progress_process import TaskProgressProcess
@@ -35,12 +35,14 @@ from synkhronos.machines.transport import NO_PROGRESS_PROCESS, MachinesTransport
 from synkhronos.transports.tree import make_local
 from synkhronos.world.devices import get_n_gpu, make_engine
 from synkhronos.world.options import Options
-from synkhronos.world.placement import Fact, check_versions, place
+from synkhronos.world.placement import Fact, check_versions, digest_of, place
 from synkhronos.world.threads import ThreadLimits, use_more_cores
 from synkhronos.world.world import World, enter_world
 
 _CLOSING = 2.0  # seconds for a worker to end by itself
 _LEAVING = 2.5  # seconds for the other machines to end at the end of the script
+# Parts of the messages of errors that a dead process has caused
+_OF_LOSSES = ("(killed by SIG", " left the job")
 # Orders between commands, in addition to the transport's own messages
 _START, _TOGETHER, _EXIT = "start", "together", "exit"
 
@@ -287,6 +289,7 @@ class Machines:
 
             # The leader of a machine cannot be interrupted while it computes.
             logger.error("another machine still computes for a world that was broken; the job is ended")
+            reports.report(reports.FAILED)
             abort()
 
 
@@ -298,11 +301,15 @@ def machines_of_job() -> Machines | None:
 
 def end() -> None:
     """End the job at the end of the script."""
+    error = getattr(sys, "last_value", None)  # that has ended the script
+    if isinstance(error, WorldBrokenError) and any(part in str(error) for part in _OF_LOSSES):
+        reports.report(reports.LOST, str(error).partition(";")[0])
     try:
         machines = machines_of_job()
     except BaseException:
         from synkhronos.machines.mpi import abort
 
+        reports.report(reports.FAILED)
         abort()  # the tasks have not found each other, so they cannot be told
         raise
     if machines is not None:
@@ -316,6 +323,8 @@ def serve() -> None:
         if machines is not None:
             machines.serve()
     except BaseException as error:
+        if not isinstance(error, LostError):
+            reports.report(reports.FAILED)
         if not job.survives_deaths():
             raise
         if not isinstance(error, LostError):  # which other ranks report

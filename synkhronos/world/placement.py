@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import NamedTuple, Sequence
 
 import numpy as np
@@ -11,6 +13,8 @@ from synkhronos.arithmetic.partition import shares
 from synkhronos.arithmetic.rank_ranges import ranks_of_machines
 from synkhronos.host import job
 from synkhronos.world.devices import JAX, check_devices, kind_of
+
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class Fact(NamedTuple):
@@ -120,3 +124,16 @@ def by_rank(by_machine: Sequence[list], master_rank: int) -> list:
     for ranks, own in zip(ranks_of_machines([len(one) for one in by_machine], master_rank), by_machine):
         items[ranks.start : ranks.stop] = own
     return items
+
+
+def digest_of(package: Path = PACKAGE) -> str:
+    """Return a digest of the names and the contents of the source files in a folder.
+
+    It takes some hundredths of a second for this package.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(package.rglob("*.py")):
+        for part in (str(path.relative_to(package)).encode(), path.read_bytes()):
+            digest.update(b"%d " % len(part))
+            digest.update(part)
+    return digest.hexdigest()

@@ -7,16 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
-from checks.children import begin, child, end, wait_until
+from checks.children import child, wait_until
 from namespaces import why_no_namespaces, _Namespaces
 
-from synkhronos.machines.connections import enable_keepalive, seconds_silent
 from synkhronos.machines import neighbours
-from specifications.links import NaiveNetwork
-from synkhronos.machines.neighbours import Neighbour, Neighbours
+from synkhronos.machines.neighbours import Neighbour, Neighbours, enable_keepalive, seconds_silent
 
 LOOPBACK = "ip link set lo up; echo ready; exec sleep infinity"
 
@@ -98,18 +97,18 @@ def test_a_connection_without_a_network_is_silent():
 class Watched:
     """Neighbours whose connections to machine 0 have the silence, in seconds, that a test says."""
 
-    def __init__(self, monkeypatch, pair, other_pair, leader):
+    def __init__(self, monkeypatch, pair, other_pair, leader, is_beside_mpirun=False):
         self.progress_process = self.leader = 0.0
-        self.ends, self.network = 0, NaiveNetwork(3)
+        self.ends = 0
         monkeypatch.setattr(neighbours, "seconds_silent", self._seconds)
-        monkeypatch.setattr(neighbours, "_DYING", 0)
+        monkeypatch.setattr(neighbours, "_CHECK_INTERVAL", 0.02)
         ends = [[addresses(one) for one in both] for both in (pair, other_pair)]
         (self._to_progress_process, progress_process), (to_leader, of_leader) = ends
         own = Neighbour(1, True, "here", [self._to_progress_process, to_leader])
         others = [Neighbour(0, False, "there", [of_leader]), Neighbour(0, True, "there",
-        [progress_process]),
+        [progress_process], is_beside_mpirun),
                   Neighbour(2, True, "far", [])]  # fmt: skip
-        self.neighbours = Neighbours(own, others, leader, self.network.links()[1], self._end)
+        self.neighbours = Neighbours(own, others, leader, self._end)
 
     def _seconds(self, descriptor, addresses):
         return self.progress_process if addresses == self._to_progress_process else self.leader
@@ -117,43 +116,43 @@ class Watched:
     def _end(self):
         self.ends += 1
 
-    def check(self):
-        self.neighbours._next = 0
-        self.neighbours.check()
-
-    def goodbyes(self):
-        return len(self.network.queues[1, 0, neighbours._GOODBYE])
-
 
 @pytest.fixture
 def watched(monkeypatch, pair, other_pair):
     watched = Watched(monkeypatch, pair, other_pair, os.getpid())
-    before = signal.getsignal(signal.SIGCONT), signal.getsignal(signal.SIGTERM)
-    watched.neighbours.report_when_ended()
+    before = signal.getsignal(signal.SIGCONT)
+    watched.neighbours.start()
     yield watched
     watched.neighbours.stop()
-    assert before == (signal.getsignal(signal.SIGCONT), signal.getsignal(signal.SIGTERM))
+    assert before == signal.getsignal(signal.SIGCONT)
+    wait_until(lambda: threading.active_count() == 1)
+
+
+def continued(capfd, seconds=1.0):
+    """Send SIGCONT, as mpirun does when it ends a job; return what is written soon after that."""
+    os.kill(os.getpid(), signal.SIGCONT)
+    time.sleep(seconds)
+    return capfd.readouterr().err
 
 
 def test_a_silent_machine_is_named_once_and_the_job_is_ended(watched, capfd):
     watched.neighbours.name(["machine there (rank 0)", "machine here (ranks 1, 2)"])
     watched.progress_process = neighbours.LIMIT - 0.1
-    watched.check()
+    time.sleep(0.2)
     assert capfd.readouterr().err == "" and not watched.ends
     watched.progress_process = 4.2
-    watched.check(), watched.check(), watched.neighbours.report()
-    said = capfd.readouterr().err
-    assert said == (
+    wait_until(lambda: watched.ends)
+    assert continued(capfd) == (
         "machine there (rank 0) was lost: it has not answered for 4 seconds, so it has no power, or the "
         "network to it is interrupted\n"
     )
     assert watched.ends == 1
-    assert watched.goodbyes() == 1  # this process may be killed before it gets SIGTERM
 
 
 def test_a_closed_connection_is_for_mpirun_to_see(watched, capfd):
     watched.progress_process = watched.leader = math.inf
-    watched.check(), watched.neighbours.report()
+    time.sleep(0.2)
+    watched.neighbours.report()
     assert capfd.readouterr().err == "" and not watched.ends
 
 
@@ -168,109 +167,48 @@ def test_a_closed_connection_is_for_mpirun_to_see(watched, capfd):
 def test_a_machine_whose_processes_have_died_is_named_when_the_job_is_ended(
     watched, capfd, progress_process, leader, said
 ):
+    assert continued(capfd, 0.1) == ""  # they may still be dying
     watched.progress_process, watched.leader = progress_process, leader
-    os.kill(os.getpid(), signal.SIGCONT)
-    assert capfd.readouterr().err == ""  # they may still be dying
-    watched.check(), watched.check()
+    time.sleep(1.0)
     assert capfd.readouterr().err == (said and f"machine there {said}\n")
     assert not watched.ends
 
 
-def test_a_machine_that_has_said_goodbye_is_not_named(watched, capfd):
+def test_a_machine_on_which_mpirun_runs_is_not_named(monkeypatch, pair, other_pair, capfd):
+    """It ends the processes there first."""
+    watched = Watched(monkeypatch, pair, other_pair, os.getpid(), is_beside_mpirun=True)
+    watched.neighbours.start()
     watched.progress_process = watched.leader = math.inf
-    watched.network.links()[0].send(1, neighbours._GOODBYE, b"\1")
-    os.kill(os.getpid(), signal.SIGCONT)
-    watched.check()
-    assert capfd.readouterr().err == "" and not watched.ends
+    said = continued(capfd)
+    watched.neighbours.stop()
+    assert said == ""
 
 
-def test_a_machine_that_was_stopped_and_continued_before_it_died_is_named(watched, capfd):
+def test_a_machine_that_is_ended_with_the_job_is_not_named(watched, capfd):
+    assert continued(capfd, 0.5) == ""
     watched.progress_process = watched.leader = math.inf
-    for leaves in b"\1\0\1\0":
-        watched.network.links()[0].send(1, neighbours._GOODBYE, bytes([leaves]))
-    os.kill(os.getpid(), signal.SIGCONT)
-    watched.check()
-    assert "machine there was lost: all its connections" in capfd.readouterr().err
-
-
-def test_a_courier_says_goodbye_before_sigterm_and_stays_if_nothing_follows(watched, monkeypatch):
-    os.kill(os.getpid(), signal.SIGCONT)
-    assert not watched.goodbyes()  # MPI ends a process that sends to one that is dying
-    watched.check(), watched.check()
-    assert watched.goodbyes() == 1  # SIGKILL may follow SIGTERM at once
-    monkeypatch.setattr(neighbours, "_ENDED", 0)
-    watched.check(), watched.check()
-    said = watched.network.queues[1, 0, neighbours._GOODBYE]
-    assert [bytes(one) for one in said] == [b"\1", b"\0"]
-
-
-def test_a_dead_courier_is_named_if_this_one_does_not_look_for_it(watched, capfd):
-    watched.progress_process = math.inf
-    os.kill(os.getpid(), signal.SIGCONT)
-    said = []
-    wait_until(lambda: said.append(capfd.readouterr().err) or said[-1])
-    watched.check()
-    said.append(capfd.readouterr().err)
-    assert "".join(said) == "machine there was lost: its second process has died\n"
-
-
-@pytest.mark.parametrize("leader, said", [(0.0, ""), (math.inf, "machine there was lost: all its")])
-def test_with_ulfm_a_dead_courier_is_no_loss(watched, capfd, leader, said):
-    watched.progress_process, watched.leader = math.inf, leader
-    watched.network.lost.add(0)
-    os.kill(os.getpid(), signal.SIGCONT)
-    watched.check()
-    assert capfd.readouterr().err[: len(said) or None] == said
-
-
-def test_a_courier_that_gets_sigterm_says_goodbye_and_is_ended(watched):
-    reader, writer = os.pipe()
-
-    def be_ended():
-        watched.neighbours._links.send = lambda to, tag, data: os.write(writer, b"goodbye %d" % to)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    assert end(begin(be_ended)) == signal.SIGTERM
-    os.close(writer)
-    assert os.read(reader, 100) == b"goodbye 0"
-    os.close(reader)
+    time.sleep(0.2)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_dead_leader_is_named_when_the_job_is_ended(monkeypatch, pair, other_pair, capfd):
     with child(time.sleep, 0) as pid:
         watched = Watched(monkeypatch, pair, other_pair, pid)
-        watched.neighbours.report_when_ended()
-        os.kill(os.getpid(), signal.SIGCONT)
-        assert capfd.readouterr().err == ""
+        watched.neighbours.start()
+        assert continued(capfd) == ""
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: neighbours.has_ended(pid))
-        os.kill(os.getpid(), signal.SIGCONT)
+        said = continued(capfd)
         watched.neighbours.stop()
-    assert capfd.readouterr().err == "machine here was lost: its first process has died\n"
-    assert watched.goodbyes() == 1
-
-
-def test_a_leader_that_mpirun_ends_has_not_died_by_itself(monkeypatch, pair, other_pair, capfd):
-    with child(time.sleep, 0) as pid:
-        watched = Watched(monkeypatch, pair, other_pair, pid)
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: neighbours.has_ended(pid))
-
-        def be_ended():
-            watched.neighbours.report_when_ended()
-            os.kill(os.getpid(), signal.SIGTERM)
-
-        assert end(begin(be_ended)) == signal.SIGTERM
-    assert capfd.readouterr().err == ""
+    assert said == "machine here was lost: its first process has died\n"
 
 
 def test_nothing_is_named_at_the_end_of_the_job(watched, capfd):
-    watched.progress_process = watched.leader = 60.0
     watched.neighbours.stop()
-    watched.check(), watched.neighbours.report()
-    watched.progress_process = watched.leader = math.inf
-    watched.check()
-    assert capfd.readouterr().err == "" and not watched.ends and not watched.goodbyes()
+    watched.progress_process = watched.leader = 60.0
+    watched.neighbours.report()
+    assert continued(capfd, 0.3) == "" and not watched.ends
+    watched.neighbours.start()  # which the fixture stops
 
 
 # Ending a job
@@ -281,9 +219,9 @@ signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\\n"))
 task = os.fork()
 if not task:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    from synkhronos.machines.job import termination
+    from synkhronos.machines.job import ending
     os.set_inheritable(1, False)
-    termination.end_job(termination.find_starter(), [os.getpid()])
+    ending.end_job(ending.find_starter(), [os.getpid()])
     time.sleep(60)
     os._exit(0)
 os.write(1, f"{os.getpid()} {task}\\n".encode())

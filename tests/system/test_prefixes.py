@@ -7,43 +7,35 @@ import sys
 import pytest
 from processes import ROOT
 
-from synkhronos.machines.job.output_prefix import packets
+from synkhronos.machines.job.tasks import prefixed
 
 P = b"[a] "
 
 
 def test_each_line_gets_the_prefix_and_none_is_held_back():
     given = iter([b"one\ntwo\nth", b"ree\n", b"rest"])
-    made = packets(given, P)
-    assert next(made) == b"[a] one\n[a] two\n"
+    made = prefixed(given, P)
+    assert [next(made), next(made)] == [b"[a] one\n", b"[a] two\n"]
     assert next(given) == b"ree\n"
     assert list(made) == [b"[a] threst\n"]
-
-
-def test_packets_have_whole_lines_and_at_most_their_size():
-    lines = [b"%d" % number * (number % 7) for number in range(500)]
-    made = list(packets(iter([b"\n".join(lines) + b"\n"]), P, 40))
-    assert max(map(len, made)) <= 40 and len(made) < len(lines)
-    assert all(one.startswith(P) and one.endswith(b"\n") for one in made)
-    assert b"".join(made) == b"".join(P + line + b"\n" for line in lines)
 
 
 @pytest.mark.parametrize("end", [b"\n", b""])
 def test_a_long_line_is_cut_between_characters(end):
     text = "aäöü" * 30
-    made = b"".join(packets(iter([text.encode() + end]), P, 20)).decode()
+    made = b"".join(prefixed(iter([text.encode() + end]), P, 20)).decode()
     assert all(len(line.encode()) < 20 for line in made.splitlines())
     assert made.replace("[a] ", "").replace("\n", "") == text
 
 
 def test_of_a_line_that_was_overwritten_the_last_state_is_left():
     given = iter([b"1%\r", b"2%\r3%", b"\r4%\r\n", b"5%\r6%\n"])
-    assert b"".join(packets(given, P)) == b"[a] 4%\n[a] 6%\n"
+    assert b"".join(prefixed(given, P)) == b"[a] 4%\n[a] 6%\n"
 
 
 CODE = """
 import os, signal, sys
-from synkhronos.machines.job.output_prefix import prefix_output
+from synkhronos.machines.job.tasks import prefix_output
 prefix_output("a")
 os.system("echo from a child")
 print("from Python", flush=True)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from synkhronos.machines.job import leftovers
+from synkhronos.machines.job import ending
 
 
 @pytest.fixture
@@ -26,16 +26,16 @@ def make(tmp_path):
 
 def test_files_that_no_process_uses_are_removed(make, tmp_path):
     names = [make(), make(task=1), make(form="sm_segment.{host}.{user}.1.{task}")]
-    assert sorted(leftovers.sweep(tmp_path)) == sorted(names)
-    assert not list(tmp_path.iterdir()) and leftovers.sweep(tmp_path) == []
+    assert sorted(ending.sweep(tmp_path)) == sorted(names)
+    assert not list(tmp_path.iterdir()) and ending.sweep(tmp_path) == []
 
 
 def test_a_file_that_a_process_has_mapped_is_kept(make, tmp_path):
     used, unused = make(), make(task=1)
     with open(tmp_path / used, "r+b") as file, mmap.mmap(file.fileno(), 0):
         file.close()
-        assert leftovers.sweep(tmp_path) == [unused]
-    assert leftovers.sweep(tmp_path) == [used]
+        assert ending.sweep(tmp_path) == [unused]
+    assert ending.sweep(tmp_path) == [used]
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_a_file_that_a_process_has_mapped_is_kept(make, tmp_path):
 )
 def test_other_files_are_kept(make, tmp_path, facts):
     name = make(**facts)
-    assert leftovers.sweep(tmp_path) == [] and os.listdir(tmp_path) == [name]
+    assert ending.sweep(tmp_path) == [] and os.listdir(tmp_path) == [name]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to a second user")
 def test_a_file_of_another_user_is_kept(make, tmp_path):
     os.chown(tmp_path / make(), 65534, 65534)
-    assert leftovers.sweep(tmp_path) == []
+    assert ending.sweep(tmp_path) == []
 
 
 def test_a_missing_folder_has_nothing_to_remove(tmp_path):
-    assert leftovers.sweep(tmp_path / "none") == []
+    assert ending.sweep(tmp_path / "none") == []

@@ -1,11 +1,9 @@
 """An MPI job: its start by ``python -m synkhronos launch``, and its end.
 
-``config`` has the options and the config file, and ``launcher`` runs mpirun. ``networks`` are those that
-the machines share. ``signals_of_user`` passes signals on to it, and ``loss_messages`` tells from its
-output whether a machine or a task was lost. Then ``restarts`` runs it again, after ``end_processes`` on
-each machine. In the tasks, ``output_prefix`` puts the name of its machine before the output of a rank,
-``script_process`` passes signals on to the script and reports its exit code, ``start_guard`` ends a job
-in which a task dies before MPI can notice it, and ``leftovers`` removes the files of killed jobs.
-``source_digest`` tells whether machines have the same code, and ``termination`` ends a job where a
-machine does not answer. ``doctor`` reports what is missing for a job.
+``config`` has the options and the config file. ``launcher`` finds mpirun and has its command line, and
+``running`` runs it, passes signals on, and runs it again after a loss. The processes of the job tell
+``launch`` by ``reports`` what has happened. ``tasks`` are the processes of a task: that of the script,
+its parent, and that which puts the name of the machine before the output. ``ending`` ends a job where a
+machine does not answer or a task dies too early, and removes what killed jobs have left. ``doctor``
+reports what is missing for a job.
 """

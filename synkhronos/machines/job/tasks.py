@@ -1,26 +1,29 @@
-"""The process of the script in a job, and its parent, which is the task that mpirun has started.
+"""The processes of a task: that of the script and its parent, and that which passes on the output.
 
 mpirun sends signals to all processes of a task, and does not return the exit code of a script that ends
-without MPI. Here the parent passes the signals of ``launch`` to the script alone, as on one machine, and
-writes for ``launch`` how the script has ended.
+without MPI. So the task that mpirun has started is the parent of the script: it passes the signals of
+``launch`` to the script alone, as on one machine, and tells ``launch`` how the script has ended.
+
+A task that leads another machine prints into a pipe, and so do the ranks that it forks. A small process,
+which outlives them, reads the pipe, and writes whole lines to stderr, with the name of the machine
+before each. mpirun passes on its input at once, so a line could be cut where two machines print at the
+same time. In a pipe with ``O_DIRECT``, one write is one read.
 """
 
+import contextlib
+import fcntl
 import os
 import signal
 import socket
+import stat
 import sys
-from typing import Any, Dict, Set
+from typing import Any, Dict, Iterator, Set, Tuple
 
 from synkhronos.host import job
 from synkhronos.host.handler_errors import suppress
 from synkhronos.host.signals import die_with_parent, do_nothing
 from synkhronos.machines.job.config import Job
-
-#: What is written to stderr, with the name of a signal
-ENDED = "python -m synkhronos: the script was ended by {}"
-#: The same, only for ``launch``, with the exit code, and when SIGTERM is passed on
-EXITED = "python -m synkhronos: the script has exited with {}"
-TERMINATED = "python -m synkhronos: the script gets SIGTERM"
+from synkhronos.machines.job.reports import ENDED, EXITED, STARTED, TERMINATED, report
 
 #: The signals that mpirun passes on, or sends when it ends the job, and what the script gets
 _SIGNALS = {
@@ -32,6 +35,9 @@ _SIGNALS = {
     signal.Signals[job.INTERRUPT]: signal.SIGINT,
     signal.Signals[job.TERMINATE]: signal.SIGTERM,
 }
+
+_PACKET = 4096  # bytes, the most that Linux keeps together, and that mpirun reads at once
+_IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", job.TERMINATE)
 
 
 def go_on_in_child(is_launched: bool) -> None:
@@ -62,18 +68,20 @@ def go_on_in_child(is_launched: bool) -> None:
         with suppress(ProcessLookupError):
             os.kill(child, wanted)
         if number == signal.Signals[job.TERMINATE]:
-            _write(TERMINATED)
+            report(TERMINATED)
 
     for number in _SIGNALS:
         signal.signal(number, pass_on if is_launched else do_nothing)
+    if is_launched:
+        report(STARTED)
     status = os.waitpid(child, 0)[1]
     is_signal = os.WIFSIGNALED(status)
     code = os.WTERMSIG(status) if is_signal else os.WEXITSTATUS(status)
     if signal.SIGTERM not in received:  # otherwise mpirun has ended the job
         if is_signal:
-            _write(ENDED.format(signal.Signals(code).name))
+            report(ENDED, signal.Signals(code).name)
         elif is_launched:
-            _write(EXITED.format(code))
+            report(EXITED, code)
     os._exit(128 * is_signal + code)
 
 
@@ -125,6 +133,80 @@ def _is_here(host: str) -> bool:
     return True
 
 
-def _write(line: str) -> None:
-    with suppress(OSError):  # nobody reads it
-        os.write(2, f"{line}\n".encode())
+# What other tasks print
+
+
+def prefix_output(name: str) -> None:
+    """Let each line that this process and its children print begin with ``[name]``, on stderr."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(writing)
+            if not os.fork():  # a grandchild: this process does not know of it when it ends
+                _relay(reading, f"[{name}] ".encode())
+        finally:
+            os._exit(0)
+    os.close(reading)
+    os.waitpid(child, 0)
+    os.dup2(writing, 1)
+    os.dup2(writing, 2)
+    os.close(writing)
+
+
+def _relay(reading: int, prefix: bytes) -> None:
+    """Write the output, line by line, until every process has closed its end."""
+    for name in _IGNORED:
+        signal.signal(signal.Signals[name], signal.SIG_IGN)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    if stat.S_ISFIFO(os.fstat(2).st_mode):
+        with contextlib.suppress(OSError):  # then a line may be cut
+            fcntl.fcntl(2, fcntl.F_SETFL, fcntl.fcntl(2, fcntl.F_GETFL) | os.O_DIRECT)
+    for line in prefixed(iter(lambda: os.read(reading, 1 << 16), b""), prefix):
+        os.write(2, line)
+
+
+def prefixed(chunks: Iterator[bytes], prefix: bytes, longest: int = _PACKET) -> Iterator[bytes]:
+    r"""Yield whole lines with a prefix, each of which fits into a packet.
+
+    A line is not held back for others. Longer lines are cut. Of a line that was overwritten with ``\r``,
+    as progress bars do, the last state is left.
+
+    Parameters
+    ----------
+    chunks : iterator of bytes
+        The output, in pieces of any length.
+    prefix : bytes
+        The beginning of each line.
+    longest : int
+        The size of a packet.
+    """
+    room = longest - len(prefix) - 1
+    left = b""
+    for chunk in chunks:
+        *lines, left = (left + chunk).split(b"\n")
+        left = left[left.rfind(b"\r", 0, -1) + 1 :]
+        while len(left) > room:
+            part, left = _cut(left, room)
+            lines.append(part)
+        for line in lines:
+            line = line.rstrip(b"\r")
+            line = line[line.rfind(b"\r") + 1 :]
+            while len(line) > room:
+                part, line = _cut(line, room)
+                yield prefix + part + b"\n"
+            yield prefix + line + b"\n"
+    if left:
+        yield prefix + left + b"\n"
+
+
+def _cut(line: bytes, room: int) -> Tuple[bytes, bytes]:
+    """Cut a line, but not within a character of UTF-8."""
+    end = room
+    while end > room - 3 and line[end] & 0xC0 == 0x80:
+        end -= 1
+    return line[:end], line[end:]
