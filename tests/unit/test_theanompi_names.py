@@ -12,7 +12,7 @@ import theano.tensor as tt
 
 from synkhronos.compat import theanompi as ours
 from synkhronos.compat.theanompi import launcher
-from synkhronos.compat.theanompi.configuration import ConfigurationError, read_arguments
+from synkhronos.compat.theanompi.launcher import ConfigurationError, read_arguments
 from synkhronos.compat.theanompi.lib import helper_funcs, opt
 from synkhronos.compat.theanompi.lib.recorder import Recorder
 from synkhronos.compat.theanompi.models import layers2
