@@ -10,8 +10,8 @@ import numpy
 
 from synkhronos._checks import check_int
 from synkhronos._typing import PathLike
-from synkhronos.extensions.rules.record import Record
-from synkhronos.extensions.rules.writers import TIMES, Lines, LivePlot, TensorBoard, numbers_of
+from synkhronos.extensions.rules.record import Record, numbers_of
+from synkhronos.extensions.rules.writers import TIMES, Lines, LivePlot, TensorBoard
 from synkhronos.extensions.session.inforec import read_inforec
 from synkhronos.profiles.log import note
 
