@@ -25,10 +25,16 @@ from synkhronos._text import listed
 from synkhronos.arithmetic.minibatches import BatchPlan
 from synkhronos.extensions.loaders import producer
 from synkhronos.extensions.loaders import ring as rings
-from synkhronos.extensions.loaders.consumer import CHECK_INTERVAL, Consumer, Processes, Shards, protected
 from synkhronos.extensions.loaders.producer import Expected, Reader
 from synkhronos.extensions.loaders.reachable import check_usable_in_copies, fingerprint
-from synkhronos.extensions.loaders.ring import Ring
+from synkhronos.extensions.loaders.ring import (
+    CHECK_INTERVAL,
+    Consumer,
+    Processes,
+    Ring,
+    Shards,
+    protected,
+)
 from synkhronos.extensions.loaders.sources import (
     HDF5,
     Arrays,

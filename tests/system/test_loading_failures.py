@@ -20,7 +20,7 @@ from test_loading import BATCH, IMAGES, LABELS, ROWS, copied, order_of, row_of, 
 
 import synkhronos as synk
 from synkhronos.extensions import loading
-from synkhronos.extensions.loaders import consumer
+from synkhronos.extensions.loaders import ring
 from synkhronos.stores import memory as memory_module
 
 
@@ -396,7 +396,7 @@ def test_a_thread_is_warned_of_and_a_stuck_process_is_reported_with_its_stack():
 
 
 def test_a_long_wait_is_warned_of_once(monkeypatch):
-    monkeypatch.setattr(consumer, "_LONG", 0.2)
+    monkeypatch.setattr(ring, "_LONG", 0.2)
     with loading.Loader(np.arange(60), slow, batch_size=20) as loader:
         with pytest.warns(synk.SynkhronosWarning, match="batch 0 has not been loaded for") as warned:
             next(loader.epoch(0))

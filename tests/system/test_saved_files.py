@@ -92,6 +92,12 @@ def copied(name, tmp_path):
     return shutil.copy(SAVED / name, tmp_path / name)
 
 
+def assert_same(whole, resumed):
+    """Compare two trainings. The machine that has saved the files may round in another way."""
+    np.testing.assert_allclose(resumed[0].losses, whole[0].losses, rtol=1e-9)
+    np.testing.assert_allclose(resumed[1], whole[1], rtol=1e-9)
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_training_with_a_rule_continues(world, tmp_path, name):
     resumed, values = train_by_rule(name, copied(f"{name}.npz", tmp_path), 4)
@@ -99,15 +105,14 @@ def test_training_with_a_rule_continues(world, tmp_path, name):
     assert [one[:10] for one in resumed.losses] == earlier.losses
     assert resumed.validations[:2] == earlier.validations
     if name == "bsp":
-        whole, expected = train_by_rule(name, None, 4)
-        assert np.array_equal(values, expected) and resumed.losses == whole.losses
+        assert_same(train_by_rule(name, None, 4), (resumed, values))
     assert [len(one) for one in resumed.losses] == [20, 20]
 
 
 def test_a_session_continues(world, tmp_path):
     resumed, values, taken = train_session(copied("session.npz", tmp_path), 4)
-    whole, expected, _ = train_session(None, 4)
-    assert np.array_equal(values, expected) and resumed.losses == whole.losses and taken == 40
+    assert_same(train_session(None, 4), (resumed, values))
+    assert taken == 40
     earlier = Recorder.load(SAVED / "session.json")
     assert resumed.validations[:2] == earlier.validations
     assert [one[:20] for one in resumed.outputs["error"]] == earlier.outputs["error"] == [[0.5] * 20] * 2

@@ -102,7 +102,7 @@ def test_the_launcher_reports_options_without_importing_theano(script, tmp_path)
     answer = script("-X", "importtime", "tmlauncher", "-cfg=missing.cfg", code=1)
     assert "tmlauncher: the file missing.cfg cannot be read" in answer.stderr
     imported = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
-    assert "synkhronos.compat.theanompi.configuration" in imported and "theano" not in imported
+    assert "synkhronos.compat.theanompi.launcher" in imported and "theano" not in imported
     assert script(*TMLAUNCHER, "--help").stdout.startswith("usage: tmlauncher -cfg=FILE")
 
 

@@ -12,7 +12,7 @@ import theano.tensor as tt
 
 from synkhronos.compat import theanompi as ours
 from synkhronos.compat.theanompi import launcher
-from synkhronos.compat.theanompi.configuration import ConfigurationError, read_arguments
+from synkhronos.compat.theanompi.launcher import ConfigurationError, read_arguments
 from synkhronos.compat.theanompi.lib import helper_funcs, opt
 from synkhronos.compat.theanompi.lib.recorder import Recorder
 from synkhronos.compat.theanompi.models import layers2
@@ -495,7 +495,7 @@ def test_validations_of_all_processes_are_collected():
     ("call", "message"),
     [
         (lambda one: one.end("calc"), "expected a call of start()"),
-        (lambda one: (one.start(), one.end("sleep")), "expected one of calc"),
+        (lambda one: (one.start(), one.end("sleep")), "Recorder.end: expected 'load', 'calc'"),
         (lambda one: one.end_epoch(1, 1), "expected a call of start_epoch()"),
         (lambda one: one.print_val_info(1), "expected calls of val_error()"),
     ],

@@ -5,7 +5,7 @@
 ``rules``
     `BSP`, `EASGD` and `GOSGD`, with ``init`` and ``wait``.
 ``launcher``
-    The command ``tmlauncher``, and ``configuration``, its options and config file.
+    The command ``tmlauncher``, its options and its config file.
 ``__main__``
     What ``tmlauncher`` starts.
 ``lib``

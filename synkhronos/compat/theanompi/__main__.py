@@ -5,7 +5,7 @@ import sys
 
 from synkhronos.compat import theanompi
 from synkhronos.compat.theanompi import rules
-from synkhronos.compat.theanompi.configuration import read_arguments
+from synkhronos.compat.theanompi.launcher import read_arguments
 
 
 def main() -> None:

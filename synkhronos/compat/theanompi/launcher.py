@@ -2,24 +2,230 @@
 
 The session is run by ``python -m synkhronos run``, or, if its devices are on other hosts, by ``launch``,
 in place of this process. So the exit status is that of the session.
+
+The options and the config file are checked before anything starts. The file is written like the
+assignments of a shell, but no shell runs it: it may have comments, and lines such as ``KEY=VALUE``,
+``KEY="VALUE"`` and ``KEY=("VALUE" "VALUE")``. Everything else is an error.
 """
+
+from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import sys
-from typing import List, Optional, Sequence
+from typing import NamedTuple, Sequence
 
-from synkhronos.compat.theanompi.configuration import (
-    USAGE,
-    Configuration,
-    ConfigurationError,
-    read_arguments,
+#: The options, as Theano-MPI spells them, with the key of each in a config file.
+OPTIONS = {
+    "-cfg": "CONFIG", "--config": "CONFIG",
+    "-r": "RULE", "--rule": "RULE",
+    "-file": "MODELFILE", "--modelfile": "MODELFILE",
+    "-class": "MODELCLASS", "--modelclass": "MODELCLASS",
+    "-d": "DEVICES", "--devices": "DEVICES",
+    "-s": "SIZE", "--size": "SIZE",
+    "-bsp_sync_type": "BSP_SYNC_TYPE",
+    "-bsp_exch_strategy": "BSP_EXCH_STRATEGY",
+}  # fmt: skip
+#: They bind processes to cores, which the threads of Synkhronos do not need.
+FLAGS = ("-b", "-bind")
+RULES = ("BSP", "EASGD", "GOSGD")
+KEYS = (
+    "RULE", "MODELFILE", "MODELCLASS", "DEVICES", "SIZE", "BSP_SYNC_TYPE", "BSP_EXCH_STRATEGY", "BIND",
+)  # fmt: skip
+USAGE = (
+    "tmlauncher -cfg=FILE, or tmlauncher -r=RULE -file=MODULE -class=CLASS -d=DEVICES [-s=SIZE] "
+    "[-bsp_sync_type=avg|cdd] [-bsp_exch_strategy=NAME]"
 )
-
+_ASSIGNMENT = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+#: A list up to its parenthesis, with the rest of that line, or else a line
+_STATEMENT = re.compile(r"""[^\S\n]*[A-Za-z_]\w*=\((?:"[^"]*"|'[^']*'|\#.*|[^)])*\)?.*|.*""")
+_DEVICE = re.compile(r"cpu|cuda\d*|opencl\d+:\d+")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _PROGRAM = "synkhronos.compat.theanompi"
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> None:
+class ConfigurationError(Exception):
+    """A session that cannot be started. The message is one sentence for the user."""
+
+
+class Configuration(NamedTuple):
+    """A session.
+
+    Attributes
+    ----------
+    rule, modelfile, modelclass : str
+        The rule, the module and the class of the model.
+    devices : list of (str, list of str)
+        The devices of each host; one pair with the host ``""`` for this machine.
+    sync_type, exch_strategy : str or None
+        Options of BSP.
+    """
+
+    rule: str
+    modelfile: str
+    modelclass: str
+    devices: list[tuple[str, list[str]]]
+    sync_type: str | None
+    exch_strategy: str | None
+
+    def options(self) -> list[str]:
+        """Return the options from which `read_arguments` makes this session."""
+        devices = [":".join(filter(None, (host, ",".join(names)))) for host, names in self.devices]
+        values = (self.rule, self.modelfile, self.modelclass, " ".join(devices), *self[4:])
+        names = ("-r", "-file", "-class", "-d", "-bsp_sync_type", "-bsp_exch_strategy")
+        return [f"{name}={value}" for name, value in zip(names, values) if value is not None]
+
+
+def read_arguments(arguments: Sequence[str]) -> Configuration:
+    """Return the session that the arguments of ``tmlauncher`` describe.
+
+    As with Theano-MPI, the values in the config file have priority over options.
+
+    Raises
+    ------
+    ConfigurationError
+        If an option, the file, or a value is wrong.
+    """
+    given: dict[str, list[str]] = {}
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if argument in FLAGS:
+            continue
+        if name not in OPTIONS or not equals:
+            raise ConfigurationError(f"expected {USAGE}; got {argument!r}")
+        given[OPTIONS[name]] = [value]
+    if not given:
+        raise ConfigurationError(f"expected {USAGE}; got nothing")
+    for path in given.pop("CONFIG", []):
+        given.update(read_file(path))
+    return _checked(given)
+
+
+def read_file(path: str) -> dict[str, list[str]]:
+    """Return the words of each key in a config file. Keys that ``tmlauncher`` does not use are left out.
+
+    Raises
+    ------
+    ConfigurationError
+        If the file cannot be read, or has anything else than comments and assignments.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the file {path} cannot be read: {error}") from None
+    found: dict[str, list[str]] = {}
+    for statement in _STATEMENT.finditer(text):
+        try:
+            found.update(_assignment(statement[0]))
+        except ValueError as error:
+            line = text.count("\n", 0, statement.start()) + 1
+            raise ConfigurationError(
+                f"{path}, line {line}: {error}; the file is parsed, not run by a shell"
+            ) from None
+    return {key: words for key, words in found.items() if key in KEYS}
+
+
+def _tokens(text: str) -> list[str]:
+    """Return the words of a text without comments; parentheses count as words."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars="()")
+    lexer.whitespace_split = True
+    try:
+        return list(lexer)
+    except ValueError:
+        raise ValueError(f"expected a closing quotation mark in {text.strip()!r}") from None
+
+
+def _assignment(text: str) -> dict[str, list[str]]:
+    """Return the key and the words of an assignment; nothing for a line without any."""
+    tokens = _tokens(text)
+    if not tokens:
+        return {}
+    match = _ASSIGNMENT.fullmatch(tokens[0])
+    if match is None:
+        raise ValueError(f"expected KEY=VALUE, got {text.strip()!r}")
+    wrong = [word for word in tokens if re.search(r"[$`;&|<>]", word)]
+    if wrong:
+        raise ValueError(f"expected a plain value, got {wrong[0]!r}")
+    key, value, words = match[1], match[2], tokens[1:]
+    if words and words[0].startswith("(") and not value:
+        if words[0] != "(" or words[-1] != ")" or any("(" in one or ")" in one for one in words[1:-1]):
+            raise ValueError(f"expected a list such as ('a' 'b'), got {text.strip()!r}")
+        return {key: words[1:-1]}
+    if words:
+        raise ValueError(f"expected one value, in quotes if it has spaces, got {text.strip()!r}")
+    return {key: [value]}
+
+
+def _checked(given: dict[str, list[str]]) -> Configuration:
+    single = {}
+    for key in ("RULE", "MODELFILE", "MODELCLASS", "BSP_SYNC_TYPE", "BSP_EXCH_STRATEGY", "SIZE"):
+        words = given.get(key, [""])
+        if len(words) != 1:
+            raise ConfigurationError(f"{key}: expected one value, got {' '.join(words)!r}")
+        single[key] = words[0]
+    for key in ("RULE", "MODELFILE", "MODELCLASS"):
+        if not single[key]:
+            raise ConfigurationError(f"expected a value for {key}, got none; {USAGE}")
+    if single["RULE"] not in RULES:
+        raise ConfigurationError(f"RULE: expected {', '.join(RULES)}, got {single['RULE']!r}")
+    if not _MODULE.fullmatch(single["MODELFILE"]):
+        raise ConfigurationError(
+            f"MODELFILE: expected a module as in an import, such as models.modelfile, got "
+            f"{single['MODELFILE']!r}"
+        )
+    if single["BSP_SYNC_TYPE"] not in ("", "avg", "cdd"):
+        raise ConfigurationError(f"BSP_SYNC_TYPE: expected avg or cdd, got {single['BSP_SYNC_TYPE']!r}")
+    return Configuration(
+        single["RULE"],
+        single["MODELFILE"],
+        single["MODELCLASS"],
+        _devices(given.get("DEVICES", []), single["SIZE"]),
+        single["BSP_SYNC_TYPE"] or None,
+        single["BSP_EXCH_STRATEGY"] or None,
+    )
+
+
+def _devices(words: Sequence[str], size: str) -> list[tuple[str, list[str]]]:
+    """Return the devices of each host. Without names, as many GPUs of this machine as `size` says."""
+    count = None
+    if size:
+        if not size.isdecimal() or int(size) < 1:
+            raise ConfigurationError(f"SIZE: expected a number from 1 on, got {size!r}")
+        count = int(size)
+    parts = [part for word in words for part in word.split()]
+    if not parts:
+        if count is None:
+            raise ConfigurationError("expected DEVICES or SIZE, got neither")
+        return [("", [f"cuda{number}" for number in range(count)])]
+    found = [_of_host(part) for part in parts]
+    hosts = [host for host, _ in found]
+    if len(set(hosts)) < len(hosts) or ("" in hosts and len(hosts) > 1):
+        raise ConfigurationError(
+            f"DEVICES: expected a list such as cuda0,cuda1, or one for each host, such as "
+            f"('node0:cuda0' 'node1:cuda0,cuda1'), got {' '.join(parts)!r}"
+        )
+    named = sum(len(devices) for _, devices in found)
+    if count not in (None, named):
+        raise ConfigurationError(f"expected as many DEVICES as SIZE, {count}, got {named}")
+    return found
+
+
+def _of_host(part: str) -> tuple[str, list[str]]:
+    """Return the host and the devices of ``cuda0,cuda1`` or ``host:cuda0,cuda1``."""
+    host, colon, names = part.partition(":")
+    if not colon or host.startswith("opencl"):
+        host, names = "", part
+    devices = names.split(",")
+    for one in devices:
+        if not _DEVICE.fullmatch(one):
+            raise ConfigurationError(f"DEVICES: expected names such as cuda0 or cpu, got {one!r}")
+    return host, devices
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Start a session in place of this process.
 
     The exit status is 0 when the model is trained, 1 if an option is wrong or the training fails, and 3
@@ -42,7 +248,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     os.execv(line[0], line)
 
 
-def command(session: Configuration) -> List[str]:
+def command(session: Configuration) -> list[str]:
     """Return the command that runs a session; for other hosts it reads a file that this process opens.
 
     Parameters

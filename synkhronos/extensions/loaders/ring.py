@@ -1,36 +1,24 @@
-"""The memory in which batches are passed on: a few slots for a batch each, and how far everybody is.
-
-Each rank gets its batches in its own order of time, and each process has its own part of each batch. So
-every number here has a single writer, and no lock is needed, which a killed process could leave locked:
-
-``filled[rank, process]``   how many batches the process has finished for the rank
-``taken[rank]``             how many batches the rank no longer uses
-``counts[slot, rank, process]``
-                            how many rows the process has written to its part of the slot
-``begun[process]``, ``go[0]``
-                            the generation that the process is ready for, and the one that may be
-                            loaded. A new generation begins with each jump to another epoch.
-``failed[process]``, ``text[process]``
-                            whether the process has given up in this generation, and why
-``unreadable[row]``, ``n_skipped[process]``
-                            which rows could not be read, and how often that was noted
-
-A process may write batch `n` while ``n < taken[rank] + slots``, to slot ``n % slots``. The semaphores
-``ready[rank]`` and ``free[process]`` wake those who wait; they may be posted without need.
-"""
+"""The ring of batches in shared memory; and what takes them: the script, or each rank by its shards."""
 
 from __future__ import annotations
 
+import functools
 import math
 import os
-from typing import Any, NamedTuple
+import time
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos._errors import ClosedError, SynkhronosError
+import synkhronos as synk
+from synkhronos._errors import ClosedError, SynkhronosError, warn
+from synkhronos.arithmetic.minibatches import BatchPlan
+from synkhronos.profiles.log import note
 from synkhronos.services.background_processes import (
     SEMAPHORE_BYTES,
     MappedMemory,
+    describe,
+    has_ended,
     map_memory,
     open_semaphore,
 )
@@ -44,6 +32,10 @@ _FIELD = "field "  # before the number of an array of the batches
 _TEXT = 1 << 16  # bytes for the reason of a failure
 _TOKEN = 16  # bytes
 _ALIGNMENT = 4096
+
+
+CHECK_INTERVAL = 0.1  # seconds between two checks that the processes are alive
+_LONG = 60.0  # seconds of a wait after which there is a warning
 
 
 class Field(NamedTuple):
@@ -219,3 +211,235 @@ def _not_here(path: str) -> SynkhronosError:
         f"loading: the memory of the loader ({path}) is not on this machine, or the loader was closed; "
         f"only ranks on the machine of the script can use its loader"
     )
+
+
+class Processes(NamedTuple):
+    """The processes of a loader, as any process of the machine knows them.
+
+    Attributes
+    ----------
+    pids : tuple of int
+    stacks : tuple of str
+        Where each writes its stack, for `describe`.
+    timeout : float or None
+        The longest wait for a batch, in seconds.
+    """
+
+    pids: tuple[int, ...]
+    stacks: tuple[str, ...]
+    timeout: float | None
+
+    def watch(self, what: str, find_late: Callable[[], int]) -> Callable[[float], None]:
+        """Return what is called with the seconds of a wait, from time to time.
+
+        It raises after the timeout, and warns after a minute, with the place where the process is that
+        `find_late` returns the number of.
+        """
+        is_known = False
+
+        def look(waited: float) -> None:
+            nonlocal is_known
+            is_over = self.timeout is not None and waited > self.timeout
+            if not is_over and (is_known or waited < _LONG):
+                return
+            number = find_late()
+            found = describe(self.pids[number], self.stacks[number])
+            where = f"process {number} of the loader (pid {self.pids[number]}) {found}"
+            if is_over:
+                raise SynkhronosError(
+                    f"loading: {what} was not loaded within timeout={self.timeout} seconds: {where}"
+                )
+            is_known = True
+            warn(f"loading: {what} has not been loaded for {waited:.0f} seconds: {where}")
+
+        return look
+
+
+class Consumer:
+    """Takes the batches of one rank, one after the other.
+
+    Parameters
+    ----------
+    ring : Ring
+    plan : BatchPlan
+    generation : int
+        The generation in which the plan is loaded.
+    rank : int
+    check : callable
+        Called from time to time during a wait; it raises if the wait has to end.
+    processes : Processes
+
+    Attributes
+    ----------
+    waited : float
+        The seconds of all waits.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        plan: BatchPlan,
+        generation: int,
+        rank: int,
+        check: Callable[[], None],
+        processes: Processes,
+    ) -> None:
+        self._ring, self._plan, self._generation, self._rank = ring, plan, generation, rank
+        self._check, self._processes = check, processes
+        self.waited = 0.0
+
+    @property
+    def number(self) -> int:
+        """The number of the batch that is next, or in use."""
+        return int(self._ring.taken[self._rank])
+
+    def take(self) -> tuple[int, slice]:
+        """Wait for the next batch; return its slot and its rows there. `release` has to follow."""
+        number = self.number
+        if self._is_missing(number):
+            began = time.monotonic()
+            try:
+                self._wait_for(number, began)
+            finally:
+                waited = time.monotonic() - began
+                self.waited += waited
+                note("load", f"batch {number}", waited)
+        slot = number % self._ring.layout.slots
+        return slot, self._closed_gaps(slot, number)
+
+    def release(self) -> None:
+        """Let the slot of the present batch be used for another."""
+        self.check_generation()
+        self._ring.taken[self._rank] += 1
+        self._ring.wake_processes()
+
+    def arrays(self, slot: int, rows: slice) -> list[np.ndarray]:
+        """Return the arrays of a batch, as views of the shared memory."""
+        return [field[slot, rows] for field in self._ring.fields]
+
+    def check_generation(self) -> None:
+        """Raise if these batches are no longer loaded."""
+        self._ring.check_open()
+        if self._ring.go[0] != self._generation:
+            raise SynkhronosError(
+                "loading: this loop cannot go on, as another epoch of the loader was begun meanwhile; "
+                "use a Loader for each loop, such as one for training and one for validation"
+            )
+
+    def _is_missing(self, number: int) -> bool:
+        self.check_generation()
+        return bool((self._filled() <= number).any())
+
+    def _filled(self) -> np.ndarray:
+        """Return how many batches each process has loaded for this rank."""
+        return self._ring.filled[self._rank, : self._plan.processes]
+
+    def _wait_for(self, number: int, began: float) -> None:
+        ring, bell = self._ring, self._ring.ready(self._rank)
+        look = self._processes.watch(f"batch {number}", lambda: int(self._filled().argmin()))
+        while True:
+            bell.drain()
+            if not self._is_missing(number):
+                return
+            for process in np.flatnonzero(ring.failed):
+                # It may have failed at a later batch, which is not due yet.
+                if ring.filled[self._rank, process] <= number:
+                    raise SynkhronosError(ring.reason(process))
+            self._check()
+            if not bell.wait(CHECK_INTERVAL):
+                look(time.monotonic() - began)
+
+    def _closed_gaps(self, slot: int, number: int) -> slice:
+        """Return the rows of a batch in its slot, after moving up those behind unreadable rows."""
+        plan, rank = self._plan, self._rank
+        share, start = plan.share(plan.locate(number)[1], rank), plan.place(rank)
+        counts = self._ring.counts[slot, rank, : plan.processes]
+        if counts.sum() == len(share):
+            return slice(start, start + len(share))
+        stop = start
+        for process, count in enumerate(counts):
+            begin = plan.part(number, rank, process).start - share.start + start
+            if count and begin != stop:
+                for field in self._ring.fields:
+                    field[slot, stop : stop + count] = field[slot, begin : begin + count]
+            stop += int(count)
+        # A new rank in place of a dead one may take this batch again.
+        counts[:] = 0
+        counts[0] = stop - start
+        return slice(start, stop)
+
+
+def check_alive(has_ended: Callable[[int], bool], pids: Sequence[int]) -> None:
+    """Raise if one of the processes of a loader has ended, in a rank that is not its parent."""
+    for number, pid in enumerate(pids):
+        if has_ended(pid):
+            raise SynkhronosError(
+                f"loading: process {number} of {len(pids)} has ended; close the loader after the "
+                f"program, and create it again"
+            )
+
+
+class Shards:
+    """The minibatches of all ranks, made by `Loader.shards`. It is given to a program as an argument.
+
+    Parameters
+    ----------
+    ring : Ring
+    plan : BatchPlan
+    generation : int
+    processes : Processes
+    """
+
+    def __init__(self, ring: Ring, plan: BatchPlan, generation: int, processes: Processes) -> None:
+        self._ring, self._plan, self._generation = ring, plan, generation
+        self._processes = processes
+
+    def __len__(self) -> int:
+        """Return the number of minibatches of each rank, in all epochs."""
+        return self._plan.n_batches * (self._plan.epochs or 0)
+
+    def __repr__(self) -> str:
+        return f"<Shards: {len(self)} minibatches for each of {self._plan.ranks} ranks>"
+
+    def minibatches(self, rank: synk.Rank) -> Iterator[tuple[np.ndarray, ...]]:
+        """Yield the arrays of a rank's minibatches, one after the other.
+
+        It ends early when the ranks are asked to stop, as ``rank.minibatches`` does. A minibatch whose
+        rows can all not be read is left out.
+
+        Parameters
+        ----------
+        rank : synkhronos.Rank
+            The first argument of the program.
+
+        Yields
+        ------
+        tuple of numpy.ndarray
+            One array for each array of the source: the rank's share of the rows of a batch. They are
+            views of the shared memory, read-only, and valid until the next minibatch.
+        """
+        if rank.size != self._plan.ranks:
+            raise ValueError(
+                f"Shards.minibatches: expected a program on {self._plan.ranks} ranks, for which the "
+                f"shards were made, got {rank.size}"
+            )
+        check = functools.partial(self._check, rank)
+        consumer = Consumer(self._ring, self._plan, self._generation, rank.rank, check, self._processes)
+        while self._plan.has(consumer.number):
+            if rank.should_stop:
+                return
+            slot, rows = consumer.take()
+            if rows.stop > rows.start:
+                yield tuple(map(protected, consumer.arrays(slot, rows)))
+            consumer.release()
+
+    def _check(self, rank: synk.Rank) -> None:
+        rank.clock  # noqa: B018  # raises if the program has to end because another rank has failed
+        check_alive(has_ended, self._processes.pids)
+
+
+def protected(array: np.ndarray) -> np.ndarray:
+    """Return a read-only view."""
+    view = array.view(np.ndarray)
+    view.flags.writeable = False
+    return view

@@ -17,10 +17,10 @@ rule                      what is exchanged                                     
 :class:`GoSGD`            each rank sends its parameters to another, at random         no
 ========================  ===========================================================  ============
 
-The modules: ``rule`` is the base class; ``averaging``, ``centered`` and ``gossip`` have the rules.
-``training_step`` builds steps in two parts. ``training`` is the script's side of the loop, and ``loop``
-each rank's side, with ``validation`` and a ``progress_bar``. ``history`` is what a rank records, in the
-``record`` afterwards, and ``training_state`` what checkpoints have.
+The modules: ``rule`` is the base class, with steps in two parts; ``averaging`` and ``asynchronous`` have
+the rules. ``training`` is the script's side of the loop, and ``loop`` the side of each rank, also in
+sessions. ``record`` has what a rank records, the record, and the state for a checkpoint; ``writers``
+show it.
 """
 
 from synkhronos.extensions.rules.asynchronous import ASGD, EASGD, SSP, Downpour, GoSGD

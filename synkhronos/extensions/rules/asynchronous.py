@@ -10,16 +10,7 @@ import numpy
 import synkhronos as synk
 from synkhronos._checks import check_in_range, check_int
 from synkhronos._typing import AnyArray
-from synkhronos.extensions.rules.rule import (
-    END,
-    Params,
-    Rule,
-    assign,
-    meet,
-    pack,
-    unpack,
-    values_of,
-)
+from synkhronos.extensions.rules.rule import END, Params, Rule, assign, meet, pack, unpack, values_of
 
 _TAG = 7305  # the tag of this rule's messages
 _NAP = 2e-4  # seconds

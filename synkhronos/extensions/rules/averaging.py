@@ -9,15 +9,7 @@ import numpy
 import synkhronos as synk
 from synkhronos._checks import check_in_range, check_int
 from synkhronos._typing import AnyArray
-from synkhronos.extensions.rules.rule import (
-    Params,
-    Rule,
-    TrainingStep,
-    assign,
-    pack,
-    unpack,
-    values_of,
-)
+from synkhronos.extensions.rules.rule import Params, Rule, TrainingStep, assign, pack, unpack, values_of
 
 
 class LocalSGD(Rule):

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 _LOSS, _SECONDS, _SAMPLES = range(3)
 _HEADER, _RECORD = "rules.train", "rules.record"
+#: Where a validation was made, beside its numbers
+POSITION = ("epoch", "rank", "step", "seconds", "samples")
+
+
+def numbers_of(point: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a validation, without its position."""
+    return {name: value for name, value in point.items() if name not in POSITION}
 
 
 class Record:
@@ -190,9 +197,7 @@ class Record:
         return figure
 
     def _numbers(self) -> list[str]:
-        known = {"epoch", "rank", "step", "seconds", "samples"}
-        names = [name for one in self.validations for name in one if name not in known]
-        return list(dict.fromkeys(names))
+        return list(dict.fromkeys(name for one in self.validations for name in numbers_of(one)))
 
 
 class History:

@@ -11,11 +11,11 @@ from typing import Any, Callable, Mapping
 
 import synkhronos as synk
 from synkhronos._typing import PathLike
+from synkhronos.extensions.rules.record import numbers_of
 from synkhronos.host.progress import DELAY, INTERVAL, PAUSE, is_off, is_terminal
 
 #: The times of a batch, by what a rank does
 TIMES = ("load", "compute", "exchange", "wait")
-_POSITION = ("epoch", "rank", "step", "seconds", "samples")
 #: How Theano-MPI calls times and outputs.
 _NAMES = {"compute": "train", "exchange": "comm", "loss": "cost", "error_top5": "top_5_error"}
 
@@ -102,11 +102,6 @@ def _write(line: str) -> None:
         raise
     except (OSError, ValueError):  # stderr is closed; training continues
         return
-
-
-def numbers_of(point: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a validation, without its position."""
-    return {name: value for name, value in point.items() if name not in _POSITION}
 
 
 class Lines:

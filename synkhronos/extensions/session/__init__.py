@@ -10,11 +10,10 @@ rank, and trains them with a rule of `synkhronos.extensions.rules`. It needs not
     if __name__ == "__main__":
         Session(model="models.modelfile:ModelClass", rule="EASGD", devices=2).run()
 
-The modules: ``session`` is the script's side, and ``loop`` each rank's side. ``contract`` is what a
-model must have, ``velocities`` the exchange for ``sync_type="cdd"``, ``learning_rate`` linear scaling
-and the warm-up, and ``model_state`` what a checkpoint has of a model. ``recorder`` has the record and
-the comparison of runs, ``rank_recorder`` what the model of a rank is given, and ``sinks`` where numbers
-are written while the ranks train. ``inforec`` reads Theano-MPI's records.
+The modules: ``session`` is the script's side, and ``loop`` each rank's side. ``model`` is what a model
+must have, with its learning rate, its velocities for ``sync_type="cdd"``, and its state for checkpoints.
+``recorder`` has the record, the comparison of runs, and what the model of a rank is given. ``inforec``
+reads Theano-MPI's records.
 """
 
 from synkhronos.extensions.session.model import SummedVelocities

@@ -12,7 +12,7 @@ import numpy
 import synkhronos as synk
 from synkhronos._typing import AnyArray, PathLike
 from synkhronos.extensions.rules.loop import Loop, combined
-from synkhronos.extensions.rules.record import check_settings
+from synkhronos.extensions.rules.record import POSITION, check_settings, numbers_of
 from synkhronos.extensions.rules.rule import END, Rule, values_of, with_values
 from synkhronos.extensions.rules.writers import Progress
 from synkhronos.extensions.session import model as models
@@ -21,7 +21,6 @@ from synkhronos.extensions.session.recorder import RankRecorder, Recorder
 
 FORMAT = ["synkhronos session", 1]
 _PATIENCE = 3  # batches after which the parameters must have changed
-_POSITION = ("epoch", "rank", "step", "seconds", "samples")  # of a validation
 _BATCHES = "batches"  # that a rank has validated
 _EPOCH, _STEPS, _BEGAN = range(3)  # what a rank that replaces a dead one must know
 
@@ -323,7 +322,7 @@ class _ModelLoop(Loop):
             for _ in range(int(model.data.n_batch_val) * int(model.n_subb)):
                 model.val_iter(self._steps, recorder)
             model.reset_iter("val")
-        position = dict(zip(_POSITION, (epoch, None, self._steps, recorder.seconds, recorder.n_samples)))
+        position = dict(zip(POSITION, (epoch, None, self._steps, recorder.seconds, recorder.n_samples)))
         own_part = recorder.take_validation(), position
         every = rank.exchange(own_part) if rank.may_meet else [own_part]
         point = _point(every, every[rank.master_rank if rank.may_meet else 0][1])
@@ -360,9 +359,9 @@ def combined_by_epoch(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     by_epoch: dict[int, list[Any]] = {}
     for outcome in outcomes:
         for one in outcome.validations:
-            position = {name: one[name] for name in _POSITION}
-            numbers = {name: value for name, value in one.items() if name not in (*_POSITION, _BATCHES)}
-            by_epoch.setdefault(one["epoch"], []).append(((one[_BATCHES], numbers), position))
+            position = {name: one[name] for name in POSITION}
+            numbers = numbers_of(one)
+            by_epoch.setdefault(one["epoch"], []).append(((numbers.pop(_BATCHES), numbers), position))
     points = [_point(every, every[0][1]) for _, every in sorted(by_epoch.items())]
     return [point for point in points if point is not None]
 

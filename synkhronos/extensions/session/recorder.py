@@ -10,8 +10,8 @@ import numpy
 
 from synkhronos._checks import check_int
 from synkhronos._typing import PathLike
-from synkhronos.extensions.rules.record import Record
-from synkhronos.extensions.rules.writers import TIMES, Lines, LivePlot, TensorBoard, numbers_of
+from synkhronos.extensions.rules.record import Record, numbers_of
+from synkhronos.extensions.rules.writers import TIMES, Lines, LivePlot, TensorBoard
 from synkhronos.extensions.session.inforec import read_inforec
 from synkhronos.profiles.log import note
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COLUMNS = ("loss", "seconds", "samples", "learning_rate", *TIMES)
 
 #: The names of times that models of Theano-MPI give to `RankRecorder.end`.
-_MODES = {"calc": "compute", "comm": "exchange", "wait": "wait", "load": "load"}
+MODES = {"calc": "compute", "comm": "exchange", "wait": "wait", "load": "load"}
 _OUTPUT = "output "
 
 
@@ -38,7 +38,26 @@ class Sink(Protocol):
         """Write everything, and end."""
 
 
-class RankRecorder:
+class Stopwatch:
+    """Measures times as models of Theano-MPI do: by ``start()``, and then ``end(mode)``."""
+
+    _started: float | None = None
+
+    def start(self) -> None:
+        """Begin to measure a time."""
+        self._started = time.perf_counter()
+
+    def _elapsed(self, method: str, mode: str) -> float:
+        """Return the seconds since `start`."""
+        if mode not in MODES:
+            raise ValueError(f"{method}: expected 'load', 'calc', 'comm' or 'wait', got {mode!r}")
+        if self._started is None:
+            raise RuntimeError(f"{method}: expected a call of start() before end({mode!r}), got none")
+        seconds, self._started = time.perf_counter() - self._started, None
+        return seconds
+
+
+class RankRecorder(Stopwatch):
     """Records the batches and validations of one rank.
 
     Models call `start` and `end` around loading and computing, `train_error` and `val_error`. The
@@ -63,7 +82,6 @@ class RankRecorder:
         self.rows: dict[str, list[float]] = {name: list(rows.get(name, ())) for name in COLUMNS}
         self.rows.update({name: list(one) for name, one in rows.items() if name not in COLUMNS})
         self._began = time.perf_counter() - elapsed
-        self._started: float | None = None
         self._times = dict.fromkeys(TIMES, 0.0)
         self._outputs: list[dict[str, float]] = []
         self._validated: list[dict[str, float]] = []
@@ -71,10 +89,6 @@ class RankRecorder:
         self._latest: list[Any] | None = None
 
     # Theano-MPI's methods
-
-    def start(self) -> None:
-        """Begin to measure a time."""
-        self._started = time.perf_counter()
 
     def end(self, mode: str) -> None:
         """End the time that `start` has begun.
@@ -84,17 +98,10 @@ class RankRecorder:
         mode : {"load", "calc", "comm", "wait"}
             What took the time.
         """
-        if mode not in _MODES:
-            raise ValueError(f"recorder.end: expected 'load', 'calc', 'comm' or 'wait', got {mode!r}")
-        if self._started is None:
-            raise RuntimeError(
-                f"recorder.end: expected a call of start() before end({mode!r}), got none"
-            )
-        seconds = time.perf_counter() - self._started
-        self._times[_MODES[mode]] += seconds
+        seconds = self._elapsed("recorder.end", mode)
+        self._times[MODES[mode]] += seconds
         if mode == "load":
             note(mode, "batch", seconds)
-        self._started = None
 
     def train_error(self, count: int, cost: Any, error: Any = None, **others: Any) -> None:
         """Record the outputs of a training step; `others` are further outputs by name."""

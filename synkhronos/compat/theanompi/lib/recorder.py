@@ -15,13 +15,13 @@ from typing import Any
 from synkhronos.extensions import session
 from synkhronos.extensions.rules.writers import Lines
 from synkhronos.extensions.session.inforec import read_inforec
+from synkhronos.extensions.session.recorder import MODES, Stopwatch
 
 _FILE = "inforec.pkl"
 _PICTURE = "train.png"
-_TIMES = {"calc": "compute", "comm": "exchange", "wait": "wait", "load": "load"}
 
 
-class Recorder:
+class Recorder(Stopwatch):
     """Records costs, errors and times, and writes their means.
 
     Parameters
@@ -49,25 +49,14 @@ class Recorder:
         self.info_dict: dict[str, list[list[float]]] = {name: [] for name in names}
         self.val_info: dict[str, list[float]] = {"cost": [], "error": [], "error_top5": []}
         self.train_info: dict[str, list[float]] = {"cost": [], "error": []}
-        self.all_time: dict[str, list[float]] = {name: [] for name in _TIMES}
+        self.all_time: dict[str, list[float]] = {name: [] for name in MODES}
         self._lines = Lines(sys.stdout.write)
-        self._began: float | None = None
         self._epoch_began: float | None = None
-
-    def start(self) -> None:
-        """Begin to measure a time."""
-        self._began = time.perf_counter()
 
     def end(self, mode: str) -> None:
         """End the time that `start` has begun; `mode` says what took it: calc, comm, wait or load."""
-        if self._began is None:
-            raise RuntimeError(
-                f"Recorder.end: expected a call of start() before end({mode!r}), got none"
-            )
-        if mode not in _TIMES:
-            raise ValueError(f"Recorder.end: expected one of {', '.join(_TIMES)}, got {mode!r}")
-        self.all_time[mode].append(time.perf_counter() - self._began)
-        self._began = None
+        seconds = self._elapsed("Recorder.end", mode)
+        self.all_time[mode].append(seconds)
 
     def start_epoch(self) -> None:
         """Begin an epoch."""
@@ -98,7 +87,7 @@ class Recorder:
         if count % self.printFreq != 0 or not costs:
             return
         means = {"loss": sum(costs) / len(costs), "error": sum(errors) / len(errors)}
-        times = {_TIMES[name]: sum(one) for name, one in self.all_time.items()}
+        times = {MODES[name]: sum(one) for name, one in self.all_time.items()}
         total = sum(times.values())
         self.info_dict["train_info"].append([count, *means.values()])
         row = [count, total, times["compute"], times["exchange"], times["wait"]]
