@@ -141,7 +141,7 @@ class Scenario:
             return self.of_master
         dies = self.kills or self.seam in ("started", "reply", "fork")
         # A reply for which there is too little memory is replaced by an error.
-        dies = dies and (self.how, self.seam, self.call_lock) != ("memory", "reply", 0)
+        dies = dies and (self.how, self.seam, self.turn) != ("memory", "reply", 0)
         return dies and self.on_death == "continue" and not self.of_master and not self.of_controller
 
     @property
@@ -175,7 +175,7 @@ class Scenario:
             caught += f", round {self.round}"
         return (
             f"seed {self.seed}: {who} (rank {self.rank} of {self.size}), {self.how}, "
-            f"{self.step}/{self.seam}{self.call_lock}{others}{thread}{caught}{restarts}"
+            f"{self.step}/{self.seam}{self.turn}{others}{thread}{caught}{restarts}"
         )
 
 
