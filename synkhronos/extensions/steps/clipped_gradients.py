@@ -78,7 +78,7 @@ def kind_of(node: Apply, carrying: set[Variable]) -> str:
     is_sum = isinstance(getattr(node.op, "scalar_op", None), (scalar.Add, scalar.Sub))
     if degrees == _SAME | _ONCE and is_sum:
         return SHIFTED
-    expected = _ONCE if any(outputs_that_carry(node, carrying)) else _SAME
+    expected = _ONCE if outputs_that_carry(node, carrying) else _SAME
     return HOMOGENEOUS if degrees in (expected, _ZERO) else OTHER
 
 
