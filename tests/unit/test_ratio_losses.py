@@ -117,3 +117,18 @@ def test_a_random_divisor_and_a_stated_output_stay_as_they_are(world_of):
     step = parallel_function([x, m], [loss, (total, "sum")], updates=[(w, w - 0.1 * tt.grad(loss, w))])
     with pytest.warns(synk.SynkhronosWarning):
         assert step(ROWS, PARTLY)[1] == 4
+
+
+def test_a_running_mean_of_what_the_loss_uses_is_that_of_all_rows(world_of):
+    values = []
+    for build in (theano.function, parallel_function):
+        if build is parallel_function:
+            world_of(3)
+        running, mean = theano.shared(0.5, "running"), x.mean()
+        w = theano.shared(np.array([0.3, -0.2]), "w")
+        loss = tt.sqr(tt.dot(x - mean, w) - m).mean()
+        news = [(w, w - 0.1 * tt.grad(loss, w)), (running, 0.9 * running + 0.1 * mean)]
+        step = build([x, m], [loss, mean], updates=news)
+        found = [np.asarray(step(ROWS + one, PARTLY)) for one in range(3)]
+        values.append([*np.ravel(found), *w.get_value(), running.get_value()])
+    np.testing.assert_allclose(*values)

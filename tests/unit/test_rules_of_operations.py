@@ -9,7 +9,7 @@ import os
 import numpy as np
 import pytest
 
-from compilers import compiler, tt
+from compilers import compiler, scan, softmax, tt
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.engines.analysis.fixed_rows import EqualAxes
 from synkhronos.engines.analysis.rows import RowAxes, RowGraph, Rows, rows_of
@@ -62,14 +62,8 @@ def reduced(of):
 
 def indexed(draw):
     a = draw()
-    if not a.ndim:
-        return a
-    cuts = [lambda: a[:, 0], lambda: a[:, :2], lambda: a[::-1], lambda: a[1:], lambda: a[0]]
-    return (
-        cuts[draw.random.randint(len(cuts) if a.ndim == 2 else 0, len(cuts))]()
-        if a.ndim == 2
-        else a[[slice(None, None, -1), slice(1, None), 0][draw.random.randint(3)]]
-    )
+    cuts = [lambda: a[::-1], lambda: a[1:], lambda: a[0], lambda: a[:, 0], lambda: a[:, :2]]
+    return cuts[draw.random.randint([0, 3, 5][a.ndim])]() if a.ndim else a
 
 
 def looped(draw):
@@ -77,7 +71,7 @@ def looped(draw):
     a = matrix(draw())
     if draw.random.randint(2):
         a = a.T
-    states, _ = compiler.scan(
+    states = scan(
         lambda column, state: tt.tanh(column) + 0.5 * state,
         sequences=[a],
         outputs_info=[tt.zeros_like(a[0])],
@@ -87,7 +81,7 @@ def looped(draw):
 
 def mapped(draw):
     a = matrix(draw())
-    return compiler.scan(lambda row: tt.sqr(row), sequences=[a])[0]
+    return scan(lambda row: tt.sqr(row), sequences=[a])
 
 
 def differentiated(draw):
@@ -120,15 +114,7 @@ OPERATIONS = {
     "dot": unary(lambda a: tt.dot(a, W) if a.ndim == 2 else a),
     "transposed": unary(lambda a: a.T),
     "gram": binary(lambda a, b: tt.dot(matrix(a).T, matrix(b))),
-    "softmax": unary(
-        lambda a: (
-            compiler.tensor.special.softmax(a, axis=-1)
-            if hasattr(tt, "special")
-            else tt.nnet.softmax(a)
-            if a.ndim == 2
-            else a
-        )
-    ),
+    "softmax": unary(lambda a: softmax(a) if a.ndim == 2 else a),
     "count": unary(lambda a: a * tt.cast(X.shape[0], "float64")),
     "per row": unary(lambda a: a / tt.cast(X.shape[0], "float64")),
     "indexed": indexed,

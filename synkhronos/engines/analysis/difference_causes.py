@@ -203,9 +203,11 @@ class _Search:
             yield CLIPPED, False
         if name in _NORMALIZING and has_rows:
             yield STATISTICS, True
-        if isinstance(op, names.Scan) and self._runs_along_rows(node):
+        if isinstance(op, names.Scan) and has_rows and steps_in(node).states:
             yield RECURRENT, False
-        is_fixed = rule is not None and any(place == 0 for place, *_ in rule.numbers)
+        is_fixed = rule is not None and any(
+            place == 0 and isinstance(number, int) for place, number, _ in rule.numbers
+        )
         if is_fixed and isinstance(op, (*names.CONVOLUTIONS, names.Reshape)) and states[0].kind == _ROWS:
             value = self._graph.value(node.inputs[0])
             if value is not None and value.axis == 0 and node.outputs[0].ndim > 1:
@@ -236,19 +238,6 @@ class _Search:
         for place in mixing:
             self.statistics.update(dict.fromkeys(sorted(states[place].mixed, key=str)))
         yield cause, any(states[place].is_certain for place in mixing)
-
-    def _runs_along_rows(self, node: Apply) -> bool:
-        """Whether the steps of a recurrence are rows."""
-        counts = node.op if hasattr(node.op, "n_sit_sot") else node.op.info
-        if not counts.n_mit_mot + counts.n_mit_sot + counts.n_sit_sot:
-            return False
-        return any(self._has_rows_first(one) for one in node.op.outer_seqs(node.inputs))
-
-    def _has_rows_first(self, variable: Variable) -> bool:
-        value, node = self._graph.value(variable), variable.owner
-        if value is None and node is not None and isinstance(node.op, names.Subtensor):
-            return self._has_rows_first(node.inputs[0])  # the first steps, as many as there are
-        return value is not None and value.axis == 0
 
 
 def _selects(node: Apply) -> bool:

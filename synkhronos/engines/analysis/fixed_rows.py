@@ -15,7 +15,7 @@ from typing import Any, Container, Iterable, Mapping, NamedTuple, Sequence, Tupl
 
 from synkhronos.engines import names
 from synkhronos.engines.analysis.graphs import steps_in
-from synkhronos.engines.analysis.rules import Rule, is_extent, ndim, rule_of
+from synkhronos.engines.analysis.rules import Rule, ndim, rule_of
 from synkhronos.engines.analysis.shapes import Extent, dims
 from synkhronos.engines.base import HardcodedRowCount
 from synkhronos.engines.names import (
@@ -84,11 +84,13 @@ class EqualAxes:
         for variable, labels in sides:
             for axis, label in enumerate(labels or ()):
                 if label is not None:
-                    own = [label] if is_extent(label) else []
-                    together.setdefault(label, own).append((variable, axis))  # type: ignore[arg-type]
+                    together.setdefault(label, []).append((variable, axis))
         for keys in together.values():
             self.join(*keys)
         for place, number, key in rule.numbers:
+            if not isinstance(number, int):
+                self.join(number, key)
+                continue
             self._constants.setdefault(self._root(key), set()).add(number)
             if number > 1:
                 self.sites.append(Site(node, place, number, key))

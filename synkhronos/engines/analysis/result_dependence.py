@@ -101,7 +101,7 @@ def _accumulates(shared: SharedVariable, new: Variable) -> bool:
         node = variable.owner
         using = [place for place, one in enumerate(node.inputs) if old.of(one)]
         rule = rule_of(node)
-        if rule is None or rule.reduced or any(rule.mixed):
+        if rule is None or rule.reduced or [*rule.mixed]:
             if not isinstance(node.op, BucketReady):
                 return False
         elif isinstance(rule.values, Powers):

@@ -4,9 +4,9 @@ A `Rule` says two things. The *labels* of the axes of operands and outputs: axes
 the same extent, and an item along one belongs to the same item along the other, as with the letters of
 ``einsum``. And how the *values* are combined: by a sum of terms, a product of powers, a choice, or in a
 way that is not known. ``rows`` follows an axis of rows and the number by which rows that occur twice
-multiply a value, ``equal_axes`` finds extents that are equal, ``linear`` the terms of an expression,
-``homogeneity`` operations that change gradients, and ``difference_causes`` values that parts of the rows
-do not give. An operation without a rule is unknown to all of them.
+multiply a value, ``fixed_rows`` finds extents that are equal, and ``difference_causes`` values that
+parts of the rows do not give. Training steps find the terms of an expression, and operations that change
+gradients. An operation without a rule is unknown to all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from synkhronos.engines.analysis.shapes import (
 )
 from synkhronos.engines.names import Apply, Constant, Reciprocal, Variable, get_idx_list, scalar
 
-#: Of each axis: the label; None for an extent of its own; a `Part` in outputs; or an `Extent`.
+#: Of each axis: the label; None for an extent of its own; or, in outputs, a `Part`.
 Labels = Sequence[Hashable]
 
 _MOST = 4  # a value with more degrees counts as unknown
@@ -87,8 +87,9 @@ class Rule(NamedTuple):
         What becomes of the items along an axis whose label no output has.
     mixed : container of labels
         The axes along which an item depends on all items.
-    numbers : list of (int, int, Extent)
-        Extents that a script gives as constants: the place, the number, and an axis of that extent.
+    numbers : list of (int, int or Extent, Extent)
+        Extents that are given as numbers: the place, the number or another axis of the same extent, and
+        the axis.
     """
 
     inputs: Sequence[Labels | None]
@@ -96,7 +97,7 @@ class Rule(NamedTuple):
     values: Values = None
     reduced: str | None = None
     mixed: Iterable[Hashable] = ()
-    numbers: Sequence[tuple[int, int, Extent]] = ()
+    numbers: Sequence[tuple[int, int | Extent, Extent]] = ()
 
     def degrees(self, degrees: Sequence[frozenset[float]]) -> frozenset[float] | None:
         """Return the degrees of the result, of operands with these degrees; None if not known.
@@ -161,11 +162,6 @@ def rule_of(node: Apply) -> Rule | None:
 
 def _labels(variable: Variable, first: int = 0) -> list[int]:
     return list(range(first, first + ndim(variable)))
-
-
-def is_extent(label: Hashable) -> bool:
-    """Whether a label is an axis of another variable, which has the same extent."""
-    return isinstance(label, tuple) and isinstance(label[0], Variable)
 
 
 def ndim(variable: Variable) -> int:
@@ -236,9 +232,7 @@ def _specified(node: Apply) -> Rule:
         items = [None if one is None else item(one) for one in given]
     else:
         items = dims(node.inputs[1]) or []
-    numbers = [(place, one, (node.outputs[0], place)) for place, one in _constants(items)]
-    extents = _extents_in(items)
-    return rule._replace(numbers=numbers, outputs=[*rule.outputs, *([extents] if extents else [])])
+    return rule._replace(numbers=_numbers(items, node.outputs[0]))
 
 
 def _moved(node: Apply) -> Rule:
@@ -312,10 +306,11 @@ def _convolution(node: Apply) -> Rule:
         images, filters, maps = first, second, output
     else:
         images, filters, maps = first, output, second
-    space = [None] * (ndim(images) - 2)
-    is_old = isinstance(op, names.OLD_CONVOLUTIONS)
-    own = ["f", None if is_old else "c", *space]  # an old one may have channels in groups
-    labels = {images: ["n", "c", *space], filters: own, maps: ["n", "f", *space]}
+    space, is_old = [None] * (ndim(images) - 2), isinstance(op, names.OLD_CONVOLUTIONS)
+    channels = None if is_old or getattr(op, "num_groups", 1) > 1 else "c"
+    labels = {
+        images: ["n", channels, *space], filters: ["f", channels, *space], maps: ["n", "f", *space],
+    }  # fmt: skip
     rule = _product_rule(labels[first], labels[second], labels[output], *[None] * len(others))
     if is_old:
         numbers = [op.bsize, None if op.imshp is None else op.imshp[0], op.nkern]
@@ -440,27 +435,25 @@ def _chosen(node: Apply) -> Rule | None:
 # Shapes that are computed
 
 
-def _constants(items: Sequence[Any]) -> list[tuple[int, int]]:
-    return [(place, one) for place, one in enumerate(items) if isinstance(one, int) and one >= 0]
+def _numbers(items: Sequence[Any] | None, output: Variable) -> list[tuple[int, int | Extent, Extent]]:
+    """Return the extents of an output that are known, given the items of its shape."""
+    return [
+        (place, one, (output, place))
+        for place, one in enumerate(items or ())
+        if isinstance(one, tuple) or (isinstance(one, int) and one >= 0)
+    ]
 
 
-def _extents_in(items: Sequence[Any]) -> list[Extent | None]:
-    found = [one if isinstance(one, tuple) else None for one in items]
-    return found if any(found) else []
-
-
-def _filled(node: Apply, items: Sequence[Any] | None, output: Variable, **more: Any) -> Rule:
+def _filled(node: Apply, items: Sequence[Any] | None, output: Variable, values: Values = None) -> Rule:
     """Return the rule of an operation whose output has a computed shape."""
-    numbers = [(place, one, (output, place)) for place, one in _constants(items or ())]
-    labels = _extents_in(items or ()) or [None] * ndim(output)
-    outputs = [labels if one is output else [None] * ndim(one) for one in node.outputs]
-    return Rule([None] * len(node.inputs), outputs, numbers=numbers, **more)
+    outputs = [_labels(one) for one in node.outputs]
+    return Rule([None] * len(node.inputs), outputs, values, numbers=_numbers(items, output))
 
 
 def _alloc(node: Apply) -> Rule:
     value, output = node.inputs[0], node.outputs[0]
-    rule = _filled(node, [item(one) for one in node.inputs[1:]], output, values=Terms((0,)))
-    labels = [(output, axis + ndim(output) - ndim(value)) for axis in range(ndim(value))]
+    rule = _filled(node, [item(one) for one in node.inputs[1:]], output, Terms((0,)))
+    labels = _labels(value, ndim(output) - ndim(value))
     return rule._replace(inputs=[_wide(value, labels), *rule.inputs[1:]])
 
 
@@ -469,7 +462,7 @@ def _emptied(node: Apply) -> Rule:
 
 
 def _reshaped(node: Apply) -> Rule:
-    return _filled(node, dims(node.inputs[1]), node.outputs[0], values=Terms((0,)))
+    return _filled(node, dims(node.inputs[1]), node.outputs[0], Terms((0,)))
 
 
 def _random(node: Apply) -> Rule:

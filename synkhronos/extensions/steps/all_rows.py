@@ -74,7 +74,8 @@ class AllRows:
 def with_statistics(definition: Definition, all_rows: AllRows) -> Definition:
     """Return a step whose losses use sums and means over all rows where they are not linear in them.
 
-    The step is returned as it is if this does not make all losses means over the rows.
+    The step is returned as it is if this does not make all losses means over the rows, or if the script
+    states an operation for what is computed from such a sum or mean.
     """
     losses, rows = definition.reductions.losses, definition.rows
     if definition.reductions.loss_op != "avg" or not losses or not rows:
@@ -106,6 +107,7 @@ def with_statistics(definition: Definition, all_rows: AllRows) -> Definition:
     made = rebuilt(losses, replaced, {})
     are_means = all(one is not None and one.degrees == _MEAN for one in rows_of(known, made))
     stated = [one.variable for one in definition.outputs if one.has_op]
+    stated += [one.new for one in definition.updates if one.has_op]
     is_stated = bool(Dependence(found, definition.givens).of(*stated))
     if not are_means or is_stated or any(one.certain for one in difference_causes(inputs, axes, made)):
         del all_rows.updates[n_before:]
