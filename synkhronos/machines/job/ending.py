@@ -150,7 +150,13 @@ def _guard(reading: int, starter: int, task: Any) -> None:
         reports.report(reports.DIED, socket.gethostname())
         time.sleep(_GRACE)  # for the message, which mpirun passes on
         with suppress(psutil.Error):
-            end_job(starter, [one.pid for one in psutil.Process(starter).children()])
+            process = psutil.Process(starter)
+            others = process.children()
+            if process.name() in _MPIRUNS:
+                end_job(starter, [other.pid for other in others])
+            else:  # mpirun goes on if a daemon ends as SIGTERM asks it to, but not if it is lost
+                for one in (process, *others):
+                    one.kill()
     with suppress(psutil.Error):
         task.kill()  # if it lives: it may ignore SIGTERM
 
