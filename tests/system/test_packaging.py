@@ -242,7 +242,7 @@ def test_the_tests_run_from_the_source_archive(archives, tmp_path):
     with tarfile.open(archives[0]) as archive:
         archive.extractall(tmp_path)
     (folder,) = tmp_path.iterdir()
-    names = ["architecture", "call", "packaging", "readme", "setup"]
+    names = ["public_names", "call", "packaging", "readme", "setup"]
     files = [find_test(f"test_{name}.py").relative_to(ROOT) for name in names]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *files],
