@@ -16,6 +16,7 @@ communicator has reduced it
 
 from __future__ import annotations
 
+import enum
 from typing import TYPE_CHECKING, Any, Sequence, Tuple
 
 import numpy as np
@@ -35,23 +36,14 @@ _Results = Sequence[Tuple[Any, ...]]
 _SMALL = 4096  # bytes
 
 
-class _Named:
-    """An object of this module that is the same on every rank."""
+class _Mark(enum.Enum):
+    """In place of an output that is no array. Each is one object on every rank."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __repr__(self) -> str:
-        return self._name
-
-    def __reduce__(self) -> str:
-        return self._name
+    NO_ARRAY = "an operation has returned None in place of an array"
+    REDUCED = "the communicator has reduced it to the master"
 
 
-#: An operation has returned None in place of an array.
-NO_ARRAY = _Named("NO_ARRAY")
-#: In place of an output that the communicator has reduced to the master.
-REDUCED = _Named("REDUCED")
+NO_ARRAY, REDUCED = _Mark
 
 
 def pack(state: RankState, mode: str | None, value: Any) -> Any:

@@ -23,7 +23,7 @@ from synkhronos._errors import SynkhronosError
 from synkhronos._typing import Array
 from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import find_operation
-from synkhronos.comms.repeating import RepeatingCommunicator
+from synkhronos.comms.base import RepeatingCommunicator
 from synkhronos.world.rank_state import RankState
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from checks.ranks import Ranks
 
 from synkhronos.comms.single_rank import SingleRankCommunicator
 from specifications.communicator import NaiveCommunicator
-from synkhronos.comms.repeating import RepeatingCommunicator
+from synkhronos.comms.base import RepeatingCommunicator
 from synkhronos.transports.local import LocalTransport
 from specifications.transport import NaiveTransport
 

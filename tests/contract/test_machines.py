@@ -15,7 +15,7 @@ from synkhronos.comms import wire_state as kept
 from synkhronos.comms.formats import PowerSGD, TopK, make_wire
 from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.comms.staged import StagedCommunicator
-from synkhronos.comms.repeating import RepeatingCommunicator
+from synkhronos.comms.base import RepeatingCommunicator
 from synkhronos.machines.store import MachinesStore
 from specifications.store import NaiveStore
 from synkhronos.stores.required_rows import RequiredRows, combine, positions
