@@ -313,7 +313,7 @@ def serial_slices(pair, slices, scale, first):
     return zip(*found)
 
 
-# A statistic in the graph is that of a slice, so that one rank, too, is told of a difference from one process.
+# A statistic in the graph is that of a slice: one rank, too, differs from one process without slices.
 @pytest.mark.filterwarnings("ignore:.* slices, the call differs")
 @given(
     data=st.data(),
