@@ -101,7 +101,8 @@ def _accumulates(shared: SharedVariable, new: Variable, every: Dependence) -> bo
         node = variable.owner
         using = [place for place, one in enumerate(node.inputs) if every.of(one) & own]
         rule = rule_of(node)
-        if rule is None or rule.reduced or [*rule.mixed]:
+        is_joined = rule is not None and isinstance(rule.values, Terms) and rule.values.are_alike
+        if rule is None or not is_joined and (rule.reduced or [*rule.mixed]):
             if not isinstance(node.op, BucketReady):
                 return False
         elif isinstance(rule.values, Powers):

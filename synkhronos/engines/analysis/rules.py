@@ -372,8 +372,9 @@ def _written(node: Apply) -> Rule:
     index = get_idx_list([array, *numbers], node.op.idx_list)
     chosen = _part_of(index, labels)[-ndim(part) or len(labels) :]
     inner = [None if isinstance(one, Part) else one for one in chosen]
+    written = [axis for axis, one in enumerate(index) if one != slice(None)]
     values = Terms((0, 1), are_alike=True)
-    return Rule([labels, _wide(part, inner), *_scalars(numbers)], [labels], values)
+    return Rule([labels, _wide(part, inner), *_scalars(numbers)], [labels], values, mixed=written)
 
 
 def _looked_up_labels(
@@ -387,8 +388,8 @@ def _looked_up_labels(
         items = [*labels[:axis], "item", *labels[axis + 1 :]]
         return labels, items, [["item"] if one is chosen else None for one in numbers]  # type: ignore
     has_slices = any(isinstance(one, slice) for one in getattr(node.op, "idx_list", None) or ())
-    if has_slices or any(ndim(one) != 1 for one in numbers):
-        return None
+    if has_slices or any(ndim(one) != 1 or one.type.dtype == "bool" for one in numbers):
+        return None  # a mask has other extents than the items that it selects
     vectors = [_wide(one, ["item"]) for one in numbers]
     return labels, ["item", *labels[len(numbers) :]], vectors
 
@@ -411,7 +412,9 @@ def _written_at(node: Apply) -> Rule | None:
     labels, items, index = found
     if ndim(part) < len(items):  # each item is increased by the same
         return None
-    return Rule([labels, _wide(part, items), *index], [labels], Terms((0, 1), are_alike=True), "sum")
+    written = [label for label in labels if label not in items]
+    values = Terms((0, 1), are_alike=True)
+    return Rule([labels, _wide(part, items), *index], [labels], values, "sum", written)
 
 
 def _joined(node: Apply) -> Rule | None:
