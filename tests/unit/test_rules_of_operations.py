@@ -119,6 +119,7 @@ OPERATIONS = {
     "per row": unary(lambda a: a / tt.cast(X.shape[0], "float64")),
     "indexed": indexed,
     "looked up": unary(lambda a: W[LABELS]),
+    "selected": unary(lambda a: a[tt.gt(V, 1).nonzero()] if a.ndim else a),
     "joined": unary(lambda a: tt.concatenate([matrix(a)] * 2, axis=1)),
     "stacked": unary(lambda a: tt.stack([a.sum(), a.mean()])),
     "cumsum": unary(lambda a: tt.cumsum(matrix(a), axis=1)),

@@ -74,7 +74,7 @@ def analyze(
     return Analysis(
         outputs=found[: len(outputs)],
         updates={shared: one for (shared, _), one in zip(updates, found[len(outputs) :])},
-        accumulated=frozenset(shared for shared, new in updates if _accumulates(shared, new)),
+        accumulated=frozenset(shared for shared, new in updates if _accumulates(shared, new, every)),
         extents=extents(arguments, axes, outputs),
         loss_ops=loss_ops(nodes, outputs),
     )
@@ -89,19 +89,20 @@ def arguments_and_results(
     return arguments, [*outputs, *(one.update for one in specifications if one.update is not None)]
 
 
-def _accumulates(shared: SharedVariable, new: Variable) -> bool:
+def _accumulates(shared: SharedVariable, new: Variable, every: Dependence) -> bool:
     """Whether the old value enters the new value only elementwise: in sums, multiples, or as a part."""
-    old = Dependence([shared], {})
+    own = every.mask_of([shared])
     waiting, seen = [new], set()
     while waiting:
         variable = waiting.pop()
-        if variable is shared or variable in seen or not old.of(variable):
+        if variable is shared or variable in seen or not every.of(variable) & own:
             continue
         seen.add(variable)
         node = variable.owner
-        using = [place for place, one in enumerate(node.inputs) if old.of(one)]
+        using = [place for place, one in enumerate(node.inputs) if every.of(one) & own]
         rule = rule_of(node)
-        if rule is None or rule.reduced or [*rule.mixed]:
+        is_joined = rule is not None and isinstance(rule.values, Terms) and rule.values.are_alike
+        if rule is None or not is_joined and (rule.reduced or [*rule.mixed]):
             if not isinstance(node.op, BucketReady):
                 return False
         elif isinstance(rule.values, Powers):

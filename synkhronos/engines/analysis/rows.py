@@ -168,6 +168,8 @@ class RowGraph:
 
     def by_rule(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         """Return the value that the rule of an operation gives."""
+        if all(value is FIXED for value in values):
+            return FIXED
         rule = rule_of(node)
         if rule is None:
             return of_unlisted(values)
@@ -183,7 +185,7 @@ class RowGraph:
                 return None
             return _along(rule, label, known)
         degrees = rule.degrees([value.degrees for _, value in known])
-        return None if degrees is None else Rows(None, degrees)
+        return None if degrees is None else FIXED if degrees == {0} else Rows(None, degrees)
 
     def looped(self, node: Apply, values: list[Rows | None]) -> Rows | list[Rows | None] | None:
         graph = self.of_steps(node)

@@ -11,6 +11,7 @@ gradients. An operation without a rule is unknown to all of them.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Hashable, Iterable, NamedTuple, Sequence
 
 from synkhronos.engines import names
@@ -154,10 +155,16 @@ def _product(exponents: Sequence[float], degrees: Sequence[frozenset[float]]) ->
 
 def rule_of(node: Apply) -> Rule | None:
     """Return the rule of a node; None if there is none."""
-    for kinds, rule in _RULES:
-        if isinstance(node.op, kinds):
-            return rule(node)
-    return _copied(node) if type(node.op).__name__ in names.TRANSFERS else None
+    kind: Any = type(node.op)
+    rule = _function_of(kind)
+    return None if rule is None else rule(node)
+
+
+@functools.lru_cache(maxsize=None)
+def _function_of(kind: type) -> Callable[[Apply], Rule | None] | None:
+    """Return the function that makes the rules of a kind of operation."""
+    found = next((rule for kinds, rule in _RULES if issubclass(kind, kinds)), None)
+    return _copied if found is None and kind.__name__ in names.TRANSFERS else found
 
 
 def _labels(variable: Variable, first: int = 0) -> list[int]:
@@ -180,13 +187,10 @@ def _wide(variable: Variable, labels: Labels) -> Labels:
 _LINEAR = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Cast, scalar.Identity)
 
 
-def values_of_scalar(node: Apply) -> Values:
-    """Return how an elementwise operation combines the values of its operands."""
-    op = node.op.scalar_op
-    for kinds, values in _SCALARS:
-        if isinstance(op, kinds):
-            return values(node) if callable(values) and not isinstance(values, tuple) else values
-    return None
+@functools.lru_cache(maxsize=None)
+def _values_of(kind: type) -> Values:
+    """Return how a kind of scalar operation combines values, or a function of the node."""
+    return next((values for kinds, values in _SCALARS if issubclass(kind, kinds)), None)
 
 
 def _power(node: Apply) -> Values:
@@ -212,7 +216,10 @@ _SCALARS: list[tuple[Any, Any]] = [
 
 def _elementwise(node: Apply) -> Rule:
     inputs = [_wide(one, _labels(one)) for one in node.inputs]
-    return Rule(inputs, [_labels(one) for one in node.outputs], values_of_scalar(node))
+    kind: Any = type(node.op.scalar_op)
+    values = _values_of(kind)
+    values = values(node) if callable(values) else values
+    return Rule(inputs, [_labels(one) for one in node.outputs], values)
 
 
 # Axes that are moved, reduced or multiplied
@@ -365,8 +372,9 @@ def _written(node: Apply) -> Rule:
     index = get_idx_list([array, *numbers], node.op.idx_list)
     chosen = _part_of(index, labels)[-ndim(part) or len(labels) :]
     inner = [None if isinstance(one, Part) else one for one in chosen]
+    written = [axis for axis, one in enumerate(index) if one != slice(None)]
     values = Terms((0, 1), are_alike=True)
-    return Rule([labels, _wide(part, inner), *_scalars(numbers)], [labels], values)
+    return Rule([labels, _wide(part, inner), *_scalars(numbers)], [labels], values, mixed=written)
 
 
 def _looked_up_labels(
@@ -380,8 +388,8 @@ def _looked_up_labels(
         items = [*labels[:axis], "item", *labels[axis + 1 :]]
         return labels, items, [["item"] if one is chosen else None for one in numbers]  # type: ignore
     has_slices = any(isinstance(one, slice) for one in getattr(node.op, "idx_list", None) or ())
-    if has_slices or any(ndim(one) != 1 for one in numbers):
-        return None
+    if has_slices or any(ndim(one) != 1 or one.type.dtype == "bool" for one in numbers):
+        return None  # a mask has other extents than the items that it selects
     vectors = [_wide(one, ["item"]) for one in numbers]
     return labels, ["item", *labels[len(numbers) :]], vectors
 
@@ -404,7 +412,9 @@ def _written_at(node: Apply) -> Rule | None:
     labels, items, index = found
     if ndim(part) < len(items):  # each item is increased by the same
         return None
-    return Rule([labels, _wide(part, items), *index], [labels], Terms((0, 1), are_alike=True), "sum")
+    written = [label for label in labels if label not in items]
+    values = Terms((0, 1), are_alike=True)
+    return Rule([labels, _wide(part, items), *index], [labels], values, "sum", written)
 
 
 def _joined(node: Apply) -> Rule | None:

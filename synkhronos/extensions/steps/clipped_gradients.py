@@ -58,10 +58,8 @@ def outputs_that_carry(node: Apply, carrying: set[Variable]) -> Sequence[Variabl
 
     An output that is not a float, such as a shape or a comparison, carries no gradient.
     """
-    rule = rule_of(node)
-    if rule is not None and isinstance(rule.values, Terms):
-        if all(node.inputs[one] not in carrying for one in rule.operands(len(node.inputs))):
-            return ()
+    if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar.Second):
+        return node.outputs if node.inputs[1] in carrying else ()
     return [one for one in node.outputs if is_float(one)]
 
 
