@@ -32,7 +32,7 @@ def cause(code, *lines, ulfm=False):
 
 def test_what_is_not_for_users_is_left_out_wherever_the_output_is_cut():
     given = f"{STARTED}begin\r50% {exited(7)}{ended('SIGKILL')}[b] {OWN}a task has failed\nend".encode()
-    assert Reports().read(given) == f"begin\r50% {ended('SIGKILL')}[b] end".encode()
+    assert Reports().read(given) == f"begin\r50% {ended('SIGKILL')}end".encode()
     found = Reports()
     for number in range(len(given)):
         found.read(given[number : number + 1])
@@ -97,3 +97,11 @@ def test_a_task_that_has_died_before_the_start_of_mpi_is_a_loss():
 def test_a_loss_that_ulfm_has_survived_is_not_why_the_script_has_exited():
     assert cause(1, f"{SECOND}\n", exited(1), ulfm=True) is None
     assert cause(1, f"{SECOND}\n", ulfm=True) == SECOND
+
+
+def test_losses_and_failures_are_told_only_if_the_job_may_be_started_again(capfd, monkeypatch):
+    for name, expected in (("", ""), ("SYNKHRONOS_JOB", f"{OWN}a task has failed\n")):
+        if name:
+            monkeypatch.setenv(name, "1")
+        report(reports.FAILED)
+        assert capfd.readouterr().err == expected

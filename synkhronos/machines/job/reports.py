@@ -9,6 +9,7 @@ import re
 import signal
 from typing import Optional
 
+from synkhronos.host import job
 from synkhronos.host.handler_errors import suppress
 
 #: The beginning of each of these lines
@@ -20,9 +21,9 @@ EXITED, LOST, FAILED = "the script has exited with ", "the script has lost ", "a
 #: Also for users: a signal has ended the script, with its name; a task has died at its start
 ENDED, DIED = "the script was ended by ", "before MPI was initialized, a task has died on "
 
-_HIDDEN = re.compile(
-    f"{BEGIN}(?:{'|'.join((STARTED, TERMINATED, EXITED, LOST, FAILED))})[^\n]*\n".encode()
-)
+# Also behind the name of another machine
+_KINDS = "|".join((STARTED, TERMINATED, EXITED, LOST, FAILED))
+_HIDDEN = re.compile(rf"(?:^\[[^]\n]*\] )?{BEGIN}(?:{_KINDS})[^\n]*\n".encode(), re.MULTILINE)
 _LONGEST = 1 << 12  # bytes of an unfinished line that are remembered
 
 #: Signals by which users, and batch systems, end a script
@@ -30,7 +31,9 @@ _OF_USERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def report(kind: str, detail: object = "") -> None:
-    """Tell ``launch``, if it has started this job; otherwise nobody reads it."""
+    """Tell ``launch``. Only ``launch --restart`` wants to know of losses and failures."""
+    if kind in (LOST, FAILED) and job.JOB not in os.environ:
+        return
     with suppress(OSError):
         os.write(2, f"{BEGIN}{kind}{detail}\n".encode())
 
