@@ -382,6 +382,7 @@ def given(make):
 @pytest.mark.parametrize("make_step", [dense, added_as_sparse, of_a_loss_with_a_penalty,
                                        of_a_sum_with_a_penalty, marked, marked_as_given,
                                        given])  # fmt: skip
+@pytest.mark.skipif(sparse_grad is None, reason="PyTensor 3.3 has no sparse gradients")
 def test_a_sparse_gradient_is_reduced_as_a_dense_one(make_step):
     random = np.random.RandomState(1)
     indices, targets = random.randint(0, 6, 11).astype("int32"), random.randn(11)

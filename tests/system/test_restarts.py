@@ -18,6 +18,7 @@ from processes import FOLDER
 
 from synkhronos.__main__ import main
 from synkhronos.machines.job import ending
+from synkhronos.machines.job.launcher import find_mpirun
 
 SCRIPT = FOLDER / "programs" / "restarted_job.py"
 FLAGS = {"THEANO_FLAGS": "mode=FAST_COMPILE"}  # nothing to compile
@@ -44,8 +45,8 @@ def launch(programs, tmp_path):
     there is a file ``runs``.
     """
 
-    def start(job, *options, version="4.1.4", number=None):
-        mpirun = tmp_path / "mpirun"
+    def start(job, *options, number=None):
+        mpirun, version = tmp_path / "mpirun", find_mpirun().version  # or it is passed over
         mpirun.write_text(MPIRUN.format(folder=shlex.quote(str(tmp_path)), version=version, job=job))
         mpirun.chmod(0o755)
         options = "--mpi", "--mca plm_rsh_agent AGENT", *options

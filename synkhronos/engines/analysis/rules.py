@@ -493,7 +493,8 @@ def _cumulated(node: Apply) -> Rule:
 
 
 def _sorted(node: Apply) -> Rule:
-    labels, axis = _labels(node.inputs[0]), item(node.inputs[1])
+    labels = _labels(node.inputs[0])
+    axis = item(node.inputs[1]) if len(node.inputs) > 1 else node.op.axis  # since PyTensor 3
     mixed = [axis % len(labels)] if isinstance(axis, int) else labels
     is_values = isinstance(node.op, names.SortOp)
     return Rule([labels, None], [labels], Choice() if is_values else Invariant(), mixed=mixed)
