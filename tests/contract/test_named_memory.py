@@ -17,7 +17,7 @@ MEBIBYTE = 1 << 20
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[len("check_") :])
-def test_commons(check, ranks):
+def test_named_memory(check, ranks):
     check(ranks)
 
 
