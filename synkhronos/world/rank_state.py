@@ -150,34 +150,36 @@ class Schedules:
     ----------
     commands : dict of Command
         The command of each schedule.
+    bound : dict of callable
+        The bound functions.
     """
 
     def __init__(self) -> None:
         self.commands: dict[int, Command] = {}
-        self._bound: dict[int, Callable[[Any], Any]] = {}
+        self.bound: dict[int, Callable[[Any], Any]] = {}
 
     def run(
         self, state: RankState, number: int, change: Any = None, command: Command | None = None
     ) -> Any:
         """Run a schedule with a change; `command` is its own, if this rank may not have it."""
-        bound = self._bound.get(number)
+        bound = self.bound.get(number)
         if bound is None:
             if command is not None:
                 self.commands[number] = command
             if state.is_master:
                 state.show_name(number, self.commands[number].title(state))
-            bound = self._bound[number] = self.commands[number].bind(state)
+            bound = self.bound[number] = self.commands[number].bind(state)
         return bound(change)
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Forget the schedules with these numbers, if this rank has them."""
         for number in numbers:
             self.commands.pop(number, None)
-            self._bound.pop(number, None)
+            self.bound.pop(number, None)
 
     def unbind(self) -> None:
         """Free the bound functions: the store, a function or a variable is about to be freed."""
-        self._bound.clear()
+        self.bound.clear()
 
 
 class RankState:

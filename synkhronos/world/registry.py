@@ -114,14 +114,14 @@ class Registry:
     def add_schedule(self, schedule: Any) -> int:
         """Return a number for a schedule, which the ranks get when it is run for the first time."""
         number = next(self._count)
-        weakref.finalize(schedule, self._drop_schedule, number).atexit = False
-        return number
-
-    def _drop_schedule(self, number: int) -> None:
-        self._schedules.drop([number])  # as it keeps the replica of its function, and so the variables
-        self._dropped_schedules.append(number)
         if len(self._dropped_schedules) >= _MANY_SCHEDULES:  # which are told together
             self.has_dropped = True
+        # A schedule keeps the replica of its function, and so the variables. These methods are in C: an
+        # exception that a signal handler raises in a function of Python would be lost.
+        for kept in (self._schedules.commands, self._schedules.bound):
+            weakref.finalize(schedule, kept.pop, number, None).atexit = False
+        weakref.finalize(schedule, self._dropped_schedules.append, number).atexit = False
+        return number
 
     def number_of(self, function: Any) -> int | None:
         """Return the number of a function; None if it belongs to another world or is a copy."""

@@ -112,6 +112,8 @@ def test_a_wait_for_a_stopped_rank_can_be_interrupted(evaluated):
     write(resident(evaluated).record + native.COUNT, 0)
     worker = psutil.Process().children()[0]
     worker.suspend()
+    while worker.status() != psutil.STATUS_STOPPED:
+        time.sleep(0.001)
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
