@@ -36,7 +36,7 @@ _HOLDER, _NEXT = "holder", "next"
 
 
 class CallLock:
-    """The turn, to be taken in the frame of a public call: ``with turn:``.
+    """The lock that a public call takes for its turn, in its frame: ``with call_lock:``.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class CallLock:
 
     @property
     def waited_for(self) -> WaitedFor:
-        """The turn, for calls that always wait: ``with turn.waited_for:``."""
+        """The lock, for calls that always wait: ``with call_lock.waited_for:``."""
         return WaitedFor(self)
 
     def take_waiting(self, frame: FrameType) -> None:
@@ -196,21 +196,21 @@ class WaitedFor:
     Parameters
     ----------
     call_lock : CallLock
-        The turn.
+        The lock.
     """
 
-    def __init__(self, turn: CallLock) -> None:
-        self._turn = turn
+    def __init__(self, call_lock: CallLock) -> None:
+        self._call_lock = call_lock
 
     def __enter__(self) -> None:
-        self._turn.take_waiting(_getframe(1))
+        self._call_lock.take_waiting(_getframe(1))
 
     def __exit__(self, *error: object) -> None:
-        self._turn.give_back_of(_getframe(1))
+        self._call_lock.give_back_of(_getframe(1))
 
 
 def takes_call_lock(method: _Callable) -> _Callable:
-    """Decorate a method of an object that has a `turn`, which is taken for the whole call."""
+    """Decorate a method of an object that has a `call_lock`, which is held for the whole call."""
 
     @functools.wraps(method)
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -455,7 +455,7 @@ def enter_world(world: World) -> None:
 
 
 def with_call_lock(function: _Callable) -> _Callable:
-    """Decorate a public function: the turn of the current world is taken for the whole call."""
+    """Decorate a public function: the call lock of the current world is held for the whole call."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
