@@ -58,10 +58,10 @@ def table(title: str, rows: Iterable[Sequence[object]], header: Sequence[str] = 
     """
     lines = [f'<table><caption style="{_STYLE}"><b>{html.escape(title)}</b></caption>']
     if header:
-        lines.append("<thead><tr>" + "".join(_cell("th", one) for one in header) + "</tr></thead>")
+        lines.append("<thead><tr>" + "".join(_cell("th", item) for item in header) + "</tr></thead>")
     lines.append("<tbody>")
     for first, *others in rows:
-        cells = [_cell("th", first), *(_cell("td", one) for one in others)]
+        cells = [_cell("th", first), *(_cell("td", other) for other in others)]
         lines.append("<tr>" + "".join(cells) + "</tr>")
     return "\n".join([*lines, "</tbody></table>"])
 

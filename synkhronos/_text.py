@@ -29,7 +29,7 @@ def shortened(value: object) -> str:
     """
     (other,) = {*compiler.NAMES} - {compiler.NAME}
     each = value if isinstance(value, (list, tuple)) else [value]
-    if not any(kind.__module__.startswith(f"{other}.") for one in each for kind in type(one).__mro__):
+    if not any(kind.__module__.startswith(f"{other}.") for item in each for kind in type(item).__mro__):
         return _cut(repr(value))
     return (
         f"{_cut(repr(value))} of {compiler.TITLES[other]}. Both compilers are installed, and this "

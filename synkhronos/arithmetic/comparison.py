@@ -111,7 +111,7 @@ def tolerance(dtype: DTypeLike, computed_with: Iterable[DTypeLike] = ()) -> floa
     name = _REAL.get(np.dtype(dtype).name, np.dtype(dtype).name)
     if name not in TOLERANCES:
         return 0.0
-    names = {_REAL.get(np.dtype(one).name, np.dtype(one).name) for one in computed_with}
+    names = {_REAL.get(np.dtype(item).name, np.dtype(item).name) for item in computed_with}
     return max(TOLERANCES[name], TOLERANCES["float32"] if "float32" in names else 0.0)
 
 

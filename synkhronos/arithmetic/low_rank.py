@@ -137,8 +137,8 @@ def finish(
 def product(left: np.ndarray, right: np.ndarray, out: np.ndarray, scratch: np.ndarray) -> None:
     """Set `out` to ``left.T @ right``, with the same bits on all processors."""
     np.multiply(left[0][:, None], right[0], out=out)
-    for one, other in zip(left[1:], right[1:]):
-        np.multiply(one[:, None], other, out=scratch)
+    for item, other in zip(left[1:], right[1:]):
+        np.multiply(item[:, None], other, out=scratch)
         out += scratch
 
 

@@ -114,7 +114,7 @@ class Operation(NamedTuple):
             return out
         flat, flats = out.reshape(-1), [array.reshape(-1) for array in arrays]
         parts = [
-            (flat[piece], [one[piece] for one in flats], ())
+            (flat[piece], [item[piece] for item in flats], ())
             for piece in self.pieces(0, out.size, out.itemsize)
         ]
         self.reduce_each(parts, weights)

@@ -111,7 +111,7 @@ class PairwiseReduction:
             Whether there is a combination: False if both operands are None.
         """
         if low is not None and high is not None:
-            arrays = [self._term(one, out, turn) for turn, one in enumerate((low, high))]
+            arrays = [self._term(item, out, turn) for turn, item in enumerate((low, high))]
             self.operation.combine(*arrays, out=out)
             return True
         only = high if low is None else low
@@ -168,7 +168,7 @@ class PairwiseReduction:
             return
         width = self.dtype(out.dtype)
         for piece in self.operation.pieces(0, out.size, width.itemsize):
-            parts = [None if one is None else one[piece] for one in arrays]
+            parts = [None if array is None else array[piece] for array in arrays]
             self._reduce_piece(out[piece], parts, width)
 
     def _reduce_piece(

@@ -40,7 +40,7 @@ def ranks_of_machines(sizes: Sequence[int], master_rank: int = 0) -> list[range]
 
 def fewer_on_machines(items: Sequence[list[T]], size: int) -> list[list[T]]:
     """Return the lists, with the last items of the longest lists removed until `size` items are left."""
-    items = [list(one) for one in items]
+    items = [list(item) for item in items]
     while sum(map(len, items)) > size:
         max(reversed(items), key=len).pop()
     return items

@@ -190,7 +190,7 @@ def _generator_from_array(array: np.ndarray) -> np.random.Generator:
                 raise ValueError("expected the state of a random generator, got larger numbers")
             state["state"][name] = np.array(numbers, state["state"][name].dtype)
         else:
-            state["state"][name] = sum(one << 64 * i for i, one in enumerate(numbers))
+            state["state"][name] = sum(number << 64 * i for i, number in enumerate(numbers))
     state.update((name, next(words)) for name in kind.rest)
     if kind.buffered:
         state["buffer"] = np.array(list(words), np.uint64)

@@ -29,7 +29,7 @@ def children(member: int, size: int, radix: int = RADIX) -> list[int]:
     """Return the children of a member of `size`: those first that have most below them."""
     found, span, below = [], 1, subtree(member, size, radix)
     while span < len(below):
-        found += [one for one in range(member + span, member + radix * span, span) if one in below]
+        found += [index for index in range(member + span, member + radix * span, span) if index in below]
         span *= radix
     return sorted(found, key=lambda one: -len(subtree(one, size, radix)))
 

@@ -41,7 +41,7 @@ class SparseData:
 
     def __init__(self, world: World, matrix: Any) -> None:
         self.shape = matrix.shape
-        self.data = [_in_store(world, one) for one in (matrix.data, matrix.indices, matrix.indptr)]
+        self.data = [_in_store(world, item) for item in (matrix.data, matrix.indices, matrix.indptr)]
         handles = [world.rank_state.store.put(array) for array in self.data]
         self._handle = SparseHandle(matrix.format, self.shape, handles)
 

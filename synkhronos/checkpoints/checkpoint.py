@@ -151,15 +151,15 @@ def save(
     entries = _entries(world, numbers, keys)
     kept = feedback.find(world, numbers, keys)
     saved = Manifest(
-        world.size, world.master_rank, entries, [keys[one] for one in left_out],
+        world.size, world.master_rank, entries, [keys[item] for item in left_out],
         [described for _, described in kept], _uses(world, keys),
     )  # fmt: skip
 
     def arrays() -> Iterator[tuple[str, AnyArray]]:
         for number, entry in zip(numbers, entries):
             yield from zip(entry.members, _values(world, number, entry))
-        for one in kept:
-            yield from feedback.arrays(world, *one)
+        for item in kept:
+            yield from feedback.arrays(world, *item)
         yield from extra_arrays.items()
 
     archive.write(path, manifest.describe(saved, described), arrays())
@@ -176,12 +176,12 @@ def _usable_world(what: str) -> World:
 
 def _numbers_of(world: World, without: SharedVariables) -> list[int]:
     numbers = []
-    for one in without if isinstance(without, (list, tuple)) else [without]:
-        found = [number for number, shared in world.rank_state.shareds.items() if shared is one]
+    for item in without if isinstance(without, (list, tuple)) else [without]:
+        found = [number for number, shared in world.rank_state.shareds.items() if shared is item]
         if not found:
             raise ValueError(
                 f"save: without: expected shared variables of functions made with synk.function(), "
-                f"got {one!r}"
+                f"got {item!r}"
             )
         numbers += found
     return sorted(set(numbers))
@@ -199,7 +199,7 @@ def _uses(world: World, keys: Mapping[int, Key]) -> list[tuple[str, list[Key]]]:
     return [
         (
             matching.label_of(function.name),
-            [keys[registry.numbers[one]] for one in engine.shareds(function.replica.compiled)],
+            [keys[registry.numbers[shared]] for shared in engine.shareds(function.replica.compiled)],
         )
         for _, function in sorted(registry.functions.items())
     ]
@@ -208,7 +208,7 @@ def _uses(world: World, keys: Mapping[int, Key]) -> list[tuple[str, list[Key]]]:
 def _match(world: World, saved: Manifest, keys: Mapping[int, Key], strict: bool) -> dict[int, Key]:
     """Return the key in the file of each shared variable that the file has, by number."""
     streams, engine, shareds = _streams(world), world.rank_state.engine, world.rank_state.shareds
-    arrays = [one for one in keys if one in streams or engine.is_tensor(shareds[one])]
+    arrays = [item for item in keys if item in streams or engine.is_tensor(shareds[item])]
     state: dict[Key, Any] = dict.fromkeys(keys.values())
     for number, (dtype, shape, _) in zip(arrays, _Inspect(arrays, digest=False).run(world.rank_state)):
         state[keys[number]] = dtype, shape
@@ -248,7 +248,7 @@ def _entries(world: World, numbers: Sequence[int], keys: Mapping[int, Key]) -> l
     for number, found in zip(numbers, zip(*by_rank)):
         dtype, shapes = found[0][0], [shape for _, shape, _ in found]
         members = [f"shared_{number}_rank_{rank}" for rank in range(world.size)]
-        if all(one == found[0] for one in found):
+        if all(item == found[0] for item in found):
             shapes, members = shapes[:1], [f"shared_{number}"]
         entries.append(Entry(*keys[number], dtype, shapes, members))
     return entries
@@ -258,7 +258,9 @@ def _values(world: World, number: int, entry: Entry) -> list[AnyArray]:
     if len(entry.members) == 1:
         return [world.rank_state.engine.export(world.rank_state.shareds[number])]
     sent = enumerate(world.run(_Send(number)))
-    return [one if rank == world.master_rank else world.rank_state.store.get(one) for rank, one in sent]
+    return [
+        item if rank == world.master_rank else world.rank_state.store.get(item) for rank, item in sent
+    ]
 
 
 @with_call_lock
@@ -323,20 +325,20 @@ def load(
         entries, streams = saved.entries, []
         if saved.ranks != world.size:
             streams = sorted(_streams(world) & keys.keys())
-            entries = manifest.for_other_ranks(saved, world.size, [keys[one] for one in streams])
+            entries = manifest.for_other_ranks(saved, world.size, [keys[stream] for stream in streams])
         numbers = [by_key[entry.key] for entry in entries]
         replicate(world)
         _check_fit(world, numbers, entries)
-        values = [_read(world, reader, *one) for one in zip(numbers, entries)]
+        values = [_read(world, reader, *item) for item in zip(numbers, entries)]
         kept = feedback.read(world, reader, saved.kept, by_key)
         with reader.interpreting():
             extra = manifest.unpack(reader.description, reader.read)
         if check is not None:
             check(extra)
     handles = [[world.rank_state.store.put(array) for array in arrays] for arrays in values]
-    world.run(_Restore(numbers, handles, [one for one in streams if one in numbers]))
+    world.run(_Restore(numbers, handles, [stream for stream in streams if stream in numbers]))
     agreement = replica_tracker_of(world)
-    agreement.restored([one for one, each in zip(numbers, handles) if len(each) == 1])
+    agreement.restored([item for item, each in zip(numbers, handles) if len(each) == 1])
     for changed in (agreement.changed, agreement.set_on_master):
         changed.difference_update(numbers)
     feedback.restore_all(world, kept, numbers)

@@ -53,7 +53,7 @@ class Owner(NamedTuple):
     def new_wires(self, state: RankState) -> tuple[list[Wire], list[int]]:
         """Return new wires like those that keep the state, and the sizes of their arrays."""
         if self.buckets is not None:
-            return [make_wire(self.wire, one) for one in self.buckets.shapes], self.buckets.sizes()
+            return [make_wire(self.wire, item) for item in self.buckets.shapes], self.buckets.sizes()
         shape = state.engine.storage(state.shareds[self.number]).shape
         return [make_wire(self.wire, state.pieces(self.number, shape))], [math.prod(shape)]
 
@@ -133,7 +133,7 @@ class _Keep(Command):
     def run(self, state: RankState) -> None:
         if state.transport.is_leader:
             handles = self.rests.get(state.rank), self.factors
-            arrays = [np.empty(0) if one is None else state.store.get(one) for one in handles]
+            arrays = [np.empty(0) if handle is None else state.store.get(handle) for handle in handles]
             self.owner.keep(state, Kept(self.counts, *arrays))
 
 
@@ -146,10 +146,10 @@ def find(world: World, numbers: Sequence[int], keys: dict[int, Key]) -> list[tup
     for owner in _of_leaders(world.rank_state, numbers) + _of_progress_processes(
         world.rank_state, numbers
     ):
-        by_machine = sorted(one for one in world.run(_Find(owner)) if one is not None)
+        by_machine = sorted(item for item in world.run(_Find(owner)) if item is not None)
         _, counts, rest, factors = by_machine[0]
         # If the counts differ, a collective has failed, and all start afresh.
-        if rest and all(one[1] == counts for one in by_machine):
+        if rest and all(item[1] == counts for item in by_machine):
             first = f"kept_{len(found)}"
             members = [f"{first}_machine_{machine}" for machine, *_ in by_machine]
             described = Feedback(
@@ -213,24 +213,24 @@ def read(world: World, reader: Reader, saved: Sequence[Feedback], by_key: dict[K
     state = world.rank_state
     if not state.comm.over_cpu.has_wires:
         return []
-    machines = sum(one is not None for one in world.run(_Leaders()))
+    machines = sum(item is not None for item in world.run(_Leaders()))
     found = {}
-    for one in saved:
+    for item in saved:
         with reader.interpreting():
-            number, wire = by_key[one.key], from_json(one.wire)
-        buckets = state.engine.buckets_of(state.shareds[number]) if one.in_buckets else None
+            number, wire = by_key[item.key], from_json(item.wire)
+        buckets = state.engine.buckets_of(state.shareds[number]) if item.in_buckets else None
         owner = Owner(number, wire, buckets)
-        if one.in_buckets and (buckets is None or buckets.wire != wire or state.overlap is None):
+        if item.in_buckets and (buckets is None or buckets.wire != wire or state.overlap is None):
             sizes = None
         else:
-            sizes = _sizes(state, owner, one.counts)
+            sizes = _sizes(state, owner, item.counts)
         if sizes is None:
             _logger.warning(
                 "load: what %r has kept for %s does not fit it any more, so it begins anew",
-                wire, label(one.key),
+                wire, label(item.key),
             )  # fmt: skip
             continue
-        found[owner] = _given(world, reader, owner, one, sizes, machines)
+        found[owner] = _given(world, reader, owner, item, sizes, machines)
     return list(found.values())
 
 
@@ -273,7 +273,7 @@ def restore_all(world: World, given: Sequence[Given], numbers: Sequence[int]) ->
     """Let the machines keep the state; progress processes start afresh for other vectors."""
     if not world.rank_state.comm.over_cpu.has_wires:
         return
-    owners = [one.owner for one in given]
+    owners = [variable.owner for variable in given]
     anew = [
         Given(owner, [0] * len(owner.buckets.shapes), [], None)
         for owner in _of_progress_processes(world.rank_state, numbers)

@@ -112,8 +112,8 @@ class Manifest(NamedTuple):
     def of(self, keys: Container[Key]) -> Manifest:
         """Return the manifest without the values of other variables."""
         return self._replace(
-            entries=[one for one in self.entries if one.key in keys],
-            kept=[one for one in self.kept if one.key in keys],
+            entries=[entry for entry in self.entries if entry.key in keys],
+            kept=[item for item in self.kept if item.key in keys],
         )
 
 
@@ -164,16 +164,16 @@ def interpret(description: Any) -> Manifest:
     left_out = [(name, nth) for name, nth in description["left_out"]]
     if len({*left_out, *(entry.key for entry in entries)}) < len(left_out) + len(entries):
         raise ValueError("a variable occurs twice")
-    kept = [Feedback(*one) for one in description.get("kept", [])]
-    for one in kept:
-        are_counts = all(isinstance(count, int) and 0 <= count < 1 << 62 for count in one.counts)
-        if one.key not in {entry.key for entry in entries}:
-            raise ValueError(f"something is kept for {label(one.key)}, which is not in the file")
-        if not one.members or not are_counts:
-            raise ValueError(f"{label(one.key)}: {len(one.members)} arrays kept, counts {one.counts}")
+    kept = [Feedback(*item) for item in description.get("kept", [])]
+    for item in kept:
+        are_counts = all(isinstance(count, int) and 0 <= count < 1 << 62 for count in item.counts)
+        if item.key not in {entry.key for entry in entries}:
+            raise ValueError(f"something is kept for {label(item.key)}, which is not in the file")
+        if not item.members or not are_counts:
+            raise ValueError(f"{label(item.key)}: {len(item.members)} arrays kept, counts {item.counts}")
     functions = description.get("functions")
     if functions is not None:
-        functions = [(name, [(one, nth) for one, nth in used]) for name, used in functions]
+        functions = [(name, [(item, nth) for item, nth in used]) for name, used in functions]
         known = {*left_out, *(entry.key for entry in entries)}
         for name, used in functions:
             if not isinstance(name, str) or not known.issuperset(used) or len(set(used)) < len(used):

@@ -115,8 +115,8 @@ def _by_variables(
         [(key[0], kind if uses_kinds else None) for key, kind in kinds.items()]
         for kinds in (state, saved)
     )
-    for one, other in _unique(mine, theirs):
-        yield list(state)[one], list(saved)[other]
+    for item, other in _unique(mine, theirs):
+        yield list(state)[item], list(saved)[other]
 
 
 def _by_functions(
@@ -125,24 +125,24 @@ def _by_functions(
     """Yield the pairs of variables of functions with unique labels, or of unique names and kinds."""
     known = found, {key: key for key in found.values()}
     marks = [  # what is known of a function's variables on either side: the key in the file, or the name
-        [tuple(keys.get(one, one[0]) for one in used) for _, used in side.functions or ()]
+        [tuple(keys.get(handle, handle[0]) for handle in used) for _, used in side.functions or ()]
         for keys, side in zip(known, (state, saved))
     ]
     mine, theirs = (
         [
-            tuple((one[0], side.kinds[one]) for one in used) if uses_kinds else (name, mark)
+            tuple((item[0], side.kinds[item]) for item in used) if uses_kinds else (name, mark)
             for mark, (name, used) in zip(each, side.functions or ())
         ]
         for each, side in zip(marks, (state, saved))
     )
-    for one, other in _unique(mine, theirs):
-        if marks[0][one] == marks[1][other]:
-            yield from zip((state.functions or ())[one][1], (saved.functions or ())[other][1])
+    for item, other in _unique(mine, theirs):
+        if marks[0][item] == marks[1][other]:
+            yield from zip((state.functions or ())[item][1], (saved.functions or ())[other][1])
 
 
 def _unique(mine: Sequence[Hashable], theirs: Sequence[Hashable]) -> Iterator[tuple[int, int]]:
     """Yield the positions of each item that occurs once in both lists."""
     counts = collections.Counter(mine), collections.Counter(theirs)
-    for position, one in enumerate(mine):
-        if counts[0][one] == counts[1][one] == 1:
-            yield position, theirs.index(one)
+    for position, item in enumerate(mine):
+        if counts[0][item] == counts[1][item] == 1:
+            yield position, theirs.index(item)

@@ -77,7 +77,7 @@ class LinkedRanks(Protocol):
 
 def are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     """Whether two lists contain the same objects, by identity."""
-    return len(some) == len(others) and all([one is other for one, other in zip(some, others)])
+    return len(some) == len(others) and all([item is other for item, other in zip(some, others)])
 
 
 #: Broadcasts arrays
@@ -207,7 +207,7 @@ class Communicator(ABC):
         operation = find_operation(op)
         for arrays in zip(*by_rank):
             types = [(array.shape, array.dtype) for array in arrays]
-            if any(one != types[0] for one in types):
+            if any(kind != types[0] for kind in types):
                 listed = "; ".join(
                     f"rank {rank}: {shape} {dtype}" for rank, (shape, dtype) in enumerate(types)
                 )

@@ -79,7 +79,7 @@ class PowerSGD:
         object.__setattr__(self, "min_saving", min_saving)  # leaders compare the repr
         if self.shapes is not None:
             try:
-                shapes = tuple(tuple(operator.index(one) for one in shape) for shape in self.shapes)
+                shapes = tuple(tuple(operator.index(item) for item in shape) for shape in self.shapes)
             except TypeError:
                 raise TypeError(
                     f"PowerSGD: shapes: expected a list of shapes, such as [(20, 10), (10,)], got "
@@ -182,7 +182,7 @@ def check_arrays(
     if wire.shapes is not None:
         for array in arrays:
             check_shapes(wire.shapes, math.prod(array.shape))
-    elif all(len(array.shape) < 2 and one is None for array, one in zip(arrays, pieces)):
+    elif all(len(array.shape) < 2 and piece is None for array, piece in zip(arrays, pieces)):
         raise ValueError(
             f"wire: {wire!r} is for matrices, got vectors only: {listed(names)}; if they "
             f"hold the elements of several arrays, give the shapes of these: PowerSGD({wire.rank}, "

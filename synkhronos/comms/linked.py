@@ -62,7 +62,7 @@ class LinkedCommunicator(PreparingCommunicator):
         types, small = self._meet(contents)[root]
         others = [rank for rank in range(self.size) if rank != root]
         sent, receipts = [], []
-        received = arrays if is_root else [_room_for(*one) for one in zip(arrays, types)]
+        received = arrays if is_root else [_room_for(*item) for item in zip(arrays, types)]
         for index, array in enumerate(contents if is_root else received):
             if index in small:
                 if not is_root:
@@ -84,11 +84,11 @@ class LinkedCommunicator(PreparingCommunicator):
         contents = [np.asarray(array, order="C") for array in arrays]
         met = self._meet(contents)
         large = [array for index, array in enumerate(contents) if index not in met[self.rank][1]]
-        sent = [self.group.send_array(to, one) for one in large for to in roots if to != self.rank]
+        sent = [self.group.send_array(to, item) for item in large for to in roots if to != self.rank]
         by_rank, receipts = [], []
         if self.rank in roots:
             for rank, (types, small) in enumerate(met):
-                received = [small[i] if i in small else np.empty(*one) for i, one in enumerate(types)]
+                received = [small[i] if i in small else np.empty(*kind) for i, kind in enumerate(types)]
                 by_rank.append([array.copy() for array in contents] if rank == self.rank else received)
                 if rank != self.rank:
                     receipts += [
@@ -97,7 +97,7 @@ class LinkedCommunicator(PreparingCommunicator):
                         if index not in small
                     ]
         self.group.complete(receipts, sent)
-        return [list(one) for one in zip(*by_rank)] if self.rank in roots else None
+        return [list(item) for item in zip(*by_rank)] if self.rank in roots else None
 
     def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
         operation, targets = find_operation(op), range(self.size) if root is None else [root]
@@ -146,7 +146,7 @@ class LinkedCommunicator(PreparingCommunicator):
         types = [ArraySpec(array.shape, array.dtype) for array in contents]
         small = {index: contents[index] for index in _small(types)}
         item = pickle.dumps((types, small, *others), pickle.HIGHEST_PROTOCOL)
-        return [pickle.loads(one) for one in self.group.exchange(item)]
+        return [pickle.loads(payload) for payload in self.group.exchange(item)]
 
     def memory(self, size: int, dtype: np.dtype) -> np.ndarray:
         """Return memory for `size` items, which is reused."""
@@ -210,7 +210,7 @@ class _Batch:
 def _small(types: Sequence[ArraySpec], limit: int = SMALL) -> list[int]:
     """Return the indices of the smallest arrays, whose bytes together are within a limit."""
     chosen, total = [], 0
-    for nbytes, index in sorted((one.nbytes, index) for index, one in enumerate(types)):
+    for nbytes, index in sorted((kind.nbytes, index) for index, kind in enumerate(types)):
         total += nbytes
         if total > limit:
             break

@@ -71,9 +71,9 @@ class LowRankWire(Wire):
             _Joined(each) for each in (shapes, *2 * [[(rank, columns) for _, columns in shapes]])
         )
         kept = zip(matrices, self._rests.each, self._factors.each)
-        self._matrices = [_Matrix(*one, rest, right) for one, rest, right in kept]
+        self._matrices = [_Matrix(*item, rest, right) for item, rest, right in kept]
         self._lefts = _Joined(
-            [(rank, rows) for rows, _ in shapes] + [(one.stop - one.start,) for one in self._exact]
+            [(rank, rows) for rows, _ in shapes] + [(item.stop - item.start,) for item in self._exact]
         )
         # Matrices with equal numbers of rows. Their left factors are orthonormalized together: they are
         # so small that the number of NumPy calls matters.
@@ -100,11 +100,11 @@ class LowRankWire(Wire):
         lefts, exact = self._lefts.each[: len(self._matrices)], self._lefts.each[len(self._matrices) :]
         for matrix, left in zip(self._matrices, lefts):
             add_and_multiply(matrix.of(array), scale, matrix.rest, matrix.right, left)
-        for place, one in zip(self._exact, exact):
-            one[:] = array[place] * np.float32(scale) if scale else 0
+        for place, item in zip(self._exact, exact):
+            item[:] = array[place] * np.float32(scale) if scale else 0
         _add_up(wires, self._lefts.all)
-        for place, one in zip(self._exact, exact):
-            array[place] = one
+        for place, item in zip(self._exact, exact):
+            array[place] = item
         is_finite = [bool(np.isfinite(left).all()) for left in lefts]
         for numbers in self._by_height:
             together = np.stack([lefts[number] for number in numbers])
@@ -169,7 +169,7 @@ class _Joined:
     def split(self, vector: np.ndarray) -> list[np.ndarray]:
         """Return views of the arrays in a vector of the same layout."""
         ends = np.cumsum([math.prod(shape) for shape in self._shapes], dtype=np.int64)[:-1]
-        return [one.reshape(s) for one, s in zip(np.split(vector, ends), self._shapes)]
+        return [part.reshape(s) for part, s in zip(np.split(vector, ends), self._shapes)]
 
 
 def check_shapes(shapes: Sequence[Sequence[int]], size: int) -> None:

@@ -131,8 +131,8 @@ class NcclCommunicator(Communicator):
         results: list[Any] = [None] * len(arrays)
         for collective, chosen in ((by_nccl, places), (over_cpu, others)):
             if chosen:
-                for place, one in zip(chosen, collective([arrays[place] for place in chosen], *args)):
-                    results[place] = one
+                for place, item in zip(chosen, collective([arrays[place] for place in chosen], *args)):
+                    results[place] = item
         return results
 
     # The methods below get arrays that NCCL supports. All steps that allocate memory, and so can fail on
@@ -233,9 +233,9 @@ class NcclCommunicator(Communicator):
         received = self.group.exchange(pickle.dumps((specs, weight)))
         if received != self._received:  # training repeats the same collective in every step
             by_rank, weights = zip(*[pickle.loads(item) for item in received])
-            for one in zip(*by_rank):
-                if len({spec.dtype for spec in one}) > 1:
-                    raise ValueError(f"expected one dtype, got {one} by rank")
+            for entry in zip(*by_rank):
+                if len({spec.dtype for spec in entry}) > 1:
+                    raise ValueError(f"expected one dtype, got {entry} by rank")
             self._received, self._by_rank = received, (by_rank, weights)
         return self._by_rank
 

@@ -77,13 +77,13 @@ class SharedMemoryCommunicator(PreparingCommunicator):
         gathered = None
         _, by_rank, _ = _Meeting(self.group, self.store).hold(arrays)
         if self.rank == root:
-            gathered = [[array.copy() for array in one] for one in zip(*by_rank)]
+            gathered = [[array.copy() for array in item] for item in zip(*by_rank)]
         self.group.barrier()
         return gathered
 
     def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
         _, by_rank, _ = _Meeting(self.group, self.store).hold(arrays)
-        gathered = [[array.copy() for array in one] for one in zip(*by_rank)]
+        gathered = [[array.copy() for array in item] for item in zip(*by_rank)]
         self.group.barrier()
         return gathered
 
@@ -190,7 +190,7 @@ class _Reduction(_Meeting):
         size = len(self._by_rank)
         self._active = [first, *(other for other in range(size) if other != first)]
         if operation.weighted:
-            self._active = [one for one in self._active if one not in self._zero]
+            self._active = [item for item in self._active if item not in self._zero]
         start, stop = share(sum(array.size for array in self._by_rank[0]), size, self._comm.rank)
         self._pieces = []
         passed = 0
@@ -199,8 +199,8 @@ class _Reduction(_Meeting):
             low, high = max(start - passed, 0), min(stop - passed, flat[0].size)
             passed += flat[0].size
             for piece in operation.pieces(low, high, flat[0].itemsize):
-                parts = [flat[one][piece] for one in self._active]
-                self._pieces.append((flat[first][piece], parts, [flat[one][piece] for one in others]))
+                parts = [flat[item][piece] for item in self._active]
+                self._pieces.append((flat[first][piece], parts, [flat[item][piece] for item in others]))
 
 
 def _copy_into(own: np.ndarray, array: np.ndarray) -> np.ndarray:

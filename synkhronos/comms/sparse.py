@@ -42,6 +42,6 @@ class SparseWire(Wire):
         rest[indices] = 0
         array[:] = 0
         group.complete(receipts, sent)
-        for one in data:
-            indices, values = unpack(one, count, array.size)
+        for item in data:
+            indices, values = unpack(item, count, array.size)
             array[indices] += values

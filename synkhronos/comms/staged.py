@@ -72,7 +72,7 @@ class StagedCommunicator(PreparingCommunicator):
     def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
         gathered = self._comm.all_gather(_Stages(self._store, self._read).fill(arrays))
         return [
-            by_rank if isinstance(array, np.ndarray) else [self._to_device(one) for one in by_rank]
+            by_rank if isinstance(array, np.ndarray) else [self._to_device(item) for item in by_rank]
             for array, by_rank in zip(arrays, gathered)
         ]
 

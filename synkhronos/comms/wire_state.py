@@ -31,7 +31,7 @@ class Kept(NamedTuple):
 def kept_by(wires: Sequence[Wire]) -> Kept:
     """Return the state of some wires of a leader. It may share their memory."""
     states = [wire.state() for wire in wires if wire.count]
-    rest, factors = (_joined([one[which] for one in states]) for which in range(2))
+    rest, factors = (_joined([state[which] for state in states]) for which in range(2))
     return Kept([wire.count for wire in wires], rest, factors)
 
 

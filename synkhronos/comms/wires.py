@@ -140,15 +140,15 @@ class WireReduction:
         """Return the weights of all leaders, and whether they have the same signature, by wire."""
         types = [ArraySpec(array.shape, array.dtype) for array in arrays]
         kept = [(repr(wire.format), wire.count, wire.signature()) for wire in wires]
-        met = [pickle.loads(one) for one in self.group.exchange(pickle.dumps((weight, types, kept)))]
+        met = [pickle.loads(item) for item in self.group.exchange(pickle.dumps((weight, types, kept)))]
         weights, by_rank, kept_by_rank = zip(*met)
         Communicator.check_reducible(op, by_rank, weights)
         for wire, each in zip(wires, zip(*kept_by_rank)):
-            if len({one for one, _, _ in each}) > 1:
-                raise ValueError(f"wire: expected one format, got {[one for one, _, _ in each]}")
+            if len({item for item, _, _ in each}) > 1:
+                raise ValueError(f"wire: expected one format, got {[item for item, _, _ in each]}")
             if len({count for _, count, _ in each}) > 1:
                 wire.reset()
-        return weights, [len({one for _, _, one in each}) == 1 for each in zip(*kept_by_rank)]
+        return weights, [len({item for _, _, item in each}) == 1 for each in zip(*kept_by_rank)]
 
     def memory(self, sizes: Sequence[int]) -> list[np.ndarray]:
         """Return arrays of these sizes in bytes, in memory that is reused by the next call."""

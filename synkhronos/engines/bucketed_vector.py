@@ -110,7 +110,7 @@ def schedule_buckets_early(fgraph: FunctionGraph) -> list[Apply]:
             node = waiting.pop()
             if node in places and node not in needed:
                 needed.add(node)
-                waiting += [one.owner for one in node.inputs if one.owner is not None]
+                waiting += [variable.owner for variable in node.inputs if variable.owner is not None]
                 waiting += before.get(node, ())
         found += sorted(needed, key=places.__getitem__)
         for node in needed:

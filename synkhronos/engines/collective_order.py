@@ -40,19 +40,19 @@ def contain_collectives(
         The same option as of the compiler's ``function``.
     """
     seen: set[Variable] = set()
-    waiting = [one for one in roots if isinstance(one, Variable)]
+    waiting = [root for root in roots if isinstance(root, Variable)]
     while waiting:
         new = set(ancestors(waiting)) - seen
         if ALONE in new:
             return True
         seen |= new
-        updates = [getattr(one, "default_update", None) for one in new]
+        updates = [getattr(item, "default_update", None) for item in new]
         waiting = [
             update
-            for one, update in zip(new, updates)
+            for item, update in zip(new, updates)
             if update is not None
             and no_default_updates is not True
-            and one not in (no_default_updates or ())
+            and item not in (no_default_updates or ())
         ]
     return False
 
@@ -111,7 +111,7 @@ def _check_not_lazy(fgraph: FunctionGraph, collectives: list[Apply]) -> None:
         if node is not None and node not in needed:
             needed.add(node)
             inputs = node.inputs[:1] if isinstance(node.op, IfElse) else node.inputs
-            waiting.extend(one for one in inputs if not is_peers(one))
+            waiting.extend(variable for variable in inputs if not is_peers(variable))
     for node in collectives:
         if node not in needed:
             raise ValueError(
@@ -123,7 +123,7 @@ def _check_not_lazy(fgraph: FunctionGraph, collectives: list[Apply]) -> None:
 
 def takes_peers(compiled: Compiled) -> bool:
     """Whether a compiled function takes the peers as an argument."""
-    return any(is_peers(one.variable) and one.variable is not ALONE for one in compiled.maker.inputs)
+    return any(is_peers(spec.variable) and spec.variable is not ALONE for spec in compiled.maker.inputs)
 
 
 def takes_from_master(compiled: Compiled) -> bool:

@@ -168,9 +168,9 @@ class Collective(Op):
         self, inputs: list[Variable], outputs: list[Variable], tangents: list[Variable]
     ) -> list[Variable]:
         """See `R_op`."""
-        absent = [isinstance(one.type, DisconnectedType) for one in tangents]
-        found = self.R_op(inputs, [None if gone else one for one, gone in zip(tangents, absent)])
-        return [DisconnectedType()() if one is None else one for one in found]
+        absent = [isinstance(tangent.type, DisconnectedType) for tangent in tangents]
+        found = self.R_op(inputs, [None if gone else tangent for tangent, gone in zip(tangents, absent)])
+        return [DisconnectedType()() if item is None else item for item in found]
 
 
 class AllReduce(Collective):

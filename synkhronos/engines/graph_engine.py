@@ -136,9 +136,9 @@ class GraphEngine(Engine):
         givens = [*zip(sliceable, rows), *givens]
         inputs = [*inputs, *rows]
         expressions = [*outputs, *(new for _, new in [*updates, *givens])]
-        for one in [*(old for old, _ in givens), *expressions]:
-            if hasattr(one, "owner") and not isinstance(one, Variable):
-                raise TypeError(f"expected variables of {compiler.TITLE}, got {shortened(one)}")
+        for variable in [*(old for old, _ in givens), *expressions]:
+            if hasattr(variable, "owner") and not isinstance(variable, Variable):
+                raise TypeError(f"expected variables of {compiler.TITLE}, got {shortened(variable)}")
         has_collectives = contain_collectives(expressions, kwargs.get("no_default_updates"))
         if has_collectives:
             inputs = [*inputs, PeersType()("peers")]
@@ -164,14 +164,14 @@ class GraphEngine(Engine):
         **options: Any,
     ) -> Compiled:
         specifications, outputs = self.source(compiled)
-        variables = [one.variable for one in specifications]
-        updated = [] if delete_updates else [one for one in specifications if one.update is not None]
-        roots = [*outputs, *(one.update for one in updated)]
+        variables = [spec.variable for spec in specifications]
+        updated = [] if delete_updates else [spec for spec in specifications if spec.update is not None]
+        roots = [*outputs, *(item.update for item in updated)]
         copies = names.clone_get_equiv(variables, roots, False, False, dict(swap))
         copied = self.compile(
-            [one for one in variables if not self.is_shared(one)],
-            [copies[one] for one in outputs],
-            [(swap.get(one.variable, one.variable), copies[one.update]) for one in updated],
+            [variable for variable in variables if not self.is_shared(variable)],
+            [copies[output] for output in outputs],
+            [(swap.get(spec.variable, spec.variable), copies[spec.update]) for spec in updated],
             [],
             mode=compiled.maker.mode,
             no_default_updates=True,
@@ -232,14 +232,14 @@ class GraphEngine(Engine):
             return cut_windows(givens, index, divided)
 
     def are_computed_from(self, results: Sequence[Any], variables: Sequence[Variable]) -> list[bool]:
-        found = [set(names.ancestors([one])) if isinstance(one, Variable) else () for one in results]
-        return [any(one in each for one in variables) for each in found]
+        found = [set(names.ancestors([item])) if isinstance(item, Variable) else () for item in results]
+        return [any(variable in each for variable in variables) for each in found]
 
     def shareds(self, compiled: Compiled) -> list[SharedVariable]:
         return compiled.get_shared()
 
     def updated(self, compiled: Compiled) -> list[SharedVariable]:
-        return [one.variable for one in compiled.maker.inputs if one.update is not None]
+        return [spec.variable for spec in compiled.maker.inputs if spec.update is not None]
 
     def reads(self, compiled: Compiled, shared: SharedVariable) -> bool:
         return any(
@@ -256,7 +256,7 @@ class GraphEngine(Engine):
         specifications, outputs = self.source(compiled)
         arguments, results = arguments_and_results(specifications, outputs)
         causes = difference_causes(arguments, axes, results)
-        updated = [one.variable for one in specifications if one.update is not None]
+        updated = [spec.variable for spec in specifications if spec.update is not None]
         return causes[: len(outputs)], dict(zip(updated, causes[len(outputs) :]))
 
     def recurrent(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[int]:
@@ -265,7 +265,7 @@ class GraphEngine(Engine):
 
     def source(self, compiled: Compiled) -> tuple[list[Any], list[Variable]]:
         """Return the graph before optimization: the specifications of inputs, and the outputs."""
-        return compiled.maker.inputs, [one.variable for one in compiled.maker.outputs]
+        return compiled.maker.inputs, [spec.variable for spec in compiled.maker.outputs]
 
     # Pickles
 
@@ -338,7 +338,7 @@ class GraphEngine(Engine):
 
     def release(self, shareds: Sequence[SharedVariable], used: Iterable[SharedVariable]) -> None:
         # A clone of a variable may have the storage of the original.
-        in_use = {id(one.container.storage) for one in used}
+        in_use = {id(item.container.storage) for item in used}
         for shared in shareds:
             if id(shared.container.storage) not in in_use:
                 shared.container.storage[0] = None
@@ -419,9 +419,9 @@ def _report_updates() -> None:
                 updated = self.maker.synkhronos_updated
             except AttributeError:
                 updated = self.maker.synkhronos_updated = [
-                    one.variable
-                    for one in self.maker.inputs
-                    if one.update is not None and isinstance(one.variable, SharedVariable)
+                    spec.variable
+                    for spec in self.maker.inputs
+                    if spec.update is not None and isinstance(spec.variable, SharedVariable)
                 ]
             for shared in updated:
                 if type(shared.container) is _ReportingContainer:
@@ -475,8 +475,8 @@ def _check_used(
     givens: Sequence[tuple[Variable, Any]],
 ) -> None:
     roots = [*outputs, *(new for _, new in updates), *(new for _, new in givens)]
-    used = set(names.graph_inputs([one for one in roots if hasattr(one, "owner")]))
-    names_of_used = sorted(str(one) for one in used if isinstance(one, SharedVariable))
+    used = set(names.graph_inputs([root for root in roots if hasattr(root, "owner")]))
+    names_of_used = sorted(str(variable) for variable in used if isinstance(variable, SharedVariable))
     for shared in sliceable:
         if shared not in used:
             raise ValueError(

@@ -172,7 +172,7 @@ if compiler.NAME == "pytensor":
     def fixed(variable: Variable, shape: Sequence[int]) -> Variable:
         """Return a variable whose type fixes its shape, but makes no further axis broadcastable."""
         ones = variable.type.broadcastable
-        extents = [None if one == 1 and not is_one else one for one, is_one in zip(shape, ones)]
+        extents = [None if item == 1 and not is_one else item for item, is_one in zip(shape, ones)]
         return tensor.specify_shape(variable, extents)
 
     def gradients(loss: Variable, wrt: Sequence[Variable]) -> list[Variable | None]:

@@ -47,7 +47,7 @@ def check_swap(
                 f"copy: swap: expected a variable of the type of {old}, {old.type}, got {new}, which is "
                 f"{new.type}"
             )
-    news = [swap.get(one, one) for one in own]
+    news = [swap.get(handle, handle) for handle in own]
     if len(set(news)) < len(news):
         raise ValueError(f"copy: swap: two shared variables of {function} would be the same one")
     return dict(swap)

@@ -124,7 +124,7 @@ def _computed_gradients(loss: Any, params: Sequence[SharedVariable]) -> list[Var
     try:
         gradients = names.gradients(loss, list(params))
     except NotImplementedError as error:
-        if any(_has_dims(one) for one in names.ancestors([loss])):
+        if any(_has_dims(variable) for variable in names.ancestors([loss])):
             raise TypeError(f"loss: an operation of xtensor has no gradient; {_LOWER}") from error
         raise
     disconnected = [
@@ -176,14 +176,14 @@ def in_double_precision(formula: Callable[..., Any], dtype: str, /, **values: An
         The arguments of the formula, by its names for them.
     """
     checked = {name: _checked_scalar(name, value) for name, value in values.items()}
-    variables = {name: one for name, one in checked.items() if isinstance(one, Variable)}
-    numbers = {name: numpy.float64(one) for name, one in checked.items() if name not in variables}
+    variables = {name: variable for name, variable in checked.items() if isinstance(variable, Variable)}
+    numbers = {name: numpy.float64(item) for name, item in checked.items() if name not in variables}
     if not variables:
         return tt.constant(numpy.asarray(formula(**numbers), dtype))
     kind = names.scalar.get_scalar_type
-    inputs = {name: kind(one.dtype)() for name, one in variables.items()}
+    inputs = {name: kind(variable.dtype)() for name, variable in variables.items()}
     with names.without_test_values():
-        doubles = {name: names.scalar.cast(one, "float64") for name, one in inputs.items()}
+        doubles = {name: names.scalar.cast(variable, "float64") for name, variable in inputs.items()}
         for name, number in numbers.items():  # of which a constant() would have the dtype floatX
             doubles[name] = names.scalar.ScalarConstant(kind("float64"), number)
         result = names.scalar.cast(formula(**doubles), dtype)

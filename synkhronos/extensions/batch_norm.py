@@ -164,18 +164,18 @@ def batch_normalization_train(
     if (running_mean is None) != (running_var is None):
         raise ValueError("batch_norm: expected both running_mean and running_var, or none of them")
     averages = [] if running_mean is None else [running_mean, running_var]
-    averages = [tt.as_tensor_variable(one) for one in averages]
+    averages = [tt.as_tensor_variable(average) for average in averages]
     names = ("gamma", "beta", "running_mean", "running_var")
-    for name, one in zip(names, (gamma, beta, *averages)):
-        if one.ndim != inputs.ndim - len(axes):
+    for name, average in zip(names, (gamma, beta, *averages)):
+        if average.ndim != inputs.ndim - len(axes):
             raise ValueError(
                 f"batch_norm: {name}: expected {inputs.ndim - len(axes)} dimensions, one for each axis "
-                f"of the input except {axes}, got {one.ndim}"
+                f"of the input except {axes}, got {average.ndim}"
             )
     mean, variance, count = moments(inputs, axes, loss_op=loss_op)
     invstd = inv(tt.sqrt(variance + tt.cast(epsilon, inputs.dtype)))
     pattern = _pattern(axes, inputs.ndim)
-    scale, shift, centre = ((one.dimshuffle(pattern)) for one in (invstd * gamma, beta, mean))
+    scale, shift, centre = ((item.dimshuffle(pattern)) for item in (invstd * gamma, beta, mean))
     out = (inputs - centre) * scale + shift
     unbiased = variance * tt.cast(count / tt.maximum(count - 1, 1), inputs.dtype)
     factor = tt.cast(running_average_factor, inputs.dtype)

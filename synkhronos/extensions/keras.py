@@ -193,14 +193,14 @@ class _Loss:
             *model._feed_sample_weights,
         ]
         self._model, self._usual = model, model.total_loss
-        changes = [new for one in model._get_training_eval_metrics() for _, new in one.updates]
+        changes = [new for metric in model._get_training_eval_metrics() for _, new in metric.updates]
         self.local: Dependence = dependence_on_rows(rows, [self._usual, *changes])
         # In a whole batch these weights are equal, which the graph then shows.
-        equal = {one: tt.fill(one, one[0]) for _, one in _weights_of_whole_batches(model)}
+        equal = {item: tt.fill(item, item[0]) for _, item in _weights_of_whole_batches(model)}
         self._averaged = rebuilt([self._usual], equal, {})[0]
         self.terms: list[Term] = terms_of("loss", self._averaged, self.local)
         self.all_rows: Variable | None = None
-        if any(one.op == "sum" for one in self.terms):
+        if any(term.op == "sum" for term in self.terms):
             self.all_rows = tt.lscalar("all_rows")
             self._averaged = as_mean(self._averaged, self.terms, rows[0], self.all_rows)
 
@@ -218,17 +218,17 @@ def _step_function(
     model: Any, loss: _Loss, params: list[SharedVariable] | None, request: Request
 ) -> StepFunction:
     metrics = model._get_training_eval_metrics()
-    states = {state for one in metrics for state in one.weights}
+    states = {state for metric in metrics for state in metric.weights}
     of_metrics = {target: new for target, new in request.updates.items() if target in states}
-    order = [hasattr(one, "_is_metric") for one in request.outputs]
-    results = [one for one, is_metric in zip(request.outputs, order) if is_metric]
+    order = [hasattr(output, "_is_metric") for output in request.outputs]
+    results = [output for output, is_metric in zip(request.outputs, order) if is_metric]
     kept = Metrics(results, of_metrics, states, loss.local)
     trial = None
     if not _is_known(model, loss):
         options = {name: value for name, value in request.options.items() if name != "name"}
         trial = Trial(request.inputs, [*loss.terms, *kept.terms], options)
     request = request._replace(
-        outputs=[one for one, is_metric in zip(request.outputs, order) if not is_metric],
+        outputs=[output for output, is_metric in zip(request.outputs, order) if not is_metric],
         updates={target: new for target, new in request.updates.items() if target not in states},
     )
     weights = _weights_of_whole_batches(model)
@@ -254,8 +254,8 @@ def _origin(function: Any) -> str:
 
 def _is_known(model: Any, loss: _Loss) -> bool:
     """Whether all losses and metrics are Keras's own, for each row."""
-    functions = [one for one in model.loss_functions if one is not None]
+    functions = [loss_function for loss_function in model.loss_functions if loss_function is not None]
     functions += model._compile_metric_functions
-    added = [one for one in model.losses if loss.local.of(one)]
+    added = [item for item in model.losses if loss.local.of(item)]
     is_added = len(model.metrics) > len(model._compile_metric_functions)
-    return not added and not is_added and all(_origin(one) in _THEIRS for one in functions)
+    return not added and not is_added and all(_origin(function) in _THEIRS for function in functions)

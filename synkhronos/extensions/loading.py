@@ -447,10 +447,10 @@ def _end(processes: BackgroundProcesses, ring: Ring) -> None:
 
 def _list_of(transform: Any) -> list[Transform]:
     given = list(transform) if isinstance(transform, (list, tuple)) else [transform]
-    for one in given:
-        if one is not None and not callable(one):
-            raise TypeError(f"Loader: transform: expected a callable or a list of these, got {one!r}")
-    return [one for one in given if one is not None]
+    for item in given:
+        if item is not None and not callable(item):
+            raise TypeError(f"Loader: transform: expected a callable or a list of these, got {item!r}")
+    return [item for item in given if item is not None]
 
 
 def _is_usable(data: synk.Data) -> bool:

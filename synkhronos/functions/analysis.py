@@ -26,19 +26,19 @@ def causes_of(world: World, function: Any) -> tuple[list[Causes], dict[int, Caus
     replica, numbers = function.replica, world.registry.numbers
     axes = axes_of(function.inputs, replica.window is not None, len(replica.sliceable))
     outputs, updates = world.rank_state.engine.difference_causes(replica.compiled, axes)
-    return outputs, {numbers[shared]: one for shared, one in updates.items()}
+    return outputs, {numbers[shared]: update for shared, update in updates.items()}
 
 
 def has_rows(function: Any) -> bool:
     """Whether the ranks divide rows among them in calls of a function."""
     replica = function.replica
-    divided = any([one.axis is not None for one in function.inputs])
+    divided = any([variable.axis is not None for variable in function.inputs])
     return divided or bool(replica.sliceable) or replica.window is not None
 
 
 def axes_of(inputs: Sequence[Input], has_window: bool, n_sliceable: int) -> list[int | str | None]:
     """Return the axis of the rows of each argument of the compiled function."""
-    axes: list[int | str | None] = [one.axis for one in inputs]
+    axes: list[int | str | None] = [variable.axis for variable in inputs]
     return axes + [BOUND, BOUND] * has_window + [0] * n_sliceable
 
 
@@ -64,9 +64,9 @@ def uses(world: World, function: Any, analysis: Analysis) -> tuple[set[int], set
         read |= new.own_shareds
         if is_divided:
             used |= new.own_shareds - (analysis.accumulated & {shared})
-    tensors = [one for one in used | read if world.rank_state.engine.is_tensor(one)]
-    return {numbers[one] for one in tensors if one in used} - streams, {
-        numbers[one] for one in tensors
+    tensors = [variable for variable in used | read if world.rank_state.engine.is_tensor(variable)]
+    return {numbers[tensor] for tensor in tensors if tensor in used} - streams, {
+        numbers[tensor] for tensor in tensors
     } - streams
 
 
@@ -78,7 +78,7 @@ def sources(world: World, function: Any, analysis: Analysis) -> dict[int, tuple[
     """
     numbers, streams = world.registry.numbers, replica_tracker_of(world).streams
     return {
-        numbers[shared]: (_has_rows(function.inputs, new), {numbers[one] for one in new.own_shareds})
+        numbers[shared]: (_has_rows(function.inputs, new), {numbers[item] for item in new.own_shareds})
         for shared, new in analysis.updates.items()
         if numbers[shared] not in streams
     }
@@ -143,15 +143,15 @@ def check_recurrence(
     )
 
 
-def _of_input(one: Input) -> tuple[str, str]:
-    name, other = name_of(one.variable), 0 if one.axis else 1
+def _of_input(spec: Input) -> tuple[str, str]:
+    name, other = name_of(spec.variable), 0 if spec.axis else 1
     remedy = "If every rank shall have all of it, give it in bcast_inputs"
-    if one.type.ndim > 1:
+    if spec.type.ndim > 1:
         remedy = (
-            f"If axis {one.axis} is time, and the rows are along axis {other}, give it as "
+            f"If axis {spec.axis} is time, and the rows are along axis {other}, give it as "
             f"synk.In({name}, axis={other}). {remedy}"
         )
-    return f"inputs: {one.label}", remedy
+    return f"inputs: {spec.label}", remedy
 
 
 def collectives_in(

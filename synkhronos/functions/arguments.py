@@ -41,9 +41,9 @@ def in_order(function: Any, args: Sequence[ArrayLike], named: Mapping[str, Array
         raise TypeError(f"{function!r}: expected at most {len(inputs)} inputs, got {len(args)}")
     values = [*args, *[MISSING] * (len(inputs) - len(args))]
     for name, value in named.items():
-        positions = [i for i, one in enumerate(inputs) if one.name == name]
+        positions = [i for i, variable in enumerate(inputs) if variable.name == name]
         if not positions:
-            names = [one.name for one in inputs]
+            names = [variable.name for variable in inputs]
             raise TypeError(f"{function!r}: no input is named {name!r}; inputs: {listed(names)}")
         if len(positions) > 1:
             raise TypeError(
@@ -63,70 +63,70 @@ def match(
     if named or len(args) != len(inputs):
         args = _fill(world, function, in_order(function, args, named))
     return [
-        _check_data(world, value, one) if type(value) is Data else to_value(value, one)
-        for value, one in zip(args, inputs)
+        _check_data(world, value, variable) if type(value) is Data else to_value(value, variable)
+        for value, variable in zip(args, inputs)
     ]
 
 
 def _fill(world: World, function: Any, values: list[Any]) -> list[Any]:
     """Use the bound data, or the default value, of each input for which the call gives no value."""
-    for position, one in enumerate(function.inputs):
+    for position, spec in enumerate(function.inputs):
         if values[position] is MISSING:
-            bound = bound_data(world, one.variable)
-            values[position] = default_of(one) if bound is None else bound
-    missing = [one for one, value in zip(function.inputs, values) if value is MISSING]
+            bound = bound_data(world, spec.variable)
+            values[position] = default_of(spec) if bound is None else bound
+    missing = [variable for variable, value in zip(function.inputs, values) if value is MISSING]
     if missing:
         remedy = "give one, or bind data with set_shmems()"
-        if any(one.name in _KEYWORDS for one in missing):
+        if any(item.name in _KEYWORDS for item in missing):
             remedy = f"give it by position: {', '.join(_KEYWORDS)} are keywords of every call"
-        labels = listed(one.label for one in missing)
+        labels = listed(item.label for item in missing)
         raise TypeError(f"{function!r}: no value for {labels}; {remedy}")
     return values
 
 
-def default_of(one: Input) -> Any:
+def default_of(spec: Input) -> Any:
     """Return the value of an input for which neither a call nor bound data have one, or `MISSING`."""
-    return MISSING if one.value is None else one.value
+    return MISSING if spec.value is None else spec.value
 
 
-def _check_data(world: World, value: Data, one: Input) -> Data:
+def _check_data(world: World, value: Data, spec: Input) -> Data:
     if value._world is not world:
-        raise ClosedError(f"{one.label}: the processes of this Data were closed")
-    kind = one.type
+        raise ClosedError(f"{spec.label}: the processes of this Data were closed")
+    kind = spec.type
     if kind.format != "dense":
-        raise TypeError(f"{one.label}: expected a value for a {kind.format} input, got a Data")
+        raise TypeError(f"{spec.label}: expected a value for a {kind.format} input, got a Data")
     if value.dtype != kind.dtype or value.ndim != kind.ndim:
         raise TypeError(
-            f"{one.label}: expected {kind.dtype} with {kind.ndim} dimensions, got Data of "
+            f"{spec.label}: expected {kind.dtype} with {kind.ndim} dimensions, got Data of "
             f"{value.dtype} with {value.ndim}"
         )
-    _check_extents(value.shape, one)
+    _check_extents(value.shape, spec)
     return value
 
 
-def to_value(value: Any, one: Input) -> Any:
+def to_value(value: Any, spec: Input) -> Any:
     """Return an array, or an object, of the type of an input."""
-    kind = one.type
+    kind = spec.type
     if kind.format == "object":
         return value
     if kind.format != "dense":
-        return to_sparse(value, kind.format, kind.dtype, one.downcast, one.label)
-    value = in_order_of(dims_of(one.variable), value, one.label)
+        return to_sparse(value, kind.format, kind.dtype, spec.downcast, spec.label)
+    value = in_order_of(dims_of(spec.variable), value, spec.label)
     remedy = "convert it"
-    if not one.downcast:
+    if not spec.downcast:
         remedy += ", or build the function with allow_input_downcast=True"
-    downcast = one.downcast and not np.iscomplexobj(value)  # as Theano does
-    array = condition(value, kind.dtype, kind.ndim, downcast, one.label, remedy)
-    _check_extents(array.shape, one)
+    downcast = spec.downcast and not np.iscomplexobj(value)  # as Theano does
+    array = condition(value, kind.dtype, kind.ndim, downcast, spec.label, remedy)
+    _check_extents(array.shape, spec)
     return array
 
 
-def in_store(world: World, one: Input, value: Any) -> Data | SparseData | ObjectData:
+def in_store(world: World, spec: Input, value: Any) -> Data | SparseData | ObjectData:
     """Return a matched value in a form in which every rank can access it."""
-    if type(value) is Data or one.type.format == "dense":
+    if type(value) is Data or spec.type.format == "dense":
         return as_data(world, value)
-    if one.type.format == "object":
-        return ObjectData(value, one.label)
+    if spec.type.format == "object":
+        return ObjectData(value, spec.label)
     return SparseData(world, value)
 
 
@@ -135,10 +135,10 @@ def whole(values: Sequence[Any]) -> list[Any]:
     return [value.data if type(value) is Data else value for value in values]
 
 
-def _check_extents(shape: tuple[int, ...], one: Input) -> None:
-    for axis, extent in one.fixed.items():
+def _check_extents(shape: tuple[int, ...], spec: Input) -> None:
+    for axis, extent in spec.fixed.items():
         if shape[axis] != extent:
-            raise TypeError(f"{one.label}: expected extent {extent} on axis {axis}, got shape {shape}")
+            raise TypeError(f"{spec.label}: expected extent {extent} on axis {axis}, got shape {shape}")
 
 
 def plan(
@@ -162,16 +162,16 @@ def plan(
     batches = None if batch_s is None else _check_batch_s(world, function, batch_s)
     splits = None
     if rows is not None:
-        splits = [split_of(one, data) for one, data in zip(function.inputs, datas)]
+        splits = [split_of(variable, data) for variable, data in zip(function.inputs, datas)]
     handles = tuple([data.handle() for data in datas])
     return CallFunction(
         function.replica.number, handles, splits, rows, batches, num_slices, output_subset
     )
 
 
-def split_of(one: Input, data: Any) -> Split | None:
+def split_of(spec: Input, data: Any) -> Split | None:
     """Return how a value is split over the ranks."""
-    return None if one.axis is None else Split(one.axis, data.minibatch)
+    return None if spec.axis is None else Split(spec.axis, data.minibatch)
 
 
 def check_num_slices(num_slices: int) -> int:
@@ -184,25 +184,25 @@ def check_num_slices(num_slices: int) -> int:
 
 def select_rows(function: Any, datas: Sequence[Any], batch: Batch | None) -> Rows | None:
     """Return the rows to divide among the ranks; None if no input is split."""
-    split = [(one, data) for one, data in zip(function.inputs, datas) if one.axis is not None]
+    split = [(item, data) for item, data in zip(function.inputs, datas) if item.axis is not None]
     if not split:
         if batch is not None:
             raise ValueError(f"{function!r}: batch was given, but no input is scattered")
         return None
-    lengths = [data.shape[one.axis] for one, data in split]
+    lengths = [data.shape[item.axis] for item, data in split]
     whole = {length for length, (_, data) in zip(lengths, split) if not data.minibatch}
     if not whole:  # with a batch, the minibatch data may be longer
         whole = set(lengths[: None if batch is None else 1])
     if len(whole) > 1:
-        found = listed(f"{one.label}: {n}" for n, (one, _) in zip(lengths, split))
+        found = listed(f"{item.label}: {n}" for n, (item, _) in zip(lengths, split))
         raise ValueError(f"{function!r}: expected inputs of the same number of rows, got {found}")
     rows = select(batch, whole.pop())
     if not len(rows):
         raise ValueError(f"{function!r}: no rows to compute on (batch={batch!r})")
-    for length, (one, data) in zip(lengths, split):
+    for length, (item, data) in zip(lengths, split):
         if data.minibatch and length < len(rows):
             raise ValueError(
-                f"{one.label}: expected minibatch data of {len(rows)} rows, the length of the "
+                f"{item.label}: expected minibatch data of {len(rows)} rows, the length of the "
                 f"batch, got {length}"
             )
     return rows
@@ -211,7 +211,7 @@ def select_rows(function: Any, datas: Sequence[Any], batch: Batch | None) -> Row
 def check_slicing(state: RankState, function: Any, replica: Replica) -> None:
     """Raise if the function cannot be computed in slices."""
     sliced = replica.sliceable or replica.window is not None
-    if not sliced and not any(one.axis is not None for one in function.inputs):
+    if not sliced and not any(variable.axis is not None for variable in function.inputs):
         raise ValueError(f"{function!r}: num_slices was given, but no input can be sliced")
     for reason in function.not_accumulated:
         raise TypeError(f"{function!r}: num_slices: {reason}")
@@ -234,7 +234,7 @@ def check_indices(subset: Sequence[Any], n_outputs: int, form: list[str] | bool)
     except TypeError as error:
         raise TypeError(f"output_subset: expected a list of ints, got {subset!r}") from error
     if type(form) is list:
-        indices = [_index_of_key(form, one) for one in indices]
+        indices = [_index_of_key(form, key) for key in indices]
     for index in indices:
         if not is_int(index):
             raise TypeError(f"output_subset: expected a list of ints, got {subset!r}")
@@ -281,16 +281,17 @@ def _check_batch_s(world: World, function: Any, batch_s: Any) -> list[Batch | No
     if not function.replica.sliceable:
         raise ValueError(f"{function!r}: batch_s was given, but there are no sliceable_shareds")
     each = isinstance(batch_s, (list, tuple)) and any(
-        one is None or isinstance(one, (slice, range, list, tuple, np.ndarray, Data)) for one in batch_s
+        item is None or isinstance(item, (slice, range, list, tuple, np.ndarray, Data))
+        for item in batch_s
     )
     if each and len(batch_s) != world.size:
         raise ValueError(f"batch_s: expected one batch per rank, {world.size}, got {len(batch_s)}")
     batches = list(batch_s) if each else [batch_s] * world.size
-    batches = [np.array(one) if isinstance(one, (range, Data)) else one for one in batches]
-    for one in batches:
-        if isinstance(one, slice):
-            select(one, 0, "batch_s")
-    listed = not all(one is None or isinstance(one, slice) for one in batches)
+    batches = [np.array(batch) if isinstance(batch, (range, Data)) else batch for batch in batches]
+    for batch in batches:
+        if isinstance(batch, slice):
+            select(batch, 0, "batch_s")
+    listed = not all(batch is None or isinstance(batch, slice) for batch in batches)
     if listed and not world.is_recording:  # inside fuse() the lengths may change first
         _check_rows_exist(world, function, batches)
     return batches

@@ -180,14 +180,14 @@ def _built(
 ) -> tuple[Compiled, list[HardcodedRowCount]]:
     """Return the compiled function, and the numbers of rows that are left in its graph."""
     results, updates, givens, fixed = engine.free_rows(
-        [one.variable for one in outputs],
+        [spec.variable for spec in outputs],
         updates,
         windows.givens,
         rows,
         options.get("no_default_updates"),
     )
-    variables = [*(one.variable for one in inputs), *windows.bounds]
-    on_host = [one.over_cpu for one in outputs]
+    variables = [*(spec.variable for spec in inputs), *windows.bounds]
+    on_host = [output.over_cpu for output in outputs]
     return engine.build(variables, results, updates, givens, sliceable, on_host, **options), fixed
 
 
@@ -195,14 +195,14 @@ def _rows(
     inputs: Sequence[signature.Input], windows: Windows, sliceable: Sequence[SharedVariable]
 ) -> dict[Variable, int]:
     """Return the variables whose rows are divided among the ranks, and the axis of the rows of each."""
-    rows = {one.variable: one.axis for one in inputs if one.axis is not None}
+    rows = {spec.variable: spec.axis for spec in inputs if spec.axis is not None}
     return {**rows, **windows.divided} or dict.fromkeys(sliceable, 0)
 
 
 def _described(outputs: Sequence[signature.Output]) -> dict[str, Any]:
     """Return the properties of the outputs that a replica needs."""
     return {
-        "output_modes": [one.op for one in outputs],
-        "output_dtypes": [np.dtype(one.dtype) for one in outputs],
-        "output_axes": [one.axis for one in outputs],
+        "output_modes": [output.op for output in outputs],
+        "output_dtypes": [np.dtype(output.dtype) for output in outputs],
+        "output_axes": [output.axis for output in outputs],
     }

@@ -171,7 +171,7 @@ class CallFunction(Command):
         needed = []
         for handle, split in zip(self.handles, self.splits or [None] * len(self.handles)):
             if isinstance(handle, Composite):
-                needed += [RequiredRows(one) for one in handle.parts()]
+                needed += [RequiredRows(part) for part in handle.parts()]
             elif split is None:
                 needed.append(RequiredRows(handle))
             else:
@@ -276,7 +276,7 @@ class CallFunction(Command):
             n_own = max([len(rows) for _, rows, *_ in sliceable])  # type: ignore[arg-type]  # not None
             if replica.has_collectives and not n_own:
                 last = [range(max(len(source) - 1, 0), len(source)) for source, *_ in sliceable]
-                sliceable = [column._replace(rows=one) for column, one in zip(sliceable, last)]
+                sliceable = [column._replace(rows=item) for column, item in zip(sliceable, last)]
             columns += sliceable
             if n_all is None:
                 n_rows = n_own

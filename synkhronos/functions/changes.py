@@ -110,7 +110,7 @@ class _Contents:
             self._next = self._next % (len(parts) - 1) + 1
             chosen = [0, self._next]
         was_read, self.was_read = self.was_read, False
-        found = [one for one in chosen if checksum(parts[one]) != self._sums[one]]
+        found = [item for item in chosen if checksum(parts[item]) != self._sums[item]]
         return None if not found else 0 if was_read else found[0]
 
 
@@ -267,13 +267,18 @@ class Changes:
 
     def _carry(self, numbers: Sequence[int]) -> None:
         world, agreement = self._world, replica_tracker_of(self._world)
-        values = {one: world.rank_state.engine.storage(world.rank_state.shareds[one]) for one in numbers}
-        states = {one: values.pop(one) for one in numbers if one in agreement.streams}
+        values = {
+            item: world.rank_state.engine.storage(world.rank_state.shareds[item]) for item in numbers
+        }
+        states = {number: values.pop(number) for number in numbers if number in agreement.streams}
         objects = {
-            one: values.pop(one) for one in [*values] if one in agreement.objects or values[one] is None
+            item: values.pop(item)
+            for item in [*values]
+            if item in agreement.objects or values[item] is None
         }
         datas = {
-            one: as_data(world, world.rank_state.engine.to_host(value)) for one, value in values.items()
+            item: as_data(world, world.rank_state.engine.to_host(value))
+            for item, value in values.items()
         }
         values.clear()  # references would count as the script's
         if not self._is_logged:
@@ -282,7 +287,7 @@ class Changes:
                 "the script has changed %s: such changes are sent to all ranks before the next call",
                 labels(world, numbers),
             )
-        handles = {one: data.handle() for one, data in datas.items()}
+        handles = {item: data.handle() for item, data in datas.items()}
         world.run(Carry(handles, states, objects))
         agreement.restored(numbers)
 
@@ -306,8 +311,8 @@ def carry(world: World, shareds: Iterable[SharedVariable], own: Iterable[SharedV
     """
     if world.size > 1:
         agreement, numbers = replica_tracker_of(world), world.registry.numbers
-        agreement.carried.update(numbers[one] for one in shareds)
-        agreement.own.update(numbers[one] for one in own)
+        agreement.carried.update(numbers[shared] for shared in shareds)
+        agreement.own.update(numbers[item] for item in own)
 
 
 @with_call_lock

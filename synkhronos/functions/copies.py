@@ -47,7 +47,7 @@ def specify(function: Any) -> Specification:
     return Specification(
         function._world.registry.token,
         function.replica.number,
-        [one._replace(variable=str(one.variable)) for one in function.inputs],
+        [spec._replace(variable=str(spec.variable)) for spec in function.inputs],
         function.not_accumulated,
         function.form,
     )
@@ -140,9 +140,11 @@ def swapped(
         replica = replica._replace(
             compiled=copied(function.replica.compiled, delete_updates, name=name, profile=profile),
             window=_with_lengths(function.replica.window, lambda lengths: copied(lengths, False)),
-            sliceable=[swap.get(one, one) for one in replica.sliceable],
-            updates=[] if delete_updates else [(swap.get(one, one), op) for one, op in replica.updates],
-            joint=frozenset([] if delete_updates else [swap.get(one, one) for one in replica.joint]),
+            sliceable=[swap.get(handle, handle) for handle in replica.sliceable],
+            updates=[]
+            if delete_updates
+            else [(swap.get(handle, handle), op) for handle, op in replica.updates],
+            joint=frozenset([] if delete_updates else [swap.get(item, item) for item in replica.joint]),
         )
     parts = parts._replace(name=name, replica=replica)
     return parts._replace(update_modes=[], not_accumulated=[]) if delete_updates else parts
@@ -151,15 +153,15 @@ def swapped(
 def checked_swap(world: World, function: Any, swap: Any) -> dict[SharedVariable, SharedVariable]:
     """Return the argument `swap` of a copy of a function as a dict, or raise an error."""
     own = function.get_shared()
-    names = labels(world, [world.registry.numbers[one] for one in own])
+    names = labels(world, [world.registry.numbers[item] for item in own])
     return check_swap(swap, repr(function), own, names, world.rank_state.engine.is_shared)
 
 
 def check_one_value(world: World, function: Any) -> None:
     """Raise if other ranks have other values on purpose, as a pickle has the values of the master."""
     agreement, numbers = replica_tracker_of(world), world.registry.numbers
-    apart = [numbers[one] for one in function.get_shared()]
-    apart = [one for one in apart if one in agreement.scattered | agreement.assigned]
+    apart = [numbers[item] for item in function.get_shared()]
+    apart = [item for item in apart if item in agreement.scattered | agreement.assigned]
     if apart:
         raise SynkhronosError(
             f"{function!r} cannot be pickled: a pickle has the values of the master, but each rank has "

@@ -21,8 +21,8 @@ def describe(function: Any) -> list[tuple[str, str, str, str]]:
         return [("a copy", "", "", "cannot be called")]
     replica, shareds = function.replica, function._world.rank_state.shareds
     rows = []
-    for one in function.inputs:
-        rows.append(("input", one.name or str(one.variable), _type(one.type), _split(one)))
+    for item in function.inputs:
+        rows.append(("input", item.name or str(item.variable), _type(item.type), _split(item)))
     keys = function.form if isinstance(function.form, list) else range(len(replica.output_modes))
     for key, dtype, mode, axis in zip(
         keys, replica.output_dtypes, replica.output_modes, replica.output_axes
@@ -43,8 +43,8 @@ def _type(kind: InputType) -> str:
     return text if kind.format == "dense" else f"{kind.format}, {text}"
 
 
-def _split(one: Input) -> str:
-    return "whole on every rank" if one.axis is None else f"split along axis {one.axis}"
+def _split(spec: Input) -> str:
+    return "whole on every rank" if spec.axis is None else f"split along axis {spec.axis}"
 
 
 def _combination(mode: str | None, axis: int) -> str:

@@ -454,10 +454,10 @@ class Function:
                 f"{self!r}: build_inputs expected 1 to {len(self.inputs)} arrays, got {len(args)}"
             )
         built = []
-        for one, value in zip(self.inputs, args):
-            if one.type.format != "dense":
-                raise TypeError(f"{self!r}: build_inputs: {one.label} is a {one.type.format} input")
-            made = Data(world, one.type.dtype, one.type.ndim, minibatch, one.name)
+        for item, value in zip(self.inputs, args):
+            if item.type.format != "dense":
+                raise TypeError(f"{self!r}: build_inputs: {item.label} is a {item.type.format} input")
+            made = Data(world, item.type.dtype, item.type.ndim, minibatch, item.name)
             made.set_value(value, force_cast, oversize)
             built.append(made)
         return built[0] if len(built) == 1 else tuple(built)
@@ -488,7 +488,7 @@ class Function:
         """
         world = self._usable_world()
         each = arguments.in_order(self, values, values_by_name)
-        pairs = [(one.variable, value) for one, value in zip(self.inputs, each)]
+        pairs = [(spec.variable, value) for spec, value in zip(self.inputs, each)]
         given = [pair for pair in pairs if pair[1] is not arguments.MISSING]
         bound = bind(world, given, None, "set_input_shmems")
         return [bound[variable] for variable, _ in given]
@@ -508,7 +508,7 @@ class Function:
             If no data is bound to an input.
         """
         world = self._usable_world()
-        return find_bound(world, [one.variable for one in self.inputs], "get_input_shmems")
+        return find_bound(world, [spec.variable for spec in self.inputs], "get_input_shmems")
 
     # Copies: by the method `copy`, by the module of this name, and by `pickle`
 

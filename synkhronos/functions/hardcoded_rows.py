@@ -25,10 +25,10 @@ def check_all_are_used(replica: Replica, n_all: int | None, n_rows: int) -> None
         The number of rows with which this rank computes the graph.
     """
     if n_all is not None and n_all != n_rows:
-        found = [one for one in replica.fixed if one.regroups and one.number == n_all]
+        found = [item for item in replica.fixed if item.regroups and item.number == n_all]
         if found:
             raise ValueError(f"reshape: {_words(found, n_all, n_rows)}")
-        steps = min([one.number for one in replica.fixed if one.cuts], default=n_all)
+        steps = min([item.number for item in replica.fixed if item.cuts], default=n_all)
         if steps < n_all:
             raise ValueError(
                 f"scan: n_steps={steps} uses the first {steps} of the {n_all} rows of the call, but "
@@ -44,9 +44,9 @@ def explained(error: Exception, replica: Replica, n_all: int | None, n_rows: int
         return None
     reraise_if_handlers(error)
     found = [
-        one
-        for one in replica.fixed
-        if one.number == n_all or (one.is_product and one.number % n_all == 0)
+        item
+        for item in replica.fixed
+        if item.number == n_all or (item.is_product and item.number % n_all == 0)
     ]
     text = text_of(error)
     first, _, rest = text.partition("\n")
@@ -69,8 +69,8 @@ def _has_all_rows(text: str, n_all: int, n_rows: int) -> bool:
 
 
 def _words(found: Sequence[HardcodedRowCount], n_all: int, n_rows: int) -> str:
-    numbers = ", ".join(map(str, dict.fromkeys(one.number for one in found)))
-    listed = "; ".join([one.text for one in found[:_MOST]])
+    numbers = ", ".join(map(str, dict.fromkeys(item.number for item in found)))
+    listed = "; ".join([item.text for item in found[:_MOST]])
     return (
         f"this rank computes {n_rows} of the {n_all} rows of the call; the graph fixes {numbers}, by "
         f"{listed}. Use the number of rows of an array, as x.shape[0], in its place, or flatten(2) in "

@@ -103,7 +103,7 @@ class Hooks:
 
     def remove(self, hook: StepHook) -> None:
         """Remove a function, unless it was removed before."""
-        self.told = tuple(one for one in self.told if one is not hook)
+        self.told = tuple(item for item in self.told if item is not hook)
 
     def are_due(self, world: World) -> bool:
         """Whether a call is a step to report: not a part of one, and not made by such a function."""
@@ -165,8 +165,8 @@ def _rows_in(seen: Sequence[tuple[Command, Sequence[Any]]], replica: Replica) ->
             if isinstance(call, CallFunction) and call.number == replica.number:
                 if not call.has_rows(replica):
                     return 0
-                values = [one[0] for one in by_rank] if isinstance(part, Observed) else by_rank
-                return sum(one[0] for one in values)
+                values = [item[0] for item in by_rank] if isinstance(part, Observed) else by_rank
+                return sum(value[0] for value in values)
     return 0
 
 

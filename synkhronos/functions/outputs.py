@@ -121,7 +121,7 @@ def reduce_in_place(
         try:
             reduced = state.comm.reduce(arrays, op, state.master_rank, n_rows)
         except MissingRankError as error:
-            shapes = [f"output {indices[one]} {values[one].shape}" for one in chosen]
+            shapes = [f"output {indices[item]} {values[item].shape}" for item in chosen]
             raise ValueError(
                 f"{op}: outputs cannot be combined, as their shapes differ between the ranks: on rank "
                 f"{state.rank}, {', '.join(shapes)}; on another rank, one of them is much smaller"

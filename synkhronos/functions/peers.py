@@ -119,21 +119,21 @@ class GraphPeers:
         total = self._reduce(items, array, op)
         if not self.weight:
             return self._new(np.zeros((n_rows, *array.shape[1:]), array.dtype), array)
-        start = sum(one.n_rows for one in items[: self._rank_state.rank] if one.weight)
+        start = sum(item.n_rows for item in items[: self._rank_state.rank] if item.weight)
         return total[start : start + n_rows].copy()
 
     def all_gather(self, array: Array, number: int | None) -> Array:
         """See `synkhronos.engines.base.Peers`."""
         items = self._meet("all_gather", number, array)
-        if any([one.place.shape[1:] != array.shape[1:] for one in items]):
+        if any([item.place.shape[1:] != array.shape[1:] for item in items]):
             raise ValueError(
                 f"all_gather: expected shapes that are equal except for axis 0, got {_specs(items)}"
             )
         if _all_are_sent(items):
-            values = [one.value for one in items if one.weight]
+            values = [item.value for item in items if item.weight]
             return self._new(np.concatenate(values or [items[0].value[:0]]), array)
         gathered = self._on_copy(lambda own, comm: comm.all_gather([own])[0], number, array)
-        chosen = [value for value, one in zip(gathered, items) if one.weight]
+        chosen = [value for value, item in zip(gathered, items) if item.weight]
         return self._rank_state.engine.arithmetic.concatenate(chosen)
 
     def broadcast(self, array: Array, number: int | None) -> Array:
@@ -166,8 +166,8 @@ class GraphPeers:
         numbers = _NUMBERS.pack(len(header), self.weight, n_rows)
         told = self._rank_state.transport.exchange(numbers + header + content)
         items = [self._read(item, own, header) for item in told]
-        if not all([one.place.is_at(own) for one in items]):
-            listed = "; ".join(f"rank {rank}: {one.place.text()}" for rank, one in enumerate(items))
+        if not all([entry.place.is_at(own) for entry in items]):
+            listed = "; ".join(f"rank {rank}: {entry.place.text()}" for rank, entry in enumerate(items))
             raise SynkhronosError(
                 f"the ranks are at different collectives of their graphs: {listed}; let every rank call "
                 f"the same functions in the same order"
@@ -187,12 +187,12 @@ class GraphPeers:
         return _Item(place, weight, n_rows, value)
 
     def _reduce(self, items: Sequence[_Item], array: Array, op: str) -> Array:
-        if any([one.place != items[0].place for one in items]):
+        if any([item.place != items[0].place for item in items]):
             raise ValueError(
                 f"all_reduce {op!r}: expected the same shape and dtype on every rank, got "
                 f"{_specs(items)}; use all_gather for unequal numbers of rows"
             )
-        weights = [one.weight for one in items]
+        weights = [item.weight for item in items]
         if not any(weights):
             raise ValueError(f"all_reduce {op!r}: no rank has rows")
         op, factor, is_equal = _plain(op, weights, self.weight)
@@ -200,7 +200,7 @@ class GraphPeers:
             weights = [min(weight, 1) for weight in weights]
         operation = find_operation(op)
         if _all_are_sent(items):
-            active = [(one.value, weight) for one, weight in zip(items, weights) if weight]
+            active = [(item.value, weight) for item, weight in zip(items, weights) if weight]
             result = self._new(operation.reduce(*zip(*active)), array)
         else:
             weight = weights[self._rank_state.rank]
@@ -249,13 +249,13 @@ def _plain(op: str, weights: Sequence[int], own: int) -> tuple[str, float, bool]
 
 
 def _all_are_sent(items: Sequence[_Item]) -> bool:
-    return all([one.value is not None for one in items])
+    return all([item.value is not None for item in items])
 
 
 def _specs(items: Sequence[_Item]) -> str:
-    places = [one.place for one in items]
+    places = [item.place for item in items]
     return ", ".join(
-        f"rank {rank}: {np.dtype(one.dtype)} {one.shape}" for rank, one in enumerate(places)
+        f"rank {rank}: {np.dtype(place.dtype)} {place.shape}" for rank, place in enumerate(places)
     )
 
 

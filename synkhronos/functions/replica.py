@@ -73,7 +73,7 @@ def serial_arguments(
     rows : list of arrays
         The rows of the sliceable shared variables.
     """
-    inputs, rows = ([usable(one) for one in each] for each in (inputs, rows))
+    inputs, rows = ([usable(value) for value in each] for each in (inputs, rows))
     bounds = []
     if replica.window is not None:
         bounds = [np.array(0), np.array(replica.window.length(engine, inputs))]

@@ -172,7 +172,7 @@ def _slices(
         n_slices = max(most)
     for index in range(n_slices):
         own, *each = [
-            stop - start for start, stop in (share(one, n_slices, index) for one in (n_rows, *by_rank))
+            stop - start for start, stop in (share(item, n_slices, index) for item in (n_rows, *by_rank))
         ]
         yield (
             own,

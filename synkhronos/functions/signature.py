@@ -146,7 +146,7 @@ def parse_inputs(engine: Engine, inputs: Any, bcast_inputs: Any, downcast: bool 
         for variable in check_list(variables, what, "variables"):
             one = _parse_input(engine, what, variable)
             parsed.append(one._replace(downcast=one.downcast or downcast))
-    seen = [one.variable for one in parsed]
+    seen = [spec.variable for spec in parsed]
     for position, variable in enumerate(seen):
         if variable in seen[:position]:
             raise ValueError(f"inputs: {variable} is given more than once")
@@ -197,7 +197,7 @@ def parse_outputs(engine: Engine, outputs: Any) -> tuple[list[Output], list[str]
         outputs = []
     listed = isinstance(outputs, list)
     each = outputs if listed else [outputs]
-    return [_parse_output(engine, f"outputs[{i}]", one) for i, one in enumerate(each)], listed
+    return [_parse_output(engine, f"outputs[{i}]", output) for i, output in enumerate(each)], listed
 
 
 def _parse_output(engine: Engine, where: str, output: Any) -> Output:

@@ -43,7 +43,7 @@ class Stay(Command):
 
     def run(self, state: RankState) -> None:
         uses = [
-            (state.functions[number].compiled, [state.store.get(one) for one in handles])
+            (state.functions[number].compiled, [state.store.get(handle) for handle in handles])
             for number, handles in self.uses
         ]
         self.serve(state.rank, state.transport.check, uses, *self.arguments)
@@ -94,7 +94,7 @@ class Workers:
             Called once, before the next command or the end of the world.
         """
         replicate(self._world)
-        sent = [(one.replica.number, [each.handle() for each in datas]) for one, datas in uses]
+        sent = [(item.replica.number, [each.handle() for each in datas]) for item, datas in uses]
         self._world.stay(Stay(serve, sent, arguments), leave)
 
     def check(self, waited: float) -> None:

@@ -230,7 +230,7 @@ def compare_step(
     found: list[Comparison] = []
 
     def compare(commands: Sequence[Command]) -> None:
-        calls = [place for place, one in enumerate(commands) if isinstance(one.plain, CallFunction)]
+        calls = [place for place, item in enumerate(commands) if isinstance(item.plain, CallFunction)]
         placed = {name: (calls[call], number) for name, (call, number) in outputs.items()}
         world = function._usable_world()
         found.append(check_commands(world, function, commands, placed, variables, rtol, atol))

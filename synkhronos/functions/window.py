@@ -39,7 +39,7 @@ class Window(NamedTuple):
     def length(self, engine: Engine, arguments: Sequence[Any], n_rows: int | None = None) -> int:
         """Return the number of rows; raise if it differs, also from the number of rows of the inputs."""
         chosen = [arguments[position] for position in self.arguments]
-        lengths = [int(one) for one in engine.call(self.lengths, chosen)]
+        lengths = [int(item) for item in engine.call(self.lengths, chosen)]
         if len(set(lengths)) > 1:
             listed = ", ".join(f"{name}: {length}" for name, length in zip(self.names, lengths))
             raise ValueError(
@@ -92,24 +92,24 @@ def divide(
     SynkhronosWarning
         If nothing is divided although an index selects something.
     """
-    engine, index = world.rank_state.engine, [one for one in inputs[:n_own] if one.axis is None]
+    engine, index = world.rank_state.engine, [item for item in inputs[:n_own] if item.axis is None]
     if not givens or not index:
         return Windows(givens, [], [], {}, []), None
-    split = [one for one in inputs if one.axis is not None]
-    rows = {one.variable: one.axis for one in inputs if one.axis is not None}
+    split = [variable for variable in inputs if variable.axis is not None]
+    rows = {spec.variable: spec.axis for spec in inputs if spec.axis is not None}
     divided = {**rows, **dict.fromkeys(sliceable, 0)}
-    windows = engine.cut_windows(givens, [one.variable for one in index], divided)
+    windows = engine.cut_windows(givens, [spec.variable for spec in index], divided)
     if not windows.bounds:
         if windows.whole and not divided:
             news = [new for _, new in updates]
             _check_nothing_is_wrong(world, windows.whole, index, outputs, news)
         return windows, None
-    positions = [position for position, one in enumerate(inputs) if one.axis is None]
+    positions = [position for position, variable in enumerate(inputs) if variable.axis is None]
     variables = [inputs[position].variable for position in positions]
     on_host = [True] * len(windows.lengths)
     lengths = engine.build(variables, windows.lengths, [], [], [], on_host, on_unused_input="ignore")
-    names = [name_of(one) for one in windows.divided]
-    return windows, Window(lengths, positions, names, [one.label for one in split])
+    names = [name_of(item) for item in windows.divided]
+    return windows, Window(lengths, positions, names, [item.label for item in split])
 
 
 def _check_nothing_is_wrong(
@@ -120,21 +120,21 @@ def _check_nothing_is_wrong(
     news: Sequence[Any],
 ) -> None:
     """Say that nothing is divided although `whole` depend on an index; raise if that is wrong."""
-    results = [*(one.variable for one in outputs), *news]
+    results = [*(spec.variable for spec in outputs), *news]
     are_used = world.rank_state.engine.are_computed_from(results, whole)
     if not any(are_used):
         return
     replaced = ", ".join(map(name_of, whole))
-    selecting = ", ".join([name_of(one.variable) for one in index])
+    selecting = ", ".join([name_of(spec.variable) for spec in index])
     text = (
         f"nothing is divided among the ranks, so each of them computes the same: what replaces "
         f"{replaced} in givens depends on {selecting}, but has no rows that it selects"
     )
     remedy = how_to_select(replaced, selecting)
-    for position, (one, is_used) in enumerate(zip(outputs, are_used)):
-        if is_used and one.op not in _OF_EQUAL_VALUES:
+    for position, (node, is_used) in enumerate(zip(outputs, are_used)):
+        if is_used and node.op not in _OF_EQUAL_VALUES:
             raise ValueError(
-                f"outputs[{position}]: {one.op!r} over the ranks would differ from "
+                f"outputs[{position}]: {node.op!r} over the ranks would differ from "
                 f"{compiler.NAME}.function(), as {text}. {remedy}"
             )
     if world.size > 1:

@@ -80,8 +80,8 @@ def _spec(name: str, real: str) -> Optional[ModuleSpec]:
 def is_installed(name: str) -> bool:
     """Whether another finder finds a module at the top level."""
     own = AliasFinder.__name__, ShortNameFinder.__name__
-    others = [one for one in sys.meta_path if getattr(one, "__name__", "") not in own]
-    return any(one.find_spec(name, None) is not None for one in others)
+    others = [item for item in sys.meta_path if getattr(item, "__name__", "") not in own]
+    return any(other.find_spec(name, None) is not None for other in others)
 
 
 def is_alias(name: str) -> bool:
@@ -96,6 +96,6 @@ def _is_ours(name: str) -> bool:
 
 def provide() -> None:
     """Let Python find the modules. Calling it again changes nothing."""
-    if all(getattr(one, "__name__", "") != AliasFinder.__name__ for one in sys.meta_path):
+    if all(getattr(item, "__name__", "") != AliasFinder.__name__ for item in sys.meta_path):
         sys.meta_path.insert(0, AliasFinder)
         sys.meta_path.append(ShortNameFinder)

@@ -102,7 +102,7 @@ def fault(cache: Optional[Path], compiler: str = "theano") -> Optional[Tuple[str
             f"files of this process are limited to {largest} bytes, too few for {title}, {cache}",
             "raise the limit with 'ulimit -f'",
         )
-    place = next(one for one in (cache, *cache.parents) if os.path.exists(one))
+    place = next(parent for parent in (cache, *cache.parents) if os.path.exists(parent))
     reason = _why_not_writable(place)
     if reason:
         return f"{title}, {cache}, cannot be written to ({place}: {reason})", _other_folder(compiler)

@@ -59,11 +59,11 @@ def give_up(
     kept = {*_STANDARD, *kept, *_of_streams(), *_of_servers()}
     nothing = os.open("/", os.O_PATH)
     try:
-        for one, found in those.items():
-            if one in kept or found is None or _file(one) != found.file:
+        for descriptor, found in those.items():
+            if descriptor in kept or found is None or _file(descriptor) != found.file:
                 continue
-            if not _reopen(one, found.position, only_reads) and _is_shared(one):
-                os.dup2(nothing, one, inheritable=False)
+            if not _reopen(descriptor, found.position, only_reads) and _is_shared(descriptor):
+                os.dup2(nothing, descriptor, inheritable=False)
     finally:
         os.close(nothing)
 
@@ -129,8 +129,8 @@ def _of_streams() -> Iterator[int]:
     handlers = [reference() for reference in logging._handlerList]  # type: ignore[attr-defined]  # internal
     streams: list[Any] = [sys.stdin, sys.stdout, sys.stderr]
     streams += [sys.__stdin__, sys.__stdout__, sys.__stderr__]
-    for one in handlers:
-        streams += [getattr(one, name, None) for name in ("stream", "sock", "socket")]
+    for handler in handlers:
+        streams += [getattr(handler, name, None) for name in ("stream", "sock", "socket")]
     for stream in streams:
         with contextlib.suppress(Exception):  # a replacement of a stream may raise anything
             yield stream.fileno()

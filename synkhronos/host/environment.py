@@ -174,7 +174,7 @@ def hidden_folder(package: str) -> Optional[Path]:
         for version in ("python3", f"python3.{sys.version_info[1]}")
         for kind in ("dist-packages", "site-packages")
     )
-    return next((one for one in found if (one / package / "__init__.py").exists()), None)
+    return next((item for item in found if (item / package / "__init__.py").exists()), None)
 
 
 def read_settings(paths: str) -> configparser.RawConfigParser:

@@ -88,8 +88,8 @@ def is_of_handler(traceback: TracebackType | None) -> bool:
 
 def _codes_of_handlers() -> set[Any]:
     """Return the code of the handlers that are functions or methods."""
-    handlers = [getsignal(one) for one in valid_signals()]
-    codes = {getattr(getattr(one, "__func__", one), "__code__", None) for one in handlers}
+    handlers = [getsignal(valid_signal) for valid_signal in valid_signals()]
+    codes = {getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers}
     return codes - {None}
 
 

@@ -90,7 +90,7 @@ class RepairingLoader(SourceFileLoader):
     def __init__(self, name: str, path: str, repairs: List[Any]) -> None:
         super().__init__(name, path)
         self._repair: Callable[[str], str] = lambda text: repaired(text, repairs)
-        self._digest = f"{zlib.crc32(repr([tuple(one) for one in repairs]).encode()):08x}"
+        self._digest = f"{zlib.crc32(repr([tuple(repair) for repair in repairs]).encode()):08x}"
 
     def get_data(self, path: str) -> bytes:
         """Return the source code with its repairs, or the bytecode."""
@@ -118,8 +118,8 @@ class RepairingLoader(SourceFileLoader):
 
 def repaired(text: str, repairs: List[Any]) -> str:
     """Return source code with its repairs. A repair whose text is not there is left out."""
-    for one in repairs:
-        text = text.replace(one.old, one.new)
+    for repair in repairs:
+        text = text.replace(repair.old, repair.new)
     return text
 
 

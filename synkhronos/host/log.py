@@ -92,4 +92,4 @@ def set_rank(rank: Optional[int]) -> None:
 
 
 def _handler() -> Optional[LineHandler]:
-    return next((one for one in logger.handlers if isinstance(one, LineHandler)), None)
+    return next((handler for handler in logger.handlers if isinstance(handler, LineHandler)), None)

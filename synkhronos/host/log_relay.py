@@ -110,13 +110,13 @@ class LogRelay:
 
 def handlers_with_state() -> list[logging.Handler]:
     """Return the handlers of loggers that only one process must use."""
-    return [one for one in _attached() if not _is_without_state(one)]
+    return [handler for handler in _attached() if not _is_without_state(handler)]
 
 
 def _attached() -> list[logging.Handler]:
     """Return the handlers of all loggers."""
     loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
-    each = [one for logger in loggers for one in getattr(logger, "handlers", ())]
+    each = [item for logger in loggers for item in getattr(logger, "handlers", ())]
     return list(dict.fromkeys(each))
 
 

@@ -145,10 +145,10 @@ def find(
         return {}
     driver = driver_version(found["libcuda"][0].file)
     if driver:
-        found["libnvrtc"] = [one for one in found["libnvrtc"] if one.version[:2] <= driver]
-        found["libcublas"] = [one for one in found["libcublas"] if one.version[:1] <= driver[:1]]
+        found["libnvrtc"] = [item for item in found["libnvrtc"] if item.version[:2] <= driver]
+        found["libcublas"] = [item for item in found["libcublas"] if item.version[:1] <= driver[:1]]
     for nvrtc in found["libnvrtc"]:
-        fitting = [one for one in found["libcublas"] if one.version[:1] == nvrtc.version[:1]]
+        fitting = [item for item in found["libcublas"] if item.version[:1] == nvrtc.version[:1]]
         if fitting:
             found["libnvrtc"], found["libcublas"] = [nvrtc], fitting
             break
@@ -174,14 +174,14 @@ def complete(name: str, file: Path) -> Optional[Library]:
     own = version(file)
     if name not in BESIDE or (name == "libcublas" and own < FIRST_WITH_CUBLASLT):
         return Library(file, own)
-    files = [one for one in file.parent.glob(f"{BESIDE[name]}.so*") if is_usable(one)]
-    beside = [one for one in files if version(one)[:1] == own[:1]]
+    files = [path for path in file.parent.glob(f"{BESIDE[name]}.so*") if is_usable(path)]
+    beside = [item for item in files if version(item)[:1] == own[:1]]
     if not beside:
         return None
     if name == "libnvrtc" and len(own) < 3:
         # Names such as libnvrtc.so.12 and libnvrtc.so.11.2 are the same for many releases; the name
         # of the built-in functions contains the release.
-        own = max(version(one) for one in beside)
+        own = max(version(item) for item in beside)
     return Library(file, own, tuple(sorted(beside)))
 
 

@@ -151,7 +151,7 @@ def remove_outdated(used: Path) -> None:
     for folder in used.parent.glob("libraries-*"):
         try:
             idle = time.time() - folder.stat().st_mtime
-            if idle > OUTDATED and not all(one.exists() for one in folder.iterdir()):
+            if idle > OUTDATED and not all(path.exists() for path in folder.iterdir()):
                 shutil.rmtree(folder)
         except OSError:  # another process is removing it
             continue

@@ -41,7 +41,7 @@ def _busy() -> float:
     with suppress(IndexError):  # a container that shows fewer cores
         by_core = [by_core[number] for number in sorted(os.sched_getaffinity(0))]
     # Times of guests are part of the times of users; see proc(5).
-    return sum(sum(one) - one.idle - one.iowait - one.guest - one.guest_nice for one in by_core)
+    return sum(sum(item) - item.idle - item.iowait - item.guest - item.guest_nice for item in by_core)
 
 
 def _own() -> float:

@@ -146,11 +146,13 @@ class Snapshot(NamedTuple):
 
     def waiting(self) -> list[bool] | None:
         """Return for each rank whether it waits for others; None between two commands."""
-        unfinished = [one for one in self.lines if one.finished != self.command]
+        unfinished = [line for line in self.lines if line.finished != self.command]
         if not self.command or not unfinished:
             return None
-        first = min(one.barriers(self.command) for one in unfinished)
-        return [one.finished == self.command or one.barriers(self.command) > first for one in self.lines]
+        first = min(item.barriers(self.command) for item in unfinished)
+        return [
+            line.finished == self.command or line.barriers(self.command) > first for line in self.lines
+        ]
 
 
 class StatusReader:

@@ -93,20 +93,20 @@ def headline(report: Report) -> str:
     )
 
 
-def cells(one: RankReport) -> tuple[str, ...]:
+def cells(report: RankReport) -> tuple[str, ...]:
     """Return the cells of a rank."""
-    if not one.is_alive:
-        state = "ended" if one.process else "not started"
-        return (str(one.rank), state, *[""] * (len(COLUMNS) - 2))
+    if not report.is_alive:
+        state = "ended" if report.process else "not started"
+        return (str(report.rank), state, *[""] * (len(COLUMNS) - 2))
     return (
-        str(one.rank),
-        str(one.process),
-        f"{one.rows:,.0f}",
-        f"{one.computing:.0%}",
-        f"{one.waiting:.0%}",
-        f"{one.cores:.0%}",
-        f"{one.memory / 1e6:,.0f} MB",
-        f"{one.shared / 1e6:,.0f} MB",
+        str(report.rank),
+        str(report.process),
+        f"{report.rows:,.0f}",
+        f"{report.computing:.0%}",
+        f"{report.waiting:.0%}",
+        f"{report.cores:.0%}",
+        f"{report.memory / 1e6:,.0f} MB",
+        f"{report.shared / 1e6:,.0f} MB",
     )
 
 
@@ -119,8 +119,8 @@ def lines(report: Report) -> list[str]:
 
 
 def _write(reports: Sequence[Report]) -> None:
-    for one in reports:
-        sys.stdout.write("\n".join([*lines(one), "", ""]))
+    for report in reports:
+        sys.stdout.write("\n".join([*lines(report), "", ""]))
     sys.stdout.flush()
 
 
@@ -164,11 +164,11 @@ def drawn(report: Report) -> Any:
     for name in COLUMNS:
         table.add_column(name, justify="right")
     table.add_column("", min_width=_BAR)
-    for one in report.ranks:
+    for rank in report.ranks:
         bar = Text()
-        if one.is_alive:
-            bar.append("█" * round(_BAR * one.computing), style="blue")
-            bar.append("█" * round(_BAR * one.waiting), style="dark_orange")
-        style = "red" if not one.is_alive and one.process else ""
-        table.add_row(*cells(one), bar, style=style)
+        if rank.is_alive:
+            bar.append("█" * round(_BAR * rank.computing), style="blue")
+            bar.append("█" * round(_BAR * rank.waiting), style="dark_orange")
+        style = "red" if not rank.is_alive and rank.process else ""
+        table.add_row(*cells(rank), bar, style=style)
     return table

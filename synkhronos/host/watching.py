@@ -95,7 +95,7 @@ class Watched:
 
     def _start(self) -> None:
         self._first, self._began = self._now, time.monotonic()
-        self._cores = [_processor_seconds(one.process) for one in self._now.lines]
+        self._cores = [_processor_seconds(line.process) for line in self._now.lines]
         self._samples = self._between = 0
         self._waits = [0] * len(self._now.lines)
 
@@ -109,7 +109,7 @@ class Watched:
         if waiting is None:
             self._between += 1
         else:
-            self._waits = [count + one for count, one in zip(self._waits, waiting)]
+            self._waits = [count + item for count, item in zip(self._waits, waiting)]
 
     def is_alive(self) -> bool:
         """Whether the master's process runs."""
@@ -178,10 +178,10 @@ class Watch:
         self._find()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            for one in self._watched.values():
-                one.sample()
+            for value in self._watched.values():
+                value.sample()
             time.sleep(_NAP)
-        return [one.report() for one in self._watched.values()]
+        return [value.report() for value in self._watched.values()]
 
     def _find(self) -> None:
         found = find(self._process)

@@ -126,7 +126,7 @@ class CommandSender:
             return self._nothing
         if needs != self._needs:
             found = [combine(needs(self._machines[machine], self._size)) for machine in self._others]
-            self._may_be_kept = any([lasts(need.handle) for one in found for need in one])
+            self._may_be_kept = any([lasts(need.handle) for item in found for need in item])
             self._needs, self._found = needs, found
         if not self._may_be_kept:
             return self._found
@@ -159,7 +159,7 @@ class CommandSender:
 
     def cut(self, needed: list[list[RequiredRows]]) -> list[list[np.ndarray]]:
         """Return the rows of arrays to send to each other machine."""
-        return [[self._store.cut(need) for need in one] for one in needed] if any(needed) else []
+        return [[self._store.cut(need) for need in item] for item in needed] if any(needed) else []
 
     def send(
         self,
@@ -458,7 +458,7 @@ class Replies:
         list
             By machine, the reply of each rank; the master's machine is left out.
         """
-        found = [one for message in self.gather(idle) for one in pickle.loads(message)]
+        found = [load for message in self.gather(idle) for load in pickle.loads(message)]
         if any([arrays for _, arrays in found]):
             self._receive_arrays([arrays for _, arrays in found])
         return [replies for replies, _ in found]

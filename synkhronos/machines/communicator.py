@@ -103,7 +103,7 @@ class Meetings:
         own = item, self._store.take_exports()
         state = [own]
         if self.group.size > 1:
-            state = [pickle.loads(one) for one in self.group.exchange(pickle.dumps(own))]
+            state = [pickle.loads(payload) for payload in self.group.exchange(pickle.dumps(own))]
         items: Any = None
         rows: Any = None
         leaders = self.group.leaders
@@ -122,7 +122,7 @@ class Meetings:
         """Return the items of all ranks, and the arrays of other machines that were sent along."""
         exports = [handle for _, handles in state for handle in handles]
         own = pickle.dumps(([item for item, _ in state], exports))
-        met = [pickle.loads(one) for one in leaders.exchange(own)]
+        met = [pickle.loads(payload) for payload in leaders.exchange(own)]
         others = [machine for machine in range(len(met)) if machine != leaders.rank]
         arrays = [self._store.get(handle) for handle in exports]
         sent = [leaders.send_array(machine, array) for array in arrays for machine in others]
@@ -224,7 +224,7 @@ class MachinesCommunicator(PreparingCommunicator):
             return None
         # Machines with fewer ranks send empty arrays for the missing ranks.
         most = max(len(ranks) for ranks in self._machines)
-        own = [array for one in state for array in one + [np.empty(0)] * (most - len(one))]
+        own = [array for item in state for array in item + [np.empty(0)] * (most - len(item))]
         met = gather(own)
         if met is None:
             return None
@@ -238,9 +238,9 @@ class MachinesCommunicator(PreparingCommunicator):
         """Return the leader's lists of arrays on every rank of this machine."""
         if self._local.size == 1:
             return gathered
-        flat = [one for each in gathered for one in each] if self._is_leader else None
+        flat = [item for each in gathered for item in each] if self._is_leader else None
         room = [np.empty(0)] * (count * self.size) if flat is None else flat
-        shared = [np.array(one) for one in self._local.broadcast(room, self._leader)]
+        shared = [np.array(name) for name in self._local.broadcast(room, self._leader)]
         return [shared[start : start + self.size] for start in range(0, len(shared), self.size)]
 
     def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
@@ -274,7 +274,7 @@ class MachinesCommunicator(PreparingCommunicator):
             if machine == self._machine and rank != self._leader:
                 gathered: Any = self._local.gather(reduced, rank)
                 if self.rank == root:
-                    return [one[self._leader] for one in gathered]
+                    return [item[self._leader] for item in gathered]
             return reduced if self.rank == root else arrays
 
         return reduce
@@ -308,5 +308,5 @@ class MachinesCommunicator(PreparingCommunicator):
     ) -> tuple[list[list[ArraySpec]], Sequence[float]]:
         """Return the types of the arrays, and the weights, of all ranks."""
         types = [ArraySpec(array.shape, array.dtype) for array in arrays]
-        met = [pickle.loads(one) for one in self.group.exchange(pickle.dumps((types, weight)))]
-        return [one for one, _ in met], [one for _, one in met]
+        met = [pickle.loads(payload) for payload in self.group.exchange(pickle.dumps((types, weight)))]
+        return [item for item, _ in met], [item for _, item in met]

@@ -179,7 +179,7 @@ class Leaders:
                 for stream in range(_STREAMS):
                     self.links.discard(_tag(aborted, stream))
         self._aborted_commands = [
-            one for one in self._aborted_commands if number - one < _STILL_ARRIVING
+            item for item in self._aborted_commands if number - item < _STILL_ARRIVING
         ]
 
     # Between commands
@@ -589,4 +589,4 @@ class EndedLeaders:
 
     def find(self, passed: int) -> int | None:
         """Return a leader that does not come to the meeting after the first `passed`, or None."""
-        return next((one for one, others in self._ended.items() if others <= passed), None)
+        return next((item for item, others in self._ended.items() if others <= passed), None)

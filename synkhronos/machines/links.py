@@ -84,7 +84,7 @@ class Links(ABC):
     def lost_error(self) -> LostError:
         """Return the error for the leaders that have died."""
         return LostError(
-            [self.names[one] if self.names else f"task {one}" for one in sorted(self.lost())]
+            [self.names[item] if self.names else f"task {item}" for item in sorted(self.lost())]
         )
 
     @abstractmethod

@@ -209,7 +209,7 @@ def _neighbours(tasks: MPI.Comm, leader: int) -> Neighbours | None:
     machine, role = divmod(tasks.rank, 2)
     next_to = {(machine + step) % (tasks.size // 2) for step in (-1, 1)} - {machine}
     roles = (_LEADER, _PROGRESS_PROCESS) if role == _PROGRESS_PROCESS else (_PROGRESS_PROCESS,)
-    others = [2 * one + other for one in sorted(next_to) for other in roles]
+    others = [2 * item + other for item in sorted(next_to) for other in roles]
     _exchange(tasks, others, None)  # MPI connects two tasks when one sends something
     is_progress_process, host = role == _PROGRESS_PROCESS, socket.gethostname()
     own = Neighbour(machine, is_progress_process, host, list(connections()), ending.is_beside_mpirun())
@@ -289,7 +289,7 @@ class Tasks:
         have_progress_processes = world.allreduce(roles[:2] == (_LEADER, _PROGRESS_PROCESS), MPI.LAND)
         takes_part = have_progress_processes and role in (_LEADER, _PROGRESS_PROCESS)
         self._local = MpiLinks(
-            local, [f"task {one} of {socket.gethostname()}" for one in range(local.size)]
+            local, [f"task {index} of {socket.gethostname()}" for index in range(local.size)]
         )
         self.links = MpiLinks(leaders) if role == _LEADER else None
         self.local = self._local if takes_part else None

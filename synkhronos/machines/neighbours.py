@@ -102,13 +102,13 @@ class Neighbours:
         self, own: Neighbour, others: Sequence[Neighbour], leader: int, end: Callable[[], None]
     ) -> None:
         self._names: Mapping[int, str] | Sequence[str] = {
-            one.machine: f"machine {one.host}" for one in (own, *others)
+            other.machine: f"machine {other.host}" for other in (own, *others)
         }
         self._machine, self._leader, self._end = own.machine, leader, end
         self._watched = _between(own, others)
-        for one in self._watched:
-            enable_keepalive(one.descriptor)
-        self._of_mpirun = next((one.machine for one in others if one.is_beside_mpirun), None)
+        for item in self._watched:
+            enable_keepalive(item.descriptor)
+        self._of_mpirun = next((other.machine for other in others if other.is_beside_mpirun), None)
         self._has_reported = False
 
     def name(self, names: Sequence[str]) -> None:
@@ -167,10 +167,10 @@ class Neighbours:
     def _silent(self, limit: float) -> dict[int, str]:
         """Return causes for the machines that have been silent for longer."""
         found: dict[int, float] = {}
-        for one in self._watched:
-            seconds = seconds_silent(one.descriptor, one.addresses)
+        for item in self._watched:
+            seconds = seconds_silent(item.descriptor, item.addresses)
             if limit < seconds < math.inf:
-                found[one.machine] = max(seconds, found.get(one.machine, 0))
+                found[item.machine] = max(seconds, found.get(item.machine, 0))
         return {
             machine: f"it has not answered for {seconds:.0f} seconds, so it has no power, or the "
             f"network to it is interrupted"
@@ -195,13 +195,15 @@ class Neighbours:
     def _without(self, progress_process: bool) -> set[int]:
         """Return the machines without a connection, to any process or to the progress process."""
         considered = [
-            one
-            for one in self._watched
-            if (one.is_progress_process or not progress_process) and one.machine != self._of_mpirun
+            item
+            for item in self._watched
+            if (item.is_progress_process or not progress_process) and item.machine != self._of_mpirun
         ]
-        closed = {one: seconds_silent(one.descriptor, one.addresses) == math.inf for one in considered}
-        return {one.machine for one in considered} - {
-            one.machine for one in considered if not closed[one]
+        closed = {
+            item: seconds_silent(item.descriptor, item.addresses) == math.inf for item in considered
+        }
+        return {item.machine for item in considered} - {
+            item.machine for item in considered if not closed[item]
         }
 
 

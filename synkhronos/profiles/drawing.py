@@ -41,11 +41,11 @@ def make_figure(
     """
     from matplotlib.figure import Figure
 
-    least = _LEAST_SHARE * sum(one.seconds for one in operations)
+    least = _LEAST_SHARE * sum(operation.seconds for operation in operations)
     functions = [
         (function, own)
         for function, own in by_function(operations, most).items()
-        if sum(one.seconds for one in own) >= least
+        if sum(span.seconds for span in own) >= least
     ]
     bars = [1.3 * len(ranks), *(len(every) for _, every in functions)]
     if timeline is not None:
@@ -83,8 +83,8 @@ def _draw_timeline(
 ) -> None:
     places, whole = np.arange(len(ranks))[::-1], 1e3 * timeline.seconds
     for place, spans, note in zip(places, timeline.spans, timeline.notes):
-        intervals = [(1e3 * one.start, 1e3 * one.seconds) for one in spans]
-        shades = [colours[one.category] for one in spans]
+        intervals = [(1e3 * span.start, 1e3 * span.seconds) for span in spans]
+        shades = [colours[span.category] for span in spans]
         axes.broken_barh(intervals, (place - 0.35, 0.7), facecolors=shades, linewidth=0)
         _write(axes, note, whole, place)
     _finish(axes, timeline.title, ranks, np.array([whole]))
@@ -109,21 +109,21 @@ def _draw_ranks(
 
 
 def _draw_operations(axes: Any, function: str, every: Sequence[Operation]) -> None:
-    milliseconds = np.array([1e3 * one.seconds for one in every])
+    milliseconds = np.array([1e3 * span.seconds for span in every])
     places = np.arange(len(every))[::-1]
-    colours = [{"fast": _FAST, "": _OTHERS}.get(one.kernel, _OWN) for one in every]
+    colours = [{"fast": _FAST, "": _OTHERS}.get(item.kernel, _OWN) for item in every]
     axes.barh(places, milliseconds, 0.7, color=colours)
-    for place, one, value in zip(places, every, milliseconds):
-        _write(axes, f"{_number(value)} ms, {one.share:.0%}", value, place)
+    for place, item, value in zip(places, every, milliseconds):
+        _write(axes, f"{_number(value)} ms, {item.share:.0%}", value, place)
     title = f"{function}: {_number(milliseconds.sum())} ms, mean of the ranks"
     _finish(axes, title, map(_label, every), milliseconds)
 
 
-def _label(one: Operation) -> str:
-    if not one.kernel:
-        return f"{one.name}, {one.nodes} nodes"
-    name = shortened(one.name).replace("$", r"\$")
-    return f"{name} × {one.nodes}" if one.nodes > 1 else name
+def _label(operation: Operation) -> str:
+    if not operation.kernel:
+        return f"{operation.name}, {operation.nodes} nodes"
+    name = shortened(operation.name).replace("$", r"\$")
+    return f"{name} × {operation.nodes}" if operation.nodes > 1 else name
 
 
 def _number(value: float) -> str:

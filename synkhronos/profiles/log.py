@@ -142,8 +142,8 @@ class Log:
     def functions(self) -> list[Timed]:
         """Return the functions whose operations were timed, once this has stopped."""
         return [
-            Timed(_name_of(one.compiled), list(one.times), one.times.nodes)
-            for one in self._functions.values()
+            Timed(_name_of(function.compiled), list(function.times), function.times.nodes)
+            for function in self._functions.values()
         ]
 
     def add(self, category: str, name: str, start: float) -> None:
@@ -267,7 +267,7 @@ class End(Command):
         events = [tuple(event) for event in log.events]
         readings = state.transport.compare_clocks()
         host = socket.gethostname()
-        node_times = [tuple(one) for one in log.node_times]
+        node_times = [tuple(node_time) for node_time in log.node_times]
         machine = state.transport.machine
         return OfRank(events, log.functions(), node_times, machine, host), readings
 

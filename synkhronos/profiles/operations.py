@@ -86,27 +86,27 @@ def by_function(operations: Sequence[Operation], most: int) -> dict[str, list[Op
         How many operations of a function to return, besides the sum of the others.
     """
     found = {}
-    for function in dict.fromkeys(one.function for one in operations):
-        own = [one for one in operations if one.function == function]
+    for function in dict.fromkeys(operation.function for operation in operations):
+        own = [operation for operation in operations if operation.function == function]
         found[function], others = own[:most], own[most:]
         if others:
             nodes, seconds, share = (
-                sum(getattr(one, name) for one in others) for name in ("nodes", "seconds", "share")
+                sum(getattr(other, name) for other in others) for name in ("nodes", "seconds", "share")
             )
             rest = Operation(function, f"{len(others)} others", "", "", nodes, seconds, share)
             found[function].append(rest)
     return found
 
 
-def cells(one: Operation) -> tuple[str, ...]:
+def cells(operation: Operation) -> tuple[str, ...]:
     """Return the cells of a row of a table."""
     return (
-        shortened(one.name),
-        one.kind.rpartition(".")[2],
-        str(one.nodes),
-        f"{1e3 * one.seconds:.3f}",
-        f"{one.share:.1%}",
-        one.kernel,
+        shortened(operation.name),
+        operation.kind.rpartition(".")[2],
+        str(operation.nodes),
+        f"{1e3 * operation.seconds:.3f}",
+        f"{operation.share:.1%}",
+        operation.kernel,
     )
 
 
@@ -120,7 +120,7 @@ def shortened(name: str) -> str:
 
 def title(function: str, operations: Sequence[Operation]) -> str:
     """Return the heading of a function's table."""
-    seconds, nodes = sum(one.seconds for one in operations), sum(one.nodes for one in operations)
+    seconds, nodes = sum(item.seconds for item in operations), sum(item.nodes for item in operations)
     return f"{function}: {1e3 * seconds:.3f} ms per step in {nodes} nodes, mean of the ranks"
 
 

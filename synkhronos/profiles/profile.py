@@ -64,20 +64,20 @@ class Profile:
 
     def _align(self, found: Sequence[OfRank], begin: list[Reading], end: list[Reading]) -> None:
         """Take the measurements of the ranks, given the readings of each machine's clock, if any."""
-        self.hosts = [one.host for one in found]
+        self.hosts = [item.host for item in found]
         self._names_hosts = len(begin) > 1
-        self.clock_error = max((one.error for one in (*begin, *end)), default=0.0)
-        by_rank = [[Event(*event) for event in one.events] for one in found]
-        for rank, one in enumerate(found):
-            if one.machine:  # not the script's
-                pair = begin[one.machine], end[one.machine]
+        self.clock_error = max((item.error for item in (*begin, *end)), default=0.0)
+        by_rank = [[Event(*event) for event in item.events] for item in found]
+        for rank, item in enumerate(found):
+            if item.machine:  # not the script's
+                pair = begin[item.machine], end[item.machine]
                 by_rank[rank] = [
                     event._replace(start=to_own(*pair, event.start)) for event in by_rank[rank]
                 ]
         self._take(by_rank)
-        timed = [[(each.name, each.times) for each in one.functions] for one in found]
+        timed = [[(each.name, each.times) for each in item.functions] for item in found]
         self.operations = tables.of_ranks(timed, len(self.seconds))
-        self._nodes = [Nodes(one.functions, one.node_times) for one in found]
+        self._nodes = [Nodes(item.functions, item.node_times) for item in found]
 
     def _take(self, events: list[list[Event]]) -> None:
         self.events = events
@@ -116,7 +116,7 @@ class Profile:
         lines.append("rank " + "".join(f"{name:>18}" for name in CATEGORIES) + f"{'all':>12}")
         for rank, each in enumerate(self._milliseconds()):
             total = each.sum()
-            cells = [f"{one:>10.3f} {one / total if total else 0:>6.1%}" for one in each]
+            cells = [f"{item:>10.3f} {item / total if total else 0:>6.1%}" for item in each]
             lines.append(f"{rank:>4} " + "".join(f"{cell:>18}" for cell in cells) + f"{total:>12.3f}")
         return "\n".join([*lines, *tables.table(self.operations, most)])
 
@@ -127,7 +127,7 @@ class Profile:
         rows = []
         for rank, each in enumerate(self._milliseconds()):
             shares = each / (each.sum() or 1)
-            cells = [f"{one:.3f} ({share:.0%})" for one, share in zip(each, shares)]
+            cells = [f"{item:.3f} ({share:.0%})" for item, share in zip(each, shares)]
             rows.append([f"rank {rank}", *cells, f"{each.sum():.3f}"])
         title = f"Milliseconds per step, of {len(self.seconds)} steps, and the share of each rank's time"
         found = [self._picture(), _html.table(title, rows, ("", *CATEGORIES, "all"))]

@@ -25,7 +25,7 @@ class Nodes:
 
     def __init__(self, functions: Sequence[Timed] = (), node_times: Sequence[Any] = ()) -> None:
         self._nodes = [function.nodes for function in functions]
-        self._calls = [NodeTimes(*one) for one in node_times]
+        self._calls = [NodeTimes(*node_time) for node_time in node_times]
 
     def spans(self, events: Sequence[Event]) -> Iterator[Event]:
         """Yield the operations inside the events of the rank.
@@ -59,8 +59,8 @@ def make_trace(
     for rank, (own, label) in enumerate(zip(events, labels)):
         trace.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": label}})
         trace += [_slice(rank, event, begin) for event in own]
-        for one in nodes[rank : rank + 1]:
-            trace += [_slice(rank, event, begin) for event in one.spans(own)]
+        for node in nodes[rank : rank + 1]:
+            trace += [_slice(rank, event, begin) for event in node.spans(own)]
     for number, wait in enumerate(find_waits(events)):
         trace += _arrow(number, wait, begin)
     return {"traceEvents": trace, "displayTimeUnit": "ms"}

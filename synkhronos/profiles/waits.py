@@ -52,7 +52,7 @@ def find_waits(events: Sequence[Sequence[Event]]) -> Iterator[Wait]:
                 yield from _waits_for(late, together)
     for rank, own in enumerate(events):
         for event in own:
-            others = {one: end for one, end in ends[event.step].items() if one != rank}
+            others = {item: end for item, end in ends[event.step].items() if item != rank}
             if event.name == _END and others:
                 late = max(others, key=lambda one: _stop(others[one]))  # noqa: B023
                 seconds = min(_stop(others[late]), _stop(event)) - event.start

@@ -324,7 +324,7 @@ class Center(_html.Shown):
 
     def _copy(self) -> tuple[list[AnyArray], list[AnyArray]]:
         """Return a copy of the center, and flat views of it."""
-        arrays = [np.empty(*one) for one in zip(self._shapes, self._dtypes)]
+        arrays = [np.empty(*shape) for shape in zip(self._shapes, self._dtypes)]
         flat = [array.reshape(-1) for array in arrays]
 
         def work(number: int, memory: AnyArray) -> None:

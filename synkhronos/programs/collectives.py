@@ -100,7 +100,7 @@ class Collectives:
         if self._may_meet:
             specs = [self._spec(shared) for shared in given]
             by_rank = self._meet("adopt", own=specs)
-            if any(one != by_rank[0] for one in by_rank):
+            if any(item != by_rank[0] for item in by_rank):
                 listed = "; ".join(
                     f"rank {rank}: {', '.join(there)}" for rank, there in enumerate(by_rank)
                 )
@@ -174,11 +174,11 @@ class Collectives:
             variables = [state.shareds[number] for number in numbers]
             given = as_list(shared_vars, values, "values")
             arrays = [
-                state.store.put(np.asarray(one))
-                for one in conditioned(state.engine, variables, given, scattered=True)
+                state.store.put(np.asarray(value))
+                for value in conditioned(state.engine, variables, given, scattered=True)
             ]
         handles = self._meet("scatter", *numbers, own=arrays)[state.master_rank]
-        Assign(numbers, handles, [select(None, one.shape[0]) for one in handles]).run(state)
+        Assign(numbers, handles, [select(None, handle.shape[0]) for handle in handles]).run(state)
         self._meet("end of scatter")  # the master's copies are needed up to this point
 
     @takes_call_lock
@@ -331,15 +331,15 @@ class Collectives:
         called = name, *what
         item = pickle.dumps((called, self._stop.is_asked, own), pickle.HIGHEST_PROTOCOL)
         with self._stopped_by_others():
-            by_rank = [pickle.loads(one) for one in self._rank_state.transport.exchange(item)]
-        if any(one[0] != called for one in by_rank):
-            listed = "; ".join(f"rank {rank}: {_text(one[0])}" for rank, one in enumerate(by_rank))
+            by_rank = [pickle.loads(payload) for payload in self._rank_state.transport.exchange(item)]
+        if any(entry[0] != called for entry in by_rank):
+            listed = "; ".join(f"rank {rank}: {_text(entry[0])}" for rank, entry in enumerate(by_rank))
             raise SynkhronosError(
                 f"the ranks of the program are at different collectives: {listed}; let every rank call "
                 f"the same ones in the same order, for the same variables"
             )
-        self._stop.met(any(one[1] for one in by_rank))
-        return [one[2] for one in by_rank]
+        self._stop.met(any(entry[1] for entry in by_rank))
+        return [entry[2] for entry in by_rank]
 
     def _before_meeting(self) -> None:
         """Called before each meeting."""

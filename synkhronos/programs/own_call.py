@@ -123,7 +123,8 @@ def prepare(
         )
     called = _Callable(function.name, known.inputs, known.not_accumulated, known.form)
     values = [
-        _Value(*_converted(value, one)) for one, value in zip(known.inputs, _filled(called, args, named))
+        _Value(*_converted(value, variable))
+        for variable, value in zip(known.inputs, _filled(called, args, named))
     ]
     num_slices = arguments.check_num_slices(num_slices)
     rows = arguments.select_rows(called, values, batch)
@@ -138,7 +139,7 @@ def prepare(
             select(batch_s, len(state.engine.storage(state.shareds[number])), "batch_s")
     splits = None
     if rows is not None:
-        splits = [arguments.split_of(one, value) for one, value in zip(known.inputs, values)]
+        splits = [arguments.split_of(variable, value) for variable, value in zip(known.inputs, values)]
     handles = tuple([_in_call(value.array) for value in values])
     command = OwnCall(known.number, handles, splits, rows, batch_s, num_slices, subset)  # type: ignore[arg-type]
     return command, lambda values: in_form(called, values, subset)
@@ -159,21 +160,21 @@ def _specification(token: bytes, function: Function) -> Specification:
 def _filled(called: _Callable, args: Sequence[ArrayLike], named: Mapping[str, ArrayLike]) -> list[Any]:
     """Return a value for each input: the given value, or its default."""
     values = [
-        arguments.default_of(one) if value is arguments.MISSING else value
-        for one, value in zip(called.inputs, arguments.in_order(called, args, named))
+        arguments.default_of(variable) if value is arguments.MISSING else value
+        for variable, value in zip(called.inputs, arguments.in_order(called, args, named))
     ]
-    missing = [one.label for one, value in zip(called.inputs, values) if value is arguments.MISSING]
+    missing = [item.label for item, value in zip(called.inputs, values) if value is arguments.MISSING]
     if missing:
         raise TypeError(f"{called!r}: no value for {listed(missing)}; give one")
     return values
 
 
-def _converted(value: Any, one: Input) -> tuple[Any, bool]:
+def _converted(value: Any, spec: Input) -> tuple[Any, bool]:
     """Return the value in the type of an input, and whether it holds the rows of one batch only."""
     minibatch = type(value) is Data and value.minibatch
     if type(value) is Data:
         value = value.data
-    return usable(arguments.to_value(value, one)), minibatch
+    return usable(arguments.to_value(value, spec)), minibatch
 
 
 def _in_call(value: Any) -> Any:

@@ -47,7 +47,7 @@ def save(state: RankState, meet: Meet, path: PathLike, values: Mapping[str, Any]
     in_turn = _received_by_master(state, places, arrays)
     if state.is_master:
         by_name = [
-            {name: _with_member(one, members, keys) for name, one in there.items()}
+            {name: _with_member(item, members, keys) for name, item in there.items()}
             for there, keys, _ in by_rank
         ]
         description = {"format": FORMAT, "ranks": state.size, "values": by_name}
@@ -104,7 +104,7 @@ def _checked(description: Any) -> tuple[dict[str, Any], list[str]]:
     values = description["values"]
     if len(values) != description["ranks"]:
         raise ValueError(f"expected values of {description['ranks']} ranks, got {len(values)}")
-    found = [one for there in values for kind, one in there.values() if kind != "value"]
+    found = [item for there in values for kind, item in there.values() if kind != "value"]
     return description, list(dict.fromkeys(found))
 
 
@@ -117,7 +117,7 @@ def _received_by_all(
 ) -> dict[str, Any]:
     """Send the arrays that the master reads to all ranks, one by one; return the values of this rank."""
     own = description["values"][state.rank]
-    needed = {one for kind, one in own.values() if kind != "value"}
+    needed = {item for kind, item in own.values() if kind != "value"}
     arrays = {}
     for name in members:
         array = None if reader is None else reader.read(name)

@@ -259,7 +259,7 @@ def spmd(
         surviving = contextlib.nullcontext() if may_meet else replacing_dead(world, ended)
         asked = world.defer_interrupt.calling(lambda: stop.ask(INTERRUPTED))
         with _answering(world, controller), asked, surviving as handle_deaths:
-            outcomes = [_loaded(one) for one in world.run(Program(*what, handle_deaths))]
+            outcomes = [_loaded(outcome) for outcome in world.run(Program(*what, handle_deaths))]
             del kept
         results = Results(result for result, _, _ in outcomes)
         results.reports = [reports for _, reports, _ in outcomes]

@@ -125,7 +125,7 @@ class BackgroundProcesses:
             raise
         self.pids: list[int] = [process.pid for process in self._processes.values()]
         #: For `describe`
-        self.stacks = [f"/proc/{self._owner}/fd/{one.fileno()}" for one in self._stacks]
+        self.stacks = [f"/proc/{self._owner}/fd/{stack.fileno()}" for stack in self._stacks]
 
     def _fork(self, number: int, inherited: Any) -> None:
         theirs, ours = get_context("fork").Pipe()
@@ -137,8 +137,8 @@ class BackgroundProcesses:
             give_up(inherited, only_reads=True)
             if os.getppid() != self._owner:
                 return  # it ended before this process could be told to end with it
-            for one in self._connections:
-                one.close()
+            for connection in self._connections:
+                connection.close()
             faulthandler.register(_SIGNAL, stack)
             self._serve(number, theirs)
 
@@ -154,9 +154,9 @@ class BackgroundProcesses:
         SynkhronosError
             If one of them has ended.
         """
-        for one in self._connections:
+        for connection in self._connections:
             try:
-                one.send(message)
+                connection.send(message)
             except OSError as error:
                 reraise_if_handlers(error)
                 self.check()
@@ -208,6 +208,6 @@ class BackgroundProcesses:
             return
         self._processes = {}
         self._children.kill()
-        for one in [*self._connections, *self._stacks]:
-            one.close()
+        for connection in [*self._connections, *self._stacks]:
+            connection.close()
         self._connections, self._stacks = [], []

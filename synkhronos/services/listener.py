@@ -120,11 +120,11 @@ class Server:
         """Accept who comes, and return the members that have sent something, after `seconds` at most."""
         ready = wait([self._socket, *self.members], seconds)
         found = []
-        for one in ready:
-            if one is self._socket:
+        for item in ready:
+            if item is self._socket:
                 self._accept()
-            elif one in self.members:
-                found.append((self.members[one], one))
+            elif item in self.members:
+                found.append((self.members[item], item))
         return found
 
     def _accept(self) -> None:

@@ -123,8 +123,8 @@ class Messages:
 def put(box: Mailbox, arrays: Any, source: int, tag: int = 0) -> bool:
     """Write a message to a mailbox; return False if it is full. It never waits for the receiver."""
     is_single = not isinstance(arrays, (list, tuple))
-    converted = [_convert(one) for one in ([arrays] if is_single else arrays)]
-    head = pickle.dumps((is_single, [(one.dtype.str, one.shape) for one in converted]))
+    converted = [_convert(array) for array in ([arrays] if is_single else arrays)]
+    head = pickle.dumps((is_single, [(array.dtype.str, array.shape) for array in converted]))
     parts = [np.frombuffer(head, np.uint8), *map(_bytes_of, converted)]
     nbytes = sum(part.size for part in parts)
     if nbytes > mailbox.BOX_BYTES:

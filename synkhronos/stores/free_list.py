@@ -79,7 +79,7 @@ class FreeList:
                     left.append((low, high))
                     continue
                 found.append(inside)
-                left += [one for one in ((low, inside[0]), (inside[1], high)) if one[0] < one[1]]
+                left += [item for item in ((low, inside[0]), (inside[1], high)) if item[0] < item[1]]
             if not found or self._change(state, left):
                 return found
 

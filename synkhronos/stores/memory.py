@@ -191,17 +191,17 @@ class SharedMemory:
         """
         with self._changes:
             lists = self._small, self._large
-            free = [one.holes() for one in lists]
+            free = [item.holes() for item in lists]
             used = [(offset, offset + nbytes) for offset, nbytes in self._blocks.living()]
-            if not self._changes.is_alone() or free != [one.holes() for one in lists]:
+            if not self._changes.is_alone() or free != [item.holes() for item in lists]:
                 return
             self._changes.any_lost = False
-            for one, holes in zip(lists, free):
-                for start, stop in gaps([*holes, *used], one.lowest, one.end):
-                    if one is self._large:
+            for item, holes in zip(lists, free):
+                for start, stop in gaps([*holes, *used], item.lowest, item.end):
+                    if item is self._large:
                         self.give_back(start, stop)
                         self._resident.cut(start, stop)
-                    one.give(start, stop - start)
+                    item.give(start, stop - start)
 
     def trim(self) -> None:
         """Like `collect`, but return all free pages to the system."""

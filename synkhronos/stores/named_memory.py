@@ -157,7 +157,7 @@ def checked(name: str, shape: int | Sequence[int], dtype: DTypeLike) -> tuple[tu
     if not isinstance(name, str) or not name:
         raise TypeError(f"named memory: expected a name, a string that is not empty, got {name!r}")
     extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-    if any(not isinstance(one, (int, np.integer)) or one < 0 for one in extents):
+    if any(not isinstance(extent, (int, np.integer)) or extent < 0 for extent in extents):
         raise ValueError(f"named memory: expected a shape of integers >= 0 for {name!r}, got {shape}")
     dtype = np.dtype(dtype)
     if dtype.hasobject:
@@ -165,7 +165,7 @@ def checked(name: str, shape: int | Sequence[int], dtype: DTypeLike) -> tuple[tu
             f"named memory: the array {name!r} cannot have the dtype {dtype}: Python objects are of no "
             f"use to other processes; use numbers"
         )
-    return tuple(int(one) for one in extents), dtype
+    return tuple(int(extent) for extent in extents), dtype
 
 
 def check_same(

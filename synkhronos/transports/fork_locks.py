@@ -42,7 +42,9 @@ class GeneratorLocks:
         if threading.active_count() > 1:
             kind = np.random.BitGenerator
             # The class of a dead `weakref.proxy` can be asked for, but not whether it is an instance.
-            found = {id(one.lock): one.lock for one in gc.get_objects() if issubclass(type(one), kind)}
+            found = {
+                id(item.lock): item.lock for item in gc.get_objects() if issubclass(type(item), kind)
+            }
             self._locks = [*{**found, id(self._locks[0]): self._locks[0]}.values()]
         self._held: list[Any] = []
         for lock in self._locks:
@@ -69,8 +71,8 @@ class GeneratorLocks:
 def other_threads() -> list[threading.Thread]:
     """Return the script's threads, apart from the main thread and this thread."""
     own = threading.main_thread(), threading.current_thread()
-    others = [one for one in threading.enumerate() if one not in own and not _has_ended(one)]
-    return [one for one in others if not _is_harmless(one)]
+    others = [thread for thread in threading.enumerate() if thread not in own and not _has_ended(thread)]
+    return [other for other in others if not _is_harmless(other)]
 
 
 def _has_ended(thread: threading.Thread) -> bool:
@@ -81,7 +83,7 @@ def _has_ended(thread: threading.Thread) -> bool:
 
 def _is_harmless(thread: threading.Thread) -> bool:
     modules = [type(thread).__module__, getattr(getattr(thread, "_target", None), "__module__", None)]
-    return any(str(one).partition(".")[0] in _HARMLESS for one in modules)
+    return any(str(module).partition(".")[0] in _HARMLESS for module in modules)
 
 
 def warn_of_threads(
@@ -99,7 +101,7 @@ def warn_of_threads(
     further : sequence of str
         The names of threads that Python does not know.
     """
-    names = listed([*(one.name for one in other_threads()), *further])
+    names = listed([*(other_thread.name for other_thread in other_threads()), *further])
     if names:
         warn(
             f"other threads run while {children} are forked: {names}. A lock that one of them holds at "
@@ -113,8 +115,8 @@ def threads_of_libraries() -> list[str]:
     """Return the names of threads that were not started by Python, where libraries name them."""
     if "jax" in sys.modules:  # it warns by itself
         return []
-    known = {one.native_id for one in threading.enumerate()}
-    found = [one for one in _UNNAMED if one in sys.modules]
+    known = {thread.native_id for thread in threading.enumerate()}
+    found = [item for item in _UNNAMED if item in sys.modules]
     for number in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{number}/comm") as file:
             if int(number) not in known:

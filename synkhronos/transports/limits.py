@@ -50,7 +50,7 @@ def _most_by_processes() -> int:
     found = [process_limit(), None if of_user < 0 or os.geteuid() == 0 else of_user]
     with suppress(OSError):
         found.append(int(Path("/proc/sys/kernel/pid_max").read_text()))
-    return min((one for one in found if one is not None), default=sys.maxsize)
+    return min((item for item in found if item is not None), default=sys.maxsize)
 
 
 def too_many_workers(error: OSError, started: int, wanted: int) -> SynkhronosError:

@@ -79,9 +79,9 @@ def in_sync(shared_vars: SharedVariables | None = None) -> bool:
     else:
         _, variables, _ = resolve(shared_vars)
         replicated = world.registry.replicated
-        numbers = [one for one in numbers_of(world, variables) if one < replicated]
+        numbers = [item for item in numbers_of(world, variables) if item < replicated]
     kept = [
-        world.rank_state.shareds[one] for one in numbers
+        world.rank_state.shareds[item] for item in numbers
     ]  # Python's collector may run before they are compared
     if not world.started or world.size == 1 or not numbers:
         return True

@@ -103,7 +103,7 @@ class Reduce(Command):
             own = [self._weight(state) if weights is None else weights[state.rank]]
             if is_wired:
                 own.append(
-                    [state.wire(one, self.wire, array.shape) for one, array in zip(numbers, arrays)]
+                    [state.wire(item, self.wire, array.shape) for item, array in zip(numbers, arrays)]
                 )
             reduced = reduce(arrays, *own)
             if self.target == "new" and state.is_master:
@@ -131,8 +131,8 @@ def _begun(
     engine: Engine, numbers: Sequence[int], variables: Sequence[SharedVariable]
 ) -> dict[int, int]:
     """Return which variables are filled in buckets: their numbers, and the numbers of the `Buckets`."""
-    found = [(one, engine.buckets_of(shared)) for one, shared in zip(numbers, variables)]
-    return {one: buckets.number for one, buckets in found if buckets is not None}
+    found = [(number, engine.buckets_of(shared)) for number, shared in zip(numbers, variables)]
+    return {item: buckets.number for item, buckets in found if buckets is not None}
 
 
 def _has_completed(state: RankState, command: Reduce, number: int) -> bool:

@@ -159,7 +159,7 @@ def scatter(
     world, variables, _ = resolve(shared_vars)
     if values is None:
         values = [bound_data(world, variable) for variable in variables]
-        missing = [str(one) for one, value in zip(variables, values) if value is None]
+        missing = [str(item) for item, value in zip(variables, values) if value is None]
         if missing:
             raise ValueError(
                 f"scatter: no values given, and no data bound to {listed(missing)}; give values, "
@@ -237,9 +237,9 @@ class _Fetch(Command):
         arrays = storages(state, self.numbers)
         if state.is_master:
             return [np.array(state.engine.to_host(array)) for array in arrays]
-        copies = [state.store.empty(np.shape(one), one.dtype) for one in arrays]
-        for copy, one in zip(copies, arrays):
-            state.engine.read(one, copy)  # a copy even if it is in the store, where others may write
+        copies = [state.store.empty(np.shape(item), item.dtype) for item in arrays]
+        for copy, item in zip(copies, arrays):
+            state.engine.read(item, copy)  # a copy even if it is in the store, where others may write
         return [state.send(copy) for copy in copies]
 
 

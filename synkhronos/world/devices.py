@@ -94,7 +94,7 @@ def _warn_of_a_crowd(size: int) -> None:
 
 def check_devices(n_parallel: int | None, use_gpu: bool | None, devices: Sequence[str]) -> list[str]:
     """Return the argument `devices` of ``fork()``, or raise an error if it is wrong."""
-    if not isinstance(devices, (list, tuple)) or not all(isinstance(one, str) for one in devices):
+    if not isinstance(devices, (list, tuple)) or not all(isinstance(item, str) for item in devices):
         raise TypeError(f"fork: devices: expected a list of device names, got {devices!r}")
     if not devices:
         raise ValueError("fork: devices: expected at least one device name, got an empty list")

@@ -40,7 +40,7 @@ def entropy(*others: int) -> list[int]:
 
 def seed(given: tuple[int, int], *others: int) -> None:
     """Seed the generators of this process; each depends on its fingerprint and on the other numbers."""
-    of_python, of_numpy = (np.random.SeedSequence([one, *others]) for one in given)
+    of_python, of_numpy = (np.random.SeedSequence([item, *others]) for item in given)
     random.seed(of_python.generate_state(_SEED_WORDS).tobytes())
     # `np.random.seed` is for a single kind of generator, and scripts can choose another kind.
     kind = getattr(np.random, np.random.get_state(legacy=False)["bit_generator"], None)

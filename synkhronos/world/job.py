@@ -66,7 +66,7 @@ class _WorldOfJob(NamedTuple):
     @property
     def ranges(self) -> list[range]:
         """The ranks of each machine."""
-        return ranks_of_machines([len(one) for one in self.by_machine], self.master_rank)
+        return ranks_of_machines([len(item) for item in self.by_machine], self.master_rank)
 
 
 class Machines:
@@ -96,7 +96,7 @@ class Machines:
         )
         if self.leaders is not None:
             own = pickle.dumps(self._fact())
-            self.facts: Sequence[Fact] = [pickle.loads(one) for one in self.leaders.exchange(own)]
+            self.facts: Sequence[Fact] = [pickle.loads(item) for item in self.leaders.exchange(own)]
             check_versions(self.facts)
         self._world: Any = None  # the last `_WorldOfJob`
 
@@ -180,7 +180,7 @@ class Machines:
         The master's rank is the largest one up to `master_rank` that its machine can have.
         """
         by_machine = fewer_on_machines(self._world.by_machine, size)
-        master_rank = nearest_master([len(one) for one in by_machine], master_rank)
+        master_rank = nearest_master([len(item) for item in by_machine], master_rank)
         world = self._world._replace(by_machine=by_machine, master_rank=master_rank)
         self._tell(_START, world)
         return self._transport(world, former)
@@ -251,7 +251,7 @@ class Machines:
         self._tasks.meet_again()
         self.leaders = Leaders(self._tasks.links)
         own = pickle.dumps((former, self._fact()))
-        formers, self.facts = zip(*[pickle.loads(one) for one in self.leaders.exchange(own)])
+        formers, self.facts = zip(*[pickle.loads(payload) for payload in self.leaders.exchange(own)])
         if self._world is not None:
             by_machine = [self._world.by_machine[machine] for machine in formers]
             self._world = self._world._replace(by_machine=by_machine)

@@ -269,13 +269,15 @@ def _check_files(files: Sequence[Any]) -> list[int]:
     if not isinstance(files, (list, tuple)):
         raise TypeError(f"fork: pass_fds: expected a list of open files or descriptors, got {files!r}")
     found = []
-    for one in files:
+    for stream in files:
         try:
-            found.append(check_int(one if hasattr(one, "__index__") else one.fileno(), "fork: pass_fds"))
+            found.append(
+                check_int(stream if hasattr(stream, "__index__") else stream.fileno(), "fork: pass_fds")
+            )
             os.fstat(found[-1])
         except (AttributeError, ValueError, OSError) as error:
             raise ValueError(
-                f"fork: pass_fds: expected open files or descriptors, got {one!r}"
+                f"fork: pass_fds: expected open files or descriptors, got {stream!r}"
             ) from error
     return found
 
@@ -299,7 +301,7 @@ def _start(world: World, by_machine: list[list[str]]) -> None:
     """
     if world.workers_inherit:
         return
-    numbers = [[machine] * len(one) for machine, one in enumerate(by_machine)]
+    numbers = [[machine] * len(item) for machine, item in enumerate(by_machine)]
     devices = by_rank(by_machine, world.master_rank)
     hosts = by_rank(numbers, world.master_rank)
     try:

@@ -107,7 +107,7 @@ def _devices_of_job(
     without = [fact.host for fact in facts if not fact.devices]
     if without:
         raise ValueError(f"fork: {job.DEVICES} names no devices on {', '.join(without)}")
-    every = [one for fact in facts for one in fact.devices or ()]
+    every = [device for fact in facts for device in fact.devices or ()]
     check_devices(n_parallel, use_gpu, every)
     _check_for_machines(every)
     return [fact.devices or [] for fact in facts]
@@ -121,7 +121,9 @@ def _check_for_machines(devices: Sequence[str]) -> None:
 def by_rank(by_machine: Sequence[list], master_rank: int) -> list:
     """Return the items of all ranks by rank, given a list for each machine."""
     items = [None] * sum(map(len, by_machine))
-    for ranks, own in zip(ranks_of_machines([len(one) for one in by_machine], master_rank), by_machine):
+    for ranks, own in zip(
+        ranks_of_machines([len(item) for item in by_machine], master_rank), by_machine
+    ):
         items[ranks.start : ranks.stop] = own
     return items
 

@@ -387,7 +387,7 @@ class RankState:
         if type(sent) is tuple:
             return self.schedules.run(self, *sent)
         if type(sent) is list:
-            return [self.run_sent(one) for one in sent]
+            return [self.run_sent(item) for item in sent]
         return sent.run(self)
 
     def warm_caches(self) -> None:

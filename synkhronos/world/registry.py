@@ -152,11 +152,11 @@ class Registry:
 
     def new_shareds(self) -> dict[int, SharedVariable]:
         """Return the shared variables that are not replicated yet, by number."""
-        return {number: one for number, one in self._shareds.items() if number >= self.replicated}
+        return {number: shared for number, shared in self._shareds.items() if number >= self.replicated}
 
     def new_functions(self) -> list[Any]:
         """Return the functions that are not replicated yet."""
-        return [one for number, one in self.functions.items() if number >= self.replicated]
+        return [function for number, function in self.functions.items() if number >= self.replicated]
 
     def collect(self) -> None:
         """Free the shared variables that only dropped functions kept alive."""

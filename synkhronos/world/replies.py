@@ -72,7 +72,7 @@ def results_of(replies: Sequence[bytes | None], own: Any, error: BaseException |
 
 
 def _raise(results: Sequence[Any], error: BaseException | None) -> NoReturn:
-    failures = [(rank, one) for rank, one in enumerate(results) if type(one) is Failure]
+    failures = [(rank, result) for rank, result in enumerate(results) if type(result) is Failure]
     if error is not None and not (failures and isinstance(error, CollectiveAbortedError)):
         raise error
     rank, first = min(failures, key=lambda pair: pair[1].was_aborted)

@@ -184,7 +184,7 @@ class FusedCommand(Command):
 
         def run(change: tuple[int, Any] | None) -> list[Any]:
             place, part = (-1, None) if change is None else change
-            return [one(part if at == place else None) for at, one in enumerate(bound)]
+            return [item(part if at == place else None) for at, item in enumerate(bound)]
 
         return run
 

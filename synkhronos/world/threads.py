@@ -56,9 +56,9 @@ class ThreadLimits:
 
     def _requested(self, name: str) -> int:
         """Return the number of threads requested by this variable, else by OpenMP's variable."""
-        for one in (name, "OMP_NUM_THREADS"):
+        for item in (name, "OMP_NUM_THREADS"):
             try:
-                value = int(self._environment[one] or 0)
+                value = int(self._environment[item] or 0)
             except ValueError as error:
                 reraise_if_handlers(error)
                 value = 0

@@ -151,7 +151,11 @@ def _assignment(text: str) -> dict[str, list[str]]:
         raise ValueError(f"expected a plain value, got {wrong[0]!r}")
     key, value, words = match[1], match[2], tokens[1:]
     if words and words[0].startswith("(") and not value:
-        if words[0] != "(" or words[-1] != ")" or any("(" in one or ")" in one for one in words[1:-1]):
+        if (
+            words[0] != "("
+            or words[-1] != ")"
+            or any("(" in item or ")" in item for item in words[1:-1])
+        ):
             raise ValueError(f"expected a list such as ('a' 'b'), got {text.strip()!r}")
         return {key: words[1:-1]}
     if words:
@@ -219,9 +223,9 @@ def _of_host(part: str) -> tuple[str, list[str]]:
     if not colon or host.startswith("opencl"):
         host, names = "", part
     devices = names.split(",")
-    for one in devices:
-        if not _DEVICE.fullmatch(one):
-            raise ConfigurationError(f"DEVICES: expected names such as cuda0 or cpu, got {one!r}")
+    for device in devices:
+        if not _DEVICE.fullmatch(device):
+            raise ConfigurationError(f"DEVICES: expected names such as cuda0 or cpu, got {device!r}")
     return host, devices
 
 

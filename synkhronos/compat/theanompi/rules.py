@@ -173,12 +173,12 @@ def _checked_devices(where: str, devices: Any) -> list[str]:
         raise TypeError(
             f"{where}.init: devices: expected a list such as ['cuda0', 'cuda1'], got {devices!r}"
         )
-    for one in devices:
-        if not isinstance(one, str):
-            raise TypeError(f"{where}.init: devices: expected names such as 'cuda0', got {one!r}")
-        if ":" in one and not one.startswith(("opencl", "jax:")):
+    for device in devices:
+        if not isinstance(device, str):
+            raise TypeError(f"{where}.init: devices: expected names such as 'cuda0', got {device!r}")
+        if ":" in device and not device.startswith(("opencl", "jax:")):
             raise ValueError(
-                f"{where}.init: devices: expected devices of this machine, got {one!r}; tmlauncher "
+                f"{where}.init: devices: expected devices of this machine, got {device!r}; tmlauncher "
                 f"starts sessions on several machines"
             )
     return list(devices)

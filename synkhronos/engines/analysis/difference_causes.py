@@ -46,7 +46,7 @@ def difference_causes(
     search = _Search(dict(zip(inputs, axes)))
     for node in io_toposort(inputs, results):
         search.visit(node)
-    return [search.state(one).causes for one in results]
+    return [search.state(result).causes for result in results]
 
 
 def statistics_in(
@@ -112,7 +112,7 @@ class _Search:
         self._graph.add(node)
         if isinstance(node.op, names.Scan) and self._enter(node):
             return
-        state = self._state(node, [self.state(one) for one in node.inputs])
+        state = self._state(node, [self.state(variable) for variable in node.inputs])
         for output in node.outputs:
             self._states[output] = state
             if state.kind == _MIXED:
@@ -125,16 +125,16 @@ class _Search:
             return False
         steps, inner = steps_in(loop), _Search({})
         inner._graph = graph
-        states = {one: self.state(source) for one, source in zip(steps.inputs, steps.sources)}
+        states = {variable: self.state(source) for variable, source in zip(steps.inputs, steps.sources)}
         for _ in range(2):  # a step gets the states of the step before it
             inner._states = dict(states)
             for node in io_toposort(steps.inputs, steps.outputs):
                 inner.visit(node)
             states.update(
-                (later, _joined(states[later], inner.state(one))) for one, later in steps.states
+                (later, _joined(states[later], inner.state(item))) for item, later in steps.states
             )
-        for one, end in zip(steps.outputs, steps.ends):
-            state = inner.state(one)
+        for output, end in zip(steps.outputs, steps.ends):
+            state = inner.state(output)
             if end is not None:
                 self._states[end] = state._replace(
                     mixed=frozenset([end] if state.kind == _MIXED else [])
@@ -155,23 +155,23 @@ class _Search:
         if isinstance(op, names.COPIES):
             states = states[:1]  # without conditions
         found = dict(self._causes(node, states))
-        possible = frozenset(found).union(*[one.causes.possible for one in states])
-        certain = frozenset(one for one in found if found[one])
-        certain = certain.union(*[one.causes.certain for one in states])
+        possible = frozenset(found).union(*[state.causes.possible for state in states])
+        certain = frozenset(item for item in found if found[item])
+        certain = certain.union(*[state.causes.certain for state in states])
         made = self._without_causes(node, states)
-        mixed = frozenset(one for each in states if made.is_shifted for one in each.mixed)
+        mixed = frozenset(item for each in states if made.is_shifted for item in each.mixed)
         return made._replace(causes=Causes(possible, certain), mixed=mixed)
 
     def _without_causes(self, node: Apply, states: list[_State]) -> _State:
         op, value = node.op, self._graph.value(node.outputs[0])
-        kind = max((one.kind for one in states), default=_NONE)
+        kind = max((state.kind for state in states), default=_NONE)
         has_axis = value is not None and value.axis is not None
         if kind == _NONE:  # an index in the bounds, or the size of a draw, may say that it has rows
             is_by_row = has_axis and isinstance(op, (names.Subtensor, *names.RANDOM))
             return _State(_ROWS if is_by_row else _NONE)
         if isinstance(op, names.Subtensor) and self._is_one_row(node):
             return _State()  # of which nothing is known
-        is_certain = rule_of(node) is not None and all(one.is_certain for one in states if one.mixes)
+        is_certain = rule_of(node) is not None and all(item.is_certain for item in states if item.mixes)
         if kind == _ROWS and value is not None and value.axis is None:
             return _State(_MIXED, False, is_certain)
         if kind == _ROWS and isinstance(op, (names.CAReduce, *names.LARGEST)):
@@ -180,9 +180,9 @@ class _Search:
             if not has_axis and (0 in axes or axis is None):  # most values have their rows on axis 0
                 is_of_all = _is_sum(op) and len(axes) == node.inputs[0].ndim
                 return _State(_MIXED, False, is_certain and is_of_all)
-        is_shifted = kind == _ROWS and any(one.mixes for one in states)
+        is_shifted = kind == _ROWS and any(state.mixes for state in states)
         return _State(
-            kind, is_shifted, is_certain, _selects(node) or any(one.is_selected for one in states)
+            kind, is_shifted, is_certain, _selects(node) or any(state.is_selected for state in states)
         )
 
     def _is_one_row(self, node: Apply) -> bool:
@@ -195,8 +195,8 @@ class _Search:
     def _causes(self, node: Apply, states: list[_State]) -> Iterator[tuple[str, bool]]:
         """Yield the causes that a node adds, and whether each is certain."""
         op, name, rule = node.op, type(node.op).__name__, rule_of(node)
-        has_rows = any(one.kind == _ROWS for one in states)
-        if any(one.mixes for one in states):
+        has_rows = any(state.kind == _ROWS for state in states)
+        if any(state.mixes for state in states):
             unknown = [(NONLINEAR, False)]
             yield from unknown if rule is None else self._of_values(rule, states, node.outputs[0])
         if name in _CLIPPING and has_rows:
@@ -218,9 +218,9 @@ class _Search:
     ) -> Iterator[tuple[str, bool]]:
         """Yield the cause of the use of a mixed value, unless the result is linear in it."""
         values = rule.values
-        used = [place for place, one in enumerate(states) if one.kind != _NONE]
+        used = [place for place, state in enumerate(states) if state.kind != _NONE]
         mixing = [place for place in used if states[place].mixes]
-        has_rows = any(one.kind == _ROWS for one in states)
+        has_rows = any(state.kind == _ROWS for state in states)
         cause = STATISTICS if has_rows else NONLINEAR
         if isinstance(values, Terms):
             if {*used} <= {*rule.operands(len(states))}:
@@ -244,7 +244,7 @@ def _selects(node: Apply) -> bool:
     """Whether an operation selects items by their contents, as with a mask."""
     name = type(node.op).__name__
     if name in _SELECTING:
-        return any(getattr(one.type, "dtype", None) == "bool" for one in node.inputs[1:])
+        return any(getattr(variable.type, "dtype", None) == "bool" for variable in node.inputs[1:])
     return name == "Nonzero"
 
 

@@ -126,8 +126,8 @@ class EqualAxes:
         while key in self._parents:
             path.append(key)
             key = self._parents[key]
-        for one in path[:-1]:
-            self._parents[one] = key
+        for item in path[:-1]:
+            self._parents[item] = key
         return key
 
     def join(self, *keys: Extent) -> None:
@@ -149,13 +149,13 @@ class EqualAxes:
         self._done.add(node.op)
         steps = steps_in(node)
         self.add(steps.inputs, steps.outputs)
-        for one, source in zip(steps.inputs, steps.sources):
-            self._step(one, source)
-        for one, end in zip(steps.outputs, steps.ends):
+        for variable, source in zip(steps.inputs, steps.sources):
+            self._step(variable, source)
+        for output, end in zip(steps.outputs, steps.ends):
             if end is not None:
-                self._step(one, end)
-        for one, later in steps.states:
-            self.join_all(one, later)
+                self._step(output, end)
+        for item, later in steps.states:
+            self.join_all(item, later)
 
     def _step(self, inner: Variable, outer: Variable) -> None:
         """Join the axes of a variable of the steps with the axes of the loop's, except for its steps."""
@@ -212,14 +212,14 @@ class _Graph:
     ) -> None:
         self.outputs, self.updates, self.givens = list(outputs), list(updates), list(givens)
         self.roots = [*self.outputs, *(new for _, new in [*self.updates, *self.givens])]
-        self.roots = [one for one in self.roots if isinstance(one, Variable)]
+        self.roots = [root for root in self.roots if isinstance(root, Variable)]
         excluded = {shared for shared, _ in self.updates}
         if no_default_updates is not True:
             excluded.update(no_default_updates or ())
-            for one in graph_inputs(self.roots):
-                new = getattr(one, "default_update", None)
-                if isinstance(one, SharedVariable) and new is not None and one not in excluded:
-                    self.updates.append((one, new))
+            for variable in graph_inputs(self.roots):
+                new = getattr(variable, "default_update", None)
+                if isinstance(variable, SharedVariable) and new is not None and variable not in excluded:
+                    self.updates.append((variable, new))
                     self.roots.append(new)
         self.nodes = io_toposort([], self.roots)
         self._n_given = len(updates)
@@ -228,14 +228,14 @@ class _Graph:
         """Return the outputs, updates and givens with the replacements."""
         copies: dict[Variable, Variable] = {}
         for node in self.nodes:
-            inputs = [copies.get(one, one) for one in node.inputs]
+            inputs = [copies.get(variable, variable) for variable in node.inputs]
             for old, new in zip(node.outputs, replacements.apply(node, inputs)):
                 copies[old] = new
 
         def copy_of(new: Any) -> Any:
             return copies.get(new, new) if isinstance(new, Variable) else new
 
-        outputs = [copy_of(one) for one in self.outputs]
+        outputs = [copy_of(output) for output in self.outputs]
         givens = [(old, copy_of(new)) for old, new in self.givens]
         updates = [(shared, copy_of(new)) for shared, new in self.updates[: self._n_given]]
         for shared, new in self.updates[self._n_given :]:
@@ -316,13 +316,13 @@ class _Replacements:
         }
         checks = [
             node
-            for node in io_toposort([], [one for one in roots if isinstance(one, Variable)])
+            for node in io_toposort([], [root for root in roots if isinstance(root, Variable)])
             if isinstance(node.op, names.SpecifyShape) and isinstance(node.op, names.WITH_EXTENTS)
         ]
         return any(
-            isinstance(one, Constant) and one.data in replaced
+            isinstance(variable, Constant) and variable.data in replaced
             for node in checks
-            for one in node.inputs[1:]
+            for variable in node.inputs[1:]
         )
 
     def drop(self) -> None:
@@ -340,7 +340,7 @@ class _Replacements:
         ]
         for node in graph.nodes:
             cuts = isinstance(node.op, names.Scan) and any(
-                self._has_rows(_uncut(one)) for one in node.op.outer_seqs(node.inputs)
+                self._has_rows(_uncut(outer_seq)) for outer_seq in node.op.outer_seqs(node.inputs)
             )
             numbers = [number for number in _other_numbers(node) if number > 1]
             left += [HardcodedRowCount(number, str(node), cuts=cuts) for number in numbers]
@@ -357,7 +357,7 @@ class _Replacements:
 def _other_numbers(node: Apply) -> list[int]:
     """Return constants that may fix a number of rows and cannot be replaced."""
     if isinstance(node.op, names.COUNTING):  # as the number of steps of a loop over the rows
-        return [int(one.data) for one in node.inputs[:1] if isinstance(one, Constant)]
+        return [int(variable.data) for variable in node.inputs[:1] if isinstance(variable, Constant)]
     return []
 
 
@@ -374,15 +374,15 @@ def _with_lengths(
     """Return the inputs of a node with other numbers in place of items of its shape."""
     op = node.op
     if isinstance(op, names.WITH_EXTENTS):
-        items = [lengths.get(axis, one) for axis, one in enumerate(inputs[1:])]
-        return [inputs[0], *(_as_index(one) for one in items)]
+        items = [lengths.get(axis, variable) for axis, variable in enumerate(inputs[1:])]
+        return [inputs[0], *(_as_index(number) for number in items)]
     if isinstance(op, names.ARange):
         return [inputs[0], _as_index(lengths[0]), inputs[2]]
     shape, known = inputs[1], _numbers(inputs[1])
     count = node.outputs[-1].ndim if known is None else len(known)
     items = [shape[axis] for axis in range(count)] if known is None else known
-    items = [lengths.get(axis, one) for axis, one in enumerate(items)]
-    return [inputs[0], tt.stack([_as_index(one) for one in items]), *inputs[2:]]
+    items = [lengths.get(axis, item) for axis, item in enumerate(items)]
+    return [inputs[0], tt.stack([_as_index(number) for number in items]), *inputs[2:]]
 
 
 def _as_index(number: Any) -> Variable:
@@ -435,16 +435,16 @@ def _needs_numbers(op: Op) -> bool:
 def _numbers(shape: Variable) -> list[Any] | None:
     """Return the items of a shape, ints where they are constants; None if they are not known."""
     if isinstance(shape, Constant):
-        return [int(one) for one in shape.data]
+        return [int(length) for length in shape.data]
     if shape.owner is not None and isinstance(shape.owner.op, names.MakeVector):
-        return [int(one.data) if isinstance(one, Constant) else one for one in shape.owner.inputs]
+        return [int(item.data) if isinstance(item, Constant) else item for item in shape.owner.inputs]
     return None
 
 
 def _product(numbers: Iterable[Any]) -> Any:
     product = 1
-    for one in numbers:
-        product = product * one
+    for number in numbers:
+        product = product * number
     return product
 
 

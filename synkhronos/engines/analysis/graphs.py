@@ -83,7 +83,7 @@ def inputs_first(
             elif variable not in seen and variable not in done:
                 seen.add(variable)
                 stack.append((variable, True))
-                stack.extend([(one, False) for one in reversed(parents(variable))])
+                stack.extend([(parent, False) for parent in reversed(parents(variable))])
 
 
 def is_random_state(variable: Any) -> bool:
@@ -135,11 +135,11 @@ class Dependence:
         together = 0
         for variable in variables:
             if variable not in self._masks:
-                for one in inputs_first([variable], self.parents, done=self._masks):
-                    mask = self._bits.get(one, 0)
-                    for parent in self.parents(one):
+                for item in inputs_first([variable], self.parents, done=self._masks):
+                    mask = self._bits.get(item, 0)
+                    for parent in self.parents(item):
                         mask |= self._masks[parent]
-                    self._masks[one] = mask
+                    self._masks[item] = mask
             together |= self._masks[variable]
         return together
 
@@ -173,15 +173,15 @@ class Numbering:
 
     def of(self, variable: Variable) -> int:
         """Return the number of a variable."""
-        for one in inputs_first([variable], done=self._by_variable):
-            number = self._by_structure.setdefault(self._structure(one), len(self._by_structure))
-            self._by_variable[one] = number
+        for item in inputs_first([variable], done=self._by_variable):
+            number = self._by_structure.setdefault(self._structure(item), len(self._by_structure))
+            self._by_variable[item] = number
         return self._by_variable[variable]
 
     def _structure(self, variable: Variable) -> Hashable:
         node = variable.owner
         if node is not None:
-            numbers: list[Any] = [self._by_variable[one] for one in node.inputs]
+            numbers: list[Any] = [self._by_variable[item] for item in node.inputs]
             return (node.op, node.outputs.index(variable), variable.type, *numbers)
         if isinstance(variable, Constant):
             try:
@@ -230,15 +230,15 @@ def loss_ops(nodes: Iterable[Apply], results: Sequence[Variable]) -> list[frozen
     """
     found: dict[Variable, frozenset[str]] = {}  # of the variables that are computed from seeds
     for node in nodes:
-        passed = [found[one] for one in node.inputs if one in found]
+        passed = [found[variable] for variable in node.inputs if variable in found]
         together = frozenset().union(*passed)
         outputs = node.outputs
         if isinstance(node.op, Collective):
             outputs = outputs[1:]  # without the peers
             if node.op.loss_op is not None:  # as of a `BucketReady`
                 together |= {node.op.loss_op}
-        found.update((one, together) for one in outputs if passed or is_seed(one))
-    return [found.get(one, frozenset()) for one in results]
+        found.update((output, together) for output in outputs if passed or is_seed(output))
+    return [found.get(result, frozenset()) for result in results]
 
 
 def gradient_seeds(
@@ -253,7 +253,7 @@ def gradient_seeds(
         return () if is_seed(variable) else parents(variable)
 
     reached = inputs_first(expressions, until_seeds)
-    seeds = {one: one.owner.inputs[0] for one in reached if is_seed(one)}
+    seeds = {item: item.owner.inputs[0] for item in reached if is_seed(item)}
     inner = set(inputs_first(seeds.values(), parents))
     return {seed: loss for seed, loss in seeds.items() if seed not in inner}
 
@@ -278,7 +278,7 @@ def rebuilt(
         elif is_fill_of_one_number(node):
             copies[variable] = copies[node.inputs[1]]
         else:
-            inputs = [copies[one] for one in node.inputs]
+            inputs = [copies[item] for item in node.inputs]
             outputs = (apply or with_inputs)(node, inputs)
             for old, new in zip(node.outputs, outputs):
                 copies.setdefault(old, new)
@@ -332,15 +332,15 @@ def steps_in(loop: Apply) -> Steps:
     """Return the steps of a loop."""
     inputs, outputs = steps_of(loop.op)
     places = loop.op.get_oinp_iinp_iout_oout_mappings()
-    ends = [places["outer_out_from_inner_out"].get(one, -1) for one in range(len(outputs))]
+    ends = [places["outer_out_from_inner_out"].get(index, -1) for index in range(len(outputs))]
     return Steps(
         inputs,
         outputs,
-        [loop.inputs[places["outer_inp_from_inner_inp"][one]] for one in range(len(inputs))],
+        [loop.inputs[places["outer_inp_from_inner_inp"][index]] for index in range(len(inputs))],
         [None if end < 0 else loop.outputs[end] for end in ends],
         [
-            (one, inputs[to])
-            for place, one in enumerate(outputs)
+            (output, inputs[to])
+            for place, output in enumerate(outputs)
             for to in places["inner_inp_from_inner_out"].get(place, ())
         ],
     )
@@ -351,13 +351,13 @@ def through_steps(
 ) -> tuple[set[Variable], list[Variable]]:
     """Return the variables of the steps of a loop, and the outputs of the loop, that have a property."""
     steps = steps_in(loop)
-    found = {one for one, source in zip(steps.inputs, steps.sources) if source in having}
+    found = {variable for variable, source in zip(steps.inputs, steps.sources) if source in having}
     order, before = list(inputs_first(steps.outputs)), -1
     while len(found) > before:  # a step gets the states of the step before it
         before = len(found)
         follow(order, found, rule)
-        found.update(later for one, later in steps.states if one in found)
-    ends = [end for one, end in zip(steps.outputs, steps.ends) if one in found and end is not None]
+        found.update(later for item, later in steps.states if item in found)
+    ends = [end for output, end in zip(steps.outputs, steps.ends) if output in found and end is not None]
     return found, ends
 
 
@@ -365,7 +365,7 @@ def nodes_with_steps(
     variables: Iterable[Variable], having: set[Variable], rule: NodeRule
 ) -> Iterable[tuple[Apply, set[Variable]]]:
     """Yield the nodes of variables and of the steps of loops, each with the set having the property."""
-    nodes = dict.fromkeys(one.owner for one in variables if one.owner is not None)
+    nodes = dict.fromkeys(variable.owner for variable in variables if variable.owner is not None)
     for node in nodes:
         yield node, having
         if isinstance(node.op, Scan):

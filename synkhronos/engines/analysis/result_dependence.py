@@ -47,33 +47,33 @@ def analyze(
     axes : list
         As of `Engine.analyze`.
     """
-    inputs = [one.variable for one in specifications]
-    updates = [(one.variable, one.update) for one in specifications if one.update is not None]
+    inputs = [spec.variable for spec in specifications]
+    updates = [(spec.variable, spec.update) for spec in specifications if spec.update is not None]
     arguments, results = arguments_and_results(specifications, outputs)
     nodes = io_toposort(inputs, results)
     equal = {
-        one
+        output
         for node in nodes
         if isinstance(node.op, Collective) and node.op.is_same_everywhere
-        for one in node.outputs
+        for output in node.outputs
     }
-    sources = [one for one in inputs if not is_peers(one)]
+    sources = [variable for variable in inputs if not is_peers(variable)]
     every, own = Dependence(sources, {}), Dependence(sources, {}, equal)
-    positions = {one: position for position, one in enumerate(arguments)}
+    positions = {argument: position for position, argument in enumerate(arguments)}
 
     def used(variables: Iterable[Variable]) -> tuple[frozenset[int], frozenset[SharedVariable]]:
         return (
-            frozenset(positions[one] for one in variables if one in positions),
-            frozenset(one for one in variables if one not in positions),
+            frozenset(positions[variable] for variable in variables if variable in positions),
+            frozenset(variable for variable in variables if variable not in positions),
         )
 
     found = [
-        Sources(*used(every.sources_in(every.of(one))), *used(own.sources_in(own.of(one))))
-        for one in results
+        Sources(*used(every.sources_in(every.of(result))), *used(own.sources_in(own.of(result))))
+        for result in results
     ]
     return Analysis(
         outputs=found[: len(outputs)],
-        updates={shared: one for (shared, _), one in zip(updates, found[len(outputs) :])},
+        updates={shared: item for (shared, _), item in zip(updates, found[len(outputs) :])},
         accumulated=frozenset(shared for shared, new in updates if _accumulates(shared, new, every)),
         extents=extents(arguments, axes, outputs),
         loss_ops=loss_ops(nodes, outputs),
@@ -84,9 +84,9 @@ def arguments_and_results(
     specifications: Sequence[Any], outputs: Sequence[Variable]
 ) -> tuple[list[Variable], list[Variable]]:
     """Return the arguments of a function, without the peers, and all of its results."""
-    inputs = [one.variable for one in specifications]
-    arguments = [one for one in inputs if not isinstance(one, SharedVariable) and not is_peers(one)]
-    return arguments, [*outputs, *(one.update for one in specifications if one.update is not None)]
+    inputs = [spec.variable for spec in specifications]
+    arguments = [item for item in inputs if not isinstance(item, SharedVariable) and not is_peers(item)]
+    return arguments, [*outputs, *(spec.update for spec in specifications if spec.update is not None)]
 
 
 def _accumulates(shared: SharedVariable, new: Variable, every: Dependence) -> bool:
@@ -99,7 +99,7 @@ def _accumulates(shared: SharedVariable, new: Variable, every: Dependence) -> bo
             continue
         seen.add(variable)
         node = variable.owner
-        using = [place for place, one in enumerate(node.inputs) if every.of(one) & own]
+        using = [place for place, item in enumerate(node.inputs) if every.of(item) & own]
         rule = rule_of(node)
         is_joined = rule is not None and isinstance(rule.values, Terms) and rule.values.are_alike
         if rule is None or not is_joined and (rule.reduced or [*rule.mixed]):
@@ -160,7 +160,7 @@ def _runs_along(
         graph.add(node)
         if node in loops:
             sequences = node.op.outer_seqs(node.inputs)
-            values = [graph.value(one) for one in sequences]
+            values = [graph.value(sequence) for sequence in sequences]
             if any(value is not None and value.axis == 0 for value in values):
                 return True
             if not sequences and graph.value(node.inputs[0]) == LENGTH:
@@ -175,8 +175,8 @@ class _Uses:
         self._results = set(results)
         self._nodes: dict[Variable, list[Apply]] = {}
         for node in nodes:
-            for one in node.inputs:
-                self._nodes.setdefault(one, []).append(node)
+            for variable in node.inputs:
+                self._nodes.setdefault(variable, []).append(node)
 
     def is_last_only(self, variable: Variable) -> bool:
         """Whether only the last item of a variable is used."""
@@ -224,7 +224,7 @@ def _is_fold(new: Variable, state: Variable, earlier: Dependence) -> bool:
             if not isinstance(scalar_op, _FOLDS) or kind not in (None, type(scalar_op)):
                 return False
             kind = type(scalar_op)
-        operands = [one for one in node.inputs if earlier.of(one)]
+        operands = [variable for variable in node.inputs if earlier.of(variable)]
         if len(operands) != 1:
             return False
         [new] = operands

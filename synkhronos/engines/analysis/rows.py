@@ -117,15 +117,15 @@ class RowGraph:
         axes: Mapping[Variable, int | str | None],
         known: Mapping[Variable, Rows | None] | None = None,
     ) -> None:
-        given = {one: of_input(axis) for one, axis in axes.items() if not isinstance(axis, str)}
+        given = {item: of_input(axis) for item, axis in axes.items() if not isinstance(axis, str)}
         self._values = {**(known or {}), **given}
-        self._bounds = {one for one, axis in axes.items() if axis == BOUND}
+        self._bounds = {item for item, axis in axes.items() if axis == BOUND}
 
     def values_of(self, variables: Sequence[Variable]) -> list[Rows | None]:
         """Return the values of variables, after finding those of the graph."""
         for node in io_toposort([*self._values, *self._bounds], variables):
             self.add(node)
-        return [self.value(one) for one in variables]
+        return [self.value(variable) for variable in variables]
 
     def value(self, variable: Variable) -> Rows | None:
         if variable in self._values:
@@ -138,7 +138,7 @@ class RowGraph:
 
     def add(self, node: Apply) -> None:
         """Find the values of the outputs of a node, whose inputs have been found."""
-        found = self._apply(node, [self.value(one) for one in node.inputs])
+        found = self._apply(node, [self.value(variable) for variable in node.inputs])
         for place, output in enumerate(node.outputs):
             self._values.setdefault(output, found[place] if isinstance(found, list) else found)
 
@@ -155,14 +155,14 @@ class RowGraph:
                 return getattr(self, special)(node, values)
         return self.by_rule(node, values)
 
-    def number(self, one: Item) -> Rows | None:
+    def number(self, item: Item) -> Rows | None:
         """Return the value of an item of a shape."""
-        if isinstance(one, int):
+        if isinstance(item, int):
             return FIXED
-        if not isinstance(one, tuple):
-            return self.value(one)
-        value = self.value(one[0])
-        return None if value is None else LENGTH if value.axis == one[1] else FIXED
+        if not isinstance(item, tuple):
+            return self.value(item)
+        value = self.value(item[0])
+        return None if value is None else LENGTH if value.axis == item[1] else FIXED
 
     # Rules: each returns the value of all outputs of a node
 
@@ -192,8 +192,8 @@ class RowGraph:
         if graph is None:
             return of_unlisted(values)
         steps = steps_in(node)
-        found = {end: _ahead(graph.value(one), -1) for one, end in zip(steps.outputs, steps.ends)}
-        return [found.get(one) for one in node.outputs]
+        found = {end: _ahead(graph.value(output), -1) for output, end in zip(steps.outputs, steps.ends)}
+        return [found.get(output) for output in node.outputs]
 
     def of_steps(self, loop: Apply) -> RowGraph | None:
         """Return the values in the steps of a loop; None if the steps may be rows, or differ."""
@@ -201,14 +201,14 @@ class RowGraph:
             return None
         steps = steps_in(loop)
         known = {
-            one: _ahead(self.value(source), ndim(source) - ndim(one))
-            for one, source in zip(steps.inputs, steps.sources)
+            variable: _ahead(self.value(source), ndim(source) - ndim(variable))
+            for variable, source in zip(steps.inputs, steps.sources)
         }
         for _ in range(_ROUNDS):
             graph = RowGraph({}, known)
             graph.values_of(steps.outputs)
-            later = {state: _alike(known[state], graph.value(one)) for one, state in steps.states}
-            if all(known[one] == value for one, value in later.items()):
+            later = {state: _alike(known[state], graph.value(item)) for item, state in steps.states}
+            if all(known[item] == value for item, value in later.items()):
                 return graph
             known.update(later)
         return None
@@ -217,15 +217,15 @@ class RowGraph:
         items = dims(node.inputs[0])
         if items is None or not isinstance(node.op.scalar_op, scalar.Mul):
             return self.by_rule(node, values)
-        numbers = [self.number(one) for one in items]  # the result is the size of an array
+        numbers = [self.number(item) for item in items]  # the result is the size of an array
         return None if None in numbers else Rows(None, frozenset([numbers.count(LENGTH)]))
 
     def reshape(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         value, items = values[0], dims(node.inputs[1])
         if value is None or not items:
             return of_unlisted(values)
-        first, rest = items[0], [self.number(one) for one in items[1:]]
-        if any(one != FIXED for one in rest):
+        first, rest = items[0], [self.number(item) for item in items[1:]]
+        if any(item != FIXED for item in rest):
             return None
         if value.axis is None:
             return value if self.number(first) == FIXED else None
@@ -236,32 +236,32 @@ class RowGraph:
         return of_unlisted(values)
 
     def empty(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        return self._filled([item(one) for one in node.inputs], ZERO.degrees)
+        return self._filled([item(variable) for variable in node.inputs], ZERO.degrees)
 
     def alloc(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         if values[0] is None or values[0].axis is not None:
             return None
-        return self._filled([item(one) for one in node.inputs[1:]], values[0].degrees)
+        return self._filled([item(variable) for variable in node.inputs[1:]], values[0].degrees)
 
     def random(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         shape = dims(node.inputs[1])
-        if shape is None or any(self.number(one) is None for one in shape):
+        if shape is None or any(self.number(item) is None for item in shape):
             return of_unlisted(values)
-        known = all(one is not None and one.degrees <= {0} for one in values[2:])
+        known = all(value is not None and value.degrees <= {0} for value in values[2:])
         return self._filled(shape, FIXED.degrees) if known else None
 
     def _filled(self, shape: Sequence[Item], degrees: frozenset[float]) -> Rows | None:
-        numbers = [self.number(one) for one in shape]
-        axes = [axis for axis, one in enumerate(numbers) if one == LENGTH]
-        if len(axes) > 1 or any(one not in (LENGTH, FIXED) for one in numbers):
+        numbers = [self.number(item) for item in shape]
+        axes = [axis for axis, number in enumerate(numbers) if number == LENGTH]
+        if len(axes) > 1 or any(number not in (LENGTH, FIXED) for number in numbers):
             return None
         return Rows(axes[0] if axes else None, degrees)
 
     def indexed(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         value, chosen = values[0], constant_index(node)
         if value is not None and value.axis is None:
-            for axis, one in enumerate(chosen):
-                if self._is_window(one):
+            for axis, item in enumerate(chosen):
+                if self._is_window(item):
                     return Rows(axis_after(axis, chosen), value.degrees)
         return self.by_rule(node, values)
 
@@ -317,7 +317,7 @@ class RowAxes(RowGraph):
         for axis, label in enumerate(rule.outputs[0]):
             if along <= {*(label.labels if isinstance(label, Part) else [label])}:
                 return Rows(axis, FIXED.degrees)
-        return FIXED if len(known) == 1 == sum(bool(one) for one in rule.inputs) else None
+        return FIXED if len(known) == 1 == sum(bool(variable) for variable in rule.inputs) else None
 
     def looked_up(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         found, table = numbers_along(node), values[0]
@@ -350,18 +350,18 @@ class RowAxes(RowGraph):
         if axis == len(shape) or n_items != wanted:
             return None
         is_known = isinstance(shape[axis], int) or self.number(shape[axis]) == LENGTH
-        are_known = all(self.number(one) == FIXED for one in shape[axis + 1 :])
+        are_known = all(self.number(item) == FIXED for item in shape[axis + 1 :])
         return Rows(axis, FIXED.degrees) if is_known and are_known else None
 
     def counted(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        start, stop, step = (self.number(item(one)) for one in node.inputs)
+        start, stop, step = (self.number(item(variable)) for variable in node.inputs)
         is_by_row = start == FIXED and stop == LENGTH and item(node.inputs[2]) == 1
         return Rows(0, FIXED.degrees) if is_by_row else of_unlisted(values)
 
     def looped(self, node: Apply, values: list[Rows | None]) -> Rows | list[Rows | None] | None:
         """A loop has an item for each step, so it has rows on axis 0 if its sequences do."""
         sequences = values[1 : 1 + len(node.op.outer_seqs(node.inputs))]
-        is_by_row = any(one is not None and one.axis == 0 for one in sequences)
+        is_by_row = any(sequence is not None and sequence.axis == 0 for sequence in sequences)
         return Rows(0, FIXED.degrees) if is_by_row else super().looped(node, values)
 
     def sparse(self, node: Apply, values: list[Rows | None]) -> Rows | None:
@@ -389,8 +389,8 @@ def _alike(one: Rows | None, other: Rows | None) -> Rows | None:
 def _along(rule: Rule, label: Any, known: Sequence[tuple[Labels, Rows]]) -> Rows | None:
     """Return the value of operands that have rows along the axes with a label."""
     output = rule.outputs[0]
-    is_reduced, parts = label not in output, [one for one in output if isinstance(one, Part)]
-    if is_reduced and (rule.reduced is None or any(label in one.labels for one in parts)):
+    is_reduced, parts = label not in output, [item for item in output if isinstance(item, Part)]
+    if is_reduced and (rule.reduced is None or any(label in part.labels for part in parts)):
         return None
     added = 1 if is_reduced and rule.reduced == "sum" else 0
     has_terms = isinstance(rule.values, Terms)
@@ -420,7 +420,7 @@ def _raised(degrees: frozenset[float], by: int) -> frozenset[float]:
 
 def of_unlisted(values: Sequence[Rows | None]) -> Rows | None:
     """Return the value of an operation about which nothing is known except that it is deterministic."""
-    fixed = all(one is not None and one.axis is None and one.degrees <= {0} for one in values)
+    fixed = all(value is not None and value.axis is None and value.degrees <= {0} for value in values)
     return FIXED if fixed else None
 
 

@@ -109,14 +109,14 @@ class Rule(NamedTuple):
         values = self.values
         if isinstance(values, Terms):
             places = self.operands(len(degrees))
-            found = {degrees[one] for one in places if degrees[one]}
+            found = {degrees[place] for place in places if degrees[place]}
             others = {*range(len(degrees))}.difference(places, values.shapes)
-            if (values.are_alike and len(found) > 1) or any(degrees[one] - _ONE for one in others):
+            if (values.are_alike and len(found) > 1) or any(degrees[other] - _ONE for other in others):
                 return None
             return _few(frozenset().union(*found))
         if isinstance(values, Powers):
             return _product(values.exponents, degrees)
-        known = {one for one in degrees if one}
+        known = {degree for degree in degrees if degree}
         if known <= {_ONE}:
             return _ONE
         if len(known) == 1 and len(next(iter(known))) == 1:
@@ -131,7 +131,7 @@ class Rule(NamedTuple):
         if isinstance(self.values, Terms):
             return range(count) if self.values.operands is None else self.values.operands
         if isinstance(self.values, Powers):
-            return [place for place, one in enumerate(self.values.exponents) if one]
+            return [place for place, exponent in enumerate(self.values.exponents) if exponent]
         return ()
 
 
@@ -145,9 +145,9 @@ def _product(exponents: Sequence[float], degrees: Sequence[frozenset[float]]) ->
         if exponent != int(exponent) or exponent < 0:
             if len(each) != 1:
                 return None
-            each, exponent = frozenset(exponent * one for one in each), 1
+            each, exponent = frozenset(exponent * item for item in each), 1
         for _ in range(int(exponent)):
-            product = frozenset(one + two for one in product for two in each)
+            product = frozenset(item + two for item in product for two in each)
             if len(product) > _MOST:
                 return None
     return product
@@ -215,11 +215,11 @@ _SCALARS: list[tuple[Any, Any]] = [
 
 
 def _elementwise(node: Apply) -> Rule:
-    inputs = [_wide(one, _labels(one)) for one in node.inputs]
+    inputs = [_wide(variable, _labels(variable)) for variable in node.inputs]
     kind: Any = type(node.op.scalar_op)
     values = _values_of(kind)
     values = values(node) if callable(values) else values
-    return Rule(inputs, [_labels(one) for one in node.outputs], values)
+    return Rule(inputs, [_labels(output) for output in node.outputs], values)
 
 
 # Axes that are moved, reduced or multiplied
@@ -228,22 +228,22 @@ def _elementwise(node: Apply) -> Rule:
 def _copied(node: Apply) -> Rule:
     first, *others = node.inputs
     labels = _labels(first)
-    outputs = [labels if ndim(one) == len(labels) else [None] * ndim(one) for one in node.outputs]
+    outputs = [labels if ndim(item) == len(labels) else [None] * ndim(item) for item in node.outputs]
     return Rule([labels, *[None] * len(others)], outputs, Terms((0,)))
 
 
 def _specified(node: Apply) -> Rule:
     rule = _copied(node)
     if isinstance(node.op, names.WITH_EXTENTS):
-        given = [one if hasattr(one.type, "dtype") else None for one in node.inputs[1:]]
-        items = [None if one is None else item(one) for one in given]
+        given = [variable if hasattr(variable.type, "dtype") else None for variable in node.inputs[1:]]
+        items = [None if number is None else item(number) for number in given]
     else:
         items = dims(node.inputs[1]) or []
     return rule._replace(numbers=_numbers(items, node.outputs[0]))
 
 
 def _moved(node: Apply) -> Rule:
-    order = [None if one == "x" else one for one in node.op.new_order]
+    order = [None if axis == "x" else axis for axis in node.op.new_order]
     return Rule([_labels(node.inputs[0])], [order], Terms())
 
 
@@ -268,14 +268,14 @@ def _product_rule(a: Labels, b: Labels, output: Labels, *ignored: None) -> Rule:
 
 
 def _dot(node: Apply) -> Rule:
-    left, right = (ndim(one) for one in node.inputs)
+    left, right = (ndim(variable) for variable in node.inputs)
     a = ["i", "k"][2 - left :] if left else []
     b = ["k", "j"][:right]
     return _product_rule(a, b, [*a[:-1], *b[1:]])
 
 
 def _batched_dot(node: Apply) -> Rule:
-    left, right = (ndim(one) for one in node.inputs)
+    left, right = (ndim(variable) for variable in node.inputs)
     a, b = ["n", "i", "k"] if left == 3 else ["n", "k"], ["n", "k", "j"][:right]
     return _product_rule(a, b, [*a[:-1], *b[2:]])
 
@@ -289,14 +289,14 @@ def _by_row(node: Apply) -> Rule:
     """Matrices, whose columns each row mixes, and vectors of a number for each row."""
     has_bias = isinstance(node.op, names.WITH_BIAS)
 
-    def labels(one: Variable) -> Labels:
-        is_bias = ndim(one) == 1 and has_bias and not one.dtype.startswith(("int", "uint"))
-        return ["column"] if is_bias else ["row", "column"][: ndim(one)]
+    def labels(variable: Variable) -> Labels:
+        is_bias = ndim(variable) == 1 and has_bias and not variable.dtype.startswith(("int", "uint"))
+        return ["column"] if is_bias else ["row", "column"][: ndim(variable)]
 
     is_linear = isinstance(node.op, names.LINEAR_BY_ROW)
     return Rule(
-        [labels(one) for one in node.inputs],
-        [labels(one) if not has_bias or ndim(one) != 1 else ["row"] for one in node.outputs],
+        [labels(variable) for variable in node.inputs],
+        [labels(output) if not has_bias or ndim(output) != 1 else ["row"] for output in node.outputs],
         Terms((0,)) if is_linear else None,
         mixed=["column"],
     )
@@ -324,7 +324,7 @@ def _convolution(node: Apply) -> Rule:
     else:
         numbers = [op.imshp[0], None, op.kshp[0]]
     keys = [(images, 0), (images, 1), (filters, 0)]
-    given = [(place, int(one), key) for place, (one, key) in enumerate(zip(numbers, keys)) if one]
+    given = [(place, int(item), key) for place, (item, key) in enumerate(zip(numbers, keys)) if item]
     return rule._replace(numbers=given)
 
 
@@ -332,7 +332,7 @@ def _pooling(node: Apply) -> Rule:
     """Windows of the trailing axes; the gradient is linear in the last array, the gradient above."""
     first = node.inputs[0]
     labels = [*range(ndim(first) - node.op.ndim), *[None] * node.op.ndim]
-    arrays = [place for place, one in enumerate(node.inputs) if ndim(one) == ndim(first)]
+    arrays = [place for place, variable in enumerate(node.inputs) if ndim(variable) == ndim(first)]
     is_choice = len(arrays) == 1 and getattr(node.op, "mode", "max") == "max"
     return Rule(
         [labels if place in arrays else None for place in range(len(node.inputs))],
@@ -355,7 +355,7 @@ def _part_of(index: Sequence[Any], labels: Labels) -> list[Hashable]:
 
 
 def _scalars(variables: Sequence[Variable]) -> list[Labels]:
-    return [[None] * ndim(one) for one in variables]
+    return [[None] * ndim(variable) for variable in variables]
 
 
 def _indexed(node: Apply) -> Rule:
@@ -371,8 +371,8 @@ def _written(node: Apply) -> Rule:
     labels = _labels(array)
     index = get_idx_list([array, *numbers], node.op.idx_list)
     chosen = _part_of(index, labels)[-ndim(part) or len(labels) :]
-    inner = [None if isinstance(one, Part) else one for one in chosen]
-    written = [axis for axis, one in enumerate(index) if one != slice(None)]
+    inner = [None if isinstance(item, Part) else item for item in chosen]
+    written = [axis for axis, item in enumerate(index) if item != slice(None)]
     values = Terms((0, 1), are_alike=True)
     return Rule([labels, _wide(part, inner), *_scalars(numbers)], [labels], values, mixed=written)
 
@@ -386,11 +386,11 @@ def _looked_up_labels(
     if found is not None:
         axis, chosen = found
         items = [*labels[:axis], "item", *labels[axis + 1 :]]
-        return labels, items, [["item"] if one is chosen else None for one in numbers]  # type: ignore
-    has_slices = any(isinstance(one, slice) for one in getattr(node.op, "idx_list", None) or ())
-    if has_slices or any(ndim(one) != 1 or one.type.dtype == "bool" for one in numbers):
+        return labels, items, [["item"] if number is chosen else None for number in numbers]  # type: ignore
+    has_slices = any(isinstance(item, slice) for item in getattr(node.op, "idx_list", None) or ())
+    if has_slices or any(ndim(number) != 1 or number.type.dtype == "bool" for number in numbers):
         return None  # a mask has other extents than the items that it selects
-    vectors = [_wide(one, ["item"]) for one in numbers]
+    vectors = [_wide(number, ["item"]) for number in numbers]
     return labels, ["item", *labels[len(numbers) :]], vectors
 
 
@@ -423,7 +423,7 @@ def _joined(node: Apply) -> Rule | None:
         return None
     labels = _labels(node.outputs[0])
     own = [(axis, place) for place in range(len(parts))]
-    each = [[*labels[:axis], one, *labels[axis + 1 :]] for one in own]
+    each = [[*labels[:axis], item, *labels[axis + 1 :]] for item in own]
     output = [*labels[:axis], Part(tuple(own)), *labels[axis + 1 :]]
     first: list[Labels | None] = [None] * (len(node.inputs) - len(parts))
     operands = tuple(range(len(first), len(node.inputs)))
@@ -448,27 +448,27 @@ def _chosen(node: Apply) -> Rule | None:
 def _numbers(items: Sequence[Any] | None, output: Variable) -> list[tuple[int, int | Extent, Extent]]:
     """Return the extents of an output that are known, given the items of its shape."""
     return [
-        (place, one, (output, place))
-        for place, one in enumerate(items or ())
-        if isinstance(one, tuple) or (isinstance(one, int) and one >= 0)
+        (place, item, (output, place))
+        for place, item in enumerate(items or ())
+        if isinstance(item, tuple) or (isinstance(item, int) and item >= 0)
     ]
 
 
 def _filled(node: Apply, items: Sequence[Any] | None, output: Variable, values: Values = None) -> Rule:
     """Return the rule of an operation whose output has a computed shape."""
-    outputs = [_labels(one) for one in node.outputs]
+    outputs = [_labels(item) for item in node.outputs]
     return Rule([None] * len(node.inputs), outputs, values, numbers=_numbers(items, output))
 
 
 def _alloc(node: Apply) -> Rule:
     value, output = node.inputs[0], node.outputs[0]
-    rule = _filled(node, [item(one) for one in node.inputs[1:]], output, Terms((0,)))
+    rule = _filled(node, [item(variable) for variable in node.inputs[1:]], output, Terms((0,)))
     labels = _labels(value, ndim(output) - ndim(value))
     return rule._replace(inputs=[_wide(value, labels), *rule.inputs[1:]])
 
 
 def _emptied(node: Apply) -> Rule:
-    return _filled(node, [item(one) for one in node.inputs], node.outputs[0])
+    return _filled(node, [item(variable) for variable in node.inputs], node.outputs[0])
 
 
 def _reshaped(node: Apply) -> Rule:

@@ -40,17 +40,17 @@ def dims(shape: Variable) -> list[Item] | None:
     """Return the list of the items of a vector that is a shape; None if it is not known."""
     node = shape.owner
     if isinstance(shape, Constant):
-        return [int(one) for one in shape.data] if getattr(shape, "ndim", 0) == 1 else None
+        return [int(length) for length in shape.data] if getattr(shape, "ndim", 0) == 1 else None
     if node is None or not node.inputs:
         return None
     op, first = node.op, node.inputs[0]
     if isinstance(op, Shape):
         return [(first, axis) for axis in range(getattr(first.type, "ndim", 0))]
     if isinstance(op, MakeVector):
-        return [item(one) for one in node.inputs]
+        return [item(variable) for variable in node.inputs]
     if isinstance(op, Join):
-        parts = [dims(one) for one in joined(node)[1]]
-        known = [one for one in parts if one is not None]
+        parts = [dims(entry) for entry in joined(node)[1]]
+        known = [part for part in parts if part is not None]
         return sum(known, []) if len(known) == len(parts) else None
     if isinstance(op, Elemwise) and isinstance(op.scalar_op, (scalar.Cast, scalar.Identity)):
         return dims(first)
@@ -92,8 +92,8 @@ def present_items(shape: Variable) -> list[int | None]:
     Extents come from the present values of shared variables. The result is empty if nothing is known.
     """
     return [
-        one if isinstance(one, int) else present_extent(*one) if isinstance(one, tuple) else None
-        for one in dims(shape) or ()
+        dim if isinstance(dim, int) else present_extent(*dim) if isinstance(dim, tuple) else None
+        for dim in dims(shape) or ()
     ]
 
 
@@ -108,12 +108,12 @@ def present_extent(variable: Variable, axis: int) -> int | None:
                 return 1
             variable, axis = first, source
         elif isinstance(op, Elemwise):
-            wide = [one for one in variable.owner.inputs if not one.type.broadcastable[axis]]
+            wide = [item for item in variable.owner.inputs if not item.type.broadcastable[axis]]
             variable = wide[0] if wide else first
         elif isinstance(op, Subtensor):
             chosen = constant_index(variable.owner)
             chosen += [slice(None)] * (first.ndim - len(chosen))
-            axis = [k for k, one in enumerate(chosen) if isinstance(one, slice)][axis]
+            axis = [k for k, item in enumerate(chosen) if isinstance(item, slice)][axis]
             if chosen[axis] != slice(None):
                 return None
             variable = first
@@ -132,14 +132,16 @@ def present_extent(variable: Variable, axis: int) -> int | None:
 def constant_index(node: Apply) -> list[Any]:
     """Return the index of a `Subtensor`, with ints in place of constants."""
     return [
-        slice(*map(_plain, (one.start, one.stop, one.step))) if isinstance(one, slice) else _plain(one)
-        for one in constant_idx(node)
+        slice(*map(_plain, (item.start, item.stop, item.step)))
+        if isinstance(item, slice)
+        else _plain(item)
+        for item in constant_idx(node)
     ]
 
 
 def axis_after(axis: int, index: Sequence[Any]) -> int:
     """Return the number of an axis in the indexed array; `index` is the index of a `Subtensor`."""
-    return axis - sum(not isinstance(one, slice) for one in index[:axis])
+    return axis - sum(not isinstance(item, slice) for item in index[:axis])
 
 
 def normalized_axes(axes: int | tuple[int, ...] | list[int] | None, ndim: int) -> Sequence[int]:
@@ -151,7 +153,7 @@ def normalized_axes(axes: int | tuple[int, ...] | list[int] | None, ndim: int) -
 
 def without_axes(axis: int | None, removed: Iterable[int]) -> int | None:
     """Return the new number of an axis, or None, when other axes are removed."""
-    return None if axis is None else axis - sum(one < axis for one in removed)
+    return None if axis is None else axis - sum(item < axis for item in removed)
 
 
 def numbers_along(node: Apply, numbers: Sequence[Variable] | None = None) -> tuple[int, Variable] | None:
@@ -162,7 +164,7 @@ def numbers_along(node: Apply, numbers: Sequence[Variable] | None = None) -> tup
     entries: Any = node.inputs[1:] if numbers is None else numbers
     if getattr(node.op, "idx_list", None) is not None:
         entries = get_idx_list([node.inputs[0], *entries], node.op.idx_list)
-    chosen = [(axis, one) for axis, one in enumerate(entries) if not _is_all(one)]
+    chosen = [(axis, entry) for axis, entry in enumerate(entries) if not _is_all(entry)]
     if len(chosen) != 1 or getattr(chosen[0][1], "ndim", None) != 1:
         return None
     return chosen[0] if chosen[0][1].type.dtype.startswith(("int", "uint")) else None
@@ -171,7 +173,7 @@ def numbers_along(node: Apply, numbers: Sequence[Variable] | None = None) -> tup
 def _is_all(entry: Any) -> bool:
     node = getattr(entry, "owner", None)
     if node is not None and type(node.op).__name__ == "MakeSlice":
-        return all(getattr(one, "data", one) is None for one in node.inputs)
+        return all(getattr(variable, "data", variable) is None for variable in node.inputs)
     entry = entry.data if isinstance(entry, Constant) else entry
     return isinstance(entry, slice) and entry == slice(None)
 
@@ -181,4 +183,4 @@ def _plain(index: Any) -> Any:
 
 
 def _is_constant(index: slice) -> bool:
-    return all(one is None or isinstance(one, int) for one in (index.start, index.stop, index.step))
+    return all(item is None or isinstance(item, int) for item in (index.start, index.stop, index.step))

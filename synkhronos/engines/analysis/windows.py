@@ -175,12 +175,12 @@ class _Selection(RowAxes):
     # Rules
 
     def by_rule(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        unknown = [one for one, value in zip(node.inputs, values) if value is None]
+        unknown = [variable for variable, value in zip(node.inputs, values) if value is None]
         return super().by_rule(node, values) if self.rows.isdisjoint(unknown) else None
 
     def indexed(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         value, entries = values[0], get_idx_list(node.inputs, node.op.idx_list)
-        axes = [axis for axis, one in enumerate(entries) if self._depends(one)]
+        axes = [axis for axis, entry in enumerate(entries) if self._depends(entry)]
         if not axes or value is None or value.axis not in (None, *axes):
             return super().indexed(node, values)
         slices = [axis for axis in axes if isinstance(entries[axis], slice)]
@@ -198,7 +198,7 @@ class _Selection(RowAxes):
 
     def _depends(self, entry: Any) -> bool:
         ends = (entry.start, entry.stop) if isinstance(entry, slice) else (entry,)
-        return any(isinstance(one, Variable) and one in self._dependent for one in ends)
+        return any(isinstance(end, Variable) and end in self._dependent for end in ends)
 
     def looked_up(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         found, value = numbers_along(node), values[0]
@@ -258,8 +258,8 @@ class _Parts:
             return None
         return node.op(
             *[
-                self.of(one, labels.index(label)) if labels and label in labels else one
-                for one, labels in zip(node.inputs, rule.inputs)
+                self.of(variable, labels.index(label)) if labels and label in labels else variable
+                for variable, labels in zip(node.inputs, rule.inputs)
             ]
         )
 
@@ -284,7 +284,7 @@ def listed(variables: Iterable[Variable]) -> str:
 
 def _used_in(new: Variable, variables: Iterable[Variable]) -> list[Variable]:
     found = set(ancestors([new]))
-    return [one for one in variables if one in found]
+    return [variable for variable in variables if variable in found]
 
 
 def _of_unknown_rows(old: Variable, new: Variable, index: Sequence[Variable]) -> ValueError:

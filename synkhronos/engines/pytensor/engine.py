@@ -151,14 +151,14 @@ class PyTensorEngine(GraphEngine):
     # Random streams
 
     def random_streams(self, compiled: Compiled) -> list[SharedVariable]:
-        return [one for one in self.shareds(compiled) if is_generator(one)]
+        return [shared for shared in self.shareds(compiled) if is_generator(shared)]
 
     def seed(self, streams: Any, seed: int | None) -> list[SharedVariable]:
         if isinstance(streams, RandomStream):
             streams.seed(seed)
             return [state for state, _ in streams.state_updates]
         shareds = streams if isinstance(streams, (list, tuple)) else [streams]
-        if not shareds or not all(is_generator(one) for one in shareds):
+        if not shareds or not all(is_generator(variable) for variable in shareds):
             raise TypeError(
                 f"expected a RandomStream, or shared random generators, such as "
                 f"pytensor.tensor.random.shared_rng() returns, got {shortened(streams)}"

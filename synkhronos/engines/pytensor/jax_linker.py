@@ -36,16 +36,16 @@ class JaxLinker(JAXLinker):
             nodes = [node for node, _ in fgraph.clients[variable]]
             return bool(nodes) and all(isinstance(node.op, JAXShapeTuple) for node in nodes)
 
-        for one in fgraph.inputs:
-            if isinstance(storage_map[one][0], np.random.Generator):
-                check_convertible(storage_map[one][0])
+        for item in fgraph.inputs:
+            if isinstance(storage_map[item][0], np.random.Generator):
+                check_convertible(storage_map[item][0])
         self.scalar_shape_inputs = tuple(
-            place for place, one in enumerate(fgraph.inputs) if is_extent(one)
+            place for place, item in enumerate(fgraph.inputs) if is_extent(item)
         )
         return _convert_graph(fgraph, input_storage=input_storage, storage_map=storage_map, **kwargs)
 
     def create_thunk_inputs(self, storage_map: Any) -> list[Any]:
-        return [storage_map[one] for one in self.fgraph.inputs]
+        return [storage_map[variable] for variable in self.fgraph.inputs]
 
 
 def check_convertible(generator: np.random.Generator) -> None:
@@ -100,7 +100,7 @@ def _convert(op: Any, node: Apply, **kwargs: Any) -> Callable[..., Any]:
         return [_in_dtype_of(*pair) for pair in zip(node.outputs, results)]
 
     def trace_or_compute(*inputs: Any) -> Any:
-        if any(isinstance(one, jax.core.Tracer) for one in jax.tree_util.tree_leaves(inputs)):
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(inputs)):
             return function(*inputs)
         with jax.ensure_compile_time_eval():
             return jax.tree_util.tree_map(_as_extent, function(*inputs))
@@ -120,7 +120,7 @@ def _checked(op: CheckAndRaise) -> Callable[..., Any]:
     import jax
 
     def check(value: Any, *conditions: Any) -> Any:
-        if any(isinstance(one, jax.core.Tracer) for one in conditions):
+        if any(isinstance(condition, jax.core.Tracer) for condition in conditions):
             warnings.warn(f"JAX leaves out the check of values {op.msg!r}", stacklevel=2)
         elif not all(conditions):
             raise op.exc_type(op.msg)

@@ -27,11 +27,11 @@ class DirectCall:
     def __init__(self, compiled: Any) -> None:
         machine = compiled.fn
         self._machine, self._n_outputs = machine, compiled.n_returned_outputs
-        self._inputs = [one.storage for one in compiled.input_storage if one.required]
+        self._inputs = [item.storage for item in compiled.input_storage if item.required]
         self._outputs: list[list] = []  # the references that the garbage collection removes
         if machine.allow_gc:
             pairs = zip(compiled.output_storage, compiled.maker.fgraph.outputs)
-            self._outputs = [one.storage for one, variable in pairs if variable.owner is not None]
+            self._outputs = [item.storage for item, variable in pairs if variable.owner is not None]
 
     @staticmethod
     def is_possible(compiled: Any) -> bool:
@@ -46,7 +46,7 @@ class DirectCall:
         )
         if type(compiled.fn) is not _CVM or compiled.fn.need_update_inputs or needs_more:
             return False
-        required = [one.required for one in compiled.input_storage]
+        required = [item.required for item in compiled.input_storage]
         return required == sorted(required, reverse=True)  # passed arguments come first
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:

@@ -98,11 +98,11 @@ class TheanoGpuEngine(TheanoEngine):
         **kwargs: Any,
     ) -> Compiled:
         self.enter_thread()
-        for one in inputs:
-            if isinstance(one.type, GpuArrayType):
+        for variable in inputs:
+            if isinstance(variable.type, GpuArrayType):
                 raise TypeError(
-                    f"inputs: expected tensor variables, whose values are NumPy arrays, got {one} "
-                    f"of {one.type}"
+                    f"inputs: expected tensor variables, whose values are NumPy arrays, got {variable} "
+                    f"of {variable.type}"
                 )
         outputs = [_place(output, host) for output, host in zip(outputs, on_host)]
         return super().build(inputs, outputs, updates, givens, sliceable, on_host, **kwargs)
@@ -235,5 +235,5 @@ def local_collective_on_device(
     """
     peers, array, *others = inputs
     if isinstance(op, ToMaster):
-        others = [as_gpuarray_variable(one, context_name) for one in others]
+        others = [as_gpuarray_variable(other, context_name) for other in others]
     return op(peers, as_gpuarray_variable(array, context_name), *others, return_list=True)

@@ -107,9 +107,9 @@ def _count() -> int | None:
 def add_modules(pickled: Iterable[bytes]) -> None:
     """Add the modules of another process, given as pickles of the key and the file of each."""
     cache = get_module_cache()
-    for one in pickled:
+    for payload in pickled:
         try:
-            key, file = pickle.loads(one)
+            key, file = pickle.loads(payload)
         except Exception:  # the key has an operation that this process cannot load
             continue
         if not os.path.exists(file):  # on another machine

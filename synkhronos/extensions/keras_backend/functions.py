@@ -49,14 +49,14 @@ class _Data:
 
     def __init__(self, inputs: Sequence[Variable]) -> None:
         self.inputs = inputs
-        self.rows = [one for one in inputs if one.ndim]
-        self.others = [one for one in inputs if not one.ndim]
+        self.rows = [variable for variable in inputs if variable.ndim]
+        self.others = [variable for variable in inputs if not variable.ndim]
 
     def of(self, values: Sequence[Any]) -> list[Any]:
         if not isinstance(values, (list, tuple)) or len(values) != len(self.inputs):
             got = len(values) if isinstance(values, (list, tuple)) else type(values).__name__
             raise TypeError(f"expected a list of {len(self.inputs)} arrays, got {got}")
-        return [_converted(value, one) for value, one in zip(values, self.inputs)]
+        return [_converted(value, variable) for value, variable in zip(values, self.inputs)]
 
 
 def _converted(value: Any, variable: Variable) -> Any:
@@ -76,7 +76,7 @@ class PredictFunction:
         self._data = _Data(request.inputs)
         function = synk.function(
             self._data.rows,
-            [(one, "gather") for one in request.outputs],
+            [(output, "gather") for output in request.outputs],
             bcast_inputs=self._data.others,
             updates=list(request.updates.items()),
             **request.options,
@@ -88,8 +88,8 @@ class PredictFunction:
         """Return the outputs for all rows."""
         values = self._data.of(inputs)
         [function] = self.functions
-        rows = [value for value, one in zip(values, self._data.inputs) if one.ndim]
-        others = [value for value, one in zip(values, self._data.inputs) if not one.ndim]
+        rows = [value for value, variable in zip(values, self._data.inputs) if variable.ndim]
+        others = [value for value, variable in zip(values, self._data.inputs) if not variable.ndim]
         return function(*rows, *others)
 
 
@@ -132,7 +132,7 @@ class Metrics:
         """Return how the changes of the ranks are combined, or None if they are equal on all ranks."""
         if not local.of(change):
             return None
-        operations = {one.op for one in terms_of(f"metric {target.name}", change, local)}
+        operations = {term.op for term in terms_of(f"metric {target.name}", change, local)}
         if len(operations) > 1:
             raise ValueError(
                 f"metric {target.name}: it adds a sum over the rows and a mean of the rows; split it "
@@ -198,7 +198,7 @@ class StepFunction:
     ) -> None:
         self._data, self._metrics, self._order = _Data(request.inputs), metrics, order
         self._counts, self._trial = all_rows is not None, trial
-        self._weights = [(name, request.inputs.index(one)) for name, one in weights]
+        self._weights = [(name, request.inputs.index(item)) for name, item in weights]
         self._n_outputs = len(request.outputs)
         training = {} if params is None else {"loss": request.outputs[0], "params": params}
         function = self._function = parallel_function(
@@ -225,7 +225,7 @@ class StepFunction:
 
     def _try(self, trial: Trial, values: Sequence[Any]) -> None:
         """Compare the terms of this batch with the terms of its halves, in the test phase."""
-        rows = [value for value, one in zip(values, self._data.inputs) if one.ndim]
+        rows = [value for value, variable in zip(values, self._data.inputs) if variable.ndim]
         others = [numpy.zeros_like(value) for value in values if not value.ndim]
         trial.check(rows, others)
         self._trial = None

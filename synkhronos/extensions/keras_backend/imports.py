@@ -89,7 +89,7 @@ def _encoded(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf8")
     is_array = isinstance(value, (list, numpy.ndarray)) and numpy.shape(value)[:1] > (0,)
-    return [_encoded(one) for one in value] if is_array and isinstance(value[0], str) else value
+    return [_encoded(item) for item in value] if is_array and isinstance(value[0], str) else value
 
 
 def _taking_group(load: Callable[..., Any]) -> Callable[..., Any]:

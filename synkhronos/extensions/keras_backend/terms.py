@@ -37,7 +37,7 @@ class Term(NamedTuple):
 
 def dependence_on_rows(rows: Sequence[Variable], roots: Sequence[Variable]) -> Dependence:
     """Return which rows and random numbers, which may differ by rank, expressions depend on."""
-    random = [one for one in inputs_first(roots) if is_random_state(one)]
+    random = [variable for variable in inputs_first(roots) if is_random_state(variable)]
     return Dependence([*rows, *random], {})
 
 
@@ -55,11 +55,11 @@ def as_mean(total: Variable, parts: Sequence[Term], rows: Variable, all_rows: Va
     """
     share = tt.cast(all_rows, total.dtype) / tt.cast(rows.shape[0], total.dtype)
     replacements = {
-        one.variable: one.variable.type.filter_variable(
-            tt.cast(one.variable * share, one.variable.dtype)
+        spec.variable: spec.variable.type.filter_variable(
+            tt.cast(spec.variable * share, spec.variable.dtype)
         )
-        for one in parts
-        if one.op == "sum"
+        for spec in parts
+        if spec.op == "sum"
     }
     return rebuilt([total], replacements, {})[0]
 
@@ -82,19 +82,19 @@ class Trial:
     def __init__(
         self, inputs: Sequence[Variable], terms: Sequence[Term], options: dict[str, Any]
     ) -> None:
-        variables = [one.variable for one in terms]
+        variables = [spec.variable for spec in terms]
         drawn = [
-            one
-            for one in inputs_first(variables)
-            if one.owner is not None
-            and isinstance(one.owner.op, (mrg_uniform_base, RandomFunction))
-            and one is one.owner.outputs[1]
+            variable
+            for variable in inputs_first(variables)
+            if variable.owner is not None
+            and isinstance(variable.owner.op, (mrg_uniform_base, RandomFunction))
+            and variable is variable.owner.outputs[1]
         ]
-        fixed = {one: one.type.filter_variable(_constant(one)) for one in drawn}
+        fixed = {item: item.type.filter_variable(_constant(item)) for item in drawn}
         self._terms = terms
         variables = rebuilt(variables, fixed, {})
-        axes = [0 if one.ndim else None for one in inputs]
-        self._causes = [one.certain for one in difference_causes(inputs, axes, variables)]
+        axes = [0 if variable.ndim else None for variable in inputs]
+        self._causes = [cause.certain for cause in difference_causes(inputs, axes, variables)]
         self._function = theano.function(
             list(inputs),
             variables,
@@ -107,8 +107,8 @@ class Trial:
         length = rows[0].shape[0]
         half = (length + 1) // 2
         whole = self._function(*rows, *others)
-        first = self._function(*[one[:half] for one in rows], *others)
-        second = self._function(*[one[half:] for one in rows], *others)
+        first = self._function(*[row[:half] for row in rows], *others)
+        second = self._function(*[row[half:] for row in rows], *others)
         weights = {"sum": (1, 1), "avg": (half / length, 1 - half / length)}
         for term, causes, value, *parts in zip(self._terms, self._causes, whole, first, second):
             expected = sum(weight * part for weight, part in zip(weights[term.op], parts))

@@ -78,7 +78,7 @@ class Reader:
     ) -> None:
         self._source, self._transforms = source, transforms
         self._seed, self._skips, self._as_whole = seed, skips, as_whole
-        roots = [one for one in (source, *transforms) if not _is_ours(one)]
+        roots = [transform for transform in (source, *transforms) if not _is_ours(transform)]
         self._generators = Generators(roots) if roots else None
         self._epoch = -1
         self.expected = Expected()
@@ -90,11 +90,11 @@ class Reader:
             rows = np.array([row])
             arrays, kept, _ = self.read(rows, 0)
             if len(kept):
-                dtypes = tuple(one.dtype.str for one in arrays)
+                dtypes = tuple(array.dtype.str for array in arrays)
                 arrays[0] = self.transform(arrays[0], rows, 0, row)
-                fields = tuple(Field(one.shape[1:], one.dtype.str) for one in arrays)
-                for number, one in enumerate(arrays):
-                    if one.dtype.hasobject:
+                fields = tuple(Field(array.shape[1:], array.dtype.str) for array in arrays)
+                for number, array in enumerate(arrays):
+                    if array.dtype.hasobject:
                         raise TypeError(
                             f"loading: array {number} of {self._names(rows)}: expected numbers of one "
                             f"dtype, got Python objects"
@@ -126,7 +126,7 @@ class Reader:
         parts, lost = [], []
         for row in rows:
             try:
-                parts.append([one.copy() for one in self._read(np.array([row]), epoch)])
+                parts.append([item.copy() for item in self._read(np.array([row]), epoch)])
             except UnreadableError:
                 lost.append(int(row))
         kept = np.array([row for row in rows if row not in lost], np.int64)
@@ -142,7 +142,7 @@ class Reader:
         def read(places: slice) -> list[np.ndarray]:
             chosen = rows[places].copy()  # a source may sort them
             found = self._checked(self._source.read(chosen), rows[places])
-            return found if places == _ALL else [one.copy() for one in found]
+            return found if places == _ALL else [item.copy() for item in found]
 
         self._now = "read", rows
         if self._generators is None or _is_ours(self._source):
@@ -165,8 +165,8 @@ class Reader:
                 f"{len(dtypes) or 'one or several'} arrays as for the first row, got {len(arrays)} for "
                 f"{self._names(rows)}"
             )
-        for number, one in enumerate(arrays):
-            arrays[number] = array = self._plain(one, f"array {number}", rows)
+        for number, item in enumerate(arrays):
+            arrays[number] = array = self._plain(item, f"array {number}", rows)
             if array.ndim == 0 or len(array) != len(rows):
                 raise RowsError(
                     f"loading: {type(self._source).__name__}.read: expected {len(rows)} rows, got array "
@@ -179,7 +179,7 @@ class Reader:
     def _plain(self, given: Any, label: str, rows: np.ndarray) -> np.ndarray:
         """Return an array without a mask, in the byte order of this machine."""
         masks: Any = np.ma
-        if isinstance(given, list) and any(isinstance(one, np.ma.MaskedArray) for one in given):
+        if isinstance(given, list) and any(isinstance(item, np.ma.MaskedArray) for item in given):
             given = masks.stack(given)
         if isinstance(given, np.ma.MaskedArray) and masks.is_masked(given):
             masked = masks.getmaskarray(given)
@@ -278,9 +278,9 @@ class Reader:
             self._check_dtype(f"array {number} of a batch", array, field.dtype, rows)
 
 
-def _is_ours(one: Any) -> bool:
+def _is_ours(item: Any) -> bool:
     """Whether a source or a transform is one of this package, which draws only from `Draws`."""
-    return type(one).__module__.startswith("synkhronos.extensions.loaders.")
+    return type(item).__module__.startswith("synkhronos.extensions.loaders.")
 
 
 def serve(number: int, connection: Any, reader: Reader) -> None:

@@ -76,58 +76,58 @@ def walk(roots: Iterable[Any]) -> Iterator[tuple[Any, tuple[Any, ...], list[Any]
 def _split(children: list[Any]) -> tuple[tuple[Any, ...], list[Any]]:
     if {*map(type, children)} <= {*_ATOMS}:  # such as a long list of names
         return tuple(children), []
-    atoms = tuple(one for one in children if isinstance(one, _ATOMS))
-    return atoms, [one for one in children if not isinstance(one, _ATOMS)]
+    atoms = tuple(child for child in children if isinstance(child, _ATOMS))
+    return atoms, [child for child in children if not isinstance(child, _ATOMS)]
 
 
 def fingerprint(roots: Iterable[Any]) -> int:
     """Return a number that changes when what can be reached changes, apart from random generators."""
     found: list[Any] = []
-    for one, atoms, others in walk(roots):
-        if isinstance(one, np.ndarray):
-            found += [one.shape, one.dtype.str, _checksum(one)]
-        elif isinstance(one, (bytearray, array.array)):
-            found += [len(one), zlib.crc32(one)]
-        elif isinstance(one, types.FunctionType):
-            found += [id(one.__code__), atoms]
-        elif not isinstance(one, _GENERATORS):
+    for item, atoms, others in walk(roots):
+        if isinstance(item, np.ndarray):
+            found += [item.shape, item.dtype.str, _checksum(item)]
+        elif isinstance(item, (bytearray, array.array)):
+            found += [len(item), zlib.crc32(item)]
+        elif isinstance(item, types.FunctionType):
+            found += [id(item.__code__), atoms]
+        elif not isinstance(item, _GENERATORS):
             # What refers to nothing, such as a compiled pattern, is told by its identity.
-            is_known = atoms or others or isinstance(one, _CONTAINERS)
-            found += [type(one).__name__, atoms, len(others), 0 if is_known else id(one)]
+            is_known = atoms or others or isinstance(item, _CONTAINERS)
+            found += [type(item).__name__, atoms, len(others), 0 if is_known else id(item)]
     return hash(tuple(found))
 
 
 def check_usable_in_copies(roots: Iterable[Any]) -> None:
     """Raise ValueError if a copy of this process cannot use what can be reached."""
     kind = getattr(sys.modules.get("lmdb"), "Environment", ())
-    for one, *_ in walk(roots):
-        if isinstance(one, kind) and one.flags()["lock"]:
+    for item, *_ in walk(roots):
+        if isinstance(item, kind) and item.flags()["lock"]:
             # Each transaction of a copy would use up a reader, also of this process.
             raise ValueError(
-                f"Loader: expected no open lmdb environment with lock=True, got that of {one.path()}; "
+                f"Loader: expected no open lmdb environment with lock=True, got that of {item.path()}; "
                 f"open it in Source.read, or with lock=False"
             )
 
 
-def _children(one: Any) -> Iterable[Any]:
-    if isinstance(one, dict):
-        return [*one, *one.values()]
-    if isinstance(one, _CONTAINERS):
-        return one
-    if isinstance(one, np.ndarray):
-        return one.ravel().tolist() if one.dtype.hasobject else ()
-    if isinstance(one, types.FunctionType):
-        return _of_function(one)
-    if isinstance(one, type):
-        return (*one.__bases__, *vars(one).values()) if _is_scripts(_file_of(one)) else ()
-    if type(one).__module__.startswith("synkhronos.") and ".loaders." not in type(one).__module__:
+def _children(item: Any) -> Iterable[Any]:
+    if isinstance(item, dict):
+        return [*item, *item.values()]
+    if isinstance(item, _CONTAINERS):
+        return item
+    if isinstance(item, np.ndarray):
+        return item.ravel().tolist() if item.dtype.hasobject else ()
+    if isinstance(item, types.FunctionType):
+        return _of_function(item)
+    if isinstance(item, type):
+        return (*item.__bases__, *vars(item).values()) if _is_scripts(_file_of(item)) else ()
+    if type(item).__module__.startswith("synkhronos.") and ".loaders." not in type(item).__module__:
         return ()  # such as the loader
-    own, kind = getattr(one, "__dict__", None), type(one)
+    own, kind = getattr(item, "__dict__", None), type(item)
     held = [*own.values()] if isinstance(own, dict) else []
     known = {id(own), *map(id, held)}
     held += [
         other
-        for other in gc.get_referents(one)
+        for other in gc.get_referents(item)
         if id(other) not in known and not isinstance(other, type)
     ]
     return [*held, kind] if _is_scripts(_file_of(kind)) else held
@@ -156,8 +156,8 @@ def _of_function(function: types.FunctionType) -> Iterator[Any]:
 @functools.lru_cache(1024)
 def _names_in(code: types.CodeType) -> tuple[str, ...]:
     """Return the names of globals and attributes that a function uses, and those defined in it."""
-    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
-    return (*code.co_names, *(name for one in inner for name in _names_in(one)))
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return (*code.co_names, *(name for item in inner for name in _names_in(item)))
 
 
 def _file_of(kind: type) -> str:
@@ -224,18 +224,18 @@ class Generators:
         """Find generators that did not exist before; return whether there are any."""
         modules = [getattr(sys.modules.get(name), of, None) for name, of in _OF_MODULES.items()]
         n_before = len(self._found)
-        for one in [_entropy, sys.modules.get("cv2"), *modules]:
-            self._add(one)
-        for one, *_ in walk([*modules, *self._roots]):
-            self._add(one)
+        for module in [_entropy, sys.modules.get("cv2"), *modules]:
+            self._add(module)
+        for item, *_ in walk([*modules, *self._roots]):
+            self._add(item)
         return len(self._found) > n_before
 
-    def _add(self, one: Any) -> None:
+    def _add(self, item: Any) -> None:
         # Of NumPy's, several objects can have one generator of bits.
-        shared = getattr(one, "_bit_generator", getattr(one, "bit_generator", one))
-        made = None if one is None or id(shared) in self._found else _generator(one)
+        shared = getattr(item, "_bit_generator", getattr(item, "bit_generator", item))
+        made = None if item is None or id(shared) in self._found else _generator(item)
         if made is not None:
-            self._kept += [one, shared]
+            self._kept += [item, shared]
             self._found[id(shared)] = made
 
     def call(
@@ -265,7 +265,7 @@ class Generators:
         """
         if not self._draws.get(name):
             while True:
-                before = {key: one.watch() for key, one in self._found.items()}
+                before = {key: item.watch() for key, item in self._found.items()}
                 result = function(slice(None))
                 if name in self._draws or not self.find():
                     break
@@ -276,11 +276,11 @@ class Generators:
         seeds = find_seeds()
         if as_whole:
             return [self._seeded(function, slice(None), int(seeds[0]))]
-        return [self._seeded(function, slice(row, row + 1), int(one)) for row, one in enumerate(seeds)]
+        return [self._seeded(function, slice(row, row + 1), int(seed)) for row, seed in enumerate(seeds)]
 
     def _seeded(self, function: Callable[[slice], Any], places: slice, seed: int) -> Any:
-        for number, one in enumerate(self._found.values()):
-            one.seed((seed + number * 0x9E3779B1) % 2**31)
+        for number, value in enumerate(self._found.values()):
+            value.seed((seed + number * 0x9E3779B1) % 2**31)
         return function(places)
 
 
@@ -295,20 +295,20 @@ def seed_generators_without_seed() -> None:
     random.Random.seed = seed  # type: ignore[method-assign]
 
 
-def _generator(one: Any) -> _Generator | None:
+def _generator(item: Any) -> _Generator | None:
     """Return how an object is seeded; None if it is not a generator."""
-    if isinstance(one, random.SystemRandom):
+    if isinstance(item, random.SystemRandom):
         return None
-    if isinstance(one, random.Random):
-        return _Generator(one.seed, one.getstate, one.getstate)
-    if isinstance(one, (np.random.RandomState, np.random.Generator, np.random.BitGenerator)):
-        _seed(one, 0)  # a RandomState then keeps no normal number, which would be drawn without a trace
-        get = _get_state(getattr(one, "_bit_generator", getattr(one, "bit_generator", one)))
-        return _Generator(functools.partial(_seed, one), get, get)
-    if type(one).__name__ == "Generator" and type(one).__module__.startswith("torch"):
-        return _Generator(one.manual_seed, *[lambda: one.get_state().tolist()] * 2)
-    if getattr(one, "__name__", "") == "cv2":
-        return _of_opencv(one)
+    if isinstance(item, random.Random):
+        return _Generator(item.seed, item.getstate, item.getstate)
+    if isinstance(item, (np.random.RandomState, np.random.Generator, np.random.BitGenerator)):
+        _seed(item, 0)  # a RandomState then keeps no normal number, which would be drawn without a trace
+        get = _get_state(getattr(item, "_bit_generator", getattr(item, "bit_generator", item)))
+        return _Generator(functools.partial(_seed, item), get, get)
+    if type(item).__name__ == "Generator" and type(item).__module__.startswith("torch"):
+        return _Generator(item.manual_seed, *[lambda: item.get_state().tolist()] * 2)
+    if getattr(item, "__name__", "") == "cv2":
+        return _of_opencv(item)
     return None
 
 
@@ -320,15 +320,15 @@ def _get_state(bits: Any) -> Callable[[], Any]:
     return memoryview((ctypes.c_uint32 * 625).from_address(bits.ctypes.state_address)).tobytes
 
 
-def _seed(one: Any, seed: int) -> None:
-    if not isinstance(one, np.random.RandomState):
-        bits = getattr(one, "bit_generator", one)
+def _seed(item: Any, seed: int) -> None:
+    if not isinstance(item, np.random.RandomState):
+        bits = getattr(item, "bit_generator", item)
         bits.state = type(bits)(seed).state
-    elif isinstance(one._bit_generator, np.random.MT19937):
-        one.seed(seed)
+    elif isinstance(item._bit_generator, np.random.MT19937):
+        item.seed(seed)
     else:
-        made: Any = type(one._bit_generator)(seed).state
-        one.set_state({**made, "has_gauss": 0, "gauss": 0.0})
+        made: Any = type(item._bit_generator)(seed).state
+        item.set_state({**made, "has_gauss": 0, "gauss": 0.0})
 
 
 def _of_opencv(cv2: Any) -> _Generator:

@@ -90,17 +90,17 @@ class Arrays(Source):
     """
 
     def __init__(self, *arrays: Any) -> None:
-        self._arrays = [_opened(one) for one in arrays]
-        lengths = {len(one) for one in self._arrays}
+        self._arrays = [_opened(array) for array in arrays]
+        lengths = {len(array) for array in self._arrays}
         if len(lengths) != 1:
-            found = listed([str(one.shape) for one in self._arrays]) or "none"
+            found = listed([str(array.shape) for array in self._arrays]) or "none"
             raise ValueError(f"Arrays: expected arrays with the same number of rows, got {found}")
 
     def __len__(self) -> int:
         return len(self._arrays[0])
 
     def read(self, rows: np.ndarray) -> list[np.ndarray]:
-        return [one[rows] for one in self._arrays]
+        return [array[rows] for array in self._arrays]
 
 
 class HDF5(Source):
@@ -152,7 +152,7 @@ class HDF5(Source):
             for name, dataset in zip(self._names, datasets):
                 if dataset.is_virtual:
                     self._check_parts(name, dataset, rows)
-            return [_read_along(one, rows, 0) for one in datasets]
+            return [_read_along(item, rows, 0) for item in datasets]
         except OSError as error:
             raise UnreadableError(f"{self._path}, {_range_of(rows)}", error) from error
 
@@ -204,7 +204,7 @@ class HickleBatches(Source):
     ) -> None:
         if isinstance(files, (str, os.PathLike)):
             files = sorted(Path(files).glob("*.hkl"))
-        self._files, self._axis = [os.fspath(one) for one in files], check_int(axis, "axis")
+        self._files, self._axis = [os.fspath(item) for item in files], check_int(axis, "axis")
         if not self._files:
             raise ValueError("HickleBatches: expected at least one file *.hkl")
         self._lengths, self._image = self._measure()
@@ -310,11 +310,11 @@ class ImageFolder(Source):
 
     def __init__(self, folder: PathLike, size: int | None = None) -> None:
         self._size = None if size is None else check_int(size, "ImageFolder: size", 1)
-        folders = sorted(one for one in Path(folder).iterdir() if one.is_dir())
-        self.classes = [one.name for one in folders]
-        found = [sorted(filter(_is_image, one.rglob("*"))) for one in folders]
-        self.files = [os.fspath(one) for files in found for one in files]
-        self.labels = np.repeat(np.arange(len(found), dtype=np.int32), [len(one) for one in found])
+        folders = sorted(path for path in Path(folder).iterdir() if path.is_dir())
+        self.classes = [item.name for item in folders]
+        found = [sorted(filter(_is_image, item.rglob("*"))) for item in folders]
+        self.files = [os.fspath(item) for files in found for item in files]
+        self.labels = np.repeat(np.arange(len(found), dtype=np.int32), [len(item) for item in found])
         if not self.files:
             raise ValueError(
                 f"ImageFolder: expected images in the folders of {os.fspath(folder)}, got none; each "
@@ -446,8 +446,8 @@ def _missing_parts(dataset: Any, path: str) -> Iterator[tuple[str, int, int]]:
             continue  # the same file, or a pattern for any number of files
         first, last = part.vspace.get_select_bounds()
         # HDF5 looks for a relative name, and for the last part of a name that it does not find.
-        names = [part.file_name, *(os.path.join(one, part.file_name) for one in folders)]
-        names += [os.path.join(one, os.path.basename(part.file_name)) for one in folders]
+        names = [part.file_name, *(os.path.join(folder, part.file_name) for folder in folders)]
+        names += [os.path.join(folder, os.path.basename(part.file_name)) for folder in folders]
         for name in names:
             if os.path.isfile(name) and h5py.is_hdf5(name):
                 with h5py.File(name, "r") as file:
@@ -467,7 +467,7 @@ def _of_hickle(file: Any, path: str, axis: int) -> Any:
     """Return the dataset of a file of hickle that is an array."""
     import h5py
 
-    name = next((one for one in _OF_HICKLE if one in file), None)
+    name = next((item for item in _OF_HICKLE if item in file), None)
     found = file[name] if name else None
     if isinstance(found, h5py.Dataset) and found.dtype.kind in "biufc" and found.shape:
         if -found.ndim <= axis < found.ndim:

@@ -249,7 +249,7 @@ def _sums_of(model: Any) -> list[Rows]:
     if not isinstance(model, pm.Model):
         raise TypeError(f"sample: expected a model of parallelize(), got {model!r}")
     graph = ancestors([*model.potentials, *model.deterministics])
-    nodes = {one.owner for one in graph if one.owner}
+    nodes = {variable.owner for variable in graph if variable.owner}
     sums: set[Any] = {node.op.rows for node in nodes if isinstance(node.op, RowsSum)}
     if not sums:
         raise ValueError(
@@ -358,17 +358,17 @@ def _is_of_pymc(model: pm.Model, options: dict[str, Any]) -> bool:
     sampler = options.get("nuts_sampler")
     if sampler is not None or pm.__version__.startswith("5."):
         return sampler in (None, "pymc")
-    is_discrete = any(one.type.dtype.startswith(("int", "uint", "bool")) for one in model.free_RVs)
+    is_discrete = any(item.type.dtype.startswith(("int", "uint", "bool")) for item in model.free_RVs)
     return is_discrete or "step" in options or find_spec("nutpie") is None
 
 
 def _cut(made: Sequence[Any]) -> list[Any]:
     """Return equal numbers of draws of the chains that have any; raise KeyboardInterrupt if none has."""
-    lengths = [_n_draws(one.posterior) for one in made]
+    lengths = [_n_draws(item.posterior) for item in made]
     if not any(lengths):
         raise KeyboardInterrupt
-    length = min(one for one in lengths if one)
-    return [one.isel(draw=slice(length)) for one, found in zip(made, lengths) if found]
+    length = min(item for item in lengths if item)
+    return [item.isel(draw=slice(length)) for item, found in zip(made, lengths) if found]
 
 
 def _n_draws(posterior: Any) -> int:
@@ -385,7 +385,7 @@ def _join(by_chain: Sequence[Any]) -> Any:
     groups = {}
     for name in names:
         datasets = [
-            getattr(one[name], "to_dataset", lambda found=one[name]: found)() for one in by_chain
+            getattr(item[name], "to_dataset", lambda found=item[name]: found)() for item in by_chain
         ]
         if "chain" in datasets[0].dims:
             joined = xarray.concat(datasets, dim="chain")

@@ -84,7 +84,7 @@ class Layout(NamedTuple):
     @property
     def n_bytes(self) -> int:
         """The size of the parameters."""
-        return sum(n_bytes_of(*one) for one in self.parameters)
+        return sum(n_bytes_of(*parameter) for parameter in self.parameters)
 
     @property
     def start(self) -> int:
@@ -99,7 +99,7 @@ class Layout(NamedTuple):
     def table(self, rows: Sequence[AnyArray], box: int, rank: int, size: int) -> AnyArray:
         """Return where a rank finds its part of the rows, and parameters and outputs in a box."""
         bounds = share(len(rows[0]), size, rank)
-        addresses = [one.ctypes.data for one in rows]
+        addresses = [row.ctypes.data for row in rows]
         slices = max(1, self.n_slices // size)
         outputs = box + self.start + rank * self.stride
         return np.array([box, outputs, *bounds, slices, *addresses], np.int64)

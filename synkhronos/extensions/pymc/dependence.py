@@ -63,16 +63,16 @@ def dependence(
         on_unused_input="ignore",
     )
     before = compute(*values)
-    known = [one for one in range(len(parts)) if np.shape(before[one])[:1] == (n_rows,)]
+    known = [index for index in range(len(parts)) if np.shape(before[index])[:1] == (n_rows,)]
     whole = [term for number, (term, _) in enumerate(parts) if number not in known]
     random = np.random.default_rng(0)
     is_replaced = random.permutation(n_rows) < n_rows // 2
     replacement = random.integers(0, n_rows, n_rows)  # some of them twice, or a mean would be the same
     found = RowInputs(list(dict.fromkeys(whole)), {}, [])
-    for number, (one, value) in enumerate(zip(inputs, values)):
+    for number, (item, value) in enumerate(zip(inputs, values)):
         shape = (
             np.shape(value)[:1]
-            if isinstance(one, (names.Constant, names.SharedVariable))
+            if isinstance(item, (names.Constant, names.SharedVariable))
             else np.shape(value)
         )
         if n_rows not in shape:
@@ -86,9 +86,9 @@ def dependence(
         for part in known:
             changed |= _changed_rows(before[part], after[part])
         if changed[~is_replaced].any():
-            found.across.append(one)
+            found.across.append(item)
         elif changed.any():
-            found.by_row[one] = axis
+            found.by_row[item] = axis
     return found
 
 
@@ -100,7 +100,7 @@ def _parts(total: Variable) -> list[Variable]:
     if isinstance(node.op, names.Sum):
         return [node.inputs[0]]
     if isinstance(node.op, names.Elemwise) and str(node.op.scalar_op) == "add":
-        return [part for one in node.inputs for part in _parts(one)]
+        return [part for variable in node.inputs for part in _parts(variable)]
     return [total]
 
 

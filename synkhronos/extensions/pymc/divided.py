@@ -40,14 +40,14 @@ class DividedModel(pm.Model):
 
     def sums_over_rows(self) -> list[Any]:
         """Return the sums over rows in the model."""
-        nodes = [one.owner for one in ancestors(self.potentials) if one.owner]
+        nodes = [variable.owner for variable in ancestors(self.potentials) if variable.owner]
         return list(dict.fromkeys(node.op.rows for node in nodes if isinstance(node.op, RowsSum)))
 
     def left_out(self) -> list[str]:
         """Return the names of the deterministic variables that depend on rows."""
         models = [rows.model for rows in self.sums_over_rows() if getattr(rows, "model", None)]
-        names = [one.name for model in models for one in model.deterministics]
-        return [one for one in dict.fromkeys(names) if one not in self.named_vars]
+        names = [variable.name for model in models for variable in model.deterministics]
+        return [item for item in dict.fromkeys(names) if item not in self.named_vars]
 
     def __getitem__(self, key: str) -> Any:
         try:

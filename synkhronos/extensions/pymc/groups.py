@@ -58,12 +58,12 @@ class Group:
         self._given, self._mode = given, mode
         self._n_rows = terms[0].n_rows
         leaves = list(dict.fromkeys(itertools.chain(*(term.leaves for term in terms))))
-        stand_ins = {one: one.type(one.name) for one in leaves}
+        stand_ins = {variable: variable.type(variable.name) for variable in leaves}
         self._log_probs = [log_prob_of(term, stand_ins) for term in terms]
         used = {*ancestors(self._log_probs)}
-        self._stand_ins = {one: new for one, new in stand_ins.items() if new in used}
-        for one in self._log_probs:
-            total_of(self._title, one)  # before anything is tried: random numbers are refused
+        self._stand_ins = {item: new for item, new in stand_ins.items() if new in used}
+        for log_prob in self._log_probs:
+            total_of(self._title, log_prob)  # before anything is tried: random numbers are refused
 
     def summed(self) -> tuple[Rows, list[Variable], list[Variable]]:
         """Return the sum over the rows, its inputs in the model, and the leaves that are rows.
@@ -73,7 +73,7 @@ class Group:
         ValueError
             If it is not a sum over rows.
         """
-        rows = [one for one in self._stand_ins if self._has_rows(one)]
+        rows = [item for item in self._stand_ins if self._has_rows(item)]
         made, inputs = self._made(rows)
         try:
             made.test(self._points(inputs))
@@ -81,8 +81,8 @@ class Group:
         except ValueError as error:
             reason = error
         found = self._dependence()
-        fewer = [one for one in rows if one not in found.across]
-        fewer += self._indexed({one: axis for one, axis in found.by_row.items() if one not in rows})
+        fewer = [row for row in rows if row not in found.across]
+        fewer += self._indexed({item: axis for item, axis in found.by_row.items() if item not in rows})
         if self._given is None and 0 < len(fewer) != len(rows):
             made, inputs = self._made(fewer)
             with contextlib.suppress(ValueError):  # the first error is raised
@@ -92,14 +92,14 @@ class Group:
 
     def _indexed(self, parameters: Mapping[Variable, int]) -> list[Variable]:
         """Have each row use its item of parameters with an item for each row, and return its number."""
-        parameters = {one: axis for one, axis in parameters.items() if one in self._point.parameters}
+        parameters = {item: axis for item, axis in parameters.items() if item in self._point.parameters}
         if not parameters:
             return []
         numbers = pt.constant(np.arange(self._n_rows), "row")
         row = self._stand_ins[numbers] = numbers.type("row")
         known = self._point.parameters
-        by_row = {known[one]: known[one].take(row, axis) for one, axis in parameters.items()}
-        kept = {one: one for one in [*known.values(), *self._stand_ins.values()]}
+        by_row = {known[item]: known[item].take(row, axis) for item, axis in parameters.items()}
+        kept = {value: value for value in [*known.values(), *self._stand_ins.values()]}
         self._log_probs = substitute(self._log_probs, {**kept, **by_row})
         return [numbers]
 
@@ -108,25 +108,25 @@ class Group:
 
     def _made(self, rows: Sequence[Variable]) -> tuple[Rows, list[Variable]]:
         """Return the sum over these rows, and its inputs in the model."""
-        computed = {one: graph for term in self._terms for one, graph in term.computed.items()}
+        computed = {item: graph for term in self._terms for item, graph in term.computed.items()}
         arrays, variables, by_leaf = arrays_of(rows, self._given or {}, computed)
         if not variables:
             raise ValueError(f"{self._title}: data: expected the names of arrays that have rows")
         log_probs = with_rows(self._model, self._log_probs, self._stand_ins, self._n_rows, by_leaf)
         n_rows = len(arrays[0])
         total = sum(
-            total_of(self._title, one) * (term.scale(n_rows) if term.scale else 1)
-            for term, one in zip(self._terms, log_probs)
+            total_of(self._title, log_prob) * (term.scale(n_rows) if term.scale else 1)
+            for term, log_prob in zip(self._terms, log_probs)
         )
         used = {*ancestors([total])}
         known = {**self._point.parameters, **self._stand_ins}
-        inputs = [one for one, new in known.items() if new in used]
+        inputs = [item for item, new in known.items() if new in used]
         free = self._model.free_RVs
         made = Rows(
             self._title,
             total,
-            [known[one] for one in inputs],
-            [one in free and one.type.dtype.startswith("float") for one in inputs],
+            [known[variable] for variable in inputs],
+            [variable in free and variable.type.dtype.startswith("float") for variable in inputs],
             variables,
             arrays,
             self._mode,
@@ -150,17 +150,17 @@ class Group:
             for leaf, variable in by_leaf.items()
             if given.get(leaf) is None and (leaf in computed or isinstance(leaf, SharedVariable))
         }
-        fixed = [one for term in self._terms for one in term.fixed]
+        fixed = [item for term in self._terms for item in term.fixed]
         if any(term.scale for term in self._terms):  # which is that of a number of rows
-            fixed += [one for one in ancestors(graphs.values()) if isinstance(one, SharedVariable)]
-        return Sources(graphs, [self._point.source_of(one) for one in fixed])
+            fixed += [item for item in ancestors(graphs.values()) if isinstance(item, SharedVariable)]
+        return Sources(graphs, [self._point.source_of(item) for item in fixed])
 
     def _with_sources(self, graph: Variable) -> Variable:
         """Return a graph of the model's own variables, for one of stand-ins."""
         tensors = {
-            one: getattr(self._point.source_of(one), "values", one)
-            for one in ancestors([graph])
-            if isinstance(one, SharedVariable) and self._point.source_of(one) is not one
+            variable: getattr(self._point.source_of(variable), "values", variable)
+            for variable in ancestors([graph])
+            if isinstance(variable, SharedVariable) and self._point.source_of(variable) is not variable
         }
         return substitute([graph], tensors)[0] if tensors else graph
 
@@ -168,19 +168,19 @@ class Group:
         """Return the sum in the model's own graph, or None if the rows are the script's."""
         if self._given is not None and any(array is not None for array in self._given.values()):
             return None
-        shared = {one: new for one, new in self._stand_ins.items() if one in inputs}
+        shared = {item: new for item, new in self._stand_ins.items() if item in inputs}
         graphs = [plain_log_prob_of(term, self._point, shared) for term in self._terms]
-        return sum(total_of(self._title, one) for one in graphs)
+        return sum(total_of(self._title, graph) for graph in graphs)
 
     def _points(self, inputs: Sequence[Variable]) -> Iterator[list[AnyArray]]:
-        return points_of(self._model, [self._point.source_of(one) for one in inputs])
+        return points_of(self._model, [self._point.source_of(variable) for variable in inputs])
 
     # Why it is not a sum over rows
 
     def _dependence(self) -> RowInputs:
         parameters, leaves = self._point.parameters, self._stand_ins
         return dependence(
-            {term.variable: one for term, one in zip(self._terms, self._log_probs)},
+            {term.variable: log_prob for term, log_prob in zip(self._terms, self._log_probs)},
             self._n_rows,
             {**parameters, **leaves},
             [*self._point.values(list(parameters)), *map(array_of, leaves)],
@@ -188,12 +188,12 @@ class Group:
 
     def _refusal(self, found: RowInputs, reason: Exception) -> ValueError:
         """Return an error that names the variables and what helps, or what was found by trial."""
-        latent = [one.name for one in found.across if one in self._point.parameters]
-        data = [label_of(one) for one in found.across if one not in self._point.parameters]
-        whole = [one for one in found.whole if one not in self._model.potentials]
+        latent = [item.name for item in found.across if item in self._point.parameters]
+        data = [label_of(item) for item in found.across if item not in self._point.parameters]
+        whole = [item for item in found.whole if item not in self._model.potentials]
         causes = []
         if whole:
-            terms = listed(f"{one.name!r} ({_distribution(one)})" for one in whole)
+            terms = listed(f"{variable.name!r} ({_distribution(variable)})" for variable in whole)
             causes.append(
                 f"{terms} has one log-probability for all of its {self._n_rows} rows, as one time "
                 f"series or a Gaussian process has; leave it out by observed=[...], with the names of "
@@ -237,7 +237,7 @@ def arrays_of(
     for leaf in rows:
         array = given.get(leaf)
         is_alone = array is not None or leaf in computed
-        same = [one for one in kept if not is_alone and are_equal(one, leaf)]
+        same = [weights for weights in kept if not is_alone and are_equal(weights, leaf)]
         if same:
             variable = variables[kept.index(same[0])]
         else:
@@ -272,8 +272,8 @@ def with_rows(
         The variables of the new graph that are rows, by leaf.
     """
     count = next(iter(by_leaf.values())).shape[0]
-    extents = [one for one in model.dim_lengths.values() if isinstance(one, SharedVariable)]
-    extents = [one for one in extents if int(one.get_value()) == n_rows]
+    extents = [item for item in model.dim_lengths.values() if isinstance(item, SharedVariable)]
+    extents = [extent for extent in extents if int(extent.get_value()) == n_rows]
     replaced: dict[Variable, Variable] = {}
     for leaf, stand_in in stand_ins.items():
         if leaf in by_leaf:

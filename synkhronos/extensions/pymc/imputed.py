@@ -55,11 +55,11 @@ def _by_item(join: Variable, parameters: Sequence[Variable]) -> Variable | None:
         base = base.owner.inputs[0]
     if not base.owner or not isinstance(base.owner.op, AllocEmpty):
         return None
-    extents = [value_of(one) for one in base.owner.inputs]  # shared variables if they are of dims
-    indices = [value_of(one) for node in writes for one in node.inputs[2:]]
-    if any(one is None for one in extents + indices):
+    extents = [value_of(item) for item in base.owner.inputs]  # shared variables if they are of dims
+    indices = [value_of(variable) for node in writes for variable in node.inputs[2:]]
+    if any(extent is None for extent in extents + indices):
         return None
-    shape = tuple(int(one) for one in extents if one is not None)
+    shape = tuple(int(extent) for extent in extents if extent is not None)
     kind, position = np.full(shape, -1), np.zeros(shape, "int64")
     filled = np.zeros(shape, join.type.dtype)
     joined = [(node, node.inputs[1], value_of(node.inputs[1])) for node in reversed(writes)]
@@ -83,8 +83,8 @@ def _by_item(join: Variable, parameters: Sequence[Variable]) -> Variable | None:
 
 
 def _sources(value: Variable, parameters: Sequence[Variable]) -> list[Variable]:
-    above = [one for one in ancestors([value], blockers=parameters) if not isinstance(one, Constant)]
-    return [one for one in above if one in parameters or one.owner is None]
+    above = [item for item in ancestors([value], blockers=parameters) if not isinstance(item, Constant)]
+    return [variable for variable in above if variable in parameters or variable.owner is None]
 
 
 def _written(node: Apply, array: AnyArray, value: AnyArray) -> AnyArray:
@@ -149,10 +149,10 @@ def select_first(variables: Sequence[Variable], values: Callable[[], Sequence[An
         Returns values of them.
     """
     for variable in variables:
-        others = [one for one in variables if one is not variable]
+        others = [item for item in variables if item is not variable]
 
         def values_of_others(others: Sequence[Variable] = others) -> list[Any]:
-            return [value for one, value in zip(variables, values()) if one in others]
+            return [value for variable, value in zip(variables, values()) if variable in others]
 
         for position, operand in enumerate(variable.owner.inputs if variable.owner else ()):
             by_row = joined_by_row(operand, others)
@@ -182,15 +182,15 @@ class _Index(NamedTuple):
 def _index_of_rows(node: Apply) -> _Index | None:
     """Return the items that a node selects, in the order of the rows; None if that is not known."""
     index = node.inputs[1:]
-    if any(isinstance(one, slice) for one in getattr(node.op, "idx_list", ())):
+    if any(isinstance(item, slice) for item in getattr(node.op, "idx_list", ())):
         return None
-    masks = [one for one in index if getattr(one.type, "dtype", None) == "bool"]
+    masks = [variable for variable in index if getattr(variable.type, "dtype", None) == "bool"]
     numbers = list(index[0].nonzero()) if len(index) == len(masks) == 1 else list(index)
-    arrays = [value_of(one) for one in numbers]
-    if any(one is None or one.ndim != 1 or one.dtype == bool for one in arrays):
+    arrays = [value_of(number) for number in numbers]
+    if any(array is None or array.ndim != 1 or array.dtype == bool for array in arrays):
         return None
-    if all(isinstance(one, Constant) for one in index):
-        numbers = [pt.constant(one) for one in arrays]
+    if all(isinstance(variable, Constant) for variable in index):
+        numbers = [pt.constant(array) for array in arrays]
     rows = arrays[0]
     if rows is None or not len(rows) or rows[0] < 0 or (np.diff(rows) < (len(arrays) == 1)).any():
         return None
@@ -200,10 +200,10 @@ def _index_of_rows(node: Apply) -> _Index | None:
 def _rows_of(operand: Variable, inputs: Sequence[Variable], last: int) -> Iterator[list[Variable]]:
     """Yield the leaves of equal numbers of rows, of all numbers that have a row of this index."""
     above = dict.fromkeys(ancestors([operand], blockers=inputs))
-    leaves = [one for one in above if is_leaf(one) and not is_sparse(one)]
-    lengths = {len(array_of(one)) for one in leaves if one.type.ndim}
-    for length in sorted(one for one in lengths if one > last):
-        yield [one for one in leaves if has_length(one, length)]
+    leaves = [item for item in above if is_leaf(item) and not is_sparse(item)]
+    lengths = {len(array_of(leaf)) for leaf in leaves if leaf.type.ndim}
+    for length in sorted(item for item in lengths if item > last):
+        yield [leaf for leaf in leaves if has_length(leaf, length)]
 
 
 def _from_selected(
@@ -211,10 +211,10 @@ def _from_selected(
 ) -> Variable | None:
     """Return the selected items, computed from selected rows of leaves; None if shapes do not fit."""
     rows, *columns = index.numbers
-    new = {one: one[rows] for one in leaves}
+    new = {item: item[rows] for item in leaves}
     if isinstance(rows, Constant):
-        constants = [one for one in leaves if isinstance(one, Constant)]
-        new.update({one: pt.constant(array_of(one)[index.rows], one.name) for one in constants})
+        constants = [variable for variable in leaves if isinstance(variable, Constant)]
+        new.update({item: pt.constant(array_of(item)[index.rows], item.name) for item in constants})
     count = pt.constant(len(index.rows), dtype="int64")
     try:
         chosen = substitute([operand], {**dict(zip(inputs, inputs)), **new})

@@ -29,20 +29,20 @@ from synkhronos.engines.names import (
 from synkhronos.extensions.pymc.potential import substitute
 
 
-def is_leaf(one: Variable) -> bool:
+def is_leaf(variable: Variable) -> bool:
     """Whether a variable is a tensor that has a value."""
-    is_tensor = isinstance(one.type, names.TensorType) or has_dims(one)
-    return is_tensor and isinstance(one, (Constant, SharedVariable))
+    is_tensor = isinstance(variable.type, names.TensorType) or has_dims(variable)
+    return is_tensor and isinstance(variable, (Constant, SharedVariable))
 
 
-def has_dims(one: Variable) -> bool:
+def has_dims(variable: Variable) -> bool:
     """Whether the dimensions of a variable have names."""
-    return hasattr(one.type, "dims")
+    return hasattr(variable.type, "dims")
 
 
-def is_sparse(one: Variable) -> bool:
+def is_sparse(variable: Variable) -> bool:
     """Whether a variable is a sparse matrix."""
-    return hasattr(one.type, "format")
+    return hasattr(variable.type, "format")
 
 
 def array_of(leaf: Variable) -> Any:
@@ -50,14 +50,14 @@ def array_of(leaf: Variable) -> Any:
     return leaf.data if isinstance(leaf, Constant) else leaf.get_value(borrow=True)
 
 
-def value_of(one: Variable) -> AnyArray | None:
+def value_of(variable: Variable) -> AnyArray | None:
     """Return the value of what is computed from leaves alone, or None."""
-    if is_leaf(one):
-        return np.asarray(array_of(one))
-    sources = [source for source in ancestors([one]) if source.owner is None]
-    if not isinstance(one.type, names.TensorType) or not all(map(_is_known, sources)):
+    if is_leaf(variable):
+        return np.asarray(array_of(variable))
+    sources = [source for source in ancestors([variable]) if source.owner is None]
+    if not isinstance(variable.type, names.TensorType) or not all(map(_is_known, sources)):
         return None
-    value: AnyArray = pytensor.function([], one, mode="FAST_COMPILE")()
+    value: AnyArray = pytensor.function([], variable, mode="FAST_COMPILE")()
     return value
 
 
@@ -86,43 +86,43 @@ def folded(
     constant: set[Variable] = set()
     others: dict[Variable, None] = dict.fromkeys(outputs)
     for node in io_toposort([], outputs):
-        is_constant = [one in constant or _is_fixed(one) and one not in kept for one in node.inputs]
+        is_constant = [item in constant or _is_fixed(item) and item not in kept for item in node.inputs]
         if all(is_constant) and node.inputs and not isinstance(node.op, MeasurableOp):
             constant.update(node.outputs)
         else:
             others.update(dict.fromkeys(node.inputs))
-    sources = dict.fromkeys(_source(one) for one in others if one in constant)
+    sources = dict.fromkeys(_source(other) for other in others if other in constant)
     if only_shapes:
-        sources = dict.fromkeys(one for one in shapes_in(outputs) if one in constant)
-    wanted = [one for one in sources if _is_worth_a_constant(one)]
+        sources = dict.fromkeys(shape for shape in shapes_in(outputs) if shape in constant)
+    wanted = [source for source in sources if _is_worth_a_constant(source)]
     if not wanted:
         return list(outputs)
     values = pytensor.function([], wanted, mode="FAST_COMPILE")()
-    new = [pt.constant(value, dtype=one.type.dtype) for one, value in zip(wanted, values)]
+    new = [pt.constant(value, dtype=variable.type.dtype) for variable, value in zip(wanted, values)]
     return substitute(outputs, dict(zip(wanted, new)))
 
 
-def _is_fixed(one: Variable) -> bool:
-    return isinstance(one, Constant)
+def _is_fixed(variable: Variable) -> bool:
+    return isinstance(variable, Constant)
 
 
-def _is_known(one: Variable) -> bool:
-    return isinstance(one, Constant) or is_leaf(one)
+def _is_known(variable: Variable) -> bool:
+    return isinstance(variable, Constant) or is_leaf(variable)
 
 
-def _source(one: Variable) -> Variable:
+def _source(variable: Variable) -> Variable:
     """Return what a variable is a view of, with the same axis 0, so that no array is stored twice."""
-    while one.owner and isinstance(one.owner.op, names.DimShuffle):
-        if one.owner.op.new_order[:1] != (0,):
+    while variable.owner and isinstance(variable.owner.op, names.DimShuffle):
+        if variable.owner.op.new_order[:1] != (0,):
             break
-        one = one.owner.inputs[0]
-    return one
+        variable = variable.owner.inputs[0]
+    return variable
 
 
-def _is_worth_a_constant(one: Variable) -> bool:
-    if one.owner is None or not isinstance(one.type, names.TensorType) or is_sparse(one):
+def _is_worth_a_constant(variable: Variable) -> bool:
+    if variable.owner is None or not isinstance(variable.type, names.TensorType) or is_sparse(variable):
         return False
-    return not (isinstance(one.owner.op, names.Alloc) and one.owner.inputs[0].type.ndim == 0)
+    return not (isinstance(variable.owner.op, names.Alloc) and variable.owner.inputs[0].type.ndim == 0)
 
 
 def computed_once(
@@ -146,30 +146,32 @@ def computed_once(
     """
     shapes, fixed = shapes_in(outputs), dict.fromkeys(outputs, False)
     for node in io_toposort([], outputs):
-        known = [fixed.get(one, False) or _is_known(one) and one not in kept for one in node.inputs]
+        known = [fixed.get(item, False) or _is_known(item) and item not in kept for item in node.inputs]
         is_fixed = bool(known) and all(known) and not isinstance(node.op, MeasurableOp)
         fixed.update(dict.fromkeys(node.outputs, is_fixed))
-    arrays = [one for one in fixed if fixed[one] and one not in shapes]
-    arrays = [one for one in arrays if getattr(one.type, "ndim", False) and _is_worth_a_constant(one)]
+    arrays = [item for item in fixed if fixed[item] and item not in shapes]
+    arrays = [
+        array for array in arrays if getattr(array.type, "ndim", False) and _is_worth_a_constant(array)
+    ]
     if not arrays:
         return list(outputs), {}
-    lengths = pytensor.function([], [one.shape[0] for one in arrays], mode="FAST_COMPILE")()
-    by_row = {one for one, length in zip(arrays, lengths) if n_rows in (None, length)}
-    wanted = [one for one in walk(outputs, lambda one: () if one in by_row else _inputs(one))]
-    wanted = [one for one in dict.fromkeys(wanted) if one in by_row]
+    lengths = pytensor.function([], [array.shape[0] for array in arrays], mode="FAST_COMPILE")()
+    by_row = {array for array, length in zip(arrays, lengths) if n_rows in (None, length)}
+    wanted = [item for item in walk(outputs, lambda one: () if one in by_row else _inputs(one))]
+    wanted = [item for item in dict.fromkeys(wanted) if item in by_row]
     values = pytensor.function([], wanted, mode="FAST_COMPILE")()
-    new = {one: pt.constant(value, _name_of(one)) for one, value in zip(wanted, values)}
-    return substitute(outputs, new), {made: one for one, made in new.items()}
+    new = {item: pt.constant(value, _name_of(item)) for item, value in zip(wanted, values)}
+    return substitute(outputs, new), {made: item for item, made in new.items()}
 
 
 def _name_of(computed: Variable) -> str | None:
-    names_of = [one.name for one in ancestors([computed]) if isinstance(one, SharedVariable)]
+    names_of = [item.name for item in ancestors([computed]) if isinstance(item, SharedVariable)]
     found = [name for name in names_of if name]
     return computed.name or (f"the rows of {', '.join(found)}" if found else None)
 
 
-def _inputs(one: Variable) -> Sequence[Variable]:
-    return one.owner.inputs if one.owner else ()
+def _inputs(variable: Variable) -> Sequence[Variable]:
+    return variable.owner.inputs if variable.owner else ()
 
 
 # The number of rows
@@ -178,12 +180,12 @@ def _inputs(one: Variable) -> Sequence[Variable]:
 def rows_first(graph: Variable, n_rows: int) -> Variable:
     """Return a graph with the rows of its constants on axis 0."""
     new = {}
-    for one in ancestors([graph]):
-        if isinstance(one, Constant) and is_leaf(one) and not is_sparse(one) and one.type.ndim > 1:
-            axes = [axis for axis, extent in enumerate(one.data.shape) if extent == n_rows]
+    for item in ancestors([graph]):
+        if isinstance(item, Constant) and is_leaf(item) and not is_sparse(item) and item.type.ndim > 1:
+            axes = [axis for axis, extent in enumerate(item.data.shape) if extent == n_rows]
             if len(axes) == 1 and axes[0]:
-                moved = np.ascontiguousarray(np.moveaxis(one.data, axes[0], 0))
-                new[one] = pt.moveaxis(pt.constant(moved), 0, axes[0])
+                moved = np.ascontiguousarray(np.moveaxis(item.data, axes[0], 0))
+                new[item] = pt.moveaxis(pt.constant(moved), 0, axes[0])
     return substitute([graph], new)[0]
 
 
@@ -212,7 +214,7 @@ def freed(
     """
     copies: dict[Variable, Variable] = {}
     for node in io_toposort(inputs, outputs):
-        inputs = [copies.get(one, one) for one in node.inputs]
+        inputs = [copies.get(variable, variable) for variable in node.inputs]
         positions = _positions(node)
         for index in positions:
             inputs[index] = _with_count(inputs[index], n_rows, count)
@@ -224,7 +226,7 @@ def freed(
             else:
                 new = node.op.make_node(*inputs).outputs
             copies.update(zip(node.outputs, new))
-    return [copies.get(one, one) for one in outputs]
+    return [copies.get(output, output) for output in outputs]
 
 
 def _inner_graph(op: OpFromGraph) -> Any:
@@ -234,7 +236,7 @@ def _inner_graph(op: OpFromGraph) -> Any:
 
 def _accepts(op: OpFromGraph, inputs: Sequence[Variable]) -> bool:
     """Whether an operation takes inputs as they are, without a check of their extents."""
-    return all(one.type.is_super(new.type) for one, new in zip(op.inner_inputs, inputs))
+    return all(variable.type.is_super(new.type) for variable, new in zip(op.inner_inputs, inputs))
 
 
 def _positions(node: Apply) -> list[int]:
@@ -248,7 +250,7 @@ def _positions(node: Apply) -> list[int]:
         return [1]
     if isinstance(op, names.Scan):  # the steps, and the lengths of results
         lengths = [node.inputs[0], *op.outer_nitsot(node.inputs)]
-        return [index for index, one in enumerate(node.inputs) if one in lengths]
+        return [index for index, variable in enumerate(node.inputs) if variable in lengths]
     if getattr(op, "extended_signature", "") is None:
         op = getattr(op, "base_rv_op", None)  # of a truncated distribution, whose inputs come first
     size = op.size_param(node) if hasattr(op, "size_param") else None
@@ -262,15 +264,15 @@ def _with_count(shape: Variable, n_rows: int, count: Variable) -> Variable:
     if shape.type.ndim == 0:
         return count if _is_number(shape, n_rows) else shape
     if isinstance(shape, Constant):
-        items = [pt.constant(int(one), dtype="int64") for one in shape.data]
+        items = [pt.constant(int(length), dtype="int64") for length in shape.data]
     elif shape.owner and isinstance(shape.owner.op, names.MakeVector):
         items = shape.owner.inputs
     else:
         return shape
-    if not any(_is_number(one, n_rows) for one in items):
+    if not any(_is_number(item, n_rows) for item in items):
         return shape
-    return pt.stack([count if _is_number(one, n_rows) else one for one in items])
+    return pt.stack([count if _is_number(item, n_rows) else item for item in items])
 
 
-def _is_number(one: Variable, number: int) -> bool:
-    return isinstance(one, Constant) and one.type.ndim == 0 and int(one.data) == number
+def _is_number(variable: Variable, number: int) -> bool:
+    return isinstance(variable, Constant) and variable.type.ndim == 0 and int(variable.data) == number

@@ -62,7 +62,7 @@ def divide(model: Any, data: Any, observed: Any, mode: Any) -> Any:
         summed = Group(model, list(group), given, point, mode)
         potentials.append(Potential(f"{summed.name}_rows", *summed.summed()))
     used = {leaf for potential in potentials for leaf in potential.leaves}
-    unused = [one.name for one in given or () if one not in used]
+    unused = [item.name for item in given or () if item not in used]
     if unused:
         raise ValueError(
             f"parallelize: data: the observed variables that are divided do not depend on {unused}"
@@ -81,7 +81,7 @@ def _given(model: Any, data: Any, terms: Sequence[Term], point: Point) -> dict[V
         raise TypeError(
             f"parallelize: data: expected a dictionary of arrays by name, got {type(data).__name__}"
         )
-    known = {one.name: point.stand_in_of(one) for one in model.data_vars}
+    known = {variable.name: point.stand_in_of(variable) for variable in model.data_vars}
     observed = [term for term in terms if term.observed is not None]
     known.update({term.variable.name: term.observed for term in observed})
     given: dict[Variable, Any] = {term.observed: None for term in observed}
@@ -123,15 +123,15 @@ class _WithoutInitialValues:
 def _replaced(model: Any, terms: Sequence[Term], potentials: Sequence[Potential], point: Point) -> Any:
     """Return a copy of the model, with potentials in place of terms."""
     graph, copies = fgraph_from_model(_WithoutInitialValues(model))
-    for one in _dropped(model, terms, potentials, point):
-        graph.remove_output(graph.outputs.index(copies[one]))
-    for one in [copies[term.variable] for term in terms if term.value is not None]:
-        value = one.owner.inputs[1]  # for what depends on the variable
-        graph.replace(one, one.type.filter_variable(value, allow_convert=True), import_missing=True)
+    for item in _dropped(model, terms, potentials, point):
+        graph.remove_output(graph.outputs.index(copies[item]))
+    for item in [copies[term.variable] for term in terms if term.value is not None]:
+        value = item.owner.inputs[1]  # for what depends on the variable
+        graph.replace(item, item.type.filter_variable(value, allow_convert=True), import_missing=True)
     for name, rows, inputs, _ in potentials:
         _check_gradients(model, inputs)
-        values = [copies[point.source_of(one)] for one in inputs]
-        total = sum_over_ranks(rows, [one.values if has_dims(one) else one for one in values])
+        values = [copies[point.source_of(variable)] for variable in inputs]
+        total = sum_over_ranks(rows, [item.values if has_dims(item) else item for item in values])
         total.name = name
         own = [] if isinstance(model_potential, Op) else [name]  # PyMC 5, or 6
         graph.add_output(model_potential(total, *own))
@@ -143,25 +143,25 @@ def _replaced(model: Any, terms: Sequence[Term], potentials: Sequence[Potential]
         variables.sort(key=lambda one: order.index(one.name))
     _share_data(model, made)
     _copy_initial_values(model, made)
-    if not any(has_dims(one) for one in made.free_RVs):
-        select_first(made.free_RVs, lambda: point.values([model[one.name] for one in made.free_RVs]))
+    if not any(has_dims(variable) for variable in made.free_RVs):
+        select_first(made.free_RVs, lambda: point.values([model[item.name] for item in made.free_RVs]))
     return made
 
 
 def _share_data(model: Any, made: Any) -> None:
     """Have both models use the same data and lengths of dimensions."""
-    pairs = [(made[one.name], one) for one in model.data_vars if one.name in made.named_vars]
-    pairs += [(made.dim_lengths[dim], one) for dim, one in model.dim_lengths.items()]
-    for copied, one in pairs:
-        if isinstance(one, SharedVariable):
-            copied.container = one.container
+    pairs = [(made[item.name], item) for item in model.data_vars if item.name in made.named_vars]
+    pairs += [(made.dim_lengths[dim], item) for dim, item in model.dim_lengths.items()]
+    for copied, variable in pairs:
+        if isinstance(variable, SharedVariable):
+            copied.container = variable.container
     made._coords = model._coords
 
 
 def _check_gradients(model: Any, inputs: Sequence[Variable]) -> None:
     """Raise ValueError if PyTensor has no gradient of the transformation of a variable."""
     found = [
-        one.name for one in inputs if has_dims(one) and model.rvs_to_transforms.get(one) is not None
+        item.name for item in inputs if has_dims(item) and model.rvs_to_transforms.get(item) is not None
     ]
     if found:
         raise ValueError(
@@ -177,18 +177,18 @@ def _dropped(
     """Return the variables of the model that depend on rows."""
     left = {*itertools.chain(*(term.leaves for term in terms))}
     gone = {leaf for potential in potentials for leaf in potential.leaves}
-    gone.update(one for term in terms for one in term.sources if one not in left)
-    gone = {point.source_of(one) for one in gone}
+    gone.update(source for term in terms for source in term.sources if source not in left)
+    gone = {point.source_of(item) for item in gone}
     gone.update(term.variable for term in terms)
-    dropped = [term.variable for term in terms] + [one for one in model.data_vars if one in gone]
-    for one in model.deterministics:
-        if gone & {*ancestors([one], blockers=model.free_RVs)}:
-            dropped.append(one)
+    dropped = [term.variable for term in terms] + [item for item in model.data_vars if item in gone]
+    for variable in model.deterministics:
+        if gone & {*ancestors([variable], blockers=model.free_RVs)}:
+            dropped.append(variable)
     return dropped
 
 
 def _copy_initial_values(model: Any, made: Any) -> None:
-    data = {one: made[one.name] for one in model.data_vars if one.name in made.named_vars}
+    data = {item: made[item.name] for item in model.data_vars if item.name in made.named_vars}
     for variable, value in model.rvs_to_initial_values.items():
         if isinstance(value, Variable):
             (value,) = substitute([value], data)

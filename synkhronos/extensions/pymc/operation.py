@@ -107,7 +107,7 @@ class RowsSum(_OfRows):
     def pullback(
         self, inputs: Sequence[Variable], outputs: Sequence[Variable], cotangents: Sequence[Variable]
     ) -> list[Variable]:
-        if any(not isinstance(one.type, DisconnectedType) for one in cotangents[1:]):
+        if any(not isinstance(cotangent.type, DisconnectedType) for cotangent in cotangents[1:]):
             raise NotImplementedError(
                 f"{self._name}: only the first derivatives of a sum over the rows of all ranks can "
                 f"be computed; there is no Hessian"
@@ -137,14 +137,14 @@ def numba_funcify_of_rows(op: Op, node: Apply, storage_map: Any = None, **kwargs
     if storage is not None:  # which belongs to the compiled function; there is none in inner graphs
         storage.append(rows)
         vars(node.tag).pop("rows", None)
-    value, *gradients = [one.type for one in node.outputs]
+    value, *gradients = [output.type for output in node.outputs]
 
     def in_python(values: Sequence[np.ndarray]) -> np.ndarray:
         return np.array(op.rows.vector(values, with_gradient), np.float64)
 
     return operation(
         rows.resident[with_gradient].record,
-        [one.type for one in node.inputs],
+        [variable.type for variable in node.inputs],
         value,
         list(zip(rows.wrt, gradients)),
         in_python,

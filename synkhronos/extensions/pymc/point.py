@@ -32,11 +32,11 @@ class Point:
         self._model = model
         self._sources: dict[Variable, Variable] = {}
         self.parameters: dict[Variable, Variable] = {
-            one: TensorType(one.type.dtype, one.type.shape)(one.name)  # a name may look like a dtype
-            for one in model.free_RVs
+            item: TensorType(item.type.dtype, item.type.shape)(item.name)  # a name may look like a dtype
+            for item in model.free_RVs
         }
         self._known: dict[Variable, Variable] = {
-            one: _with_dims(tensor, one) for one, tensor in self.parameters.items()
+            variable: _with_dims(tensor, variable) for variable, tensor in self.parameters.items()
         }
         parts = [
             *model.basic_RVs,
@@ -44,16 +44,16 @@ class Point:
             *model.potentials,
             *model.deterministics,
         ]
-        for one in [one for one in ancestors(parts) if is_leaf(one) and has_dims(one)]:
-            tensor = _tensor_of(one)
-            self._sources[tensor] = one
-            self._known[one] = _with_dims(tensor, one)
-        for one in model.observed_RVs:
-            (self._known[one],) = substitute([model.rvs_to_values[one]], self._known)
+        for variable in [item for item in ancestors(parts) if is_leaf(item) and has_dims(item)]:
+            tensor = _tensor_of(variable)
+            self._sources[tensor] = variable
+            self._known[variable] = _with_dims(tensor, variable)
+        for variable in model.observed_RVs:
+            (self._known[variable],) = substitute([model.rvs_to_values[variable]], self._known)
 
     def graph_of(self, variable: Variable) -> Variable:
         """Return a variable as a function of the parameters and of observed values."""
-        known = {one: value for one, value in self._known.items() if one is not variable}
+        known = {item: value for item, value in self._known.items() if item is not variable}
         return _as_tensor(substitute([variable], known)[0])
 
     def value_of(self, variable: Variable) -> Variable:
@@ -66,7 +66,7 @@ class Point:
 
     def stand_in_of(self, variable: Variable) -> Variable:
         """Return the leaf in graphs for ``pm.Data`` of the model."""
-        return next((leaf for leaf, one in self._sources.items() if one is variable), variable)
+        return next((leaf for leaf, source in self._sources.items() if source is variable), variable)
 
     def values(self, inputs: Sequence[Variable]) -> list[AnyArray]:
         """Return the values of variables of the model."""
@@ -78,12 +78,12 @@ class Point:
             for name, value in self._model.initial_point(random_seed=0).items()
         }
         compute = self._model.compile_fn(
-            self._model.replace_rvs_by_values([self.source_of(one) for one in inputs]),
+            self._model.replace_rvs_by_values([self.source_of(variable) for variable in inputs]),
             inputs=self._model.value_vars,
             mode="FAST_COMPILE",
             on_unused_input="ignore",
         )
-        return [np.asarray(one, kind.type.dtype) for one, kind in zip(compute(point), inputs)]
+        return [np.asarray(item, kind.type.dtype) for item, kind in zip(compute(point), inputs)]
 
 
 def _tensor_of(leaf: Variable) -> Variable:

@@ -59,4 +59,4 @@ def _draws(inputs: Sequence[Variable]) -> Iterator[list[AnyArray]]:
 
 
 def _typed(values: Sequence[Any], inputs: Sequence[Any]) -> list[AnyArray]:
-    return [np.asarray(one, kind.type.dtype) for one, kind in zip(values, inputs)]
+    return [np.asarray(value, kind.type.dtype) for value, kind in zip(values, inputs)]

@@ -86,19 +86,19 @@ def rows_potential(
     >>> synk.close()
     """
     name = name or "rows_potential"
-    parameters = [_parameter(name, position, one) for position, one in enumerate(inputs)]
+    parameters = [_parameter(name, position, variable) for position, variable in enumerate(inputs)]
     if isinstance(log_prob, Variable):
         by_variable = _check_mapping(name, data)
-        variables = [like(one, one.name, one.type.shape) for one in by_variable]
+        variables = [like(variable, variable.name, variable.type.shape) for variable in by_variable]
         replaced = dict([*zip(inputs, parameters), *zip(by_variable, variables)])
         (value,), arrays = substitute([log_prob], replaced), list(by_variable.values())
     else:
-        arrays = [_as_array(name, position, one) for position, one in enumerate(data)]
-        variables = [like(one, f"data[{position}]", one.shape) for position, one in enumerate(arrays)]
+        arrays = [_as_array(name, position, array) for position, array in enumerate(data)]
+        variables = [like(item, f"data[{position}]", item.shape) for position, item in enumerate(arrays)]
         value = log_prob(*parameters, *variables)
         if not isinstance(value, Variable):
             raise TypeError(f"{name}: log_prob: expected that it returns a variable, got {value!r}")
-    differentiable = [one.type.dtype.startswith("float") for one in parameters]
+    differentiable = [parameter.type.dtype.startswith("float") for parameter in parameters]
     return sum_over_ranks(
         Rows(name, total_of(name, value), parameters, differentiable, variables, arrays, mode),
         inputs,
@@ -127,9 +127,13 @@ def total_of(name: str, value: Variable) -> Variable:
 
 def _draws(value: Variable) -> list[str]:
     """Return the names of the operations in a graph that draw random numbers."""
-    nodes = {one.owner for one in ancestors([value]) if one.owner}
+    nodes = {variable.owner for variable in ancestors([value]) if variable.owner}
     return sorted(
-        {str(node.op) for node in nodes if any(isinstance(one.type, RandomType) for one in node.inputs)}
+        {
+            str(node.op)
+            for node in nodes
+            if any(isinstance(variable.type, RandomType) for variable in node.inputs)
+        }
     )
 
 
@@ -141,18 +145,18 @@ def substitute(outputs: Sequence[Variable], replaced: Mapping[Variable, Variable
     copies = clone_get_equiv(
         list(replaced), outputs, copy_inputs=False, copy_orphans=False, memo=dict(replaced), strict=False
     )
-    return [copies[one] if one.owner or one in replaced else one for one in outputs]
+    return [copies[output] if output.owner or output in replaced else output for output in outputs]
 
 
-def like(one: Any, name: str | None, shape: Sequence[int | None]) -> Variable:
+def like(item: Any, name: str | None, shape: Sequence[int | None]) -> Variable:
     """Return a variable for rows of the dtype of an array or a variable, of any number."""
-    return pt.TensorType(str(one.dtype), (None, *shape[1:]))(name)  # a name may look like a dtype
+    return pt.TensorType(str(item.dtype), (None, *shape[1:]))(name)  # a name may look like a dtype
 
 
-def _parameter(name: str, position: int, one: Any) -> Variable:
-    if not isinstance(one, Variable) or not hasattr(one.type, "ndim"):
-        raise TypeError(f"{name}: inputs[{position}]: expected a tensor variable, got {one!r}")
-    return one.type(one.name)
+def _parameter(name: str, position: int, item: Any) -> Variable:
+    if not isinstance(item, Variable) or not hasattr(item.type, "ndim"):
+        raise TypeError(f"{name}: inputs[{position}]: expected a tensor variable, got {item!r}")
+    return item.type(item.name)
 
 
 def _check_mapping(name: str, data: Any) -> Mapping[Variable, Any]:
@@ -161,9 +165,9 @@ def _check_mapping(name: str, data: Any) -> Mapping[Variable, Any]:
             f"{name}: data: expected a dictionary of arrays by the variable that stands for them, as "
             f"log_prob is a variable, got {type(data).__name__}"
         )
-    for one in data:
-        if not isinstance(one, Variable) or not one.type.ndim:
-            raise TypeError(f"{name}: data: expected variables of at least one dimension, got {one!r}")
+    for array in data:
+        if not isinstance(array, Variable) or not array.type.ndim:
+            raise TypeError(f"{name}: data: expected variables of at least one dimension, got {array!r}")
     return data
 
 

@@ -58,8 +58,8 @@ class Residence:
             _libc.sem_init(ctypes.c_void_p(place), 1, 0)
         write(board + native.NUMBER, 1)  # which the workers have finished when they are ready
         sums = list(self._sums)
-        for index, one in enumerate(sums):
-            one.settle(self.common, index, size)
+        for index, item in enumerate(sums):
+            item.settle(self.common, index, size)
         common = {
             native.BOARD: board,
             native.SIZE: size,
@@ -71,10 +71,10 @@ class Residence:
         if size > 1:
             for place, value in common.items():
                 write(self.common + place, value)
-            uses = [(one.function, [*one.data, one.box, memory]) for one in sums]
-            layouts = [one.layout for one in sums]
+            uses = [(item.function, [*item.data, item.box, memory]) for item in sums]
+            layouts = [item.layout for item in sums]
             workers.stay(serve, uses, (layouts, size, own, common[native.POLLS]), self.leave)
-        if not all([one.compile() for one in sums]):  # which the workers do at the same time
+        if not all([item.compile() for item in sums]):  # which the workers do at the same time
             return
         if size > 1:
             waited = 0.0
@@ -85,15 +85,15 @@ class Residence:
         if self._has_failed():
             new.is_impossible = True
             return
-        for one in sums:
-            one.set_on(True)
+        for item in sums:
+            item.set_on(True)
 
     def leave(self) -> None:
         """Have the workers leave the loop. No evaluation begins any more."""
         while native.lock(self.common):  # another thread evaluates
             pass
-        for one in self._sums:
-            one.set_on(False)
+        for item in self._sums:
+            item.set_on(False)
         native.unlock(self.common)
         board, workers = self._board, self._workers
         if board is not None and workers is not None:
@@ -105,8 +105,8 @@ class Residence:
         if self._workers is not None:
             self._workers.check(waited)
         if self._has_failed():  # they have left the loop; the next command gets their errors
-            for one in self._sums:
-                one.set_on(False)
+            for item in self._sums:
+                item.set_on(False)
 
     def _has_failed(self) -> bool:
         if self._board is None:
@@ -117,8 +117,8 @@ class Residence:
     def close(self) -> None:
         """Free the memory, when no thread uses it any more."""
         self.leave()
-        for one in self._sums:
-            one.free()
+        for item in self._sums:
+            item.free()
         self._board = None
 
     renew = leave
@@ -187,11 +187,13 @@ class ResidentSum:
     ) -> bool:
         """Take what is to be evaluated; return whether Numba can."""
         self._wait_for_others()
-        rows, compiled = [np.asarray(one) for one in data], compiled_of(function)
-        usable = all(one.flags.c_contiguous and one.flags.aligned for one in rows)
+        rows, compiled = [np.asarray(array) for array in data], compiled_of(function)
+        usable = all(row.flags.c_contiguous and row.flags.aligned for row in rows)
         self.is_impossible = not usable or not is_compiled_by_numba(compiled)
-        layout = Layout(tuple((one.shape, one.dtype.name) for one in values), n_outputs, self._n_slices)
-        is_other = layout != self.layout or any(one is not old for one, old in zip(data, self.data))
+        layout = Layout(
+            tuple((value.shape, value.dtype.name) for value in values), n_outputs, self._n_slices
+        )
+        is_other = layout != self.layout or any(array is not old for array, old in zip(data, self.data))
         if is_other and not self.is_impossible:
             box = np.zeros(layout.start + size * layout.stride, np.uint8)
             self.layout, self.box = layout, box if size == 1 else synk.data(box)
@@ -205,7 +207,7 @@ class ResidentSum:
         tables = [layout.table(self._rows, box, rank, size) for rank in range(size)]
         tables.append(layout.table(self._rows, box, 0, 1))
         self._tables = np.stack(tables)
-        together = size == 1 or sum(one.nbytes for one in self._rows) < _LARGE * size
+        together = size == 1 or sum(row.nbytes for row in self._rows) < _LARGE * size
         record = {
             native.COMMON: common,
             native.INDEX: index,
@@ -246,12 +248,12 @@ class ResidentSum:
         layout = self.layout
         if layout is None or not read(self.record + native.IS_ON):
             return None
-        if tuple((one.shape, one.dtype.name) for one in values) != layout.parameters:
+        if tuple((variable.shape, variable.dtype.name) for variable in values) != layout.parameters:
             return None
         packed, place = np.empty(layout.n_bytes // 8, np.int64), 0
-        for value, one in zip(values, layout.parameters):
+        for value, parameter in zip(values, layout.parameters):
             packed.view(np.uint8)[place : place + value.nbytes] = value.reshape(-1).view(np.uint8)
-            place += n_bytes_of(*one)
+            place += n_bytes_of(*parameter)
         outputs, waited = np.empty(layout.n_outputs), 0.0
         evaluate = native.function("evaluate").ctypes
         while True:
@@ -316,10 +318,10 @@ def serve(
             parts.append(layout.part(compiled, rows))
             tables.append(layout.table(rows, box.ctypes.data, rank, size))
         loop = native.function("serve").ctypes  # compiled before this worker is ready
-        words = [parts, [one.ctypes.data for one in tables], [0]]
-        addresses = [np.array(one, np.int64) for one in words]
+        words = [parts, [table.ctypes.data for table in tables], [0]]
+        addresses = [np.array(word, np.int64) for word in words]
         write(line + native.FINISHED, read(board + native.NUMBER))
-        places = [one.ctypes.data for one in addresses]
+        places = [address.ctypes.data for address in addresses]
         code = native.LATE
         while code != native.LEFT:
             code = loop(board, size, rank, master, polls, *places)
@@ -342,8 +344,8 @@ def _leave_core(number: int) -> None:
 
 def _switch_off(reference: weakref.ref[weakref.WeakSet[ResidentSum]]) -> None:
     """In a process that was forked from this one: the ranks are those of this one."""
-    for one in reference() or ():
-        one.set_on(False)
+    for item in reference() or ():
+        item.set_on(False)
 
 
 def read(address: int) -> int:

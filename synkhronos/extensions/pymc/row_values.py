@@ -33,7 +33,7 @@ def computed(
     sample_dims: Sequence[str],
 ) -> xarray.Dataset:
     """Return deterministic variables for draws of the parameters; see `compute_deterministics`."""
-    known = {one.name: one for one in model.deterministics}
+    known = {variable.name: variable for variable in model.deterministics}
     names = list(known) if names is None else list(names)
     if isinstance(names, str) or {*names} - {*known}:
         raise ValueError(
@@ -48,7 +48,7 @@ def computed(
             compute = _function(known[name], point)
         else:
             compute = by_row.function(name, list(point.parameters.values()), rows, mode)
-        values = np.stack([np.array(compute(*one)) for one in zip(*samples.values)])
+        values = np.stack([np.array(compute(*value)) for value in zip(*samples.values)])
         chosen = np.arange(len(by_row.arrays[0]))[rows or slice(None)] if by_row else None
         found[name] = _labelled(model, name, values, samples, chosen)
     return xarray.Dataset(found)
@@ -77,18 +77,18 @@ class Samples(NamedTuple):
 
 def _samples(draws: Any, model: Any, sample_dims: Sequence[str]) -> Samples:
     draws = getattr(draws, "posterior", draws)
-    missing = [one.name for one in model.free_RVs if one.name not in draws]
+    missing = [variable.name for variable in model.free_RVs if variable.name not in draws]
     if missing:
         raise ValueError(
             f"compute_deterministics: draws: expected draws of the free variables of the model, got "
             f"none of {listed(missing)}"
         )
-    shape = tuple(len(draws[one]) for one in sample_dims)
+    shape = tuple(len(draws[sample_dim]) for sample_dim in sample_dims)
     values = []
-    for one in model.free_RVs:
-        array = draws[one.name].transpose(*sample_dims, ...).values.astype(one.type.dtype, copy=False)
+    for item in model.free_RVs:
+        array = draws[item.name].transpose(*sample_dims, ...).values.astype(item.type.dtype, copy=False)
         values.append(array.reshape(-1, *array.shape[len(shape) :]))
-    return Samples(values, shape, {one: draws[one].values for one in sample_dims})
+    return Samples(values, shape, {sample_dim: draws[sample_dim].values for sample_dim in sample_dims})
 
 
 def _labelled(
@@ -97,7 +97,7 @@ def _labelled(
     """Return values by draw as an array with the dimensions of the model, of rows with these numbers."""
     shape = values.shape[1:]
     names = model.named_vars_to_dims.get(name) or [None] * len(shape)
-    dims = [one or f"{name}_dim_{axis}" for axis, one in enumerate(names)]
+    dims = [item or f"{name}_dim_{axis}" for axis, item in enumerate(names)]
     coords = dict(samples.coords)
     for axis, (dim, length) in enumerate(zip(dims, shape)):
         chosen = rows if axis == 0 and rows is not None else np.arange(length)
@@ -135,7 +135,7 @@ class ByRow(NamedTuple):
             raise ValueError(
                 f"compute_deterministics: rows: expected rows of {name!r}, got none in {rows}"
             )
-        data = [synk.data(array, var=one, constant=True) for array, one in zip(arrays, self.variables)]
+        data = [synk.data(array, var=item, constant=True) for array, item in zip(arrays, self.variables)]
         compute = synk.function(
             self.variables,
             (self.output, "gather"),
@@ -167,17 +167,17 @@ def _by_row(model: Any, variable: Variable, point: Point) -> ByRow | None:
     except ValueError:  # a sparse matrix
         return None
     leaves = leaves_of([graph], len(whole))
-    stand_ins = {one: one.type(one.name) for one in leaves}
+    stand_ins = {item: item.type(item.name) for item in leaves}
     outputs = substitute([graph], stand_ins)
-    arrays = [array_of(one) for one in leaves]
+    arrays = [array_of(leaf) for leaf in leaves]
     inputs = {**point.parameters, **stand_ins}
     found = dependence({variable: outputs[0]}, len(whole), inputs, [*values, *arrays])
-    rows = [one for one in leaves if has_length(one, len(whole)) and one not in found.across]
+    rows = [leaf for leaf in leaves if has_length(leaf, len(whole)) and leaf not in found.across]
     if not rows or found.whole:
         return None
     arrays, variables, by_leaf = arrays_of(rows, {})
     (output,) = with_rows(model, outputs, stand_ins, len(whole), by_leaf)
-    now = {stand_ins[one]: pt.constant(array_of(one)) for one in leaves if one not in rows}
+    now = {stand_ins[leaf]: pt.constant(array_of(leaf)) for leaf in leaves if leaf not in rows}
     made = ByRow(substitute([output], now)[0], variables, arrays)
     return made if _agrees(made, parameters, values, whole) else None
 

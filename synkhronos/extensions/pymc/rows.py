@@ -115,7 +115,7 @@ class Rows(EvaluatedSum):
                     break
         if self._untested == _POINTS:
             data = self.on_ranks.data
-            missing = [str(one) for one, rows in zip(self._variables, data) if np.isnan(np.sum(rows))]
+            missing = [str(item) for item, rows in zip(self._variables, data) if np.isnan(np.sum(rows))]
             raise ValueError(
                 f"{self.name}: expected that the log-probability is finite at one of {tried} points, "
                 f"near the initial point or drawn from the prior, so that it can be tested whether it "
@@ -182,8 +182,8 @@ class Rows(EvaluatedSum):
             sums = weakref.WeakSet(self.resident.values())
 
             def end() -> None:
-                for one in sums:
-                    one.set_on(False)
+                for item in sums:
+                    item.set_on(False)
 
             call_on_change(function, self._sources, end)
 
@@ -209,7 +209,9 @@ class Rows(EvaluatedSum):
     def _send(self, values: Sequence[Any]) -> None:
         """Write the parameters to shared memory."""
         if not self._arguments:
-            self._arguments = [synk.data(value, var=one) for value, one in zip(values, self.parameters)]
+            self._arguments = [
+                synk.data(value, var=parameter) for value, parameter in zip(values, self.parameters)
+            ]
             return
         for argument, value in zip(self._arguments, values):
             if argument.shape == value.shape:
@@ -264,7 +266,7 @@ def _check_lengths(name: str, variables: Sequence[Any], data: Sequence[Any]) -> 
             raise ValueError(f"{name}: data: expected arrays with rows, got one of 0 dimensions")
         lengths[variable.name or f"data[{position}]"] = shape[0]
     if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{one}: {length}" for one, length in lengths.items())
+        listed = ", ".join(f"{item}: {length}" for item, length in lengths.items())
         raise ValueError(f"{name}: data: expected arrays of equal numbers of rows, got {listed}")
     if not lengths or 0 in lengths.values():
         raise ValueError(f"{name}: data: expected at least one array, with at least one row")

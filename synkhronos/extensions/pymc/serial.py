@@ -34,12 +34,12 @@ def value_and_gradient(total: Any, parameters: Sequence[Any], wrt: Sequence[int]
     """Return a vector of a sum and its derivatives, in the order of the parameters."""
     chosen = [parameters[index] for index in wrt]
     gradients = pt.grad(total, chosen, disconnected_inputs="ignore") if chosen else []
-    return pt.concatenate([total[None], *(one.ravel() for one in gradients)])
+    return pt.concatenate([total[None], *(gradient.ravel() for gradient in gradients)])
 
 
 def n_bytes(data: Sequence[synk.Data]) -> int:
     """Return the size of rows."""
-    return sum(math.prod(one.shape) * one.dtype.itemsize for one in data)
+    return sum(math.prod(array.shape) * array.dtype.itemsize for array in data)
 
 
 class SerialSum:
@@ -69,8 +69,8 @@ class SerialSum:
     ) -> None:
         self.name = name
         self.take(data)
-        self.computed_with = [one.type.dtype for one in parameters]
-        self.dtypes = [one.dtype for one in data] + self.computed_with
+        self.computed_with = [parameter.type.dtype for parameter in parameters]
+        self.dtypes = [array.dtype for array in data] + self.computed_with
         self._function, self._parameters, self._wrt = function, parameters, wrt
 
     def take(self, data: Sequence[synk.Data]) -> None:
@@ -80,7 +80,7 @@ class SerialSum:
     def sample(self) -> list[AnyArray]:
         """Return at most 1000 of the rows, evenly spaced."""
         step = -(-self.n_rows // _SAMPLE)
-        return [one[::step] for one in map(np.asarray, self._data)]
+        return [item[::step] for item in map(np.asarray, self._data)]
 
     def of(self, rows: Sequence[AnyArray], values: Sequence[Any]) -> AnyArray:
         """Return the sum over some rows, and its gradient, for values of the parameters."""
@@ -89,10 +89,10 @@ class SerialSum:
 
     def of_all(self, values: Sequence[Any]) -> AnyArray:
         """Return the sum over all rows, and its gradient, computed in parts."""
-        arrays = [np.asarray(one) for one in self._data]
+        arrays = [np.asarray(array) for array in self._data]
         step = -(-self.n_rows // max(1, self.n_bytes // _CHUNK))
         parts = (slice(start, start + step) for start in range(0, self.n_rows, step))
-        found: Any = sum(self.of([one[part] for one in arrays], values) for part in parts)
+        found: Any = sum(self.of([array[part] for array in arrays], values) for part in parts)
         return np.asarray(found)
 
     def magnitudes(self, values: Sequence[Any]) -> AnyArray:
@@ -101,7 +101,7 @@ class SerialSum:
         length = len(rows[0])
         bounds = np.linspace(0, length, min(_BLOCKS, length) + 1).astype(int)
         blocks = (slice(*each) for each in zip(bounds, bounds[1:]))
-        found: Any = sum(np.abs(self.of([one[block] for one in rows], values)) for block in blocks)
+        found: Any = sum(np.abs(self.of([row[block] for row in rows], values)) for block in blocks)
         return np.asarray(found * (self.n_rows / length))
 
     def that_differ(
@@ -149,8 +149,10 @@ class PlainSum:
 
     def __init__(self, total: Any, parameters: Sequence[Any], wrt: Sequence[int], mode: Any) -> None:
         # Numba keeps the constants of its functions.
-        leaves = [one for one in ancestors([total]) if isinstance(one, SharedVariable) or _is_large(one)]
-        self._leaves, stand_ins = leaves, [one.type() for one in leaves]
+        leaves = [
+            item for item in ancestors([total]) if isinstance(item, SharedVariable) or _is_large(item)
+        ]
+        self._leaves, stand_ins = leaves, [variable.type() for variable in leaves]
         self._function = pytensor.function(
             [*parameters, *stand_ins],
             value_and_gradient(total, parameters, wrt),
@@ -208,7 +210,7 @@ def is_finite_sum(serial: SerialSum, values: Sequence[Any]) -> bool:
         if not np.isfinite(whole[0]):
             return False
         divided = [
-            [serial.of([one[part] for one in rows], values) for part in division]
+            [serial.of([row[part] for row in rows], values) for part in division]
             for division in (divisions if half else ())
         ]
     except (ValueError, IndexError, TypeError, AssertionError) as error:

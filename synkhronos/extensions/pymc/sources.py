@@ -28,15 +28,15 @@ class Sources:
     ) -> None:
         self._graphs, self._fixed = dict(graphs or {}), list(fixed)
         found = dict.fromkeys([*ancestors(self._graphs.values()), *fixed])
-        self._shared = [one for one in found if isinstance(one, SharedVariable)]
-        self._seen = self._new = [_value(one) for one in self._shared]
+        self._shared = [variable for variable in found if isinstance(variable, SharedVariable)]
+        self._seen = self._new = [_value(item) for item in self._shared]
         self._compute: Any = None
 
     def __iter__(self) -> Iterator[SharedVariable]:
         return iter(self._shared)
 
-    def __contains__(self, one: Any) -> bool:
-        return one in self._shared
+    def __contains__(self, item: Any) -> bool:
+        return item in self._shared
 
     def changed(self) -> dict[int, AnyArray]:
         """Return the rows whose sources have other values than those in use, by number.
@@ -46,11 +46,11 @@ class Sources:
         ValueError
             If the rows cannot be computed from the new values.
         """
-        values = [_value(one) for one in self._shared]
-        new = [one for one, old, now in zip(self._shared, self._seen, values) if old is not now]
+        values = [_value(item) for item in self._shared]
+        new = [item for item, old, now in zip(self._shared, self._seen, values) if old is not now]
         if not new:
             return {}
-        fixed = [str(one) for one in new if one in self._fixed]
+        fixed = [str(item) for item in new if item in self._fixed]
         if fixed:
             raise ValueError(
                 f"the rows were chosen by the values of {listed(fixed)}, which have changed; call "
@@ -67,6 +67,6 @@ class Sources:
         self._seen = self._new
 
 
-def _value(one: SharedVariable) -> Any:
+def _value(shared: SharedVariable) -> Any:
     """Return the value of a shared variable itself; another one takes its place when it is set."""
-    return one.get_value(borrow=True)
+    return shared.get_value(borrow=True)

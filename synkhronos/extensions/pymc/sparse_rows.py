@@ -29,14 +29,14 @@ def padded(title: str, graph: Variable, n_rows: int) -> Variable:
         longest row has so many entries that the arrays would be too large.
     """
     products = {}
-    for one in ancestors([graph]):
-        if one.owner and isinstance(one.owner.op, _PRODUCTS) and not is_sparse(one):
-            left, right = one.owner.inputs
+    for variable in ancestors([graph]):
+        if variable.owner and isinstance(variable.owner.op, _PRODUCTS) and not is_sparse(variable):
+            left, right = variable.owner.inputs
             if _has_rows(left, n_rows) and not is_sparse(right):
-                products[one] = _product(title, left, right, one.type.dtype)
+                products[variable] = _product(title, left, right, variable.type.dtype)
     for product in products:  # a factor may contain another product
         graph = substitute([graph], {product: products[product]})[0]
-    left_over = [one for one in ancestors([graph]) if _has_rows(one, n_rows)]
+    left_over = [variable for variable in ancestors([graph]) if _has_rows(variable, n_rows)]
     if left_over:
         raise ValueError(
             f"{title}: expected that a sparse matrix of data is the left factor of pytensor.sparse.dot "
@@ -46,8 +46,8 @@ def padded(title: str, graph: Variable, n_rows: int) -> Variable:
     return graph
 
 
-def _has_rows(one: Variable, n_rows: int) -> bool:
-    return is_sparse(one) and is_leaf(one) and array_of(one).shape[0] == n_rows
+def _has_rows(variable: Variable, n_rows: int) -> bool:
+    return is_sparse(variable) and is_leaf(variable) and array_of(variable).shape[0] == n_rows
 
 
 def _product(title: str, left: Variable, right: Variable, dtype: str) -> Variable:

@@ -79,24 +79,26 @@ def terms_of(
     """Return the terms of a model that are divided, which keep all data if the script gives others."""
     kept: list[Variable] = []
     if has_data:
-        values = [_observed(point.value_of(one)) for one in model.observed_RVs]
-        kept += [one for one in [*values, *map(point.stand_in_of, model.data_vars)] if one is not None]
-    return [_term(model, one, point, kept) for one in _chosen(model, observed)]
+        values = [_observed(point.value_of(variable)) for variable in model.observed_RVs]
+        kept += [
+            value for value in [*values, *map(point.stand_in_of, model.data_vars)] if value is not None
+        ]
+    return [_term(model, item, point, kept) for item in _chosen(model, observed)]
 
 
 def _chosen(model: Any, observed: Sequence[str] | None) -> list[Variable]:
     """Return the observed variables and potentials with these names; by default those that have rows."""
-    known = {one.name: one for one in [*model.observed_RVs, *model.potentials]}
+    known = {variable.name: variable for variable in [*model.observed_RVs, *model.potentials]}
     for name in model.named_vars:  # of a variable with missing values
         known.setdefault(name, known.get(f"{name}_observed"))
-    known = {name: one for name, one in known.items() if one is not None}
+    known = {name: item for name, item in known.items() if item is not None}
     if observed is not None:
         if isinstance(observed, str) or not observed or {*observed} - {*known}:
             raise _unknown(known, observed)
         return list(dict.fromkeys(known[name] for name in observed))
     if not known:
         raise _unknown(known, observed)
-    chosen = [one for one in model.observed_RVs if _has_rows(model.rvs_to_values[one])]
+    chosen = [variable for variable in model.observed_RVs if _has_rows(model.rvs_to_values[variable])]
     return chosen or list(model.observed_RVs or model.potentials)
 
 
@@ -121,7 +123,7 @@ def _number_of_rows(value: Variable) -> int:
 
 def _observed(value: Variable) -> Variable | None:
     """Return the observed values in a graph, if they have rows."""
-    return next((one for one in ancestors([value]) if is_leaf(one) and one.type.ndim), None)
+    return next((item for item in ancestors([value]) if is_leaf(item) and item.type.ndim), None)
 
 
 def _term(model: Any, variable: Variable, point: Point, kept: Sequence[Variable]) -> Term:
@@ -135,7 +137,7 @@ def _term(model: Any, variable: Variable, point: Point, kept: Sequence[Variable]
             f"parallelize: expected that {variable.name!r} has observed values with rows on axis 0, got "
             f"{value}; leave it out by observed=[...], with the names of the others"
         )
-    sources = [one for one in ancestors([graph]) if is_leaf(one) and n_rows in array_of(one).shape]
+    sources = [leaf for leaf in ancestors([graph]) if is_leaf(leaf) and n_rows in array_of(leaf).shape]
     original = [point.graph_of(variable)]
     before = _shared_in(original if value is None else [*original, value])
     graph = padded(f"parallelize({variable.name})", graph, n_rows)
@@ -144,7 +146,7 @@ def _term(model: Any, variable: Variable, point: Point, kept: Sequence[Variable]
     )
     outputs = folded([graph] if value is None else [graph, value], kept)
     outputs, computed = computed_once(outputs, n_rows, kept)
-    sources += [one for one in ancestors(computed.values()) if isinstance(one, SharedVariable)]
+    sources += [item for item in ancestors(computed.values()) if isinstance(item, SharedVariable)]
     after = _shared_in([*outputs, *computed.values()])
     outputs[0] = rows_first(outputs[0], n_rows)
     return Term(
@@ -157,13 +159,13 @@ def _term(model: Any, variable: Variable, point: Point, kept: Sequence[Variable]
         [*sources, *selected],
         scale,
         computed,
-        [one for one in before if one not in after],
+        [item for item in before if item not in after],
     )
 
 
 def _shared_in(outputs: Sequence[Variable]) -> list[SharedVariable]:
     found = dict.fromkeys(ancestors(outputs))
-    return [one for one in found if isinstance(one, SharedVariable) and hasattr(one.type, "ndim")]
+    return [item for item in found if isinstance(item, SharedVariable) and hasattr(item.type, "ndim")]
 
 
 def _without_scale(
@@ -195,7 +197,9 @@ def _check_is_whole(model: Any, variable: Variable) -> None:
 def _longest(graph: Variable) -> Variable | None:
     """Return the constant or the shared variable that has most rows."""
     shapes = shapes_in([graph])
-    leaves = [one for one in ancestors([graph]) if is_leaf(one) and one.type.ndim and one not in shapes]
+    leaves = [
+        item for item in ancestors([graph]) if is_leaf(item) and item.type.ndim and item not in shapes
+    ]
     return max(leaves, key=lambda one: array_of(one).shape[0], default=None)
 
 
@@ -208,10 +212,10 @@ def leaves_of(outputs: Sequence[Variable], n_rows: int) -> list[Variable]:
     """Return the shared variables of a graph, and its constants of this number of rows."""
     shapes = shapes_in(outputs)
     return [
-        one
-        for one in dict.fromkeys(ancestors(outputs))
-        if is_leaf(one) and not is_sparse(one) and one not in shapes
-        if isinstance(one, SharedVariable) or has_length(one, n_rows)
+        variable
+        for variable in dict.fromkeys(ancestors(outputs))
+        if is_leaf(variable) and not is_sparse(variable) and variable not in shapes
+        if isinstance(variable, SharedVariable) or has_length(variable, n_rows)
     ]
 
 

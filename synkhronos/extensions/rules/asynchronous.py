@@ -118,7 +118,7 @@ class EASGD(_Centered):
         self._behind = values_of(params) if self.momentum else None
         if velocity is not None and self._behind is not None:
             ahead = zip(self._behind, velocity)
-            assign(params, [one + one.dtype.type(self.momentum) * v for one, v in ahead])
+            assign(params, [array + array.dtype.type(self.momentum) * v for array, v in ahead])
 
     def state(self, rank: synk.Rank, params: Params) -> dict[str, Any]:
         return {**super().state(rank, params), **pack("behind", self._behind)}
@@ -317,9 +317,9 @@ class GoSGD(Rule):
             own = values_of(params) if own is None else own
             weight, *others = message[1]
             total = self._weight + float(weight)
-            for one, other in zip(own, others):
-                one *= self._weight / total
-                one += (float(weight) / total) * other
+            for item, other in zip(own, others):
+                item *= self._weight / total
+                item += (float(weight) / total) * other
             self._weight = total
         if own is not None:
             assign(params, own)

@@ -164,7 +164,7 @@ class BSP(LocalSGD):
         self._step = step
         outputs = rank.call(step.compute, *data, batch=rows)
         if self.period > 1 or self._sums is not None:
-            own = [len(rows) * one.get_value(borrow=True) for one in step.gradient]
+            own = [len(rows) * item.get_value(borrow=True) for item in step.gradient]
             self._sums = own if self._sums is None else [a + b for a, b in zip(self._sums, own)]
         self._rows += len(rows)
         return outputs
@@ -180,7 +180,7 @@ class BSP(LocalSGD):
             )
         gradient = self._step.gradient
         if self._sums is not None:
-            assign(gradient, [one / one.dtype.type(self._rows) for one in self._sums])
+            assign(gradient, [array / array.dtype.type(self._rows) for array in self._sums])
         self._average(rank, gradient, self.wire)
         rank.call(self._step.update)
         self._sums, self._pending = None, False
@@ -238,7 +238,7 @@ class DiLoCo(LocalSGD):
         outer = unpack("outer", params, self.restored)
         momentum = unpack("momentum", params, self.restored)
         self._outer = values_of(params) if outer is None else outer
-        self._momentum = momentum or [numpy.zeros_like(one) for one in self._outer]
+        self._momentum = momentum or [numpy.zeros_like(array) for array in self._outer]
 
     def _meet(self, rank: synk.Rank, params: Params) -> None:
         self._average(rank, params)

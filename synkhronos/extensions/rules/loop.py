@@ -102,7 +102,7 @@ def named(outputs: Any) -> dict[str, Any]:
         return outputs
     if not isinstance(outputs, list):
         return {"loss": outputs}
-    return {f"output {position}" if position else "loss": one for position, one in enumerate(outputs)}
+    return {f"output {position}" if position else "loss": item for position, item in enumerate(outputs)}
 
 
 def _num_slices(rows: int) -> int:

@@ -78,7 +78,8 @@ class Record:
         names = ("epoch", *self._numbers())
         if self.validations:
             points = [
-                [f"{one[name]:.4g}" if name in one else "" for name in names] for one in self.validations
+                [f"{validation[name]:.4g}" if name in validation else "" for name in names]
+                for validation in self.validations
             ]
             found.append(table("Validations", points, names))
         with contextlib.suppress(ImportError):  # without matplotlib there is no picture
@@ -96,7 +97,7 @@ class Record:
     def elapsed(self) -> float:
         """The seconds up to the last step or validation of the rank that ran longest."""
         steps = [seconds[-1] for seconds in self.seconds if seconds]
-        return max([*steps, *(one["seconds"] for one in self.validations)], default=0.0)
+        return max([*steps, *(validation["seconds"] for validation in self.validations)], default=0.0)
 
     def to_json(self) -> str:
         """Return the record as JSON."""
@@ -189,7 +190,7 @@ class Record:
             for rank, losses in enumerate(self.losses):
                 axis.plot(getattr(self, across)[rank], losses, lw=0.8, label=f"rank {rank}")
             for name in self._numbers() if numbers is None else numbers:
-                points = [(one[across], one[name]) for one in self.validations if name in one]
+                points = [(item[across], item[name]) for item in self.validations if name in item]
                 axis.plot(*zip(*points), "o-", ms=3, label=f"validation: {name}")
             axis.set_xlabel("seconds" if across == "seconds" else "rows used by the rank")
         axes[0].set_ylabel("loss")
@@ -197,7 +198,7 @@ class Record:
         return figure
 
     def _numbers(self) -> list[str]:
-        return list(dict.fromkeys(name for one in self.validations for name in numbers_of(one)))
+        return list(dict.fromkeys(name for item in self.validations for name in numbers_of(item)))
 
 
 class History:
@@ -279,7 +280,7 @@ class History:
 
     def validations(self, epochs: range) -> list[dict[str, Any]]:
         """Return the validations after these epochs."""
-        return [one for one in map(self.validation, epochs) if one is not None]
+        return [item for item in map(self.validation, epochs) if item is not None]
 
 
 class Saved(NamedTuple):
@@ -333,7 +334,7 @@ def _packed(
     packed: dict[str, list[Any]] = {}
     for name, value in state.items():
         if isinstance(value, (numpy.ndarray, numpy.generic)):
-            everywhere = all(_same(one.get(name), value) for one in states)
+            everywhere = all(_same(item.get(name), value) for item in states)
             key = f"rules.{'all' if everywhere else rank}.{name}"
             arrays.setdefault(key, numpy.asarray(value))
             packed[name] = ["array", key]
@@ -347,11 +348,11 @@ def _packed(
     return packed
 
 
-def _same(one: Any, value: Any) -> bool:
-    if not isinstance(one, (numpy.ndarray, numpy.generic)):
+def _same(item: Any, value: Any) -> bool:
+    if not isinstance(item, (numpy.ndarray, numpy.generic)):
         return False
-    same_type = one.dtype == value.dtype and one.shape == value.shape
-    return bool(same_type and one.tobytes() == value.tobytes())
+    same_type = item.dtype == value.dtype and item.shape == value.shape
+    return bool(same_type and item.tobytes() == value.tobytes())
 
 
 def load_state(path: PathLike, settings: Mapping[str, Any], seed: int | None) -> Saved:
@@ -387,7 +388,7 @@ def _saved(
 
 
 def _unpacked(state: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: extra[one] if kind == "array" else one for name, (kind, one) in state.items()}
+    return {name: extra[item] if kind == "array" else item for name, (kind, item) in state.items()}
 
 
 def check_settings(

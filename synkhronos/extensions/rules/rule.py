@@ -65,8 +65,8 @@ class TrainingStep(Shown):
 
     def _shown(self) -> Facts:
         rows: list[tuple[object, ...]] = [
-            ("parameters", listed([one.name or one for one in self.params])),
-            ("inputs", listed([one.name for one in self.compute.inputs])),
+            ("parameters", listed([param.name or param for param in self.params])),
+            ("inputs", listed([variable.name for variable in self.compute.inputs])),
             ("first part", self.compute.name),
             ("second part", self.update.name),
         ]
@@ -149,7 +149,7 @@ def make_step(
         grad_updates, gradient = flat.gradient_updates(), [flat.gradient]
         param_updates = update(list(flat.pieces(flat.gradient)), params, **hyper)
     compute = synk.function(list(inputs), loss, updates=_pairs(grad_updates), name="compute gradients")
-    reduces(compute, {one: ("the gradient", "avg") for one in gradient})
+    reduces(compute, {item: ("the gradient", "avg") for item in gradient})
     update_params = synk.function([], updates=_pairs(param_updates), name="update")
     shares([compute, update_params])
     return TrainingStep(params, gradient, compute, update_params)
@@ -163,10 +163,10 @@ def updated_by(step: Any) -> set[SharedVariable]:
     """Return the shared variables that a step updates."""
     functions = [step.compute, step.update] if isinstance(step, TrainingStep) else [step]
     return {
-        one.variable
+        spec.variable
         for function in functions
-        for one in function.maker.expanded_inputs
-        if isinstance(one, In) and one.update is not None
+        for spec in function.maker.expanded_inputs
+        if isinstance(spec, In) and spec.update is not None
     }
 
 
@@ -376,13 +376,13 @@ class Rule:
 
 def values_of(params: Params) -> list[AnyArray]:
     """Return copies of this rank's values."""
-    return [numpy.array(one.get_value(borrow=True)) for one in params]
+    return [numpy.array(param.get_value(borrow=True)) for param in params]
 
 
 def assign(params: Params, values: Sequence[AnyArray]) -> None:
     """Set this rank's parameters to copies of values."""
-    for one, value in zip(params, values):
-        one.set_value(value)
+    for param, value in zip(params, values):
+        param.set_value(value)
 
 
 @contextlib.contextmanager

@@ -244,7 +244,7 @@ def _checked_params(step: Any, params: Sequence[SharedVariable]) -> list[SharedV
         )
     params = checked_parameters(params)
     updated = updated_by(step)
-    missing = [str(one) for one in params if one not in updated]
+    missing = [str(param) for param in params if param not in updated]
     if missing:
         raise ValueError(
             f"rules.train: params: expected variables that the step updates, got some that it does not: "
@@ -293,11 +293,11 @@ def _as_data(step: synk.Function | TrainingStep, data: Any, name: str = "data") 
     if not data:
         raise ValueError(f"rules.train: {name}: expected at least one array, got an empty list")
     # If it is already Data, only an empty part is converted.
-    arrays = [one.data[:0] if isinstance(one, synk.Data) else one for one in data]
+    arrays = [array.data[:0] if isinstance(array, synk.Data) else array for array in data]
     built = function.build_inputs(*arrays)
     built = built if isinstance(built, tuple) else (built,)
-    made = [one if isinstance(one, synk.Data) else new for one, new in zip(data, built)]
-    lengths = [len(one) for one in made]
+    made = [array if isinstance(array, synk.Data) else new for array, new in zip(data, built)]
+    lengths = [len(item) for item in made]
     if len(set(lengths)) > 1:
         raise ValueError(f"rules.train: {name}: expected equal numbers of rows, got {lengths}")
     return made

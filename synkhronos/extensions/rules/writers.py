@@ -57,12 +57,12 @@ class Progress:
         self._rank.report(loss=loss, samples=samples, rate=rate)
         if not self._is_shown or (self._bar is None and now < self._next_line):
             return
-        latest = [one for one in self._rank.latest if one is not None]
-        losses = " ".join(f"{one['loss']:.4g}" for one in latest)
-        rates = " ".join(f"{one['rate']:.0f}" for one in latest)
+        latest = [item for item in self._rank.latest if item is not None]
+        losses = " ".join(f"{item['loss']:.4g}" for item in latest)
+        rates = " ".join(f"{item['rate']:.0f}" for item in latest)
         epochs, text = f"epoch {epoch}/{self._epochs}", f"loss {losses}, rows/s {rates}"
         if self._bar is not None:
-            self._bar.n = min(self._rows, int(sum(one["samples"] for one in latest)))
+            self._bar.n = min(self._rows, int(sum(item["samples"] for item in latest)))
             self._bar.set_description(epochs, refresh=False)
             self._bar.set_postfix_str(text)
         else:
@@ -120,9 +120,9 @@ class Lines:
         outputs = {name: numbers[name] for name in ("loss", "error") if name in numbers}
         others = {*outputs, *TIMES, "seconds", "samples", "learning_rate"}
         first = " ".join(f"{value:f}" for value in outputs.values())
-        more = "".join(f" {name} {one:f}" for name, one in numbers.items() if name not in others)
+        more = "".join(f" {name} {number:f}" for name, number in numbers.items() if name not in others)
         times = {name: numbers[name] for name in ("compute", "exchange", "wait", "load")}
-        parts = " ".join(f"{_NAMES.get(name, name)} {one:.2f}" for name, one in times.items())
+        parts = " ".join(f"{_NAMES.get(name, name)} {time:.2f}" for name, time in times.items())
         total = sum(times.values())
         self._write(f"\n{count} {first}{more}\ntime per {batches} batches: {total:.2f} ({parts})\n")
 
@@ -197,7 +197,7 @@ class LivePlot:
         figure = self._figure(figsize=(7, 3), layout="constrained")
         axis = figure.subplots()
         lines = {"loss": self._training}
-        lines.update({f"validation: {name}": one for name, one in self._validations.items()})
+        lines.update({f"validation: {name}": item for name, item in self._validations.items()})
         for name, points in lines.items():
             if points:
                 axis.plot(*zip(*points), ".-", ms=4, lw=0.8, label=name)

@@ -112,7 +112,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, _Array):
         return value.array.copy()
     if isinstance(value, dict):
-        return {_text(name): _plain(one) for name, one in value.items()}
+        return {_text(name): _plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(map(_plain, value))
     if isinstance(value, bytes):
@@ -159,7 +159,7 @@ def _lists(loaded: Any) -> dict[str, list[list[float]]]:
 
 
 def _row(row: Any) -> list[float]:
-    return [_number(one) for one in (row.array if isinstance(row, _Array) else row)]
+    return [_number(item) for item in (row.array if isinstance(row, _Array) else row)]
 
 
 def _number(value: Any) -> float:

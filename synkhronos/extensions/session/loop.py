@@ -208,7 +208,7 @@ class _ModelLoop(Loop):
         }  # fmt: skip
         rows = {name: numpy.array(column) for name, column in self._recorder.rows.items()}
         parts = {"model": self._model_state.get(), "rule": state, "record": rows}
-        named = {f"{part} {name}": one for part, ones in parts.items() for name, one in ones.items()}
+        named = {f"{part} {name}": item for part, ones in parts.items() for name, item in ones.items()}
         rank.save(path, {"session": json.dumps(header), "rate": self._rate.own, **named})
 
     # The loop
@@ -252,7 +252,7 @@ class _ModelLoop(Loop):
 
     def _check_equal(self, n_batches: int) -> None:
         by_rank = self._rank.exchange(n_batches)
-        if any(one != n_batches for one in by_rank):
+        if any(item != n_batches for item in by_rank):
             raise ValueError(
                 f"Session: data.n_batch_train: expected the same number on every rank, as all of them "
                 f"meet after each batch with {self._rule!r}, got {by_rank}; repeat or leave out batches "
@@ -358,10 +358,10 @@ def combined_by_epoch(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Return a validation for each epoch, from those of ranks that did not meet."""
     by_epoch: dict[int, list[Any]] = {}
     for outcome in outcomes:
-        for one in outcome.validations:
-            position = {name: one[name] for name in POSITION}
-            numbers = numbers_of(one)
-            by_epoch.setdefault(one["epoch"], []).append(((numbers.pop(_BATCHES), numbers), position))
+        for item in outcome.validations:
+            position = {name: item[name] for name in POSITION}
+            numbers = numbers_of(item)
+            by_epoch.setdefault(item["epoch"], []).append(((numbers.pop(_BATCHES), numbers), position))
     points = [_point(every, every[0][1]) for _, every in sorted(by_epoch.items())]
     return [point for point in points if point is not None]
 
@@ -369,4 +369,4 @@ def combined_by_epoch(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 def _part(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the values of a part of a checkpoint, by their names there."""
     start = f"{name} "
-    return {key[len(start) :]: one for key, one in values.items() if key.startswith(start)}
+    return {key[len(start) :]: value for key, value in values.items() if key.startswith(start)}

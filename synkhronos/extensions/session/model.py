@@ -123,7 +123,7 @@ def check(model: Any, is_compiled: bool) -> None:
     complaints += _of_attributes(model, _ATTRIBUTES)
     if is_compiled or complaints:
         if hasattr(model, "data"):
-            complaints += [f"data.{one}" for one in _of_attributes(model.data, _OF_DATA)]
+            complaints += [f"data.{item}" for item in _of_attributes(model.data, _OF_DATA)]
             for name, (named, shown) in _METHODS_OF_DATA.items():
                 if hasattr(model.data, name) and not accepts(getattr(model.data, name), **named):
                     complaints.append(f"data.{_of_signature(model.data, name, shown)}")
@@ -309,9 +309,9 @@ def _fit(velocities: Any, params: Params) -> bool:
     if not isinstance(velocities, (list, tuple)) or len(velocities) != len(params):
         return False
     return all(
-        hasattr(one, "get_value")
-        and one.get_value(borrow=True).shape == each.get_value(borrow=True).shape
-        for one, each in zip(velocities, params)
+        hasattr(velocity, "get_value")
+        and velocity.get_value(borrow=True).shape == each.get_value(borrow=True).shape
+        for velocity, each in zip(velocities, params)
     )
 
 
@@ -331,13 +331,13 @@ def state_variables(model: Any) -> list[SharedVariable]:
     """
     found = dict.fromkeys([*model.params, model.shared_lr])
     for function in compiled_functions(model):
-        for one in function.maker.expanded_inputs:
+        for spec in function.maker.expanded_inputs:
             if (
-                isinstance(one, In)
-                and one.update is not None
-                and isinstance(one.variable, SharedVariable)
+                isinstance(spec, In)
+                and spec.update is not None
+                and isinstance(spec.variable, SharedVariable)
             ):
-                found.setdefault(one.variable)
+                found.setdefault(spec.variable)
     return list(found)
 
 
@@ -355,21 +355,21 @@ def compiled_functions(model: Any) -> Iterator[Any]:
                 waiting.append(each)
 
 
-def _referred(one: Any) -> list[Any]:
+def _referred(item: Any) -> list[Any]:
     """Return the objects to which an object refers by attributes, items or names in its code."""
-    if isinstance(one, Mapping):
-        return list(one.values())
-    if isinstance(one, (list, tuple, set, frozenset)):
-        return list(one)
-    if isinstance(one, types.MethodType):
-        return [one.__self__, one.__func__]
-    if isinstance(one, types.FunctionType):
-        cells = [cell.cell_contents for cell in one.__closure__ or () if _is_filled(cell)]
-        return [*cells, *vars(one).values()]
-    if type(one).__module__.partition(".")[0] in (package.__name__, "numpy"):
+    if isinstance(item, Mapping):
+        return list(item.values())
+    if isinstance(item, (list, tuple, set, frozenset)):
+        return list(item)
+    if isinstance(item, types.MethodType):
+        return [item.__self__, item.__func__]
+    if isinstance(item, types.FunctionType):
+        cells = [cell.cell_contents for cell in item.__closure__ or () if _is_filled(cell)]
+        return [*cells, *vars(item).values()]
+    if type(item).__module__.partition(".")[0] in (package.__name__, "numpy"):
         return []
     try:
-        return list(vars(one).values())
+        return list(vars(item).values())
     except TypeError:
         return []
 
@@ -405,8 +405,8 @@ class ModelState:
         return {"model": self._model, "data": self._model.data}
 
     def _attributes(self) -> Iterator[tuple[str, Any]]:
-        for owner, one in self._owners().items():
-            for name, value in getattr(one, "__dict__", {}).items():
+        for owner, item in self._owners().items():
+            for name, value in getattr(item, "__dict__", {}).items():
                 yield f"{owner}.{name}", value
 
     def _plain(self) -> dict[str, str]:

@@ -80,7 +80,7 @@ class RankRecorder(Stopwatch):
     ) -> None:
         self._sinks, self._every = sinks, print_every
         self.rows: dict[str, list[float]] = {name: list(rows.get(name, ())) for name in COLUMNS}
-        self.rows.update({name: list(one) for name, one in rows.items() if name not in COLUMNS})
+        self.rows.update({name: list(row) for name, row in rows.items() if name not in COLUMNS})
         self._began = time.perf_counter() - elapsed
         self._times = dict.fromkeys(TIMES, 0.0)
         self._outputs: list[dict[str, float]] = []
@@ -127,7 +127,9 @@ class RankRecorder(Stopwatch):
             numbers[name] = self.rows[name][-1]
         self._since += batches
         for sink in self._sinks:
-            sink.training(count, batches, {_without_prefix(name): one for name, one in numbers.items()})
+            sink.training(
+                count, batches, {_without_prefix(name): number for name, number in numbers.items()}
+            )
 
     def print_val_info(self, count: int, point: Mapping[str, Any]) -> None:
         """Write the averages of a validation over all ranks."""
@@ -206,8 +208,8 @@ class RankRecorder(Stopwatch):
 
 def _means(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each number, over the times when it was measured."""
-    names = dict.fromkeys(name for one in measured for name in one)
-    return {name: float(numpy.mean([one[name] for one in measured if name in one])) for name in names}
+    names = dict.fromkeys(name for item in measured for name in item)
+    return {name: float(numpy.mean([item[name] for item in measured if name in item])) for name in names}
 
 
 def _numbers(method: str, named: Mapping[str, Any]) -> dict[str, float]:
@@ -350,9 +352,9 @@ class Recorder(Record):
         """Return the validations as a table."""
         names = self._numbers()
         rows = [["epoch", "seconds", *names]]
-        for one in self.validations:
-            numbers = [f"{one[name]:.4f}" if name in one else "" for name in names]
-            rows.append([str(one["epoch"]), f"{one['seconds']:.1f}", *numbers])
+        for validation in self.validations:
+            numbers = [f"{validation[name]:.4f}" if name in validation else "" for name in names]
+            rows.append([str(validation["epoch"]), f"{validation['seconds']:.1f}", *numbers])
         widths = [max(map(len, column)) for column in zip(*rows)]
         lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths)) for row in rows]
         return "\n".join(lines)
@@ -386,12 +388,12 @@ class Recorder(Record):
             record.losses[0].append(cost)
             record.outputs.setdefault("error", [[]])[0].append(error)
             record.samples[0].append(int(count))
-            for name, one in zip(TIMES, (0.0, calc, comm, wait)):
-                record.times[name][0].append(one)
+            for name, item in zip(TIMES, (0.0, calc, comm, wait)):
+                record.times[name][0].append(item)
         record.seconds[0] = seconds
         record.learning_rates[0] = _at(record.samples[0], lists["lr"])
         for epoch, (count, cost, error, top5) in enumerate(lists["val_info"], 1):
-            until = [one for one, each in zip(seconds, record.samples[0]) if each <= count]
+            until = [second for second, each in zip(seconds, record.samples[0]) if each <= count]
             record.validations.append(
                 {
                     "epoch": epoch, "rank": 0, "step": int(count), "samples": int(count),
@@ -448,7 +450,9 @@ def compare(records: Mapping[str, Record], path: PathLike, numbers: Sequence[str
     ...     os.path.getsize(path) > 1000
     True
     """
-    if not isinstance(records, Mapping) or not all(isinstance(one, Record) for one in records.values()):
+    if not isinstance(records, Mapping) or not all(
+        isinstance(item, Record) for item in records.values()
+    ):
         raise TypeError(f"compare: expected a dict of records by their names, got {records!r}")
     if not records:
         raise ValueError("compare: expected at least one record, got none")
@@ -458,7 +462,7 @@ def compare(records: Mapping[str, Record], path: PathLike, numbers: Sequence[str
         raise ImportError(
             "compare: expected the package matplotlib, which is not installed: pip install matplotlib"
         ) from error
-    points = {name: one.validations for name, one in records.items()}
+    points = {name: item.validations for name, item in records.items()}
     found = dict.fromkeys(
         name for validations in points.values() for point in validations for name in numbers_of(point)
     )
@@ -472,7 +476,7 @@ def compare(records: Mapping[str, Record], path: PathLike, numbers: Sequence[str
         axis.set_ylabel("loss")
     for axis, number in zip(axes[2:], shown):
         for name, validations in points.items():
-            pairs = [(one["epoch"], one[number]) for one in validations if number in one]
+            pairs = [(item["epoch"], item[number]) for item in validations if number in item]
             axis.plot(*zip(*pairs) if pairs else ([], []), "o-", ms=3, label=name)
         axis.set_xlabel("epoch")
         axis.set_ylabel(f"validation: {number}")
@@ -483,8 +487,8 @@ def compare(records: Mapping[str, Record], path: PathLike, numbers: Sequence[str
 def _curve(record: Record, across: str) -> tuple[list[float], list[float]]:
     """Return the places and the means of the loss, over the ranks and over neighbouring steps."""
     by_rank: Any = list(zip(*record.losses)), list(zip(*getattr(record, across)))
-    losses, places = ([sum(step) / len(step) for step in one] for one in by_rank)
+    losses, places = ([sum(step) / len(step) for step in item] for item in by_rank)
     width = max(1, len(losses) // 100)
     starts = range(0, len(losses), width)
-    means = [sum(losses[one : one + width]) / len(losses[one : one + width]) for one in starts]
-    return [places[min(one + width, len(places)) - 1] for one in starts], means
+    means = [sum(losses[start : start + width]) / len(losses[start : start + width]) for start in starts]
+    return [places[min(start + width, len(places)) - 1] for start in starts], means

@@ -242,7 +242,7 @@ class Session(Shown):
             recorder.stopped = recorder.stopped or outcome.has_stopped
             self.model = outcome.model if outcome.model is not None else self.model
         if self._on_death == "continue":
-            recorder.validations = combined_by_epoch([one for one in outcomes if one is not None])
+            recorder.validations = combined_by_epoch([item for item in outcomes if item is not None])
         recorder.interrupted = recorder.stopped and results.interrupted
         return recorder
 
@@ -254,7 +254,7 @@ def _checked_devices(devices: Any) -> int | list[str] | None:
     if devices is None:
         return None
     if isinstance(devices, (list, tuple)):
-        if not devices or not all(isinstance(one, str) for one in devices):
+        if not devices or not all(isinstance(device, str) for device in devices):
             raise TypeError(
                 f"Session: devices: expected names such as ['cuda0', 'cuda1'], got {devices!r}"
             )

@@ -82,17 +82,17 @@ def with_statistics(definition: Definition, all_rows: AllRows) -> Definition:
         return definition
     inputs, axes = list(rows), list(rows.values())
     found = statistics_in(inputs, axes, losses)
-    changing = [one.target for one in definition.updates]
-    changing += [one for one in inputs_first(losses) if is_random_state(one)]
+    changing = [update.target for update in definition.updates]
+    changing += [variable for variable in inputs_first(losses) if is_random_state(variable)]
     changing_ones = Dependence(changing, definition.givens)
-    if not found or changing_ones.of(*found) or not all(all(one.type.broadcastable) for one in found):
+    if not found or changing_ones.of(*found) or not all(all(item.type.broadcastable) for item in found):
         return definition
     n_before, local = len(all_rows.updates), Dependence(rows, definition.givens)
-    known: dict[Variable, Rows | None] = {one: of_input(axis) for one, axis in rows.items()}
+    known: dict[Variable, Rows | None] = {item: of_input(axis) for item, axis in rows.items()}
     replaced: dict[Variable, Variable] = {}
     for statistic in found:
         parts: dict[Variable, Variable] = {}
-        for part in dict.fromkeys(one for one, _ in terms(statistic, local, until_sums=True)):
+        for part in dict.fromkeys(item for item, _ in terms(statistic, local, until_sums=True)):
             [own] = rebuilt([part], replaced, {})
             [value], [causes] = rows_of(known, [own]), difference_causes(inputs, axes, [own])
             is_exact = value is not None and not causes.possible
@@ -105,11 +105,11 @@ def with_statistics(definition: Definition, all_rows: AllRows) -> Definition:
             new = new * all_rows.share(statistic.dtype)
         replaced[statistic] = statistic.type.filter_variable(tt.cast(new, statistic.dtype))
     made = rebuilt(losses, replaced, {})
-    are_means = all(one is not None and one.degrees == _MEAN for one in rows_of(known, made))
-    stated = [one.variable for one in definition.outputs if one.has_op]
-    stated += [one.new for one in definition.updates if one.has_op]
+    are_means = all(row is not None and row.degrees == _MEAN for row in rows_of(known, made))
+    stated = [spec.variable for spec in definition.outputs if spec.has_op]
+    stated += [update.new for update in definition.updates if update.has_op]
     is_stated = bool(Dependence(found, definition.givens).of(*stated))
-    if not are_means or is_stated or any(one.certain for one in difference_causes(inputs, axes, made)):
+    if not are_means or is_stated or any(item.certain for item in difference_causes(inputs, axes, made)):
         del all_rows.updates[n_before:]
         return definition
     return definition._replace(givens={**definition.givens, **replaced})

@@ -60,7 +60,7 @@ def outputs_that_carry(node: Apply, carrying: set[Variable]) -> Sequence[Variabl
     """
     if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar.Second):
         return node.outputs if node.inputs[1] in carrying else ()
-    return [one for one in node.outputs if is_float(one)]
+    return [output for output in node.outputs if is_float(output)]
 
 
 def kind_of(node: Apply, carrying: set[Variable]) -> str:
@@ -72,7 +72,7 @@ def kind_of(node: Apply, carrying: set[Variable]) -> str:
         return HOMOGENEOUS if _is_of_the_compiler(node.op) else UNKNOWN
     if isinstance(rule.values, Terms) and rule.values.are_alike:  # each item is as it was
         return HOMOGENEOUS
-    degrees = rule.degrees([_degrees(one, carrying) for one in node.inputs])
+    degrees = rule.degrees([_degrees(variable, carrying) for variable in node.inputs])
     is_sum = isinstance(getattr(node.op, "scalar_op", None), (scalar.Add, scalar.Sub))
     if degrees == _SAME | _ONCE and is_sum:
         return SHIFTED
@@ -191,8 +191,8 @@ def _changes_of(
     order = list(inputs_first(gradients, lambda one: () if one in seeds else parents(one)))
     carrying = carrying_from(set(seeds), order)
     kinds = {}
-    for node in dict.fromkeys(one.owner for one in order if one.owner is not None):
-        operands = [one for one in node.inputs if one in carrying and full.of(one)]
+    for node in dict.fromkeys(variable.owner for variable in order if variable.owner is not None):
+        operands = [variable for variable in node.inputs if variable in carrying and full.of(variable)]
         kind = kind_of(node, carrying) if operands else HOMOGENEOUS
         if kind != HOMOGENEOUS:  # a value that is the same on every rank stays the same
             kinds[node] = kind, operands
@@ -211,9 +211,9 @@ def _changing(
     """Return the nodes that change gradients of rows, or the results of other such nodes."""
     changing: set[Apply] = set()
     changed: set[Variable] = set()
-    for node in dict.fromkeys(one.owner for one in order if one.owner is not None):
+    for node in dict.fromkeys(variable.owner for variable in order if variable.owner is not None):
         kind, operands = kinds.get(node, (HOMOGENEOUS, []))
-        sums = [is_sum[one] for one in operands]
+        sums = [is_sum[operand] for operand in operands]
         if kind == OTHER and True in sums:
             raise errors.changed_after_sum(node)
         changes = kind != HOMOGENEOUS and True not in sums
@@ -237,17 +237,19 @@ def _sums(
     reductions = definition.reductions
     numbers = {number for loss in losses for number in reductions.numbers_of_gradients(loss)}
     found: set[Variable] = set()
-    for one in order:
-        if one in carrying:
-            above = [] if one.owner is None else [each for each in one.owner.inputs if each in carrying]
+    for item in order:
+        if item in carrying:
+            above = (
+                [] if item.owner is None else [each for each in item.owner.inputs if each in carrying]
+            )
             is_above = bool(above) and found.issuperset(above)
-            if is_above or reductions.number_of(one) in numbers:
-                found.add(one)
-    operands = list(dict.fromkeys(one for _, each in kinds.values() for one in each))
+            if is_above or reductions.number_of(item) in numbers:
+                found.add(item)
+    operands = list(dict.fromkeys(item for _, each in kinds.values() for item in each))
     known = zip(operands, values_of(operands, definition))
     return {
-        one: True if one in found else None if value is None else value.axis is None
-        for one, value in known
+        item: True if item in found else None if value is None else value.axis is None
+        for item, value in known
     }
 
 
@@ -258,7 +260,7 @@ def _check_parameters(losses: Iterable[Variable], definition: Definition) -> Non
     for loss in losses:
         for term, _ in terms(loss, rows):
             order = list(inputs_first([term], parents))
-            having = {one for one in order if rows.of(one)}
+            having = {variable for variable in order if rows.of(variable)}
             for node, inner in nodes_with_steps(order, having, lambda node, having: node.outputs):
                 if isinstance(node.op, GradClip) and node.inputs[0] not in inner:
                     raise errors.changed_after_sum(node)

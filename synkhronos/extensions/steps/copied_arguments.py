@@ -29,7 +29,7 @@ def name_in(arguments: Arguments) -> str | None:
 
 def shareds_in(arguments: Arguments) -> list[SharedVariable]:
     """Return the shared variables that the function reads or updates."""
-    return [one for one in inputs_first(_variables_in(arguments)) if isinstance(one, SharedVariable)]
+    return [item for item in inputs_first(_variables_in(arguments)) if isinstance(item, SharedVariable)]
 
 
 def copied(
@@ -48,9 +48,9 @@ def copied(
     changed: dict[str, Any] = {"function_options": options}
     if delete_updates:
         drawn = [
-            one for one in shareds_in(arguments) if getattr(one, "default_update", None) is not None
+            item for item in shareds_in(arguments) if getattr(item, "default_update", None) is not None
         ]
-        changed["updates"] = [(one, one) for one in drawn]  # as they are
+        changed["updates"] = [(item, item) for item in drawn]  # as they are
     return {**arguments, **changed}
 
 
@@ -71,7 +71,7 @@ def _replaced(item: Any, replace: Callable[[Variable], Any]) -> Any:
     if isinstance(item, Mapping):
         return {_replaced(key, replace): _replaced(value, replace) for key, value in item.items()}
     if isinstance(item, (list, tuple)):
-        made = [_replaced(one, replace) for one in item]
+        made = [_replaced(entry, replace) for entry in item]
         return made if isinstance(item, list) else tuple(made)
     if isinstance(getattr(item, "variable", None), Variable):  # a wrapper
         wrapper = copy.copy(item)

@@ -109,13 +109,13 @@ class Definition(NamedTuple):
         It has no outputs, computes no gradient, and no input can select rows. Every rank computes
         all of it.
         """
-        news = [one.new for one in self.updates]
-        leaves = [one for one in inputs_first(news, operands_with(self.givens)) if one.owner is None]
-        inputs = [one for one in leaves if not isinstance(one, (Constant, SharedVariable))]
+        news = [update.new for update in self.updates]
+        leaves = [item for item in inputs_first(news, operands_with(self.givens)) if item.owner is None]
+        inputs = [item for item in leaves if not isinstance(item, (Constant, SharedVariable))]
         return (
             bool(news)
             and not self.outputs
-            and all(is_float_scalar(one) for one in inputs)
+            and all(is_float_scalar(variable) for variable in inputs)
             and not gradient_seeds(news)
         )
 
@@ -175,7 +175,7 @@ def _inputs_of_training(x: Any, y: Any, rule: Any, bcast_inputs: Any) -> StepInp
         )
     groups = [group_of("x_data", x)] + ([] if y is None else [group_of("y_data", y)])
     broadcast = parse_variables(bcast_inputs, "bcast_inputs")
-    return StepInputs([*groups, *(group_of(None, one) for one in broadcast)], "train function")
+    return StepInputs([*groups, *(group_of(None, item) for item in broadcast)], "train function")
 
 
 def define_function(
@@ -195,10 +195,10 @@ def define_function(
     """Return the step that the arguments of ``parallel_function`` define, and the form of results."""
     check_loss_op(loss_op)
     listed = parse_variables(inputs, "inputs")
-    variables = [variable_of(one) for one in listed]
+    variables = [variable_of(item) for item in listed]
     broadcast = parse_variables(bcast_inputs, "bcast_inputs")
-    listed += [one for one in broadcast if variable_of(one) not in variables]
-    parsed = StepInputs([group_of(None, one) for one in listed], "parallel function")
+    listed += [item for item in broadcast if variable_of(item) not in variables]
+    parsed = StepInputs([group_of(None, item) for item in listed], "parallel function")
     results, form = parse_outputs(outputs)
     pairs, substituted = parse_updates(updates), parse_givens(givens)
     sliceable = parse_variables(sliceable_shareds, "sliceable_shareds")
@@ -208,8 +208,8 @@ def define_function(
     else:
         check_gradients(gradients, params)
         reductions.add_gradients(gradients, checked_parameters(params))
-        for one in parse_losses(loss):
-            reductions.add_loss(one, params)
+        for parse_loss in parse_losses(loss):
+            reductions.add_loss(parse_loss, params)
         reductions.add_losses_of(gradients)
     definition = _defined(
         parsed,
@@ -240,25 +240,25 @@ def _find_gradients(
         Shared variables that are not parameters.
     """
     if params is None:
-        known = [one.target for one in updates if is_float_tensor(one.target)]
+        known = [update.target for update in updates if is_float_tensor(update.target)]
     else:
         known = checked_parameters(params)
 
-    def params_of(one: Variable) -> Params:
+    def params_of(variable: Variable) -> Params:
         if params is not None:
             return known, ()
-        return known, [each for each in parameters_under(one) if each not in {*known, *data}]
+        return known, [each for each in parameters_under(variable) if each not in {*known, *data}]
 
-    for one in parse_losses(loss):
-        reductions.add_gradients_of(one, *params_of(one))
+    for parse_loss in parse_losses(loss):
+        reductions.add_gradients_of(parse_loss, *params_of(parse_loss))
     if loss is not None:
         return
-    marks = marks_in([one.new for one in updates])
-    scalars = [one.variable for one in outputs if is_float_scalar(one.variable)]
+    marks = marks_in([update.new for update in updates])
+    scalars = [spec.variable for spec in outputs if is_float_scalar(spec.variable)]
     if marks:
-        reductions.add_losses_of([one.owner.inputs[0] for one in marks if one.owner.op.op is None])
+        reductions.add_losses_of([mark.owner.inputs[0] for mark in marks if mark.owner.op.op is None])
     else:
-        reductions.add_gradients_of_losses_in([one.new for one in updates], scalars, params_of)
+        reductions.add_gradients_of_losses_in([update.new for update in updates], scalars, params_of)
     if reductions.loss_op == "sum" and not reductions.losses:
         if len(scalars) != 1:
             raise ValueError(
@@ -285,14 +285,14 @@ def _defined(
     has_further: bool = False,
 ) -> Definition:
     """Return a definition with the rows that are divided, and with default updates."""
-    broadcast = [variable_of(one) for one in bcast_inputs or ()]
+    broadcast = [variable_of(variable) for variable in bcast_inputs or ()]
     sliceable = parse_variables(sliceable_shareds, "sliceable_shareds")
     divided, index = _divided(inputs, broadcast, sliceable)
     found = find_windows(list(givens.items()), index, divided)
     options = dict(function_options or {})
     check_distinct(updates)
     excluded = options.get("no_default_updates", False)
-    added = _default_updates(updates, [one.variable for one in outputs], givens, excluded)
+    added = _default_updates(updates, [spec.variable for spec in outputs], givens, excluded)
     return Definition(
         inputs,
         outputs,
@@ -307,7 +307,7 @@ def _defined(
         rows={**divided, **found.axes},
         index=index,
         whole=found.whole,
-        defaults=[one.target for one in added],
+        defaults=[item.target for item in added],
         grad_updates=list(grad_updates),
         grad_shared=list(grad_shared),
         has_further=has_further or bool(added),

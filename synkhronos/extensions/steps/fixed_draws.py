@@ -42,8 +42,8 @@ def with_fixed_draws(definition: Definition) -> Definition:
 
 def _draws(definition: Definition) -> Iterator[Variable]:
     """Yield the arrays of random numbers that results are computed from."""
-    roots = [one.variable for one in definition.outputs]
-    roots += [one.new for one in [*definition.updates, *definition.grad_updates] if not one.is_own]
+    roots = [spec.variable for spec in definition.outputs]
+    roots += [item.new for item in [*definition.updates, *definition.grad_updates] if not item.is_own]
     for variable in inputs_first(roots, operands_with(definition.givens)):
         node = variable.owner
         if node is not None and isinstance(node.op, names.RANDOM) and variable is node.outputs[1]:
@@ -67,7 +67,7 @@ def _is_empty(size: Variable) -> bool:
 def _number_of_each_row(definition: Definition) -> Variable:
     """Return a vector with a number for each row, which depends on the contents of the row."""
     rows, axis = next(iter(definition.rows.items()))
-    others = [one for one in range(rows.ndim) if one != axis]
+    others = [index for index in range(rows.ndim) if index != axis]
     numbers = tt.cast(rows, "float64")
     return numbers.sum(axis=others) if others else numbers
 

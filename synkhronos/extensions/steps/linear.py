@@ -29,15 +29,15 @@ def linear_operands(node: Apply | None, local: Dependence) -> Sequence[Variable]
     if rule is None:
         return ()
     if isinstance(rule.values, Powers):
-        chosen = [place for place, one in enumerate(node.inputs) if local.of(one)]
+        chosen = [place for place, variable in enumerate(node.inputs) if local.of(variable)]
         is_linear = len(chosen) == 1 and rule.values.exponents[chosen[0]] == 1
         return [node.inputs[chosen[0]]] if is_linear else ()
     terms = [node.inputs[place] for place in rule.operands(len(node.inputs))]
-    if any(one not in terms and local.of(one) for one in node.inputs) or not _are_added(rule):
+    if any(item not in terms and local.of(item) for item in node.inputs) or not _are_added(rule):
         return ()
     is_cast = isinstance(getattr(node.op, "scalar_op", None), scalar.Cast)
-    dtypes = [one.type.dtype for one in [*node.inputs, *node.outputs] if is_cast]
-    return terms if all(one.startswith("float") for one in dtypes) else ()
+    dtypes = [variable.type.dtype for variable in [*node.inputs, *node.outputs] if is_cast]
+    return terms if all(dtype.startswith("float") for dtype in dtypes) else ()
 
 
 def _are_added(rule: Rule) -> bool:
@@ -69,19 +69,19 @@ def split(variable: Variable, local: Dependence) -> Parts:
     The second does not depend on the sources of `local`. A variable that cannot be divided is dependent.
     """
 
-    def parents(one: Variable) -> Sequence[Variable]:
-        return linear_operands(one.owner, local) if local.of(one) else ()
+    def parents(variable: Variable) -> Sequence[Variable]:
+        return linear_operands(variable.owner, local) if local.of(variable) else ()
 
     divided: dict[Variable, Parts] = {}
-    for one in inputs_first([variable], parents, done=divided):
-        divided[one] = _split(one, parents(one), divided) if local.of(one) else (None, one)
+    for item in inputs_first([variable], parents, done=divided):
+        divided[item] = _split(item, parents(item), divided) if local.of(item) else (None, item)
     return divided[variable]
 
 
 def _split(variable: Variable, operands: Sequence[Variable], divided: Mapping[Variable, Parts]) -> Parts:
     """Return the parts of a dependent variable, given the parts of its linear operands."""
     node = variable.owner
-    if all(divided[one][1] is None for one in operands):
+    if all(divided[operand][1] is None for operand in operands):
         return variable, None
     if is_fill_of_one_number(node):
         return divided[operands[0]]
@@ -121,5 +121,5 @@ def _joined(variable: Variable, divided: Mapping[Variable, Parts], which: int) -
 
 def _applied(variable: Variable, operand: Variable, part: Variable) -> Variable:
     node = variable.owner
-    inputs = [part if one is operand else one for one in node.inputs]
+    inputs = [part if item is operand else item for item in node.inputs]
     return node.op(*inputs)

@@ -20,8 +20,8 @@ _DIFFERS = "so that the step differs from the serial one"
 def check_losses(definition: Definition) -> bool:
     """Warn about the losses of a step that are combined in a way that is not theirs, if any are."""
     found = [] if synk.size() == 1 else list(_complaints(definition))
-    for one in found:
-        warn(one)
+    for message in found:
+        warn(message)
     return bool(found)
 
 
@@ -80,8 +80,8 @@ def _kind(value: Rows | None) -> str | None:
 
 def values_of(variables: Sequence[Variable], definition: Definition) -> list[Rows | None]:
     """Return how variables depend on the number of rows; None where that is not known."""
-    known: dict[Variable, Rows | None] = {one: of_input(axis) for one, axis in definition.rows.items()}
-    for one in inputs_first(variables, operands_with(definition.givens)):
-        if one in definition.givens and one not in known:
-            [known[one]] = rows_of(known, [definition.givens[one]])
+    known: dict[Variable, Rows | None] = {item: of_input(axis) for item, axis in definition.rows.items()}
+    for variable in inputs_first(variables, operands_with(definition.givens)):
+        if variable in definition.givens and variable not in known:
+            [known[variable]] = rows_of(known, [definition.givens[variable]])
     return rows_of(known, variables)

@@ -76,7 +76,7 @@ def gradients(loss: Variable, params: Iterable[SharedVariable]) -> list[Variable
     params = checked_parameters(params)
     expressions = gradients_of(loss, params)
     shapes = [param.get_value(borrow=True).shape for param in params]
-    return [_marked(one, None, shape) for one, shape in zip(expressions, shapes)]
+    return [_marked(expression, None, shape) for expression, shape in zip(expressions, shapes)]
 
 
 def reduced(expression: Variable, op: str = "avg", shape: Sequence[int] = ()) -> Variable:
@@ -144,7 +144,7 @@ def reduced(expression: Variable, op: str = "avg", shape: Sequence[int] = ()) ->
 def marks_in(expressions: Iterable[Variable]) -> list[Variable]:
     """Return the marked expressions from which some expressions are computed."""
     variables = inputs_first(expressions)
-    return [one for one in variables if one.owner is not None and isinstance(one.owner.op, Mark)]
+    return [item for item in variables if item.owner is not None and isinstance(item.owner.op, Mark)]
 
 
 def check_operation(op: Any, what: str, where: str, dtype: str | None = None) -> None:

@@ -117,7 +117,7 @@ def parse_outputs(outputs: Any) -> tuple[list[Output], bool | list[str]]:
         return [parse_output(outputs[key], f"outputs[{key!r}]") for key in keys], keys
     is_list = isinstance(outputs, list)
     each = outputs if is_list else [outputs]
-    return [parse_output(one, f"outputs[{i}]") for i, one in enumerate(each)], is_list
+    return [parse_output(item, f"outputs[{i}]") for i, item in enumerate(each)], is_list
 
 
 def parse_givens(givens: Any) -> dict[Variable, Variable]:
@@ -139,8 +139,8 @@ def parse_losses(loss: Any) -> list[Variable]:
     if loss is None:
         return []
     losses = list(loss) if isinstance(loss, (list, tuple)) else [loss]
-    for one in losses:
-        check_loss(one)
+    for item in losses:
+        check_loss(item)
     return losses
 
 
@@ -151,9 +151,9 @@ def check_gradients(gradients: Any, params: Any) -> None:
             "gradients: expected a list of gradient expressions, and as many params in the same order, "
             "as in gradients=grad(loss, params), params=params"
         )
-    for position, one in enumerate(gradients):
-        if not isinstance(one, Variable):
-            raise TypeError(f"gradients[{position}]: expected an expression, got {one!r}")
+    for position, gradient in enumerate(gradients):
+        if not isinstance(gradient, Variable):
+            raise TypeError(f"gradients[{position}]: expected an expression, got {gradient!r}")
 
 
 def check_loss_op(loss_op: Any) -> None:

@@ -100,10 +100,10 @@ class _Planner:
         self.reductions = definition.reductions
         self.vectors = ReducedVectors()
         self.parents = operands_with(self.givens)
-        roots = [one.variable for one in definition.outputs]
-        roots += [one.new for one in [*definition.updates, *definition.grad_updates]]
-        random = [one for one in inputs_first(roots, self.parents) if is_random_state(one)]
-        kept = [one.target for one in definition.updates if one.is_own]
+        roots = [spec.variable for spec in definition.outputs]
+        roots += [update.new for update in [*definition.updates, *definition.grad_updates]]
+        random = [item for item in inputs_first(roots, self.parents) if is_random_state(item)]
+        kept = [update.target for update in definition.updates if update.is_own]
         sources = [*definition.rows, *random, *kept]
         if not sources and not definition.is_only_an_update:
             raise errors.nothing_divided(definition.index, definition.whole)
@@ -115,19 +115,19 @@ class _Planner:
         self.local = Dependence(sources, self.givens, self.candidates)
         self.touched = Dependence(self.candidates, self.givens)
         self.gradients = self.touched.mask_of(
-            [one for one in self.candidates if not self.reductions.is_loss(one)]
+            [candidate for candidate in self.candidates if not self.reductions.is_loss(candidate)]
         )
 
     def _has_penalty(self) -> bool:
         """Whether an update rule's own gradients have to be completed after they were added up."""
         if self.reductions.loss_op != "sum" or not self.definition.grad_shared:
             return False
-        variables = inputs_first([one.new for one in self.definition.grad_updates])
+        variables = inputs_first([grad_update.new for grad_update in self.definition.grad_updates])
         found = [self.reductions.find(variable) for variable in variables]
-        reduced = [one for one in found if one is not None]
-        if all(self.reductions.is_loss(one.expression) for one in reduced):
+        reduced = [item for item in found if item is not None]
+        if all(self.reductions.is_loss(item.expression) for item in reduced):
             self._check_no_penalty()
-        return any(self._parts(one)[1] is not None for one in reduced)
+        return any(self._parts(item)[1] is not None for item in reduced)
 
     def _check_no_penalty(self) -> None:
         """Raise an error if the loss has a penalty, and an update rule's gradients are unknown."""
@@ -140,35 +140,35 @@ class _Planner:
         return found if found is not None and self.full.of(variable) else None
 
     def _candidates(self) -> dict[Variable, ReducedExpression]:
-        roots = [one.new for one in self.definition.updates if not one.is_own]
-        roots += [one.variable for one in self.definition.outputs if not one.has_op]
+        roots = [update.new for update in self.definition.updates if not update.is_own]
+        roots += [spec.variable for spec in self.definition.outputs if not spec.has_op]
         if self.is_prepared:
-            roots += [one.new for one in self.definition.grad_updates]
+            roots += [grad_update.new for grad_update in self.definition.grad_updates]
         variables = inputs_first(roots, self.parents)
         found = {variable: self._reduction_at(variable) for variable in variables}
-        return {variable: one for variable, one in found.items() if one is not None}
+        return {variable: item for variable, item in found.items() if item is not None}
 
     def plan(self) -> Plan:
         own, averaged, last = self._sorted_updates()
         row_outputs, outputs, places = self._outputs()
         preparing = self._grad_updates()
-        expressions = [*(one.new for one in [*last, *preparing]), *outputs]
+        expressions = [*(item.new for item in [*last, *preparing]), *outputs]
         kept = self._reserve(averaged)
         replacements = self._replacements(expressions)  # builds the vectors
-        row_updates = self.vectors.updates + [(one.target, one.new, None) for one in own]
-        row_variables = [one.variable for one in row_outputs]
+        row_updates = self.vectors.updates + [(item.target, item.new, None) for item in own]
+        row_variables = [spec.variable for spec in row_outputs]
         streams = self._streams(last, row_variables, row_updates)
         news = iter(rebuilt(expressions, replacements, self.givens))
         return Plan(
             clearing=self.vectors.clearing(),
             counting=self.all_rows.updates,
-            row_outputs=[self._combined(one) for one in row_outputs],
+            row_outputs=[self._combined(output) for output in row_outputs],
             row_updates=row_updates,
             reduced=self.vectors.reduced,
             gradients=[*self.vectors.gradients, *self.definition.grad_shared],
             streams=streams,
-            updates=[(one.target, next(news)) for one in last] + self._stored(averaged, kept),
-            preparing=[(one.target, next(news)) for one in preparing],
+            updates=[(item.target, next(news)) for item in last] + self._stored(averaged, kept),
+            preparing=[(item.target, next(news)) for item in preparing],
             outputs=list(news),
             places=places,
         )
@@ -190,9 +190,9 @@ class _Planner:
 
     def _shared_gradients(self, op: str) -> list[Variable]:
         """Return the new values of an update rule's gradients; vectors have tags with their parts."""
-        news = [one.new for one in self.definition.grad_updates]
-        filled = [getattr(one.tag, "filled_with", []) for one in news]
-        every = iter(self.scaling.applied([*news, *(one for each in filled for one in each)], op))
+        news = [grad_update.new for grad_update in self.definition.grad_updates]
+        filled = [getattr(item.tag, "filled_with", []) for item in news]
+        every = iter(self.scaling.applied([*news, *(item for each in filled for item in each)], op))
         shared = [next(every) for _ in news]
         for new, expressions in zip(shared, filled):
             if expressions:
@@ -245,21 +245,21 @@ class _Planner:
     def _replacements(self, expressions: Sequence[Variable]) -> dict[Variable, Variable]:
         """Return the replacements of the variables in `expressions` that are reduced."""
         reached = inputs_first(expressions, self.local.parents)
-        chosen = {one: self.candidates[one] for one in reached if one in self.candidates}
-        by_key = {one.key: one for one in chosen.values()}
-        gradients = [one for one in by_key.values() if one.is_gradient]
-        expressions = [one.expression for one in gradients]
+        chosen = {item: self.candidates[item] for item in reached if item in self.candidates}
+        by_key = {item.key: item for item in chosen.values()}
+        gradients = [item for item in by_key.values() if item.is_gradient]
+        expressions = [gradient.expression for gradient in gradients]
         rewritten = self.scaling.applied(expressions, self.reductions.loss_op)
-        for one, expression in zip(gradients, rewritten):
-            by_key[one.key] = one._replace(expression=expression)
+        for gradient, expression in zip(gradients, rewritten):
+            by_key[gradient.key] = gradient._replace(expression=expression)
         places, frees = {}, {}
-        for key, one in by_key.items():
-            reduced, frees[key] = self._parts(one)
-            places[key] = self.vectors.add(reduced, one.op, one.shape, one.is_gradient)
+        for key, node in by_key.items():
+            reduced, frees[key] = self._parts(node)
+            places[key] = self.vectors.add(reduced, node.op, node.shape, node.is_gradient)
         self.vectors.build()
         replacements = {}
-        for variable, one in chosen.items():
-            value, free = self.vectors.reduced_at(places[one.key]), frees[one.key]
+        for variable, item in chosen.items():
+            value, free = self.vectors.reduced_at(places[item.key]), frees[item.key]
             if free is not None:
                 value = value + rebuilt([free], {}, self.givens)[0]
             replacements[variable] = names.in_type_of(variable, value)
@@ -285,7 +285,9 @@ class _Planner:
             return False
         variables = inputs_first([new], self.local.parents)
         collected = [
-            one for one in variables if getattr(one.owner and one.owner.op, "is_same_everywhere", False)
+            variable
+            for variable in variables
+            if getattr(variable.owner and variable.owner.op, "is_same_everywhere", False)
         ]
         return bool(collected) and not Dependence(self.local.sources, self.givens, collected).of(new)
 
@@ -300,7 +302,7 @@ class _Planner:
 
     def _reserve(self, updates: Sequence[Update]) -> list[Any]:
         """Add reductions of new values that depend on the rows directly; return the place of each."""
-        targets = Dependence([one.target for one in updates], self.givens)
+        targets = Dependence([update.target for update in updates], self.givens)
         kept: list[Any] = []
         for target, new, op, has_op in updates:
             if not hasattr(target.get_value(borrow=True), "__array__"):
@@ -365,7 +367,7 @@ class _Planner:
             mask = self.local.of(update.new)
             if mask & by_rank:
                 raise errors.drawn_twice(update.target, self.local, mask & by_rank)
-            if any(isinstance(one.type, GeneratorType) for one in self.local.sources_in(mask)):
+            if any(isinstance(source.type, GeneratorType) for source in self.local.sources_in(mask)):
                 raise errors.not_broadcast(update.target, self.local, mask)
             together |= mask
         return self.local.sources_in(together)

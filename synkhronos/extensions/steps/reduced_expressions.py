@@ -61,8 +61,8 @@ class ReducedExpressions:
         """Reduce expressions in the shapes of parameters. None stands for no gradient."""
         for expression, param in zip(expressions, params):
             if expression is not None:
-                for one in (expression, names.dense(expression)):
-                    self._known[self._numbering.of(one)] = param
+                for item in (expression, names.dense(expression)):
+                    self._known[self._numbering.of(item)] = param
 
     def add_gradients_of(
         self,
@@ -85,14 +85,14 @@ class ReducedExpressions:
 
         ``params_of(output)`` returns the last two arguments of `add_gradients_of`.
         """
-        numbers = {self._numbering.of(one) for one in inputs_first(expressions)}
+        numbers = {self._numbering.of(variable) for variable in inputs_first(expressions)}
         for output in outputs:
             try:
                 gradients, params = _gradients(output, *params_of(output))
             except Exception as error:  # any exception; each operation may refuse in its own way
                 _logger.debug("output %s is no loss: %s", output, error)
                 continue
-            if any(self._numbering.of(one) in numbers for one in gradients if one is not None):
+            if any(self._numbering.of(item) in numbers for item in gradients if item is not None):
                 self.add_gradients(gradients, params)
                 self.add_loss(output, params)
 
@@ -103,7 +103,7 @@ class ReducedExpressions:
     def numbers_of_gradients(self, loss: Variable) -> set[int]:
         """Return the numbers of the gradients of a loss by the variables that may be its parameters."""
         gradients, _ = _gradients(loss, (), parameters_under(loss))
-        return {self.number_of(one) for one in gradients if one is not None}
+        return {self.number_of(gradient) for gradient in gradients if gradient is not None}
 
     def add_losses_of(self, expressions: Iterable[Variable]) -> None:
         """Reduce the losses of the gradients that expressions are computed from."""
@@ -121,7 +121,7 @@ class ReducedExpressions:
     def is_loss(self, variable: Variable) -> bool:
         """Whether a variable is a loss, or is computed like one."""
         number = self._numbering.of(variable) if self.losses else None
-        return any([self._numbering.of(one) == number for one in self.losses])
+        return any([self._numbering.of(loss) == number for loss in self.losses])
 
     def find(self, variable: Variable) -> ReducedExpression | None:
         """Return how a variable is reduced, or None."""
@@ -154,18 +154,20 @@ def _gradients(
             raise
         _logger.debug("a gradient of %s by one of %s: %s", loss, others, error)
     found = list(zip(names.gradients(loss, list(params)), params))
-    for one in others:
+    for other in others:
         try:
-            found += zip(names.gradients(loss, [one]), [one])
+            found += zip(names.gradients(loss, [other]), [other])
         except Exception as error:
-            _logger.debug("%s is no parameter of %s: %s", one, loss, error)
+            _logger.debug("%s is no parameter of %s: %s", other, loss, error)
     return [gradient for gradient, _ in found], [param for _, param in found]
 
 
 def parameters_under(loss: Variable) -> list[SharedVariable]:
     """Return the shared variables from which a loss is computed and which may be parameters."""
     return [
-        one for one in inputs_first([loss]) if isinstance(one, SharedVariable) and is_float_tensor(one)
+        variable
+        for variable in inputs_first([loss])
+        if isinstance(variable, SharedVariable) and is_float_tensor(variable)
     ]
 
 

@@ -131,7 +131,7 @@ def is_in_place(target: SharedVariable, new: Variable) -> bool:
         return node.inputs[0] is target
     if not isinstance(node.op, Elemwise):
         return False
-    return any(one is target or is_in_place(target, one) for one in node.inputs)
+    return any(variable is target or is_in_place(target, variable) for variable in node.inputs)
 
 
 def in_place(target: SharedVariable, new: Variable) -> Variable:

@@ -18,9 +18,9 @@ class SerialStep:
         inputs, options = definition.inputs, definition.options
         self._inputs = inputs
         self.name: str | None = options.get("name")
-        self._scattered = [one in definition.rows for one in inputs.variables]
-        pairs = [(one.target, one.new) for one in definition.updates]
-        gradients = [(one.target, one.new) for one in definition.grad_updates]
+        self._scattered = [variable in definition.rows for variable in inputs.variables]
+        pairs = [(update.target, update.new) for update in definition.updates]
+        gradients = [(grad_update.target, grad_update.new) for grad_update in definition.grad_updates]
         self._update = None
         if gradients:
             if definition.has_further or not all(self._scattered):
@@ -32,7 +32,7 @@ class SerialStep:
                 pairs = gradients
         self._function = package.function(
             inputs.given,
-            [one.variable for one in definition.outputs],
+            [spec.variable for spec in definition.outputs],
             updates=pairs,
             givens=list(definition.givens.items()),
             **{"name": "gradient", **options},

@@ -61,7 +61,7 @@ class _Builder:
         """
         used = self.used([variable for _, variable in outputs], updates)
         if indices is None:
-            indices = [i for i, one in enumerate(self._inputs.variables) if one in used]
+            indices = [i for i, item in enumerate(self._inputs.variables) if item in used]
         own: list[int] = []
         whole: list[int] = []
         for index in indices:
@@ -105,11 +105,11 @@ class Step:
         self._reduced = _reductions(plan, wire)
         row_updates = _overlapped(plan, wire) if definition.overlap else plan.row_updates
         builder = _Builder(definition)
-        row_outputs = [(one.given, one.variable) for one in plan.row_outputs]
+        row_outputs = [(spec.given, spec.variable) for spec in plan.row_outputs]
         first = builder.used([variable for _, variable in row_outputs], row_updates)
         later = builder.used(plan.outputs, [*plan.preparing, *plan.updates])
         # An unused input is passed to the first function, and so to the compiler.
-        indices = [i for i, one in enumerate(inputs.variables) if one in first or one not in later]
+        indices = [i for i, item in enumerate(inputs.variables) if item in first or item not in later]
         self._rows = builder.build(
             "gradient", row_outputs, row_updates, True, indices, definition.sliceable
         )
@@ -117,10 +117,10 @@ class Step:
         self._count, self._counts_sliceable = self._build_count(counter, plan, definition.sliceable)
         self._later = [builder.build("prepare", [], plan.preparing)] if plan.preparing else []
         if plan.outputs or plan.updates:
-            outputs = [((one, None), one) for one in plan.outputs]  # the master's value
+            outputs = [((output, None), output) for output in plan.outputs]  # the master's value
             self._later.append(builder.build("update", outputs, plan.updates))
         self._targets = [target for target, _ in plan.updates]
-        self._own = [one.target for one in definition.updates if one.is_own]
+        self._own = [update.target for update in definition.updates if update.is_own]
         self._told = _named(plan), plan.is_doubtful
         reduces(self._rows.function, *self._told)
         counts = [] if self._count is None else [self._count]
@@ -150,7 +150,7 @@ class Step:
         if not plan.counting:
             return None, False
         used = builder.used([], plan.counting)
-        counted = [one for one in sliceable if one in used]
+        counted = [item for item in sliceable if item in used]
         # The ranks meet in it, which not every mode can do.
         phase = builder.build("count", [], plan.counting, True, sliceable=counted, mode=None)
         return phase, bool(counted)
@@ -185,7 +185,7 @@ class Step:
             text = f"of {len(shareds)} variable{'s' * (len(shareds) != 1)}"
             rows.append((f"all_reduce, {op}", text if wire is None else f"{text}, sent as {wire}"))
         rows += [(phase.function.name, "on each rank") for phase in self._later]
-        return [*rows, ("updates", listed([one.name or one for one in self._targets]))]
+        return [*rows, ("updates", listed([target.name or target for target in self._targets]))]
 
     def reported(self, take: Callable[[], Any]) -> Any:
         """Return ``take()``, which takes a step, and report it to functions of ``synk.on_step``."""
@@ -256,11 +256,11 @@ class Step:
 
 def _named(plan: Plan) -> dict[SharedVariable, tuple[str, str]]:
     """Return the name in messages of each variable that is reduced, and the operation."""
-    names = {one: "the gradient" for one in plan.gradients}
+    names = {gradient: "the gradient" for gradient in plan.gradients}
     return {
-        one: (names.get(one, f"what is reduced for an update ({one.name})"), op)
+        shared: (names.get(shared, f"what is reduced for an update ({shared.name})"), op)
         for op, shareds in plan.reduced.items()
-        for one in shareds
+        for shared in shareds
     }
 
 
@@ -271,14 +271,14 @@ def _reductions(plan: Plan, wire: Any) -> list[tuple[str, list[SharedVariable], 
     """
     found = []
     for op, shareds in plan.reduced.items():
-        gradients = [one for one in shareds if wire is not None and one in plan.gradients]
-        others = [one for one in shareds if one not in gradients]
+        gradients = [shared for shared in shareds if wire is not None and shared in plan.gradients]
+        others = [shared for shared in shareds if shared not in gradients]
         found += [(op, each, form) for each, form in ((gradients, wire), (others, None)) if each]
     for _, shareds, form in found:
-        for one in shareds:
-            if form is not None and one.dtype != "float32":
+        for shared in shareds:
+            if form is not None and shared.dtype != "float32":
                 raise TypeError(
-                    f"wire: expected float32 gradients, got {one.dtype}; use float32 parameters "
+                    f"wire: expected float32 gradients, got {shared.dtype}; use float32 parameters "
                     f"({names.package.__name__.upper()}_FLAGS=floatX=float32), or leave out wire="
                 )
     return found

@@ -49,11 +49,11 @@ class StepInputs:
     """
 
     def __init__(self, groups: Sequence[Group], label: str) -> None:
-        self.given = [one for group in groups for one in group.inputs]
-        self.variables = [variable_of(one) for one in self.given]
+        self.given = [item for group in groups for item in group.inputs]
+        self.variables = [variable_of(item) for item in self.given]
         self.names = [
-            getattr(one, "name", None) or variable.name
-            for one, variable in zip(self.given, self.variables)
+            getattr(item, "name", None) or variable.name
+            for item, variable in zip(self.given, self.variables)
         ]
         self.n_arguments = len(groups)
         self._groups, self._label = groups, label
@@ -82,7 +82,7 @@ class StepInputs:
         for position, data in enumerate(args):
             self._spread(position, data, values)
         for name, data in named.items():
-            positions = [i for i, one in enumerate(self.names) if one == name]
+            positions = [i for i, item in enumerate(self.names) if item == name]
             if len(positions) > 1:
                 raise TypeError(
                     f"{self._label}: {len(positions)} inputs are named {name!r}; give these by position"
@@ -113,8 +113,8 @@ class StepInputs:
                 f"{listed(names)}, "
                 f"got {got}"
             )
-        for offset, one in enumerate(each):
-            self._set(start + offset, one, values)
+        for offset, item in enumerate(each):
+            self._set(start + offset, item, values)
 
     def _set(self, index: int, data: Any, values: list[Any]) -> None:
         if values[index] is not MISSING:

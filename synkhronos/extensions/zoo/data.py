@@ -404,8 +404,8 @@ def labelled_files(folder: Folder) -> tuple[ImageFiles, list[str]]:
         raise FileNotFoundError(f"expected a folder of images, got {folder}")
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
     found = {
-        one.name: [path for path in sorted(one.rglob("*")) if path.suffix.lower() in suffixes]
-        for one in classes
+        class_.name: [path for path in sorted(class_.rglob("*")) if path.suffix.lower() in suffixes]
+        for class_ in classes
     }
     found = {name: paths for name, paths in found.items() if paths}
     paths = [path for of_class in found.values() for path in of_class]
@@ -455,8 +455,8 @@ def _cifar(name: str, classes: int, folder: Folder | None, train: list[str], tes
         source = f"20 images of {name}, from foolbox"
         return _held_out(source, read_images(paths), labels, classes, every=5)
     n_labels = 1 if classes == 10 else 2  # of CIFAR-100, the coarse label is first
-    arrays = [_read_cifar(Path(folder) / one, n_labels) for one in (*train, test)]
-    images, labels = (np.concatenate(one) for one in zip(*arrays[:-1]))
+    arrays = [_read_cifar(Path(folder) / item, n_labels) for item in (*train, test)]
+    images, labels = (np.concatenate(array) for array in zip(*arrays[:-1]))
     val = ArrayImages(*arrays[-1])
     return DataSet(f"{name}, from {folder}", ArrayImages(images, labels), val, classes, 3, 32)
 

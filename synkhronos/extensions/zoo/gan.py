@@ -250,13 +250,13 @@ class AdversarialModel(Model):
         self.critic, self.images = type(self).critic(**both)
         networks = self.network, self.critic
         self.generator_params, self.critic_params = (
-            lasagne.layers.get_all_params(one, trainable=True) for one in networks
+            lasagne.layers.get_all_params(network, trainable=True) for network in networks
         )
         self.params = [*self.generator_params, *self.critic_params]
         self.averages = [
             param
-            for one in networks
-            for param in lasagne.layers.get_all_params(one, running_average=True)
+            for network in networks
+            for param in lasagne.layers.get_all_params(network, running_average=True)
         ]
         self._random = np.random.RandomState([self.options["seed"], self.rank])
         self._iteration, self._generator_loss = 0, 0.0

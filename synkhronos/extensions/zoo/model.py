@@ -340,7 +340,7 @@ class Model:
 
     def adjust_hyperp(self, epoch: int) -> None:
         """Set the learning rate for an epoch, counted from 0."""
-        passed = sum(epoch >= one for one in self.options["lr_epochs"])
+        passed = sum(epoch >= option for option in self.options["lr_epochs"])
         rate = self.options["learning_rate"] * self.options["lr_factor"] ** passed
         self.shared_lr.set_value(np.asarray(rate, theano.config.floatX))
 

@@ -71,8 +71,8 @@ def lstm(
 def _cells(layer: Layer, cells: int, mask: Layer | None = None) -> Layer:
     gate, candidate = (
         lasagne.layers.Gate(W_in=lasagne.init.Orthogonal(), W_hid=lasagne.init.Orthogonal(), W_cell=None,
-                            nonlinearity=one, b=lasagne.init.Constant(0))
-        for one in (lasagne.nonlinearities.sigmoid, lasagne.nonlinearities.tanh)
+                            nonlinearity=item, b=lasagne.init.Constant(0))
+        for item in (lasagne.nonlinearities.sigmoid, lasagne.nonlinearities.tanh)
     )  # fmt: skip
     forget = lasagne.layers.Gate(
         W_in=lasagne.init.Orthogonal(),

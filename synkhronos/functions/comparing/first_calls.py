@@ -89,9 +89,9 @@ class Verification:
         """Compare calls that are about to be made, and warn if they differ, or raise an error."""
         function = called[place].function
         self._done.add(self._kind(called[place].command))
-        is_like_serial = all([one.command.is_like_serial for one in called])
+        is_like_serial = all([item.command.is_like_serial for item in called])
         found = self._found(called, place) if is_like_serial else None
-        names = [] if found is None else [one.what for one in found.complaints]
+        names = [] if found is None else [complaint.what for complaint in found.complaints]
         text = found.text(function, "one process") if found is not None and names else ""
         if not names:
             names, causes = self._doubtful(called[place])
@@ -162,9 +162,9 @@ class Verification:
             return not sources & different
 
         outputs, reduced = self._compared.outputs, set()
-        for one in calls.called:
-            reduced |= set() if one.function is not None else {*one.command.numbers}
-        variables = {one: what for one, what in self._reduced.items() if one in reduced}
+        for item in calls.called:
+            reduced |= set() if item.function is not None else {*item.command.numbers}
+        variables = {item: what for item, what in self._reduced.items() if item in reduced}
         variables.update(self._compared.variables)
         subset = calls.called[place].command.subset
         return ToCompare(
@@ -173,23 +173,25 @@ class Verification:
                 for what, (_, index) in outputs.items()
                 if is_same(calls.sources[place][index]) and (subset is None or index in subset)
             },
-            {one: what for one, what in variables.items() if is_same(calls.update_sources[one])},
+            {item: what for item, what in variables.items() if is_same(calls.update_sources[item])},
         )
 
 
 def _on_few_rows(world: World, called: Sequence[Called]) -> list[Called]:
     """Return the calls on rows that take less time than the calls themselves."""
     engine, size = world.rank_state.engine, world.size
-    lengths = [len(one.command.rows) for one in called if _rows_of(one.command) is not None]
+    lengths = [len(item.command.rows) for item in called if _rows_of(item.command) is not None]
     own = -(-max(lengths) // size) if lengths else _MOST
-    shareds = {shared for one in called if one.function for shared in one.function.get_shared()}
+    shareds = {shared for item in called if item.function for shared in item.function.get_shared()}
     tensors = [engine.storage(shared) for shared in shareds if engine.is_tensor(shared)]
-    is_short = sum(one.size * one.dtype.itemsize for one in tensors) <= _SMALL
+    is_short = sum(tensor.size * tensor.dtype.itemsize for tensor in tensors) <= _SMALL
     # One rank computes `size` times as many rows, and then all compute these: half of a call or less.
     by_rank = max(1, min(own, _LEAST) if is_short else 1, min(_MOST, own // (2 * (size + 1))))
-    by_rank = max(by_rank, *[getattr(one.command, "num_slices", 1) for one in called])
+    by_rank = max(by_rank, *[getattr(item.command, "num_slices", 1) for item in called])
     most = RowLimit(by_rank * size, by_rank)
-    return [one._replace(command=one.command.on_few(most)) if one.function else one for one in called]
+    return [
+        item._replace(command=item.command.on_few(most)) if item.function else item for item in called
+    ]
 
 
 def _rows_of(command: Command) -> Any:

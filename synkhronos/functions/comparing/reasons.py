@@ -56,7 +56,7 @@ def of_graph(suspects: Collection[str]) -> str:
     suspects : collection of str
         The causes in the graph, as of `synkhronos.engines.analysis.difference_causes.DIFFERENCE_CAUSES`.
     """
-    found = "; ".join(_OF_GRAPHS[one] for one in DIFFERENCE_CAUSES if one in suspects or not suspects)
+    found = "; ".join(_OF_GRAPHS[item] for item in DIFFERENCE_CAUSES if item in suspects or not suspects)
     return f"The graph has {found}." if suspects else f"Usual reasons: {found}."
 
 
@@ -101,7 +101,7 @@ def of_output(
             )
     text = f"its op is {mode!r}, but no op gives the serial value"
     if by_rank is not None and serial.dtype.kind in "fiu":
-        exact = combined(mode, [np.asarray(one, np.float64) for one in by_rank], weights)
+        exact = combined(mode, [np.asarray(value, np.float64) for value in by_rank], weights)
         if (
             exact is not None
             and exact.shape == serial.shape
@@ -183,7 +183,7 @@ def combined(
     """Return the reduction or concatenation of values; None if it is not possible."""
     shapes = {value.shape for value in values}
     if op == GATHER:
-        if values[0].ndim <= axis or len({one[:axis] + one[axis + 1 :] for one in shapes}) > 1:
+        if values[0].ndim <= axis or len({shape[:axis] + shape[axis + 1 :] for shape in shapes}) > 1:
             return None
         return np.concatenate(values, axis)
     if len(shapes) > 1 or not OPERATIONS[op].is_defined_for(values[0].dtype):

@@ -100,10 +100,10 @@ def tolerance_of(world: World, calls: Calls, rtol: float | None = None, atol: fl
     engine, dtypes = world.rank_state.engine, []
     for function, _ in calls.called:
         if function is not None:
-            dtypes += [one.type.dtype for one in function.inputs]
-            shareds = [one for one in function.get_shared() if engine.is_tensor(one)]
-            dtypes += [engine.type_of(one).dtype for one in shareds]
-    return Tolerance(rtol, atol, {one for one in dtypes if one is not None})
+            dtypes += [variable.type.dtype for variable in function.inputs]
+            shareds = [variable for variable in function.get_shared() if engine.is_tensor(variable)]
+            dtypes += [engine.type_of(shared).dtype for shared in shareds]
+    return Tolerance(rtol, atol, {dtype for dtype in dtypes if dtype is not None})
 
 
 class SerialComparison:
@@ -151,9 +151,9 @@ class SerialComparison:
 
     def text(self, function: Any, other: str) -> str:
         """Return the complaints about a call of a function as text."""
-        found = [(one, one.why()) for one in self.complaints]
+        found = [(complaint, complaint.why()) for complaint in self.complaints]
         lines = [
-            f"- {one.what} {one.how}" + (reason.text and f"; {reason.text}") for one, reason in found
+            f"- {item.what} {item.how}" + (reason.text and f"; {reason.text}") for item, reason in found
         ]
         if not all(reason.is_found for _, reason in found):
             lines.append(self._of_graph(function))
@@ -164,8 +164,8 @@ class SerialComparison:
         outputs, updates = causes_of(self._world, function)
         none: frozenset[str] = frozenset()
         # Gradients have the causes of their losses, and further causes that are harmless.
-        suspects = none.union(*[one.possible for one in outputs])
-        suspects = suspects or none.union(*[one.possible for one in updates.values()])
+        suspects = none.union(*[output.possible for output in outputs])
+        suspects = suspects or none.union(*[update.possible for update in updates.values()])
         if not suspects and self._calls.are_in_slices and function.replica.has_collectives:
             return "Collectives in the graph combine only one slice at a time: leave out num_slices."
         return reasons.of_graph(suspects)
@@ -180,7 +180,7 @@ class SerialComparison:
         if not self.complaints:
             return
         perturbed = self._calls.on_one_rank(list(self._compared.variables), self._most, perturbed=True)
-        self.complaints = [one for one in self.complaints if not self._is_rounding(one, perturbed)]
+        self.complaints = [item for item in self.complaints if not self._is_rounding(item, perturbed)]
 
     def _is_rounding(self, complaint: Complaint, perturbed: OnOneRank) -> bool:
         serial, other = complaint.find(self._on_one_rank), complaint.find(perturbed)
@@ -213,7 +213,7 @@ class SerialComparison:
         if self._out_of_sync is None:
             world, shareds = self._world, self._world.rank_state.shareds
             known = self._calls.used - replica_tracker_of(world).streams
-            used = sorted(one for one in known if world.rank_state.engine.is_tensor(shareds[one]))
+            used = sorted(item for item in known if world.rank_state.engine.is_tensor(shareds[item]))
             self._out_of_sync = {*find_different(world, used)}
         return self._out_of_sync
 
@@ -238,7 +238,7 @@ class SerialComparison:
             self.not_compared[what] = "it is the master's own value (op None)"
             return
         found = self._on_all_ranks.outputs[position][place]
-        if serial is None or any(one is None for one in found.values):
+        if serial is None or any(item is None for item in found.values):
             self._compare_no_arrays(function, index, what, serial, found)
             return
         if mode == GATHER and not serial.ndim:
@@ -269,7 +269,7 @@ class SerialComparison:
         self, function: Any, index: int, what: str, serial: AnyArray | None, found: ByRank
     ) -> None:
         """Compare an output for which an operation has returned None."""
-        are_none = [one is None for one in found.values]
+        are_none = [value is None for value in found.values]
         if any(are_none):
             check_all_are_none(function, index, are_none, found.ranks)
         if serial is None and all(are_none):
@@ -354,7 +354,7 @@ def _combined(function: Any, index: int, found: ByRank) -> AnyArray | None:
 def how_output_differs(value: AnyArray | None, serial: AnyArray, found: ByRank) -> str:
     """Say how an output differs; its combined value is None if the values have no common shape."""
     if value is None:
-        shapes = ", ".join([str(one.shape) for one in found.values])
+        shapes = ", ".join([str(array.shape) for array in found.values])
         return f"cannot be combined, as the ranks' values have the shapes {shapes}"
     if value.shape != serial.shape:
         return f"has the shape {value.shape}, not {serial.shape}"
@@ -363,7 +363,7 @@ def how_output_differs(value: AnyArray | None, serial: AnyArray, found: ByRank) 
 
 def how_called(world: World, called: Sequence[Called]) -> str:
     """Return the number of ranks of calls, and the number of slices if there are several."""
-    slices = max(getattr(one.command, "num_slices", 1) for one in called)
+    slices = max(getattr(item.command, "num_slices", 1) for item in called)
     return f"on {world.size} rank(s)" + (f", in {slices} slices," if slices > 1 else "")
 
 
@@ -399,9 +399,9 @@ def check_commands(
     """Compare the commands of a step with the same commands on one rank; see `Function.check_step`."""
     tolerances = _check_tolerances(rtol, atol)
     replicate(world)
-    calls = Calls(world, [called(world, one) for one in commands])
+    calls = Calls(world, [called(world, command) for command in commands])
     numbers = {world.registry.numbers[shared] for shared in updated}
-    variables = _named(world, [one for one in calls.tensors if one in numbers])
+    variables = _named(world, [tensor for tensor in calls.tensors if tensor in numbers])
     compared = ToCompare(outputs, variables, of_step=True)
     return _checked(world, function, calls, compared, *tolerances)
 
@@ -417,7 +417,7 @@ def _checked(
     found.run(everywhere=True)
     if found.complaints:
         text = found.text(function, "the serial function")
-        raise MismatchError(text, [one.what for one in found.complaints])
+        raise MismatchError(text, [complaint.what for complaint in found.complaints])
     return Comparison(found.differences, found.not_compared)
 
 

@@ -242,9 +242,9 @@ def calls_until(
     world: World, commands: Sequence[Command], command: Command, has_reductions: bool
 ) -> tuple[list[Called], int]:
     """Return the calls of a block up to one of them, or to the last reduction, and its place."""
-    each = [called(world, one) for one in commands]
-    place = next(position for position, one in enumerate(each) if one.command is command)
-    last = max([place, *(position for position, one in enumerate(each) if one.function is None)])
+    each = [called(world, item) for item in commands]
+    place = next(position for position, item in enumerate(each) if item.command is command)
+    last = max([place, *(position for position, item in enumerate(each) if item.function is None)])
     return each[: (last if has_reductions else place) + 1], place
 
 
@@ -349,7 +349,7 @@ class Calls:
     @property
     def used(self) -> set[int]:
         """The variables from whose values results are computed."""
-        outputs = [one for each in self.sources for one in each]
+        outputs = [item for each in self.sources for item in each]
         return set().union(*outputs, *self.update_sources.values())
 
     def on_one_rank(
@@ -367,9 +367,9 @@ class Calls:
             for command in commands:
                 result = command.run(state)
                 is_call = isinstance(command, SerialCall)
-                outputs.append([_copied(state, one) for one in result[1:]] if is_call else [])
-            exported = {one: state.engine.export(state.shareds[one]) for one in compared}
-            news = {one: sampled(new, most) for one, new in exported.items()}
+                outputs.append([_copied(state, item) for item in result[1:]] if is_call else [])
+            exported = {item: state.engine.export(state.shareds[item]) for item in compared}
+            news = {item: sampled(new, most) for item, new in exported.items()}
         return OnOneRank(outputs, news)
 
     def _serial(self, command: Any) -> Command:
@@ -385,9 +385,9 @@ class Calls:
             return {}
         state = self._world.rank_state
         by_rank = self._world.run(SliceableRows(numbers, call.batch_s, call.most.by_rank))
-        rows = [np.concatenate([unpack(state, one) for one in each]) for each in zip(*by_rank)]
-        on_host = [isinstance(state.engine.storage(state.shareds[one]), np.ndarray) for one in numbers]
-        rows = [one if host else state.engine.to_device(one) for one, host in zip(rows, on_host)]
+        rows = [np.concatenate([unpack(state, item) for item in each]) for each in zip(*by_rank)]
+        on_host = [isinstance(state.engine.storage(state.shareds[item]), np.ndarray) for item in numbers]
+        rows = [row if host else state.engine.to_device(row) for row, host in zip(rows, on_host)]
         return dict(zip(numbers, rows))
 
     def on_all_ranks(
@@ -408,7 +408,8 @@ class Calls:
             for (function, _), each in zip(self.called, results)
         ]
         copied = [
-            {one: (amount, _copied(state, new)) for one, (amount, new) in each.items()} for each in news
+            {item: (amount, _copied(state, new)) for item, (amount, new) in each.items()}
+            for each in news
         ]
         return OnAllRanks(outputs, copied)
 

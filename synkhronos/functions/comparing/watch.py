@@ -70,7 +70,7 @@ def watch(world: World, function: Any, given: Sequence[Output]) -> None:
         return
     agreement.sliceable.update(function.replica.sliceable)
     shareds = function.get_shared()
-    agreement.objects.update(numbers[one] for one in shareds if not engine.is_tensor(one))
+    agreement.objects.update(numbers[variable] for variable in shareds if not engine.is_tensor(variable))
     analysis = analysis_of(world, function)
     kind = DivergenceCheck if world.options.audits else DivergenceWarner
     function.watch = function.watcher = kind(world, function, analysis)
@@ -80,11 +80,11 @@ def _claimed(world: World, function: Any, given: Sequence[Output]) -> ToCompare:
     """Return the outputs and variables of a call that have to be as on one process."""
     modes = function.output_modes
     outputs = {
-        f"output {index} ({one.variable})": (0, index)
-        for index, one in enumerate(given)
-        if not one.stated and modes[index] is not None
+        f"output {index} ({spec.variable})": (0, index)
+        for index, spec in enumerate(given)
+        if not spec.stated and modes[index] is not None
     }
-    joint = {one: f"shared variable {label(world, one)}" for one in sorted(function.replica.joint)}
+    joint = {item: f"shared variable {label(world, item)}" for item in sorted(function.replica.joint)}
     return ToCompare(outputs, joint)
 
 
@@ -238,7 +238,9 @@ class DivergenceCheck:
         for number, (from_rows, shareds) in self._updates.items():
             own = from_rows or shareds & (agreement.different | agreement.local)
             (agreement.local.add if own else agreement.local.discard)(number)
-        after = [one for one in expected_equal(world) if one not in agreement.local | agreement.assigned]
+        after = [
+            item for item in expected_equal(world) if item not in agreement.local | agreement.assigned
+        ]
 
         def finish_observed(results: Sequence[tuple[Any, Any, Any]]) -> Any:
             results, before_by_rank, after_by_rank = zip(*results)
@@ -289,8 +291,8 @@ class _Suspicion:
     def warning(self) -> Callable[[], None]:
         """Return a function that issues the warning about the variables that are suspected now."""
         suspected = self._tracker.suspected
-        left = {one: self._amounts[one] for one in self._names if suspected.get(one) is self}
-        text = _text(self._name, listed(self._names[one] for one in left), left)
+        left = {name: self._amounts[name] for name in self._names if suspected.get(name) is self}
+        text = _text(self._name, listed(self._names[item] for item in left), left)
         return functools.partial(self._issue, text + _UPDATED)
 
 

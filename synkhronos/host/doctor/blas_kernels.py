@@ -71,7 +71,7 @@ def loaded() -> List[Dict[str, Any]]:
     """Return the BLAS libraries that this process has loaded."""
     from threadpoolctl import threadpool_info  # takes 7 ms, so not at import
 
-    return [one for one in threadpool_info() if one["user_api"] == "blas"]
+    return [item for item in threadpool_info() if item["user_api"] == "blas"]
 
 
 def wheel(library: Library) -> str:
@@ -98,16 +98,16 @@ def linked(ldflags: str, libraries: Sequence[Library]) -> Optional[Library]:
     """Return the loaded library that these linker's flags name, or None."""
     paths = {os.path.realpath(path) for path in re.findall(r"/[^\s,]+\.so[.\d]*", ldflags)}
     names = re.findall(r"(?:^|\s)-l([^\s,]+)", ldflags)
-    for one in libraries:
-        path = os.path.realpath(one["filepath"])
+    for library in libraries:
+        path = os.path.realpath(library["filepath"])
         if path in paths or os.path.basename(path) in {f"lib{name}.so" for name in names}:
-            return one
+            return library
     if not names:
         return None
     # The linker's name is a link to a file of another name, outside of the packages of Python.
-    others = [one for one in libraries if not wheel(one)]
+    others = [library for library in libraries if not wheel(library)]
     beginnings = tuple(f"lib{name}" for name in names)
-    by_name = (one for one in others if os.path.basename(one["filepath"]).startswith(beginnings))
+    by_name = (other for other in others if os.path.basename(other["filepath"]).startswith(beginnings))
     return next(by_name, others[0] if others else None)
 
 
@@ -133,7 +133,7 @@ def judge(
         As in `remedy`.
     """
     seconds, numpy_seconds = found[title.lower()], found["numpy"]
-    speeds = [2 * 1024**3 / one / 1e9 for one in (seconds, numpy_seconds)]
+    speeds = [2 * 1024**3 / item / 1e9 for item in (seconds, numpy_seconds)]
     library = linked(found["ldflags"], found["libraries"])
     described = f" ({describe(library)})" if library else ""
     text = (
@@ -220,7 +220,9 @@ def _of_slow_product(ldflags: str, library: Optional[Library]) -> str:
 def _of_copies(
     libraries: Sequence[Library], coretype: Optional[str], instructions: Optional[str]
 ) -> str:
-    old = [one for one in libraries if wheel(one) and is_older(one.get("architecture"), instructions)]
+    old = [
+        item for item in libraries if wheel(item) and is_older(item.get("architecture"), instructions)
+    ]
     if not old or not instructions or coretype == KERNELS[instructions][0]:
         return ""
     return (

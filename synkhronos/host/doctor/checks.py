@@ -126,8 +126,8 @@ def examine_repairs() -> Finding:
     if environment.installed_numpy_complaint():
         return "depend on the version of NumPy", ""
     reasons: Dict[str, List[str]] = {}
-    for one in imports.Finder.needed().rows:
-        reasons.setdefault(one.why, []).extend(one.names())
+    for row in imports.Finder.needed().rows:
+        reasons.setdefault(row.why, []).extend(row.names())
     lines = [f"{why}: {', '.join(sorted(set(names)))}" for why, names in reasons.items()]
     first = (
         f"{len(lines)} of Theano, Lasagne and Keras; import theano needs them: start scripts by run, or "
@@ -142,7 +142,7 @@ def examine_compiler() -> Finding:
     program = shutil.which(name)
     if program is None:
         raise Fault(f"no {name} in PATH", "install it, on Debian with: apt-get install g++")
-    folders = sorted({sysconfig.get_paths()[one] for one in ("include", "platinclude")})
+    folders = sorted({sysconfig.get_paths()[item] for item in ("include", "platinclude")})
     complaint = compile_complaint(program, folders)
     if complaint is None:
         return f"{program}, with Python's headers in {folders[0]}", ""
@@ -162,7 +162,7 @@ def compile_complaint(compiler: str, folders: Sequence[str]) -> Optional[str]:
         source = Path(folder, "module.cpp")
         source.write_text("#include <Python.h>\n")
         output = Path(folder, "module.so")
-        includes = [f"-I{one}" for one in folders]
+        includes = [f"-I{item}" for item in folders]
         command = [compiler, "-shared", "-fPIC", *includes, str(source), "-o", str(output)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT)
@@ -222,7 +222,7 @@ def examine_pytensor() -> Finding:
 
 def _check_needed(needed: Sequence[Check]) -> None:
     """Raise a `Fault` if checks fail without which there is nothing to try."""
-    missing = [one.name for one in needed if one.run().state == PROBLEM]
+    missing = [item.name for item in needed if item.run().state == PROBLEM]
     if missing:
         remedy = f"fix the problems above first: {', '.join(missing)}"
         raise Fault("installed, but not tried", remedy)

@@ -103,7 +103,7 @@ def cudnn() -> str:
     folders = nvidia_libraries.search_folders(cache=nvidia_libraries.loader_cache())
     found = nvidia_libraries.candidates("libcudnn", folders)
     oldest, too_new = CUDNN_VERSIONS
-    usable = [one for one in found if oldest <= one.version < too_new]
+    usable = [item for item in found if oldest <= item.version < too_new]
     if usable:
         return f"libcudnn.so: {usable[0].file} ({dotted(usable[0].version)}), with the flag dnn.enabled"
     there = f"{found[0].file} ({dotted(found[0].version)})" if found else "none"

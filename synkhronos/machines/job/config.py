@@ -187,19 +187,19 @@ def _options(label: str, value: Any) -> List[str]:
 
 
 def _strings(label: str, value: Any) -> List[str]:
-    if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
         raise JobError(f"{label}: expected a list of strings, got {value!r}")
     return value
 
 
 def _environment(label: str, value: Any) -> Dict[str, str]:
     table = _table(label, value)
-    for name, one in table.items():
+    for name, item in table.items():
         if not _VARIABLE.fullmatch(name):
             raise JobError(f"{label}: expected the name of an environment variable, got {name!r}")
-        if not isinstance(one, (str, int)) or isinstance(one, bool) or "\0" in str(one):
-            raise JobError(f"{label}: {name}: expected a string or a number, got {one!r}")
-    return {name: str(one) for name, one in table.items()}
+        if not isinstance(item, (str, int)) or isinstance(item, bool) or "\0" in str(item):
+            raise JobError(f"{label}: {name}: expected a string or a number, got {item!r}")
+    return {name: str(item) for name, item in table.items()}
 
 
 def _devices(label: str, value: Any) -> Dict[str, List[str]]:

@@ -50,7 +50,7 @@ def find_starter() -> Optional[int]:
     import psutil  # takes 6 ms, so not at import
 
     parents = psutil.Process().parents()
-    return next((one.pid for one in parents if one.name() in _STARTERS), None)
+    return next((parent.pid for parent in parents if parent.name() in _STARTERS), None)
 
 
 def is_beside_mpirun() -> bool:
@@ -74,9 +74,9 @@ def end_job(pid: int, tasks: Iterable[int]) -> None:
     import psutil
 
     everything = []
-    for one in (pid, *tasks):
+    for task in (pid, *tasks):
         with suppress(psutil.NoSuchProcess):
-            everything.append(psutil.Process(one))  # which knows when the number is used again
+            everything.append(psutil.Process(task))  # which knows when the number is used again
     if os.fork():
         return
     try:
@@ -155,8 +155,8 @@ def _guard(reading: int, starter: int, task: Any) -> None:
             if process.name() in _MPIRUNS:
                 end_job(starter, [other.pid for other in others])
             else:  # mpirun goes on if a daemon ends as SIGTERM asks it to, but not if it is lost
-                for one in (process, *others):
-                    one.kill()
+                for item in (process, *others):
+                    item.kill()
     with suppress(psutil.Error):
         task.kill()  # if it lives: it may ignore SIGTERM
 

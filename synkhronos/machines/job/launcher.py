@@ -96,7 +96,7 @@ def find_mpirun(environ: MutableMapping[str, str] = os.environ) -> Mpirun:
             f"launch needs OpenMPI, but mpi4py loads {about['library']}, from {about['path']}; to fix "
             f"this: {remedy_for_library(about)}"
         )
-    in_path = [Path(one) for one in environ.get("PATH", "").split(os.pathsep) if one]
+    in_path = [Path(part) for part in environ.get("PATH", "").split(os.pathsep) if part]
     near = [folder / "bin" for folder in list(Path(about["path"]).parents)[:-1]]
     others: List[str] = []
     for path in dict.fromkeys(str(folder / name) for folder in (*in_path, *near) for name in _NAMES):
@@ -169,7 +169,7 @@ def check_names(what: Job, environ: Mapping[str, str] = os.environ) -> None:
 
     Another way than ssh to start processes, which mpirun is told, may know other names.
     """
-    if any(agent in one for agent in _AGENTS for one in (*environ, *what.mpi)):
+    if any(agent in item for agent in _AGENTS for item in (*environ, *what.mpi)):
         return
     for host in what.hosts:
         try:
@@ -230,8 +230,8 @@ def command(
     line += ["--mca", "ess_base_forward_signals", f"{job.INTERRUPT},{job.TERMINATE},SIGUSR1,SIGUSR2"]
     line += [*(["--with-ft", "ulfm"] if survives_deaths else []), *what.mpi]
     own = {**what.environment, **({job.LAUNCHED: "1", job.SPARE: "1"} if is_script else {})}
-    options = [one for name in passed(environ) if name not in own for one in ("-x", name)]
-    options += [one for name, value in own.items() for one in ("-x", f"{name}={value}")]
+    options = [item for name in passed(environ) if name not in own for item in ("-x", name)]
+    options += [item for name, value in own.items() for item in ("-x", f"{name}={value}")]
     if not what.by_host:
         slots = ",".join(host for host in what.hosts for _ in range(tasks))
         machines = ["-H", slots] if slots else []
@@ -290,7 +290,7 @@ def network_options(line: Sequence[str], machines: int, given: Sequence[str]) ->
     given : sequence of str
         The user's own options and variables. If they name networks, nothing is chosen.
     """
-    if machines < 2 or any("if_include" in one or "if_exclude" in one for one in given):
+    if machines < 2 or any("if_include" in item or "if_exclude" in item for item in given):
         return []
     try:
         null = subprocess.DEVNULL
@@ -301,7 +301,7 @@ def network_options(line: Sequence[str], machines: int, given: Sequence[str]) ->
     answers = re.findall(r'{"networks": {[^}]*}}', done.stdout)
     if len(answers) != machines:
         return []
-    chosen = choose_networks([json.loads(one)["networks"] for one in answers])
+    chosen = choose_networks([json.loads(answer)["networks"] for answer in answers])
     return ["--mca", _OPTION, ",".join(chosen)] if chosen else []
 
 
@@ -316,14 +316,16 @@ def choose_networks(machines: Sequence[Mapping[str, bool]]) -> List[str]:
     machines : sequence of dict
         The addresses of each machine, such as ``10.0.0.1/24``, and whether each is in use.
     """
-    holders = Counter(itertools.chain.from_iterable({_address(one) for one in has} for has in machines))
+    holders = Counter(
+        itertools.chain.from_iterable({_address(interface) for interface in has} for has in machines)
+    )
     usable = [
-        {_network(one) for one, in_use in has.items() if in_use and holders[_address(one)] == 1}
+        {_network(item) for item, in_use in has.items() if in_use and holders[_address(item)] == 1}
         for has in machines
     ]
     chosen = set.intersection(*usable) or set.union(*usable)
-    present = {_network(one) for has in machines for one in has}
-    if chosen == present or not all(chosen & one for one in usable):
+    present = {_network(interface) for has in machines for interface in has}
+    if chosen == present or not all(chosen & item for item in usable):
         return []
     return sorted(chosen)
 

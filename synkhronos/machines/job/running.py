@@ -55,7 +55,7 @@ class SignalsOfUser:
 
     def __init__(self) -> None:
         self.ended_by, self.interrupted = 0, False
-        self._numbers = {one for one in _PASSED if signal.getsignal(one) != signal.SIG_IGN}
+        self._numbers = {item for item in _PASSED if signal.getsignal(item) != signal.SIG_IGN}
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._reports = Reports()
 
@@ -77,8 +77,8 @@ class SignalsOfUser:
     def pass_to(self, process: "subprocess.Popen[bytes]", reports: Reports) -> None:
         """Pass signals on to this process from now on; its tasks tell whether they have arrived."""
         self._process, self._reports = process, reports
-        for one in self._numbers:
-            signal.signal(one, self._handle)
+        for number in self._numbers:
+            signal.signal(number, self._handle)
         if self.code:  # between two jobs
             process.terminate()
 
@@ -279,8 +279,8 @@ def _on_reached_hosts(
     alone = {host: what._replace(hosts=[host], machines=1, by_host={}) for host in what.hosts}
     program = [sys.executable, "-SE", ending.__file__, f"{job.JOB}={identity}"]
     lines = {
-        name: launcher.command(one, program, mpirun.path, is_script=False)
-        for name, one in (alone or {_ALLOCATED: what}).items()
+        name: launcher.command(key, program, mpirun.path, is_script=False)
+        for name, key in (alone or {_ALLOCATED: what}).items()
     }
     reached = find_reached(lines, signals)
     if not what.hosts:
@@ -313,11 +313,11 @@ def find_reached(
     """
     asked = {name: _ask(line) for name, line in lines.items()}
     until = time.monotonic() + limit
-    while any(one.process.poll() is None for one in asked.values()) and not signals.code:
+    while any(value.process.poll() is None for value in asked.values()) and not signals.code:
         if time.monotonic() > until:
             break
         time.sleep(_POLL_INTERVAL)
-    late = [name for name, one in asked.items() if one.process.poll() is None]
+    late = [name for name, item in asked.items() if item.process.poll() is None]
     _end([asked[name].process for name in late])
     reached = []
     for name, (process, said) in asked.items():
@@ -344,13 +344,13 @@ def _end(processes: "List[subprocess.Popen[bytes]]") -> None:
     """End commands with the processes that they have started, such as ssh."""
     import psutil  # takes 6 ms, so not at import
 
-    started = [one for process in processes for one in psutil.Process(process.pid).children(True)]
+    started = [child for process in processes for child in psutil.Process(process.pid).children(True)]
     for process in processes:
         process.terminate()
-    psutil.wait_procs([psutil.Process(one.pid) for one in processes], _CLEANING)
-    for one in started:
-        if one.is_running():
-            one.send_signal(signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(item.pid) for item in processes], _CLEANING)
+    for item in started:
+        if item.is_running():
+            item.send_signal(signal.SIGKILL)
     for process in processes:
         process.kill()
         process.wait()

@@ -47,13 +47,12 @@ class GlobalDynamics(ABC):
 
     def _keep(self, *groups: _Variables) -> None:
         lists: list[list[SharedVariable]] = [
-            [one] if hasattr(one, "get_value") else list(one)  # type: ignore[list-item]  # by kind
-            for one in groups
+            [group] if hasattr(group, "get_value") else list(group)  # type: ignore[list-item]  # by kind
+            for group in groups
         ]
-        if len({len(one) for one in lists}) > 1:
-            raise ValueError(
-                f"make_rule: expected as many variables in each list, got {[len(one) for one in lists]}"
-            )
+        lengths = [len(each) for each in lists]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"make_rule: expected as many variables in each list, got {lengths}")
         self._groups = lists
 
     def _reduce(self, variables: list[SharedVariable], op: str) -> list[np.ndarray]:

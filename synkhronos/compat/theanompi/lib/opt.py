@@ -59,7 +59,7 @@ def pre_model_iter_fn(model: Any, sync_type: str, f_train: bool = True, f_val: b
                 (model.lr, _in_type_of(model.lr, model.shared_lr)),
             ],
         }
-        descend = [{"inputs": [], "outputs": [], "updates": one} for one in others]
+        descend = [{"inputs": [], "outputs": [], "updates": other} for other in others]
         model.compile_train(train, *descend)
         compiled = model.compiled_train_fn_list
         if sync_type == "cdd":

@@ -87,7 +87,7 @@ class Recorder(Stopwatch):
         if count % self.printFreq != 0 or not costs:
             return
         means = {"loss": sum(costs) / len(costs), "error": sum(errors) / len(errors)}
-        times = {MODES[name]: sum(one) for name, one in self.all_time.items()}
+        times = {MODES[name]: sum(item) for name, item in self.all_time.items()}
         total = sum(times.values())
         self.info_dict["train_info"].append([count, *means.values()])
         row = [count, total, times["compute"], times["exchange"], times["wait"]]
@@ -106,7 +106,7 @@ class Recorder(Stopwatch):
         if self.comm is None:
             raise RuntimeError("Recorder.gather_val_info: expected a communicator, got comm=None")
         for name, column in self.val_info.items():
-            self.val_info[name] = [float(one) for part in self.comm.allgather(column) for one in part]
+            self.val_info[name] = [float(item) for part in self.comm.allgather(column) for item in part]
 
     def print_val_info(self, count: int, comment: str | None = None) -> None:
         """Record and write the means of the validation batches, and forget these."""

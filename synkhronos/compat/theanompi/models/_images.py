@@ -84,7 +84,7 @@ def cut_each(
     starts, mirror = _choices(margin, flag_on, shape[3])
     lines = tt.arange(size)
     rows = starts[0].dimshuffle("x", "x", "x", 0) + lines.dimshuffle("x", 0, "x", "x")
-    forward, backward = (one.dimshuffle(0, "x") for one in (lines, lines[::-1]))
+    forward, backward = (item.dimshuffle(0, "x") for item in (lines, lines[::-1]))
     order = tt.switch(mirror.dimshuffle("x", 0), backward, forward)
     columns = (starts[1].dimshuffle("x", 0) + order).dimshuffle("x", "x", 0, 1)
     channels = tt.arange(shape[0]).dimshuffle(0, "x", "x", "x")

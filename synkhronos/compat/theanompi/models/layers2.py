@@ -466,8 +466,8 @@ class ConvPoolLRN(Layer):
         else:
             (self.W0, self.b0), (self.W1, self.b1) = pairs
         self._train(*pairs)
-        W_of_all = tt.concatenate([one.val.dimshuffle(3, 0, 1, 2) for one, _ in pairs], axis=0)
-        b_of_all = tt.concatenate([one.val for _, one in pairs])
+        W_of_all = tt.concatenate([item.val.dimshuffle(3, 0, 1, 2) for item, _ in pairs], axis=0)
+        b_of_all = tt.concatenate([item.val for _, item in pairs])
         images = self.input.dimshuffle(3, 0, 1, 2)
         output = convolution(images, W_of_all, b_of_all, convstride, padsize, group)
         sides = sides_of(self.input_shape[1:3], (height, width), convstride, padsize)

@@ -67,13 +67,13 @@ class _Total:
 
 
 def _is_possible(node: Apply) -> bool:
-    return all(isinstance(one.type, tensor.TensorType) for one in node.inputs)
+    return all(isinstance(variable.type, tensor.TensorType) for variable in node.inputs)
 
 
 def _like(results: Sequence[Variable], outputs: Sequence[Variable]) -> list[Variable]:
     """Return results with the types and the traces of outputs."""
     cast = [result.astype(output.dtype) for result, output in zip(results, outputs)]
-    like = [tensor.patternbroadcast(one, output.broadcastable) for one, output in zip(cast, outputs)]
+    like = [tensor.patternbroadcast(item, output.broadcastable) for item, output in zip(cast, outputs)]
     return with_traces(outputs, like)
 
 

@@ -47,9 +47,9 @@ class Fusion(Optimizer):
 
     def apply(self, fgraph: FunctionGraph) -> None:
         order = fgraph.toposort()
-        members = [one for one in map(_member, order) if one is not None]
+        members = [item for item in map(_member, order) if item is not None]
         virtual = _find_virtual(members)
-        loops = _join([one for one in members if one.result not in virtual], virtual)
+        loops = _join([member for member in members if member.result not in virtual], virtual)
         for loop in loops:
             if loop.is_worth_it(virtual):
                 olds, news = loop.build(virtual)
@@ -81,16 +81,16 @@ class _Member:
         self.node, self.axes, (self.result,) = node, axes, node.outputs
         self.pattern = node.inputs[0].broadcastable if axes else self.result.broadcastable
         ops = [] if axes else _scalar_ops(node.op.scalar_op)
-        self.costly = not all(isinstance(one, _CHEAP) for one in ops)
-        self.is_slow_in_theano = any(isinstance(one, _SLOW_IN_THEANO) for one in ops)
+        self.costly = not all(isinstance(item, _CHEAP) for item in ops)
+        self.is_slow_in_theano = any(isinstance(item, _SLOW_IN_THEANO) for item in ops)
         self.n_scalars = len(ops)
-        self.leaves = frozenset(one for one in node.inputs if one.broadcastable == self.pattern)
+        self.leaves = frozenset(item for item in node.inputs if item.broadcastable == self.pattern)
 
 
 def _member(node: Apply) -> _Member | None:
     """Return a `_Member`, or None if the node cannot be part of a loop."""
     op, (output, *others) = node.op, node.outputs
-    dtypes = {getattr(one, "dtype", None) for one in [*node.inputs, output]}
+    dtypes = {getattr(variable, "dtype", None) for variable in [*node.inputs, output]}
     if others or not node.inputs or not dtypes <= set(DTYPES):
         return None
     if type(op) is Elemwise:
@@ -115,7 +115,7 @@ def _scalar_ops(op: scalars.ScalarOp) -> list[scalars.ScalarOp]:
     """Return the scalar operations of an elementwise operation: those inside, for a `Composite`."""
     if not isinstance(op, Composite):
         return [op]
-    return [one for node in op.fgraph.apply_nodes for one in _scalar_ops(node.op)]
+    return [item for node in op.fgraph.apply_nodes for item in _scalar_ops(node.op)]
 
 
 def _always_computes(op: scalars.ScalarOp, node: Apply) -> bool:
@@ -123,13 +123,13 @@ def _always_computes(op: scalars.ScalarOp, node: Apply) -> bool:
 
     The code of an integer division raises an error for a division by zero.
     """
-    arguments = [get_scalar_type(one.dtype).make_variable() for one in node.inputs]
+    arguments = [get_scalar_type(variable.dtype).make_variable() for variable in node.inputs]
     names = [f"i{number}" for number in range(len(arguments))]
     try:
         code = op.c_code(op.make_node(*arguments), "name", names, ["o0"], {"fail": _FAIL})
     except (MethodNotDefined, NotImplementedError):
         return False
-    return _FAIL not in code and all(one.nout == 1 for one in _scalar_ops(op))
+    return _FAIL not in code and all(item.nout == 1 for item in _scalar_ops(op))
 
 
 # Results that are computed again
@@ -137,22 +137,26 @@ def _always_computes(op: scalars.ScalarOp, node: Apply) -> bool:
 
 def _find_virtual(members: list[_Member]) -> dict[Variable, _Member]:
     """Return, by result, the members that each of their users computes, and that have no loop."""
-    of_node = {one.node: one for one in members}
+    of_node = {item.node: item for item in members}
     virtual: dict[Variable, _Member] = {}
     for member in members:
         if member.axes is not None:
             continue
         clients = {client for client, _ in member.result.clients}  # "output", if it is an output
-        users = [of_node[one] for one in clients if one in of_node]
-        if not users or len(users) < len(clients) or any(one.pattern != member.pattern for one in users):
+        users = [of_node[item] for item in clients if item in of_node]
+        if (
+            not users
+            or len(users) < len(clients)
+            or any(item.pattern != member.pattern for item in users)
+        ):
             continue
         if len(users) > 1 and member.costly:
             continue
-        read = [one.leaves - {member.result} | member.leaves for one in users]
-        before = len(member.leaves) + 1 + sum(len(one.leaves) for one in users)
+        read = [item.leaves - {member.result} | member.leaves for item in users]
+        before = len(member.leaves) + 1 + sum(len(item.leaves) for item in users)
         fits = all(
-            len(leaves) < _MOST_STREAMS and one.n_scalars + member.n_scalars <= _MOST_SCALARS
-            for one, leaves in zip(users, read)
+            len(leaves) < _MOST_STREAMS and item.n_scalars + member.n_scalars <= _MOST_SCALARS
+            for item, leaves in zip(users, read)
         )
         if fits and sum(map(len, read)) <= before:
             virtual[member.result] = member
@@ -201,15 +205,15 @@ class _Loop:
             return True
         (member,) = self.members
         inputs = member.node.inputs
-        smaller = [one for one in inputs if one.broadcastable != self.pattern]
-        is_mixed = not all(all(one.broadcastable) for one in smaller)
-        return member.is_slow_in_theano or is_mixed or any(one in virtual for one in inputs)
+        smaller = [variable for variable in inputs if variable.broadcastable != self.pattern]
+        is_mixed = not all(all(variable.broadcastable) for variable in smaller)
+        return member.is_slow_in_theano or is_mixed or any(variable in virtual for variable in inputs)
 
     def build(self, virtual: dict[Variable, _Member]) -> tuple[list[Variable], list[Variable]]:
         """Return the results of the members, and new variables for them."""
         inputs: list[Variable] = []
         known: dict[Variable, Variable] = {}
-        inside = {one.result: one for one in self.members if one.axes is None}
+        inside = {item.result: item for item in self.members if item.axes is None}
 
         def scalar_of(variable: Variable, root: _Member | None = None) -> Variable:
             if variable in known:
@@ -219,7 +223,7 @@ class _Loop:
                 inputs.append(variable)
                 known[variable] = get_scalar_type(variable.dtype).make_variable()
             else:
-                arguments = [scalar_of(one) for one in member.node.inputs]
+                arguments = [scalar_of(item) for item in member.node.inputs]
                 known[variable] = _apply(member.node.op.scalar_op, arguments)
             return known[variable]
 
@@ -227,15 +231,15 @@ class _Loop:
         for member in self.members:
             root = member.node.inputs[0] if member.axes else member.result
             results.append(identity(scalar_of(root)))
-        scalar_inputs = [known[one] for one in inputs]
-        op = FastLoop(Composite(scalar_inputs, results), tuple(one.axes for one in self.members))
-        olds = [one.result for one in self.members]
+        scalar_inputs = [known[item] for item in inputs]
+        op = FastLoop(Composite(scalar_inputs, results), tuple(item.axes for item in self.members))
+        olds = [item.result for item in self.members]
         return olds, with_traces(olds, op.make_node(*inputs).outputs)
 
 
 def _computed(variables: Iterable[Variable]) -> list[Variable]:
     """Return the variables that are not inputs of the graph."""
-    return [one for one in variables if one.owner is not None]
+    return [variable for variable in variables if variable.owner is not None]
 
 
 def _apply(op: scalars.ScalarOp, arguments: Sequence[Variable]) -> Variable:
@@ -244,7 +248,7 @@ def _apply(op: scalars.ScalarOp, arguments: Sequence[Variable]) -> Variable:
         return op(*arguments)
     known = dict(zip(op.fgraph.inputs, arguments))
     for node in op.fgraph.toposort():
-        known[node.outputs[0]] = _apply(node.op, [known.get(one, one) for one in node.inputs])
+        known[node.outputs[0]] = _apply(node.op, [known.get(item, item) for item in node.inputs])
     return known[op.fgraph.outputs[0]]
 
 
@@ -276,7 +280,9 @@ def _depends(
 ) -> bool:
     """Whether a member needs a loop's results for more than an element of its own."""
     waiting, seen = _needed(member, virtual), set()
-    waiting = [one for one in waiting if not (one in loop.written and one.broadcastable == loop.pattern)]
+    waiting = [
+        item for item in waiting if not (item in loop.written and item.broadcastable == loop.pattern)
+    ]
     while waiting:
         node = waiting.pop().owner
         if node is None or node in seen:

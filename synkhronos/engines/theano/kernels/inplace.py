@@ -32,8 +32,8 @@ def _overwriting(fgraph: FunctionGraph, node: Apply, output: int) -> Apply | Non
     used = {replaced for _, replaced in op.inplace}
     possible = [
         number
-        for number, one in enumerate(node.inputs)
-        if one.type == kind and number not in used and not isinstance(one, Constant)
+        for number, variable in enumerate(node.inputs)
+        if variable.type == kind and number not in used and not isinstance(variable, Constant)
     ]
     for number in sorted(possible, key=lambda one: len(node.inputs[one].clients)):
         new = FastLoop(op.scalar_op, op.axes, (*op.inplace, (output, number))).make_node(*node.inputs)

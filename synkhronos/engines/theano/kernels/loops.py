@@ -60,16 +60,16 @@ class FastLoop(cpp.Keyed, Op):
     def __str__(self) -> str:
         ops = dict.fromkeys(str(node.op) for node in self.scalar_op.fgraph.toposort())
         ops.pop("identity", None)
-        kinds = ["Elemwise" if one is None else f"Sum{list(one)}" for one in self.axes]
+        kinds = ["Elemwise" if axis is None else f"Sum{list(axis)}" for axis in self.axes]
         where = "inplace " if self.inplace else ""
         return f"FastLoop{{{where}{', '.join(kinds)}: {', '.join(ops) or 'identity'}}}"
 
     def make_node(self, *inputs: Variable) -> Apply:
-        arrays = [tensor.as_tensor_variable(one) for one in inputs]
-        broadcastable = [all(flags) for flags in zip(*(one.broadcastable for one in arrays))]
+        arrays = [tensor.as_tensor_variable(variable) for variable in inputs]
+        broadcastable = [all(flags) for flags in zip(*(array.broadcastable for array in arrays))]
         outputs = []
         for kind, axes in zip(self.scalar_op.outputs_type, self.axes):
-            kept = [one for axis, one in enumerate(broadcastable) if axis not in (axes or ())]
+            kept = [item for axis, item in enumerate(broadcastable) if axis not in (axes or ())]
             outputs.append(tensor.TensorType(kind.dtype, kept)())
         return Apply(self, arrays, outputs)
 
@@ -132,7 +132,7 @@ class FastLoop(cpp.Keyed, Op):
             PyArrayObject *outputs[] = {{{", ".join(outputs)}}};
             bool ok = true;
             {call}
-            {" ".join(f"{one} = outputs[{i}];" for i, one in enumerate(outputs))}
+            {" ".join(f"{output} = outputs[{i}];" for i, output in enumerate(outputs))}
             if (!ok) {sub["fail"]}
         }}
         """
@@ -148,8 +148,8 @@ def _code_of(scalar_op: Composite, name: str) -> str:
     outputs = [f"o{number}" for number in range(scalar_op.nout)]
     code = scalar_op.c_code(_scalar_node(scalar_op), f"{name}_scalar", inputs, outputs, {"fail": "{}"})
     # A composite joins equal outputs, and computes the last of them only.
-    last = {one: number for number, one in enumerate(scalar_op.fgraph.outputs)}
-    numbers = [last[one] for one in scalar_op.fgraph.outputs]
+    last = {output: number for number, output in enumerate(scalar_op.fgraph.outputs)}
+    numbers = [last[output] for output in scalar_op.fgraph.outputs]
     return code + " ".join(f"o{i} = o{number};" for i, number in enumerate(numbers) if i != number)
 
 
@@ -196,7 +196,7 @@ _BODY = """
 def _body(node: Apply, name: str, code: str) -> str:
     """Return the class ``Body_...`` that ``loops.h`` expects."""
     axes, replaced, ndim = node.op.axes, dict(node.op.inplace), node.inputs[0].ndim
-    sums = [one is not None for one in axes]
+    sums = [item is not None for item in axes]
     usual = _usual_strides(node, sums)
     return _BODY % {
         "name": name,
@@ -205,20 +205,20 @@ def _body(node: Apply, name: str, code: str) -> str:
         "n_outputs": len(node.outputs),
         "code": _loop_code(node, usual, code),
         "usual": _c_list(usual),
-        "broadcast": _c_list(one.broadcastable for one in node.inputs),
-        "summed": _c_list([axis in (one or ()) for axis in range(ndim)] for one in axes),
+        "broadcast": _c_list(variable.broadcastable for variable in node.inputs),
+        "summed": _c_list([axis in (item or ()) for axis in range(ndim)] for item in axes),
         "sums": _c_list(sums),
         "inplace": _c_list(replaced.get(output, -1) for output in range(len(sums))),
-        "types": _c_list(f"NPY_{one.dtype.upper()}" for one in node.outputs),
-        "sizes": _c_list(f"sizeof({_C_TYPES[one.dtype]})" for one in [*node.inputs, *node.outputs]),
+        "types": _c_list(f"NPY_{variable.dtype.upper()}" for variable in node.outputs),
+        "sizes": _c_list(f"sizeof({_C_TYPES[item.dtype]})" for item in [*node.inputs, *node.outputs]),
     }
 
 
 def _loop_code(node: Apply, usual: list[int], code: str) -> str:
     """Return the code that reads the inputs at a place, computes the outputs, and writes them."""
     reads, writes = [], []
-    for number, one in enumerate([*node.inputs, *node.outputs]):
-        kind, output = _C_TYPES[one.dtype], number - len(node.inputs)
+    for number, variable in enumerate([*node.inputs, *node.outputs]):
+        kind, output = _C_TYPES[variable.dtype], number - len(node.inputs)
         place = f"[i * (USUAL ? {usual[number]} : strides[{number}])]"
         if output < 0:
             reads.append(f"const {kind} i{number} = ((const {kind} *)operands[{number}]){place};")
@@ -230,19 +230,19 @@ def _loop_code(node: Apply, usual: list[int], code: str) -> str:
 
 def _usual_strides(node: Apply, sums: list[bool]) -> list[int]:
     """Return the stride of each operand along the innermost axis, unless its extent happens to be 1."""
-    full = [all(flags) for flags in zip(*(one.broadcastable for one in node.inputs))]
-    axes = [axis for axis, one in enumerate(full) if not one]
+    full = [all(flags) for flags in zip(*(variable.broadcastable for variable in node.inputs))]
+    axes = [axis for axis, item in enumerate(full) if not item]
     last = axes[-1] if axes else None
-    inputs = [int(last is not None and not one.broadcastable[last]) for one in node.inputs]
+    inputs = [int(last is not None and not variable.broadcastable[last]) for variable in node.inputs]
     return inputs + [1 if is_sum else int(last is not None) for is_sum in sums]
 
 
 def _c_list(values: Iterable[Any]) -> str:
     """Return an initializer of an array in C."""
     words = []
-    for one in values:
-        if isinstance(one, str):
-            words.append(one)
+    for value in values:
+        if isinstance(value, str):
+            words.append(value)
         else:
-            words.append(_c_list(one) if isinstance(one, (list, tuple)) else str(int(one)))
+            words.append(_c_list(value) if isinstance(value, (list, tuple)) else str(int(value)))
     return f"{{{', '.join(words)}}}"

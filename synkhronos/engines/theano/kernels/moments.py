@@ -71,9 +71,9 @@ def synkhronos_shapes(node: Apply) -> list[Variable] | None:
     (variable,) = node.inputs
     if not _is_elementwise(variable, scalars.ScalarOp):
         return None
-    for one in variable.owner.inputs:
-        if one.broadcastable == variable.broadcastable:
-            return [node.op(one)]
+    for item in variable.owner.inputs:
+        if item.broadcastable == variable.broadcastable:
+            return [node.op(item)]
     return None
 
 

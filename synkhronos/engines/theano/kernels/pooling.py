@@ -85,7 +85,7 @@ def _known(node: Apply) -> tuple[int, int]:
     Loops that are compiled for these sizes are faster. For other sizes, the same code computes the same,
     but takes longer.
     """
-    sizes: list[Any] = [one.data if isinstance(one, Constant) else () for one in node.inputs[-3:-1]]
+    sizes: list[Any] = [item.data if isinstance(item, Constant) else () for item in node.inputs[-3:-1]]
     ws, stride = sizes
     if len(ws) != 2 or len(stride) != 2:
         return 0, 0

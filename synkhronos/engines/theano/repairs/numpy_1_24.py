@@ -66,10 +66,10 @@ _ONCE = "#ifndef THEANO_FOR_THIS_NUMPY\n#define THEANO_FOR_THIS_NUMPY\n{}#endif\
 PREAMBLE = _ONCE.format((_SINCE_2 if IS_2 else "") + _SINCE_1_24)
 
 
-def dtype_of(one: Any) -> np.dtype:
+def dtype_of(item: Any) -> np.dtype:
     """Return a dtype, from a description of it or an object that has one, such as a variable."""
-    name = getattr(one, "dtype", None)
-    return np.dtype(name if isinstance(name, str) else one)
+    name = getattr(item, "dtype", None)
+    return np.dtype(name if isinstance(name, str) else item)
 
 
 def asarray(value: Any, dtype: Any, order: Literal["K", "A", "C", "F"] | None = None) -> np.ndarray:
@@ -81,11 +81,11 @@ def asarray(value: Any, dtype: Any, order: Literal["K", "A", "C", "F"] | None = 
         # Up to there NumPy 1 converted numbers of Python.
         least, most = -(2**63), 2**64 if dtype in ("uint32", "uint64") else 2**63
         if dtype.kind not in "iu" or not all(
-            isinstance(one, (int, np.integer)) and least <= one < most for one in objects.flat
+            isinstance(item, (int, np.integer)) and least <= item < most for item in objects.flat
         ):
             raise
         kept = 2 ** (8 * dtype.itemsize) - 1
-        unsigned = np.array([int(one) & kept for one in objects.flat], f"u{dtype.itemsize}")
+        unsigned = np.array([int(item) & kept for item in objects.flat], f"u{dtype.itemsize}")
         return np.asarray(unsigned.reshape(objects.shape).view(dtype), order=order)
 
 

@@ -145,9 +145,9 @@ def _compile() -> None:
     if config.cmodule.remove_gxx_opt:
         flags = [flag for flag in flags if not flag.startswith("-O")]
     command = [config.cxx, cmodule.get_gcc_shared_library_arg(), *flags]
-    command += [f"-I{one}" for one in cmodule.std_include_dirs()]
-    command += [f"-L{one}" for one in cmodule.std_lib_dirs()]
-    command += ["-o", str(unfinished), str(source), *(f"-l{one}" for one in cmodule.std_libs())]
+    command += [f"-I{item}" for item in cmodule.std_include_dirs()]
+    command += [f"-L{item}" for item in cmodule.std_lib_dirs()]
+    command += ["-o", str(unfinished), str(source), *(f"-l{library}" for library in cmodule.std_libs())]
     try:
         _, errors, status = output_subprocess_Popen(command)
         if status:

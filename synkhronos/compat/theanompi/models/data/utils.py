@@ -70,7 +70,7 @@ def get_params_crop_and_mirror(
 ) -> tuple[int, int, bool]:
     """Return the first line, the first column, and whether to mirror, from what `get_rand3d` returns."""
     margin = (data_shape[2] - cropsize) // 2
-    first, second = (int(round(float(one) * margin * 2)) for one in param_rand[:2])
+    first, second = (int(round(float(item) * margin * 2)) for item in param_rand[:2])
     return first, second, bool(round(float(param_rand[2])))
 
 
