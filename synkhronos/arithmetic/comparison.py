@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import pickle
 import zlib
 from typing import AbstractSet as Set
 from typing import Any, Iterable, NamedTuple
@@ -24,10 +26,20 @@ def digest(array: np.ndarray) -> bytes:
     return made.digest()
 
 
-def checksum(array: np.ndarray) -> int:
-    """Return a checksum of the elements of an array, which is faster than a digest."""
-    flat: Any = np.ascontiguousarray(array.T if array.flags.f_contiguous else array)
-    return zlib.crc32(flat)
+def checksum(value: Any) -> float:
+    """Return a checksum of the elements of an array, which is faster than a digest.
+
+    That of another object is of its pickle; it is not a number, and so unequal, if there is none.
+    """
+    if isinstance(value, np.ndarray):
+        flat: Any = np.ascontiguousarray(value.T if value.flags.f_contiguous else value)
+        return zlib.crc32(flat)
+    parts: list[pickle.PickleBuffer] = []
+    try:
+        total = zlib.crc32(pickle.dumps(value, 5, buffer_callback=parts.append))
+    except Exception:  # any class can have methods for this
+        return float("nan")
+    return functools.reduce(lambda before, part: zlib.crc32(part.raw(), before), parts, total)
 
 
 def sample(array: Array, limit: int) -> Array:

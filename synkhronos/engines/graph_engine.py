@@ -357,10 +357,15 @@ class GraphEngine(Engine):
 
     def is_borrowed(self, shared: SharedVariable) -> bool:
         storage = shared.container.storage
-        if not isinstance(storage[0], np.ndarray):
-            return False
-        # A view of a view refers to the array at its base only.
-        return is_referred_to(storage) or isinstance(storage[0].base, np.ndarray)
+        if not isinstance(storage[0], np.ndarray):  # such as a sparse matrix, which has arrays
+            held = [*getattr(storage[0], "__dict__", {}).values()]
+            return sys.getrefcount(storage[0]) > _NOT_BORROWED or any(
+                sys.getrefcount(held[place]) > _NOT_BORROWED + 1
+                for place in range(len(held))
+                if isinstance(held[place], np.ndarray)
+            )
+        # A view refers to the memory at its base only.
+        return is_referred_to(storage) or storage[0].base is not None
 
 
 def is_referred_to(storage: list[Any]) -> bool:

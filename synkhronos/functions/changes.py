@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from synkhronos._errors import warn
-from synkhronos._typing import AnyArray, SharedVariable
+from synkhronos._typing import SharedVariable
 from synkhronos.arithmetic.comparison import checksum, sample
 from synkhronos.arrays.data import as_data
 from synkhronos.functions.replica_tracker import labels, replica_tracker_of
@@ -69,7 +69,7 @@ class Carry(Command):
 
 
 class _Contents:
-    """What an array contained, by checksums.
+    """What an array or another object contained, by checksums.
 
     An array of more than `_WHOLE` bytes has one of a sample and, if `in_full`, one of each part.
 
@@ -81,14 +81,15 @@ class _Contents:
 
     was_read = False
 
-    def __init__(self, array: AnyArray, in_full: bool) -> None:
-        self._array = weakref.ref(array)
-        self.in_full = array.nbytes <= (_IN_PARTS if in_full else _WHOLE)
-        self._sums = [checksum(part) for part in self._parts(array)]
+    def __init__(self, value: Any, in_full: bool) -> None:
+        is_array = isinstance(value, np.ndarray)
+        self._array = weakref.ref(value) if is_array else None
+        self.in_full = not is_array or value.nbytes <= (_IN_PARTS if in_full else _WHOLE)
+        self._sums = [checksum(part) for part in self._parts(value)]
         self._next = 0
 
-    def _parts(self, array: AnyArray) -> list[AnyArray]:
-        if array.nbytes <= _WHOLE:
+    def _parts(self, array: Any) -> list[Any]:
+        if self._array is None or array.nbytes <= _WHOLE:
             return [array]
         parts = [sample(array, _SAMPLED)]
         if self.in_full:
@@ -97,11 +98,13 @@ class _Contents:
             parts += [flat[start : start + step] for start in range(0, flat.size, step)]
         return parts
 
-    def are_of(self, array: AnyArray | None) -> bool:
+    def are_of(self, array: Any) -> bool:
+        if self._array is None:  # the contents of an object count
+            return not isinstance(array, np.ndarray)
         return array is not None and self._array() is array
 
-    def changed_part(self, array: AnyArray | None) -> int | None:
-        """Return the number of a part that has changed, 0 for the sample or a whole array."""
+    def changed_part(self, array: Any) -> int | None:
+        """Return the number of a part that has changed, 0 for the sample or a whole value."""
         if array is None or not self.are_of(array):
             return 0
         parts = self._parts(array)
@@ -174,12 +177,10 @@ class Changes:
     def _notice_read(self, number: int) -> None:
         """Record the contents of an array before the script gets it."""
         world, agreement = self._world, replica_tracker_of(self._world)
-        array, contents = self._array(number), self._contents.get(number)
-        if agreement.to_carry([number]) & agreement.objects:  # whose contents cannot be compared
-            self.changed([number])
+        array, contents = self._value(number), self._contents.get(number)
         if array is None or number in agreement.changed:
             return
-        if contents is None and array in world.rank_state.store:
+        if contents is None and isinstance(array, np.ndarray) and array in world.rank_state.store:
             # References to it, and to views of it, could not be counted.
             array = array.copy()
             world.rank_state.engine.store(world.rank_state.shareds[number], array)
@@ -192,19 +193,19 @@ class Changes:
 
     # Between calls
 
-    def _array(self, number: int) -> AnyArray | None:
-        """Return the array of a variable, if it is a tensor in the memory of the process."""
-        world = self._world
-        if number not in world.rank_state.shareds or number in replica_tracker_of(world).incomparable:
+    def _value(self, number: int) -> Any:
+        """Return the array of a variable in the memory of the process, or its object; None of others."""
+        world, agreement = self._world, replica_tracker_of(self._world)
+        if number not in world.rank_state.shareds or number in agreement.streams:
             return None
-        array = world.rank_state.engine.storage(world.rank_state.shareds[number])
-        return array if isinstance(array, np.ndarray) else None
+        value = world.rank_state.engine.storage(world.rank_state.shareds[number])
+        return value if isinstance(value, np.ndarray) or number in agreement.objects else None
 
     def _is_borrowed(self, number: int) -> bool:
-        array = self._array(number)
-        if array is None or array in self._world.rank_state.store:
+        value = self._value(number)
+        if value is None or (isinstance(value, np.ndarray) and value in self._world.rank_state.store):
             return False
-        del array  # it would count as the script's
+        del value  # it would count as the script's
         return self._world.rank_state.engine.is_borrowed(self._world.rank_state.shareds[number])
 
     def look(self, numbers: Iterable[int]) -> None:
@@ -213,7 +214,7 @@ class Changes:
             self._contents.pop(number, None)
             if self._is_borrowed(number):
                 in_full = number not in replica_tracker_of(self._world).updaters
-                self._contents[number] = _Contents(self._array(number), in_full)  # type: ignore[arg-type]
+                self._contents[number] = _Contents(self._value(number), in_full)
         self._continue()
 
     def _continue(self) -> None:
@@ -230,7 +231,7 @@ class Changes:
             [
                 number
                 for number, contents in self._contents.items()
-                if number in updaters or not contents.are_of(self._array(number))
+                if number in updaters or not contents.are_of(self._value(number))
             ]
         )
 
@@ -241,7 +242,7 @@ class Changes:
         self.forget(self._contents.keys() - kept.keys())
         agreement.changed.intersection_update(kept)
         for number, contents in list(self._contents.items()):
-            part = contents.changed_part(self._array(number))
+            part = contents.changed_part(self._value(number))
             if part is not None:
                 agreement.changed.add(number)
                 late |= {number} if part else set()

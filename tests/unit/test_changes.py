@@ -122,6 +122,22 @@ def test_the_states_of_streams_and_other_objects_are_sent_too(world):
     np.testing.assert_allclose(step(ROWS), 4 * first)
     shared.get_value(borrow=True).data[:] = 3
     np.testing.assert_allclose(step(ROWS), 9 * first)
+    kept = shared.get_value(borrow=True)
+    values = kept.data
+    for factor in (4, 5, 6, 7):
+        values[:] = factor
+        np.testing.assert_allclose(step(ROWS), factor**2 * first)
+        kept = None
+
+
+def test_what_is_written_into_a_buffer_of_the_array_is_sent(world):
+    v, buffer = compiler.shared(np.ones(1), "v"), bytearray(16)
+    v.set_value(np.frombuffer(buffer), borrow=True)
+    step = step_of(v, parallel_function)
+    for value in (1, 3):
+        np.frombuffer(buffer)[:] = value
+        step(ROWS)
+        assert synk.gather(v).ravel().tolist() == [value] * 6
 
 
 def test_explicit_calls_keep_their_meaning(world):
