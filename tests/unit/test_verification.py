@@ -150,7 +150,7 @@ def test_the_mode_of_a_world(world_of, noticed, monkeypatch):
         f(ROWS)
     assert len(caught.value.names) == 1 and (w.get_value() == [0.5, -0.3]).all()
     world_of(2, verify="always")
-    f = synk.function([x], x.max())
+    f = synk.function([x], (x * x.reshape((2, -1))[::-1].reshape(x.shape)).mean())
     f(np.ones((4, 2)))
     assert not noticed()
     f(ROWS)
@@ -298,6 +298,18 @@ positives = tt.round(tt.clip(p * t, 0, 1)).sum()
         (theano.scan(lambda row: row * 2, x)[0] * t).sum() / t.sum(),
         (theano.scan(lambda row: row * 2, x)[0] / t.mean()).mean(),
         tt.sqr(e.norm(2)) / e.shape[0],
+        e.max(),
+        tt.sort(e[:, 0])[x.shape[0] // 2],
+        tt.nnet.relu(e[:, 0] - e[:, 0].max() + 1).mean() + (e / e.max(axis=0)).mean(),
+        (e[1:] * e[:-1]).mean(),
+        e[: x.shape[0] // 2].mean(),
+        (e * x[::-1]).mean(),
+        (e * x[x.shape[0] - 1 - tt.arange(x.shape[0])]).mean(),
+        tt.exp(-tt.sqr(x.dimshuffle(0, "x", 1) - x.dimshuffle("x", 0, 1)).sum(axis=2)).mean(),
+        (tt.nnet.softmax(e.T) * y).sum(),
+        tt.nlinalg.det(tt.dot(x.T, x) / x.shape[0] + tt.eye(2)),
+        tt.extra_ops.diff(e, axis=0).mean(),
+        (1 / (1 + tt.bincount(tt.cast(y, "int64")))).sum(),
     ],
 )
 def test_results_that_agree_on_the_first_rows_only_are_reported(world, noticed, output):
@@ -323,6 +335,13 @@ def test_results_that_agree_on_the_first_rows_only_are_reported(world, noticed, 
         e.sum() / tt.sqr(synk.ops.all_reduce(t.sum(), "sum")) * x.shape[0],
         tt.sqrt(synk.ops.all_reduce(e.mean(), "avg")),
         tt.nnet.softmax(e).mean(axis=0),
+        (tt.dot(x, e.T) * tt.eye(x.shape[0])).sum() / x.shape[0],
+        (e * x[tt.argsort(MRG_RandomStreams(1).uniform(y.shape))]).mean(),
+        tt.concatenate([x, e])[: x.shape[0]].mean(axis=0),
+        theano.scan(lambda row, target: row * target, [e, y])[0].mean(axis=0),
+        (tt.arange(tt.cast(x.max(), "int64")).dimshuffle("x", 0) < e[:, :1]).sum(axis=1).mean(),
+        tt.extra_ops.diff(e, axis=1).mean(),
+        (e * y[0]).mean(),
         tt.grad(tt.sqr(tt.nnet.softmax(x)).mean(), x).sum(axis=0),
     ],
 )

@@ -6,20 +6,22 @@ over the rows. So the search follows these *mixed* values, and finds where they 
 
 from __future__ import annotations
 
-from typing import Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from synkhronos.engines import names
 from synkhronos.engines.analysis.graphs import steps_in
-from synkhronos.engines.analysis.rows import RowGraph
+from synkhronos.engines.analysis.rows import FIXED, LENGTH, RowGraph
 from synkhronos.engines.analysis.rules import Powers, Rule, Terms, rule_of
-from synkhronos.engines.analysis.shapes import constant_index, normalized_axes
+from synkhronos.engines.analysis.shapes import constant_index, item, normalized_axes
 from synkhronos.engines.base import BOUND, Causes
 from synkhronos.engines.collectives import Collective
 from synkhronos.engines.names import Apply, Variable, io_toposort, scalar
 
 #: The possible causes, as names
-CONSTANT, QUOTIENT, STATISTICS, NONLINEAR, CLIPPED, RECURRENT, FIXED_BATCH = DIFFERENCE_CAUSES = (
-    "constant", "quotient", "statistics", "nonlinear", "clipped", "recurrent", "fixed batch",
+(
+    CONSTANT, QUOTIENT, STATISTICS, NONLINEAR, ACROSS, CLIPPED, RECURRENT, FIXED_BATCH
+) = DIFFERENCE_CAUSES = (
+    "constant", "quotient", "statistics", "nonlinear", "across", "clipped", "recurrent", "fixed batch",
 )  # fmt: skip
 
 #: How a value depends on the contents of the rows: not at all, on all of them together, or row by row.
@@ -29,6 +31,18 @@ _TESTS = (scalar.IsNan, scalar.IsInf)  # of results that are wrong anyway
 _CLIPPING = ("GradClip", "_ClipGradient")
 _SELECTING = ("AdvancedSubtensor", "AdvancedBooleanSubtensor")  # with a mask
 _NORMALIZING = ("AbstractBatchNormTrain",)
+_REDUCTIONS = (names.CAReduce, *names.LARGEST)
+_WINDOWS = (*names.ANY_CONVOLUTIONS, *names.ANY_POOLS)
+#: Operations after which rows may have other places, and still all be there
+_MOVING = (names.Join, names.AdvancedSubtensor1, names.AdvancedSubtensor, *names.WRITES)
+#: Functions without a rule of several items along their axis
+_BETWEEN = ("DiffOp", "Unique")
+#: Functions without a rule that are not linear in their first operand, a matrix
+_OF_MATRICES = ("MatrixInverse", "MatrixPinv", "Det", "Cholesky", "Eigh", "Solve", "SVD", "SLogDet")
+#: The first of the operands that determine only how many items there are, or where
+_EXTENTS = (
+    (names.ARange, 0), (names.AllocEmpty, 0), (names.Alloc, 1), (names.Subtensor, 1), (names.Reshape, 1),
+)  # fmt: skip
 
 
 def difference_causes(
@@ -43,9 +57,7 @@ def difference_causes(
         The axis of each input along which its rows are split.
     results : list of variables
     """
-    search = _Search(dict(zip(inputs, axes)))
-    for node in io_toposort(inputs, results):
-        search.visit(node)
+    search = _searched(inputs, axes, results)
     return [search.state(result).causes for result in results]
 
 
@@ -53,10 +65,29 @@ def statistics_in(
     inputs: Sequence[Variable], axes: Sequence[int | str | None], results: Sequence[Variable]
 ) -> list[Variable]:
     """Return the values of all rows in which results are not linear, each after those in it."""
-    search = _Search(dict(zip(inputs, axes)))
-    for node in io_toposort(inputs, results):
+    return list(_searched(inputs, axes, results).statistics)
+
+
+def _searched(
+    inputs: Sequence[Variable], axes: Sequence[int | str | None], results: Sequence[Variable]
+) -> _Search:
+    search, nodes = _Search(dict(zip(inputs, axes))), io_toposort(inputs, results)
+    search.bounded.update(_bounded_by_largest(nodes))
+    for node in nodes:
         search.visit(node)
-    return list(search.statistics)
+    return search
+
+
+def _bounded_by_largest(nodes: Iterable[Apply]) -> Iterator[Variable]:
+    """Yield values whose largest item is subtracted from them, as in exp(x - max(x))."""
+    for node in nodes:
+        if isinstance(getattr(node.op, "scalar_op", None), scalar.Sub):
+            other = node.inputs[1]
+            while other.owner is not None and isinstance(other.owner.op, names.DimShuffle):
+                other = other.owner.inputs[0]
+            is_largest = other.owner is not None and isinstance(other.owner.op, _REDUCTIONS)
+            if is_largest and other.owner.inputs[0] is node.inputs[0] and not _is_sum(other.owner.op):
+                yield node.inputs[0]
 
 
 class _State(NamedTuple):
@@ -75,6 +106,10 @@ class _State(NamedTuple):
         Of this value.
     mixed : frozenset of variables
         The mixed value itself, or those that rows have as terms.
+    pairs : tuple of int
+        The axes with rows of a value of pairs of rows, such as differences of all pairs.
+    is_drawn : bool
+        Whether the rows are random numbers only.
     """
 
     kind: int = _NONE
@@ -83,6 +118,8 @@ class _State(NamedTuple):
     is_selected: bool = False
     causes: Causes = Causes()
     mixed: frozenset[Variable] = frozenset()
+    pairs: tuple[int, ...] = ()
+    is_drawn: bool = False
 
     @property
     def mixes(self) -> bool:
@@ -100,6 +137,7 @@ class _Search:
     def __init__(self, axes: Mapping[Variable, int | str | None]) -> None:
         self._graph = RowGraph(axes)
         self.statistics: dict[Variable, None] = {}
+        self.bounded: set[Variable] = set()
         self._states = {
             variable: _State(_ROWS) for variable, axis in axes.items() if axis not in (None, BOUND)
         }
@@ -154,13 +192,75 @@ class _Search:
             return states[1]
         if isinstance(op, names.COPIES):
             states = states[:1]  # without conditions
-        found = dict(self._causes(node, states))
+        states = _without_extents(op, states)
+        found, (is_across, pairs) = dict(self._causes(node, states)), self._across(node, states)
+        if is_across:
+            found[ACROSS] = True
         possible = frozenset(found).union(*[state.causes.possible for state in states])
         certain = frozenset(item for item in found if found[item])
         certain = certain.union(*[state.causes.certain for state in states])
         made = self._without_causes(node, states)
         mixed = frozenset(item for each in states if made.is_shifted for item in each.mixed)
-        return made._replace(causes=Causes(possible, certain), mixed=mixed)
+        return made._replace(causes=Causes(possible, certain), mixed=mixed, pairs=pairs)
+
+    def _across(self, node: Apply, states: list[_State]) -> tuple[bool, tuple[int, ...]]:
+        """Return whether rows are combined otherwise than by a sum, and the axes of pairs of rows."""
+        op, rule = node.op, rule_of(node)
+        if rule is None or isinstance(op, _MOVING):
+            return self._is_rearranged(node, states), ()
+        single: set[Any] = set()
+        paired: set[Any] = set()
+        for labels, variable, state in zip(rule.inputs, node.inputs, states):
+            value = self._graph.value(variable)
+            if labels is not None and state.kind == _ROWS and not state.is_drawn:
+                paired.update(labels[axis] for axis in state.pairs)
+                if value is not None and value.axis is not None:
+                    single.add(labels[value.axis])
+        kept = [label for labels in rule.outputs for label in labels]
+        used = (single | paired) - {None}
+        for labels, state in zip(rule.inputs, states):
+            if state.kind == _NONE and len(used.intersection(labels or ())) > 1:
+                used = set()  # this may select pairs of a row and itself
+        if len(used) > 1:
+            are_combined = any(label not in kept or label in rule.mixed for label in used)
+            return are_combined, () if are_combined else tuple(kept.index(label) for label in used)
+        if node.inputs[0] in self.bounded:
+            return False, ()
+        if single == {None}:
+            return isinstance(op, _WINDOWS), ()
+        is_lost = rule.reduced is None and not single.issubset(kept)
+        if is_lost and isinstance(op, names.Subtensor):
+            [axis] = [axis for axis, label in enumerate(rule.inputs[0] or ()) if label in single]
+            return self._is_part(constant_index(node)[axis]), ()
+        return is_lost or not single.isdisjoint(rule.mixed), ()
+
+    def _is_rearranged(self, node: Apply, states: list[_State]) -> bool:
+        """Whether an operation takes rows by given numbers, or combines neighbours."""
+        op, is_drawn = node.op, bool(states and states[0].is_drawn)
+        value = self._graph.value(node.inputs[0]) if states and states[0].kind == _ROWS else None
+        if value is None or value.axis is None or is_drawn:
+            return False
+        if isinstance(op, names.AdvancedSubtensor1) and value.axis == 0:
+            return states[1].kind == _NONE and not self._graph.counts_rows(node.inputs[1])
+        is_between = type(op).__name__ in _BETWEEN
+        return is_between and op.axis in (None, value.axis, value.axis - node.inputs[0].ndim)
+
+    def _is_part(self, index: Any) -> bool:
+        """Whether an index along the axis of the rows selects a part of them, or reverses them.
+
+        What the script chooses by an input is chosen of the rows of each rank. All rows may equal a
+        single one, such as the first.
+        """
+        if isinstance(index, int):
+            return False
+        bounds = [index.start, index.stop, index.step] if isinstance(index, slice) else [index]
+        numbers = [
+            self._graph.number(item(bound)) or "unknown" if isinstance(bound, Variable) else bound
+            for bound in bounds
+        ]
+        wholes = [(None, 0), (None, LENGTH), (None, 1)]
+        is_whole = len(numbers) == 3 and all(number in whole for number, whole in zip(numbers, wholes))
+        return not is_whole and FIXED not in numbers
 
     def _without_causes(self, node: Apply, states: list[_State]) -> _State:
         op, value = node.op, self._graph.value(node.outputs[0])
@@ -168,22 +268,25 @@ class _Search:
         has_axis = value is not None and value.axis is not None
         if kind == _NONE:  # an index in the bounds, or the size of a draw, may say that it has rows
             is_by_row = has_axis and isinstance(op, (names.Subtensor, *names.RANDOM))
-            return _State(_ROWS if is_by_row else _NONE)
+            return _State(_ROWS if is_by_row else _NONE, is_drawn=isinstance(op, names.RANDOM))
         if isinstance(op, names.Subtensor) and self._is_one_row(node):
             return _State()  # of which nothing is known
         is_certain = rule_of(node) is not None and all(item.is_certain for item in states if item.mixes)
         if kind == _ROWS and value is not None and value.axis is None:
             return _State(_MIXED, False, is_certain)
-        if kind == _ROWS and isinstance(op, (names.CAReduce, *names.LARGEST)):
+        if kind == _ROWS and isinstance(op, _REDUCTIONS):
             axis = getattr(op, "axis", None)
             axes = normalized_axes(axis, node.inputs[0].ndim)
             if not has_axis and (0 in axes or axis is None):  # most values have their rows on axis 0
                 is_of_all = _is_sum(op) and len(axes) == node.inputs[0].ndim
                 return _State(_MIXED, False, is_certain and is_of_all)
+        is_counted = isinstance(op, names.AdvancedIncSubtensor1) and not op.set_instead_of_inc
+        if is_counted and kind == _ROWS and states[0].kind == states[1].kind == _NONE and not has_axis:
+            return _State(_MIXED)  # as by bincount
         is_shifted = kind == _ROWS and any(state.mixes for state in states)
-        return _State(
-            kind, is_shifted, is_certain, _selects(node) or any(state.is_selected for state in states)
-        )
+        is_selected = _selects(node) or any(state.is_selected for state in states)
+        is_drawn = kind == _ROWS and all(state.is_drawn for state in states if state.kind != _NONE)
+        return _State(kind, is_shifted, is_certain, is_selected, is_drawn=is_drawn)
 
     def _is_one_row(self, node: Apply) -> bool:
         """Whether a number is the index along the axis of the rows."""
@@ -197,7 +300,7 @@ class _Search:
         op, name, rule = node.op, type(node.op).__name__, rule_of(node)
         has_rows = any(state.kind == _ROWS for state in states)
         if any(state.mixes for state in states):
-            unknown = [(NONLINEAR, False)]
+            unknown = [(NONLINEAR, name in _OF_MATRICES and states[0].mixes and states[0].is_certain)]
             yield from unknown if rule is None else self._of_values(rule, states, node.outputs[0])
         if name in _CLIPPING and has_rows:
             yield CLIPPED, False
@@ -238,6 +341,15 @@ class _Search:
         for place in mixing:
             self.statistics.update(dict.fromkeys(sorted(states[place].mixed, key=str)))
         yield cause, any(states[place].is_certain for place in mixing)
+
+
+def _without_extents(op: Any, states: list[_State]) -> list[_State]:
+    """Leave out what determines only the number of items, such as the length of the longest row."""
+    first = next((first for kind, first in _EXTENTS if isinstance(op, kind)), len(states))
+    return [
+        _State() if place >= first and not (state.is_certain or state.is_selected) else state
+        for place, state in enumerate(states)
+    ]
 
 
 def _selects(node: Apply) -> bool:

@@ -273,12 +273,12 @@ class RowGraph:
 
     def looked_up(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         table, index = values[0], values[-1]
-        if len(values) == 3 and None not in (table, index) and self._counts_rows(node.inputs[1]):
+        if len(values) == 3 and None not in (table, index) and self.counts_rows(node.inputs[1]):
             if table.axis == index.axis == 0 and index.degrees <= {0}:  # type: ignore[union-attr]
                 return Rows(0, table.degrees)  # type: ignore[union-attr]  # table[arange(n), index]
         return self.by_rule(node, values)
 
-    def _counts_rows(self, index: Variable) -> bool:
+    def counts_rows(self, index: Variable) -> bool:
         """Whether this is ``arange(n)`` for the number of rows."""
         if index.owner is None or not isinstance(index.owner.op, names.ARange):
             return False

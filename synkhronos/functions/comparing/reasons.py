@@ -8,6 +8,7 @@ import numpy as np
 
 from synkhronos.arithmetic.operations import GATHER, OPERATIONS
 from synkhronos.engines.analysis.difference_causes import (
+    ACROSS,
     CLIPPED,
     CONSTANT,
     DIFFERENCE_CAUSES,
@@ -39,6 +40,9 @@ _OF_GRAPHS = {
     "own rows: combine them in the graph, see synkhronos.extensions.batch_norm",
     NONLINEAR: "a nonlinear function of a value of all rows, such as the root of a mean: combine the "
     "value in the graph first, with synk.ops.all_reduce, or compute the function after the call",
+    ACROSS: "a value that depends on several rows, or on the places of rows, such as the largest of "
+    "the rows, a part of them, their order, or all pairs of them: combine the rows in the graph first, "
+    "with synk.ops.all_gather, or gather them and compute it after the call",
     CLIPPED: "bounds for values inside the gradient (grad_clip), which are as large for a mean over the "
     "rows of a rank: bound the gradient after it was averaged, or give loss_op='sum'",
     RECURRENT: "a recurrence along the axis that is divided among the ranks: if the rows are on another "
