@@ -118,6 +118,11 @@ class BatchPlan(NamedTuple):
             raise ValueError(
                 f"Source.order: expected an array of {self.length} row numbers, got one of {order.shape}"
             )
+        if order.min() < 0 or order.max() >= self.length:
+            raise ValueError(
+                f"Source.order: expected row numbers below {self.length}, got {order.min()} to "
+                f"{order.max()}"
+            )
         return order
 
     def share(self, batch: int, rank: int) -> range:

@@ -215,6 +215,12 @@ class Loader(Shown):
         look = self._known.watch("the first row", lambda: 0)
         answer = self._processes.ask(0, producer.FIRST_ROW, look)
         if isinstance(answer, Expected):
+            if answer.other:
+                warn(
+                    f"loading: {answer.other}: loaded twice, with different results. Each process reads "
+                    f"other rows, in an order of its own: read rows by their numbers, not by next(), "
+                    f"and draw from the second argument of a transform, or numpy.random"
+                )
             return answer
         error, text = answer
         raise error from (None if text == str(error) else synk.SynkhronosError(text))

@@ -3,6 +3,8 @@
 import itertools
 import os
 import random
+import sys
+import types
 
 import h5py
 import numpy as np
@@ -404,16 +406,30 @@ class Changed:
     strength = 1.0
 
     def __call__(self, images, draws):
-        return images * self.strength * SETTINGS["strength"]
+        return images * self.strength * SETTINGS["strength"] * float(os.environ.get("STRENGTH", 1))
 
 
 SETTINGS = {"strength": 1.0}
 
 
-@pytest.mark.parametrize("what", ["attribute", "class", "global", "array", "list", "nothing"])
-def test_what_the_script_changes_is_seen_in_the_next_epoch(what):
+@pytest.mark.parametrize(
+    "what",
+    ["attribute", "class", "global", "array", "list", "environ", "module", "map", "file", "nothing"],
+)
+def test_what_the_script_changes_is_seen_in_the_next_epoch(what, tmp_path, monkeypatch):
     change, labels = Changed(), np.ones(4, "int64")
-    rows = np.ones((4, 1))
+    rows, path, module = np.ones((4, 1)), tmp_path / "rows.npy", types.ModuleType("of_the_script")
+    module.strength = 1.0
+    monkeypatch.setitem(sys.modules, "of_the_script", module)
+    monkeypatch.setenv("STRENGTH", "1")
+    np.save(path, rows)
+    if what in ("map", "file"):
+        rows = np.load(path, "r+") if what == "map" else path
+
+    def by_module(images, draws):
+        import of_the_script
+
+        return images * of_the_script.strength
 
     def double():
         if what == "attribute":
@@ -426,8 +442,16 @@ def test_what_the_script_changes_is_seen_in_the_next_epoch(what):
             labels[:] *= 2
         elif what == "list":
             changes.append(lambda images, draws: images * 2)
+        elif what == "environ":
+            os.environ["STRENGTH"] = str(2 * float(os.environ["STRENGTH"]))
+        elif what == "module":
+            module.strength *= 2
+        elif what == "map":
+            rows[:] *= 2
+        elif what == "file":
+            np.save(path, 2 * np.load(path))
 
-    changes = [change]
+    changes = [change, by_module]
     with loading.Loader((rows, labels), changes, batch_size=4, processes=2) as loader:
         pids = loader.pids
         for factor in (1, 2, 4):
@@ -453,6 +477,34 @@ def test_another_number_of_rows_later_is_refused():
         Listed.rows.append(3)
         with pytest.raises(ValueError, match="expected a source of 3 rows, as when .*, got 4; create"):
             loader.epoch(0)
+
+
+def test_rows_that_do_not_follow_from_their_numbers_are_warned_of():
+    def draw(images, draws):
+        return images + os.urandom(8)[0] + 256.0 * os.urandom(8)[0]
+
+    numbers = iter(range(100))
+    cases = {Drawn(lambda: next(numbers)): None, Drawn(lambda: 0): draw}
+    for source, transform in cases.items():
+        with pytest.warns(synk.SynkhronosWarning, match="row 0: loaded twice, with different results"):
+            loading.Loader(source, transform, batch_size=4).close()
+
+
+def test_a_transform_may_change_a_view_of_the_source(recwarn):
+    class Views(Squares):
+        rows = np.ones((ROWS, 1))
+
+        def read(self, rows):
+            return self.rows[rows.min() : rows.max() + 1]
+
+    def double(images, draws):
+        images *= 2
+        return images
+
+    with loading.Loader(Views(), double, batch_size=BATCH, shuffle=False) as loader:
+        for epoch in (0, 1):
+            assert np.ptp(np.concatenate([rows for (rows,) in copied(loader.epoch(epoch))]) - 2) == 0
+    assert not [one for one in recwarn if "loaded twice" in str(one.message)]
 
 
 # Epochs

@@ -249,6 +249,10 @@ MASKED = np.ma.masked_equal(np.arange(6.0), 4)
         (lambda rows: [MASKED[rows]], "array 0 of row 4 (no. 4) has masked values"),
         (lambda rows: [[MASKED[row : row + 1] for row in rows]], "array 0 of row 4 (no. 4) has masked"),
         (lambda rows: {"x": rows}, "expected a list of arrays, got {'x': array([0])}"),
+        (
+            lambda rows: [np.zeros(len(rows), "i4,f8")],
+            "expected numbers of one dtype, got [('f0', '<i4'),",
+        ),
         (lambda rows: [np.array([{}] * len(rows))], "expected numbers of one dtype, got Python objects"),
         (
             lambda rows: [np.zeros((len(rows), 1 + (4 in rows)))],
@@ -295,7 +299,12 @@ def test_a_transform_that_loses_images_is_refused():
         ((IMAGES,), {"batch_size": 50, "drop_last": True}, ValueError, "expected 50 rows, got 23"),
         ((IMAGES[:0],), {}, ValueError, "the length of the source: expected at least 1, got 0"),
         ((IMAGES, loading.RandomCrop(20)), {}, ValueError, "images of at least 20 x 20 pixels"),
-        ((np.array(["a"]),), {}, ValueError, "expected an array of numbers"),
+        (
+            (np.array(["a"]),),
+            {},
+            ValueError,
+            "expected an array of numbers with rows, got one of <U1 with",
+        ),
         (("missing.npy",), {}, FileNotFoundError, "missing.npy"),
     ],
 )

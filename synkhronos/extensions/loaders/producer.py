@@ -42,10 +42,13 @@ class Expected(NamedTuple):
         Of the arrays of the source.
     fields : tuple of Field
         Of the arrays of a batch.
+    other : str
+        The name of the first row, if it was another one when it was loaded once more.
     """
 
     dtypes: tuple[str, ...] = ()
     fields: tuple[Field, ...] = ()
+    other: str = ""
 
 
 class Reader:
@@ -94,14 +97,25 @@ class Reader:
                 arrays[0] = self.transform(arrays[0], rows, 0, row)
                 fields = tuple(Field(array.shape[1:], array.dtype.str) for array in arrays)
                 for number, array in enumerate(arrays):
-                    if array.dtype.hasobject:
+                    is_named = np.dtype(array.dtype.str) == array.dtype
+                    got = "Python objects" if array.dtype.hasobject else f"{array.dtype}"
+                    if array.dtype.hasobject or not is_named:
                         raise TypeError(
                             f"loading: array {number} of {self._names(rows)}: expected numbers of one "
-                            f"dtype, got Python objects"
+                            f"dtype, got {got}"
                         )
                 self.expected = Expected(dtypes, fields)
-                return self.expected
+                if self._generators is None or self._is_equal(arrays, rows):
+                    return self.expected
+                return self.expected._replace(other=self._names(rows))
         raise UnreadableError("all rows of the source", "none of them can be read")
+
+    def _is_equal(self, arrays: Sequence[np.ndarray], rows: np.ndarray) -> bool:
+        """Whether a row is the same when it is loaded once more."""
+        before = [array.tobytes() for array in arrays]
+        again, *_ = self.read(rows, 0)
+        again[0] = self.transform(again[0], rows, 0, int(rows[0]))
+        return before == [array.tobytes() for array in again]
 
     def order(self, plan: BatchPlan, epoch: int) -> np.ndarray:
         """Return the row numbers of an epoch, in an order that is the same in all processes."""
@@ -248,7 +262,8 @@ class Reader:
             if is_spoilt:
                 images, is_spoilt = self._read(rows, epoch)[0], False
             is_spoilt = places == _ALL
-            given = images if is_spoilt else images[places].copy()
+            is_own = is_spoilt and (images.flags.owndata or self._generators is None)
+            given = images if is_own else images[places].copy()
             draws = Draws(self._seed, epoch, rows[places], first)
             changed = self._apply(given, draws, rows[places])
             return [changed if is_spoilt else changed.copy()]

@@ -16,6 +16,7 @@ import array
 import ctypes
 import functools
 import gc
+import os
 import pickle
 import random
 import sys
@@ -31,8 +32,10 @@ import numpy as np
 _MOST = 10_000
 _LARGE = 16 << 20  # bytes of an array; of a larger one, some blocks are compared
 _BLOCK = 64 << 10  # bytes
+_MOST_FILES = 64  # of a container, or the attributes of an object
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, np.number, np.bool_)
+_PATHS = (str, os.PathLike)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _SKIPPED = (types.ModuleType, types.FrameType, types.GeneratorType)
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator)
@@ -82,8 +85,9 @@ def _split(children: list[Any]) -> tuple[tuple[Any, ...], list[Any]]:
 
 def fingerprint(roots: Iterable[Any]) -> int:
     """Return a number that changes when what can be reached changes, apart from random generators."""
-    found: list[Any] = []
-    for item, atoms, others in walk(roots):
+    found: list[Any] = [os.stat(".").st_ino]
+    for item, atoms, others in walk([list(roots)]):
+        found += [_version(each) for each in (item, *atoms[:_MOST_FILES]) if isinstance(each, _PATHS)]
         if isinstance(item, np.ndarray):
             found += [item.shape, item.dtype.str, _checksum(item)]
         elif isinstance(item, (bytearray, array.array)):
@@ -95,6 +99,15 @@ def fingerprint(roots: Iterable[Any]) -> int:
             is_known = atoms or others or isinstance(item, _CONTAINERS)
             found += [type(item).__name__, atoms, len(others), 0 if is_known else id(item)]
     return hash(tuple(found))
+
+
+def _version(path: Any) -> tuple[int, ...]:
+    """Return what changes when a file is written; nothing if there is no file of this name."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # any text
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def check_usable_in_copies(roots: Iterable[Any]) -> None:
@@ -144,13 +157,23 @@ def _of_function(function: types.FunctionType) -> Iterator[Any]:
     if hasattr(function, "__wrapped__"):
         yield function.__wrapped__
     if _is_scripts(function.__code__.co_filename):
+        yield from _environment_of(function.__code__)
         names = _names_in(function.__code__)
         for name in names:
-            value = function.__globals__.get(name)
+            value = function.__globals__.get(name, sys.modules.get(name))  # imported by the function
             if isinstance(value, types.ModuleType) and _is_scripts(getattr(value, "__file__", "<")):
                 yield from (vars(value)[other] for other in names if other in vars(value))
             else:
                 yield value
+
+
+def _environment_of(code: types.CodeType) -> Iterator[str]:
+    """Yield the environment variables that a function names."""
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _environment_of(constant)
+        elif isinstance(constant, str) and constant in os.environ:
+            yield os.environ[constant]
 
 
 @functools.lru_cache(1024)
@@ -174,9 +197,8 @@ def _is_scripts(file: str) -> bool:
 
 
 def _checksum(values: np.ndarray) -> int:
-    is_shared = isinstance(values, np.memmap) and values.mode != "c"
-    if is_shared or values.dtype.hasobject or not values.size:
-        return 0  # all processes see a change of a file, and the walk what objects hold
+    if values.dtype.hasobject or not values.size:
+        return 0  # the walk finds what objects hold
     if values.nbytes > _LARGE and not values.flags.c_contiguous:
         values = values[:: -(-values.nbytes // _LARGE)]
     flat: Any = np.ascontiguousarray(values).reshape(-1).view(np.uint8)

@@ -11,7 +11,7 @@ import numpy as np
 
 from synkhronos._checks import check_int
 from synkhronos._errors import SynkhronosError
-from synkhronos._text import listed
+from synkhronos._text import listed, shortened
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -393,7 +393,13 @@ def _opened(given: Any) -> Any:
     opened = np.load(given, mmap_mode="r") if isinstance(given, (str, os.PathLike)) else given
     array = opened if isinstance(opened, np.ndarray) else np.asarray(opened)
     if array.ndim == 0 or array.dtype.kind not in "biufc":
-        raise ValueError(f"loading: expected an array of numbers with rows, got {given!r}")
+        got = shortened(given)
+        if isinstance(opened, np.ndarray):
+            got = f"one of {array.dtype} with the shape {array.shape}"
+        raise ValueError(
+            f"loading: expected an array of numbers with rows, got {got}; of a file of savez, give the "
+            f"arrays, and of times or structures, numbers, such as times.astype('int64')"
+        )
     return array
 
 
