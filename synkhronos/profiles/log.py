@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from synkhronos.arithmetic.clocks import Reading
     from synkhronos.engines.timing import OperationTime, Timing
 
+#: The categories of a profile, in their order
+CATEGORIES = ("compute", "copy", "load", "reduce", "wait", "other")
 COMMAND = "command"
 _MOST_NODES = 1 << 20  # times of single nodes that a rank keeps, for the trace
 

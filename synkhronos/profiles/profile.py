@@ -15,11 +15,9 @@ from synkhronos._typing import AnyArray, PathLike
 from synkhronos.arithmetic.clocks import Reading, to_own
 from synkhronos.functions.replicate import replicate
 from synkhronos.profiles import operations as tables
-from synkhronos.profiles.categories import CATEGORIES
-from synkhronos.profiles.drawing import draw_timeline, make_figure
-from synkhronos.profiles.log import COMMAND, Begin, End, Event, OfRank, stop
+from synkhronos.profiles.drawing import Timeline, draw_timeline, make_figure, make_timeline
+from synkhronos.profiles.log import CATEGORIES, COMMAND, Begin, End, Event, OfRank, stop
 from synkhronos.profiles.operations import Operation
-from synkhronos.profiles.timeline import Timeline, make_timeline
 from synkhronos.profiles.trace import Nodes, make_trace
 from synkhronos.world.world import current_world
 
@@ -142,7 +140,7 @@ class Profile:
         if timeline is None:
             return ""
         try:
-            figure = draw_timeline(timeline, CATEGORIES, self._labels())
+            figure = draw_timeline(timeline, self._labels())
         except ImportError:
             return ""
         return _html.picture(figure, timeline.title)
@@ -205,7 +203,7 @@ class Profile:
             raise TypeError(f"Profile.plot: steps: expected a slice, such as slice(0, 3), got {steps!r}")
         timeline, labels = self._timeline(steps), self._labels()
         try:
-            figure = make_figure(self.seconds, CATEGORIES, labels, self.operations, most, timeline)
+            figure = make_figure(self.seconds, labels, self.operations, most, timeline)
         except ImportError as error:
             raise ImportError(
                 "Profile.plot needs matplotlib: pip install matplotlib; or print the profile"
