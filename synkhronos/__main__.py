@@ -13,7 +13,7 @@ import tempfile
 from typing import List, Optional, Sequence
 
 from synkhronos._version import __version__
-from synkhronos.host import heap, imports, installation, job, nvidia_links, preparation
+from synkhronos.host import heap, imports, installation, job, nvidia, preparation
 from synkhronos.host.doctor import checks
 from synkhronos.host.doctor.check import OK, PROBLEM
 from synkhronos.machines.job import ending, launcher, reports, running, tasks
@@ -312,7 +312,7 @@ def run(program: Sequence[str]) -> int:
     os.environ.update(heap.tunables())
     os.environ.update(imports.variables())
     try:
-        os.environ.update(nvidia_links.environment())
+        os.environ.update(nvidia.environment())
     except OSError as error:  # the script may not need GPUs
         print(f"python -m synkhronos run: {error}", file=sys.stderr)
     os.environ.update(job.variables(os.environ))

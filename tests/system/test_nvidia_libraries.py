@@ -10,14 +10,14 @@ from made_up_libraries import fixture_bare_machine, fixture_binaries, fixture_pu
 from made_up_libraries import path_of, wheels_of
 from processes import FOLDER
 
-from synkhronos.host import nvidia_libraries
+from synkhronos.host import nvidia
 
 pytestmark = pytest.mark.usefixtures("bare_machine")
 RELEASE_12 = ("libnvrtc.so.12", "libnvrtc-builtins.so.12.4", "libcublas.so.12", "libcublasLt.so.12")
 
 
 def found(*folders, cache=(), **environ):
-    return nvidia_libraries.find({**path_of(*folders), **environ}, list(cache))
+    return nvidia.find({**path_of(*folders), **environ}, list(cache))
 
 
 def files(libraries_found):
@@ -113,9 +113,9 @@ def test_folders_are_looked_at_in_order(put, monkeypatch):
     conda, toolkit = put("conda/lib", "libnccl.so.2"), put("toolkit/targets/x/lib", "libnccl.so.2")
     cached, system = put("cached", "libnccl.so.2"), put("system", "libnccl.so.2")
     old, new = put("cuda-9.2/lib64", "libnccl.so.2"), put("cuda-12.10/lib64", "libnccl.so.2")
-    monkeypatch.setattr(nvidia_libraries.sys, "path", [str(site)])
-    monkeypatch.setattr(nvidia_libraries, "OF_DRIVERS", (str(system),))
-    monkeypatch.setattr(nvidia_libraries, "RELEASES", (f"{system.parent}/cuda-*",))
+    monkeypatch.setattr(nvidia.sys, "path", [str(site)])
+    monkeypatch.setattr(nvidia, "OF_DRIVERS", (str(system),))
+    monkeypatch.setattr(nvidia, "RELEASES", (f"{system.parent}/cuda-*",))
     environ = {"CONDA_PREFIX": str(conda.parent), "CUDA_HOME": str(toolkit.parent.parent.parent)}
     order = [listed, wheels, conda, toolkit, cached, system, new, old]
     for place in order:
@@ -146,7 +146,7 @@ def test_visible_is_what_the_loader_takes(put):
     for folders in ([versioned], [bare, later], [foreign, bare], [versioned, later], [foreign]):
         environ = path_of(*folders)
         expected = loaded(name, environ)
-        assert str(nvidia_libraries.visible(name, environ, [])) == str(expected), folders
+        assert str(nvidia.visible(name, environ, [])) == str(expected), folders
 
 
 # Explanations
@@ -154,7 +154,7 @@ def test_visible_is_what_the_loader_takes(put):
 
 def explained(monkeypatch, *folders):
     monkeypatch.setenv("LD_LIBRARY_PATH", path_of(*folders)["LD_LIBRARY_PATH"])
-    return nvidia_libraries.explain_missing()
+    return nvidia.explain_missing()
 
 
 def test_a_library_that_is_missing_is_named_with_the_remedy(put, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from made_up_libraries import fixture_bare_machine, fixture_binaries, fixture_put  # noqa: F401
 from made_up_libraries import path_of
 
-from synkhronos.host import nvidia_links
+from synkhronos.host import nvidia
 
 pytestmark = pytest.mark.usefixtures("bare_machine")
 NAMES = (
@@ -30,7 +30,7 @@ def temporary_folder(monkeypatch, tmp_path):
     folder = tmp_path / "temporary"
     folder.mkdir()
     folder.chmod(0o1777)
-    monkeypatch.setattr(nvidia_links.tempfile, "gettempdir", lambda: str(folder))
+    monkeypatch.setattr(nvidia.tempfile, "gettempdir", lambda: str(folder))
     return folder
 
 
@@ -42,7 +42,7 @@ def environ(put, tmp_path):
 
 def folder_of(environ):
     """Create the links, and return their folder."""
-    return Path(nvidia_links.environment(environ, [])["LD_LIBRARY_PATH"].split(":")[0])
+    return Path(nvidia.environment(environ, [])["LD_LIBRARY_PATH"].split(":")[0])
 
 
 def contents(folder):
@@ -51,13 +51,13 @@ def contents(folder):
 
 def test_without_a_driver_nothing_changes(put, environ, tmp_path):
     environ = {**environ, **path_of(put("others", *NAMES[1:]))}
-    assert nvidia_links.environment(environ, []) == {}
+    assert nvidia.environment(environ, []) == {}
     assert not (tmp_path / "cache").exists()
 
 
 def test_nothing_changes_where_all_that_is_there_is_visible(put, environ, tmp_path):
     put("libraries", "libcuda.so", "libnvrtc.so", "libcublas.so", "libnccl.so")
-    assert nvidia_links.environment(environ, []) == {}
+    assert nvidia.environment(environ, []) == {}
     assert not (tmp_path / "cache").exists()
 
 
@@ -70,8 +70,8 @@ def test_the_bare_names_and_what_is_loaded_with_them_have_links(environ):
 
 
 def test_a_process_that_has_the_links_needs_no_change(environ):
-    again = {**environ, **nvidia_links.environment(environ, [])}
-    assert nvidia_links.environment(again, []) == {}
+    again = {**environ, **nvidia.environment(environ, [])}
+    assert nvidia.environment(again, []) == {}
 
 
 def test_nobody_else_may_look_or_write(environ, tmp_path):
@@ -149,7 +149,7 @@ def test_a_folder_that_others_have_made_is_not_used(environ, temporary_folder):
 def test_a_folder_of_another_user_is_not_used(environ, monkeypatch):
     folder_of(environ)
     someone = os.geteuid() + 1
-    monkeypatch.setattr(nvidia_links.os, "geteuid", lambda: someone)
+    monkeypatch.setattr(nvidia.os, "geteuid", lambda: someone)
     with pytest.raises(OSError, match="belongs to another user"):
         folder_of(environ)
 
@@ -176,7 +176,7 @@ def test_links_where_the_folder_should_be_are_not_followed_to_others(environ, tm
 
 def test_without_any_place_it_says_where_it_tried(environ, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(nvidia_links.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
+    monkeypatch.setattr(nvidia.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
     environ["XDG_CACHE_HOME"] = str(tmp_path / "file")
     with pytest.raises(OSError, match="file/synkhronos: File exists; .*XDG_CACHE_HOME"):
         folder_of(environ)

@@ -5,11 +5,11 @@ import weakref
 
 import pytest
 
-from synkhronos.host import other_programs
+from synkhronos.host import machine
 from synkhronos.host.doctor import checks
 from synkhronos.host.doctor.check import OK, WARNING
 from synkhronos.host.machine import affinity
-from synkhronos.host.other_programs import OtherPrograms
+from synkhronos.host.machine import OtherPrograms
 from synkhronos.world import launch
 
 
@@ -17,9 +17,9 @@ from synkhronos.world import launch
 def test_the_others_have_used_what_is_not_its_own(monkeypatch, busy, own, used):
     times = iter([(0.0, 100.0, 10.0), (2.0, 100.0 + busy, 10.0 + own)])
     now = [*next(times)]
-    monkeypatch.setattr(other_programs.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(other_programs, "_busy", lambda: now[1])
-    monkeypatch.setattr(other_programs, "_own", lambda: now[2])
+    monkeypatch.setattr(machine.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(machine, "_busy", lambda: now[1])
+    monkeypatch.setattr(machine, "_own", lambda: now[2])
     others = OtherPrograms()
     now[:] = next(times)
     assert others.seconds == 2 and others.cores() == pytest.approx(min(used, affinity()))
@@ -73,7 +73,7 @@ def test_a_long_run_on_a_busy_machine_ends_with_a_remark(
     ],
 )
 def test_the_doctor_reports_the_load(monkeypatch, used, state, remedy):
-    monkeypatch.setattr(checks.other_programs, "OtherPrograms", lambda: Busy(used))
+    monkeypatch.setattr(checks, "OtherPrograms", lambda: Busy(used))
     monkeypatch.setattr(checks, "affinity", lambda: 4)
     monkeypatch.setattr(checks, "cores", lambda: 4)
     monkeypatch.setattr(checks.time, "sleep", lambda seconds: None)

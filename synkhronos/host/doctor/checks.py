@@ -22,13 +22,12 @@ from synkhronos.host import (
     environment,
     heap,
     imports,
-    other_programs,
     preparation,
     pytensor_environment,
 )
 from synkhronos.host.doctor import blas_kernels, gpus
 from synkhronos.host.doctor.check import PROBLEM, TIME_LIMIT, Check, Fault, Finding, probe
-from synkhronos.host.machine import affinity, cores, cpu_quota, memory_room
+from synkhronos.host.machine import OtherPrograms, affinity, cores, cpu_quota, memory_room
 
 GIBIBYTE = 1024.0**3
 REQUIREMENTS = ("scipy", "cloudpickle", "threadpoolctl", "psutil")
@@ -289,7 +288,7 @@ def examine_cores() -> Finding:
 def examine_load(seconds: float = 0.5) -> Finding:
     """Report the number of cores that other programs use."""
     try:
-        others = other_programs.OtherPrograms()
+        others = OtherPrograms()
     except ImportError:
         return "unknown without psutil", "python -m pip install psutil"
     time.sleep(seconds)
