@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from processes import own_process
 
-from synkhronos.host import imports, repairs
+from synkhronos.host import imports, progress
 
 if importlib.util.find_spec("lasagne") is None:
     pytest.skip("the tests need lasagne", allow_module_level=True)
@@ -44,7 +44,10 @@ def test_lasagne_can_be_imported_and_does_not_warn():
     np.testing.assert_allclose(total, windows(image, (3, 3)).sum(axis=(2, 3)))
 
 
-@pytest.mark.parametrize("row", repairs.REPAIRS, ids=lambda row: f"{row.modules}: {row.old!r:.40}")
+REPLACED = [row for row in imports.read_table() if not row.file]
+
+
+@pytest.mark.parametrize("row", REPLACED, ids=lambda row: f"{row.modules}: {row.old!r:.40}")
 def test_each_repair_finds_its_text_and_keeps_the_line_numbers(row):
     assert row.old.count("\n") == row.new.count("\n")
     assert row.why
@@ -79,7 +82,7 @@ def broken(tmp_path, monkeypatch):
     file.write_text("first = np.product\nsecond = 2\nthird = np.product\n")
 
     def load(*pairs):
-        rows = [repairs.Repair("broken", "a test", *pair) for pair in pairs]
+        rows = [imports.Repair("broken", "a test", *pair) for pair in pairs]
         loader = imports.RepairingLoader("broken", str(file), rows)
         module = ModuleType("broken")
         module.np = np
@@ -106,3 +109,28 @@ def test_numpy_is_not_changed_for_scripts():
 
     changed = {name for name, value in vars(np).items() if value is not before.get(name)}
     assert not [name for name in changed if not isinstance(getattr(np, name), ModuleType)]
+
+
+@own_process
+def test_the_module_that_shows_compiling_is_repaired_too():
+    """As in a script that ``python -m synkhronos run`` starts, with NumPy 2."""
+    import theano.compile
+
+    row = imports.Repair(progress.MODULE, "a test", "def register_checker(", "def repaired(")
+    imports.Finder._needed = {progress.MODULE: [row]}
+    sys.meta_path.insert(0, imports.Finder)
+    progress.provide()
+    path = theano.compile.__path__
+    specs = (finder.find_spec(progress.MODULE, path) for finder in list(sys.meta_path))
+    spec = next(spec for spec in specs if spec is not None)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert hasattr(module, "repaired") and hasattr(module.orig_function, "__wrapped__")
+
+
+def test_the_finder_of_the_start_stays_the_only_one(monkeypatch):
+    """Another before it would load the module that shows compiling without showing it."""
+    at_start = type("Finder", (imports.Finder,), {})  # of the same file, which Python ran before
+    monkeypatch.setattr(sys, "meta_path", [at_start])
+    imports.provide()
+    assert sys.meta_path == [at_start]

@@ -125,8 +125,8 @@ def examine_repairs() -> Finding:
     if environment.installed_numpy_complaint():
         return "depend on the version of NumPy", ""
     reasons: Dict[str, List[str]] = {}
-    for row in imports.Finder.needed().rows:
-        reasons.setdefault(row.why, []).extend(row.names())
+    for repair in imports.needed_repairs():
+        reasons.setdefault(repair.why, []).extend(repair.modules.split())
     lines = [f"{why}: {', '.join(sorted(set(names)))}" for why, names in reasons.items()]
     first = (
         f"{len(lines)} of Theano, Lasagne and Keras; import theano needs them: start scripts by run, or "

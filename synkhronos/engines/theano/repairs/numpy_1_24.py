@@ -1,4 +1,4 @@
-"""The functions that the repairs of Theano for NumPy 1.24 and newer call; see ``host/repairs``.
+"""The functions that the repairs of Theano for NumPy 1.24 and newer call; see ``table.txt``.
 
 Python loads it as the module ``theano.compat.numpy_1_24``. It imports nothing of Theano, whose first
 modules need it.
