@@ -1,12 +1,11 @@
 """The setup of the machine and of the process. Nothing here knows about ranks.
 
-``compiler`` chooses the graph compiler, and ``preparation`` prepares the process for it:
-``environment`` finds a BLAS for Theano, ``imports`` loads Theano, Lasagne and Keras with the
-``repairs`` that this version of Python and NumPy needs, and ``pytensor_environment`` finds a BLAS for
-PyTensor. ``aliases`` finds the modules of older libraries under their names. ``compile_cache`` checks
-whether Theano has room to compile, and who else can change its code.
-``installation`` installs Theano, Lasagne and Keras with pip. ``nvidia`` finds NVIDIA's libraries, and
-creates links with the names that libgpuarray expects.
+``compiler`` chooses the graph compiler, and ``preparation`` prepares the process for it: ``environment``
+knows the versions that it needs, and finds a BLAS; ``imports`` loads Theano, Lasagne and Keras with the
+repairs that this version of Python and NumPy needs. ``aliases`` finds the modules of older libraries
+under their names. ``compile_cache`` checks whether Theano has room to compile, and who else can change
+its code. ``installation`` installs Theano, Lasagne and Keras with pip. ``nvidia`` finds NVIDIA's
+libraries, and creates links with the names that libgpuarray expects.
 
 ``signals`` defers Ctrl-C and other signals, and ``handler_errors`` recognizes what signal handlers
 raise. ``descriptors`` says which files a worker does not inherit. ``heap`` makes malloc keep memory.

@@ -23,7 +23,6 @@ from synkhronos.host import (
     heap,
     imports,
     preparation,
-    pytensor_environment,
 )
 from synkhronos.host.doctor import blas_kernels, gpus
 from synkhronos.host.doctor.check import PROBLEM, TIME_LIMIT, Check, Fault, Finding, probe
@@ -65,7 +64,7 @@ print(json.dumps({
     "ldflags": config.blas.ldflags if NAME == "theano" else config.blas__ldflags,
     NAME: fastest(product),
     "numpy": fastest(numpy.dot),
-    "libraries": [one for one in threadpool_info() if one["user_api"] == "blas"],
+    "libraries": [library for library in threadpool_info() if library["user_api"] == "blas"],
 }))
 """
 
@@ -79,9 +78,9 @@ def examine_python() -> Finding:
     return found, ""
 
 
-def examine_numpy() -> Finding:
-    """Check that NumPy is installed, in a version that works with Theano."""
-    complaint = environment.installed_numpy_complaint()
+def examine_numpy(name: str = "theano") -> Finding:
+    """Check that NumPy is installed, in a version that works with the compiler."""
+    complaint = environment.installed_numpy_complaint(name)
     found = getattr(sys.modules.get("numpy"), "__version__", "not importable")
     if complaint:
         raise Fault(found, _with_this_python(complaint))
@@ -89,15 +88,8 @@ def examine_numpy() -> Finding:
 
 
 def examine_numpy_for_pytensor() -> Finding:
-    """Check that NumPy is installed, in a version that works with PyTensor."""
-    try:
-        import numpy
-    except ImportError as error:
-        raise Fault(str(error), 'python -m pip install "numpy>=2"') from None
-    complaint = pytensor_environment.numpy_complaint(numpy.__version__)
-    if complaint:
-        raise Fault(numpy.__version__, complaint)
-    return numpy.__version__, ""
+    """Check NumPy for PyTensor likewise."""
+    return examine_numpy("pytensor")
 
 
 def examine_packages() -> Finding:
@@ -208,12 +200,12 @@ def examine_theano() -> Finding:
 
 def examine_pytensor() -> Finding:
     """Check that PyTensor compiles C code, and that its BLAS is as fast as NumPy's and the processor."""
-    complaint = pytensor_environment.package_complaint()
+    complaint = environment.package_complaint("pytensor")
     if complaint:
         raise Fault("not usable", complaint)
     _check_needed(NEEDED_BY_PYTENSOR)
     environ = dict(os.environ)
-    pytensor_environment.set_flags(environ)
+    preparation.set_flags(environ, "pytensor")
     code = f"NAME, MODE = 'pytensor', 'CVM'\n{PRODUCT_PROBE}"
     found = probe(code, PYTENSOR_FLAGS=environ.get("PYTENSOR_FLAGS", ""))
     return judge_pytensor(found, *_of_processor())
