@@ -38,14 +38,15 @@ from synkhronos.engines.base import (
     Windows,
     WrappedInput,
 )
-from synkhronos.engines.collective_order import (
+from synkhronos.engines.collectives import (
+    ALONE,
+    PeersType,
     check_order,
     contain_collectives,
     ordering_mode,
     takes_from_master,
     takes_peers,
 )
-from synkhronos.engines.collectives import ALONE, PeersType
 from synkhronos.engines.names import Container, Mode, SharedVariable, Variable, VariableType
 from synkhronos.engines.pickles import GraphUnpickler, MainNames, _OfGraphs, dump, with_deep_stack
 from synkhronos.engines.timing import Timing, time_nodes
