@@ -16,7 +16,7 @@ import contextlib
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import numpy as np
 from pytensor.compile.mode import Mode, get_mode
@@ -34,7 +34,7 @@ from synkhronos.engines.pytensor.engine import PyTensorEngine, is_generator
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, Compiled, DTypeLike, Rows
-    from synkhronos.engines.base import InputType, Windows
+    from synkhronos.engines.base import Givens, InputType, RowAxes, Variables, Windows
     from synkhronos.engines.names import Apply, FunctionGraph, SharedVariable, Variable
 
 _KEY = "jax_state"  # the field from which JAX draws, in the state that PyTensor makes of a generator
@@ -104,12 +104,7 @@ class PyTensorJaxEngine(PyTensorEngine):
             "functions of JAX cannot; use synk.all_reduce between two functions"
         )
 
-    def cut_windows(
-        self,
-        givens: Sequence[tuple[Variable, Any]],
-        index: Sequence[Variable],
-        divided: Mapping[Variable, int],
-    ) -> Windows:
+    def cut_windows(self, givens: Givens, index: Variables, divided: RowAxes) -> Windows:
         windows = super().cut_windows(givens, index, divided)
         if windows.bounds:
             raise ValueError(

@@ -29,6 +29,7 @@ from synkhronos.host.handler_errors import reraise_if_handlers
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, Compiled
+    from synkhronos.engines.base import Givens, Updates, Variables
     from synkhronos.engines.names import SharedVariable, Variable, VariableType
 
 # The linkers that can compute a subset of the outputs.
@@ -60,12 +61,7 @@ class TheanoEngine(GraphEngine):
         return isinstance(kind, SparseType)
 
     def compile(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        updates: Sequence[tuple[SharedVariable, Variable]],
-        givens: Sequence[tuple[Variable, Any]],
-        **kwargs: Any,
+        self, inputs: Variables, outputs: Variables, updates: Updates, givens: Givens, **kwargs: Any
     ) -> Compiled:
         make_cacheable()
         return _compile(inputs, outputs, updates=OrderedDict(updates), givens=givens, **kwargs)

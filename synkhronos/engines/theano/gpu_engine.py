@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 import numpy as np
 import pygpu
@@ -30,6 +30,7 @@ from synkhronos.engines.theano.gpu_corrections import CudaContext, fix_kernels, 
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, Compiled, DTypeLike, Rows
+    from synkhronos.engines.base import AnyGivens, SharedVariables, Updates, Variables
     from synkhronos.engines.names import Op, SharedVariable, Variable
 
 _MULTIPLY, _DIVIDE = "a = a * b", "a = a / b"
@@ -89,11 +90,11 @@ class TheanoGpuEngine(TheanoEngine):
 
     def build(
         self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        updates: Sequence[tuple[SharedVariable, Variable]],
-        givens: Mapping[Variable, Any] | Iterable[tuple[Variable, Any]] | None,
-        sliceable: Sequence[SharedVariable],
+        inputs: Variables,
+        outputs: Variables,
+        updates: Updates,
+        givens: AnyGivens,
+        sliceable: SharedVariables,
         on_host: Sequence[bool],
         **kwargs: Any,
     ) -> Compiled:
