@@ -1,6 +1,7 @@
 """Modules and repairs of Theano, Lasagne and Keras: what is needed here is active, and nothing else."""
 
 import importlib.util
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -49,10 +50,10 @@ REPLACED = [row for row in imports.read_table() if not row.file]
 
 @pytest.mark.parametrize("row", REPLACED, ids=lambda row: f"{row.modules}: {row.old!r:.40}")
 def test_each_repair_finds_its_text_and_keeps_the_line_numbers(row):
-    assert row.old.count("\n") == row.new.count("\n")
-    assert row.why
+    is_module = not row.modules.endswith(".c")
+    assert row.why and (row.old.count("\n") == row.new.count("\n") or not is_module)
     for name in row.modules.split():
-        if importlib.util.find_spec(name.partition(".")[0]) is None:
+        if importlib.util.find_spec(re.split("[./]", name)[0]) is None:
             pytest.skip(f"{name} is not installed")
         text = file_of(name).read_text()
         assert row.old in text
@@ -60,10 +61,10 @@ def test_each_repair_finds_its_text_and_keeps_the_line_numbers(row):
 
 def file_of(name):
     """Return the file of a module as it is installed. No package is imported."""
-    package, *others = name.split(".")
+    package, *others = re.sub(r"\.c$", "", name).replace("/", ".").split(".")
     folder = Path(importlib.util.find_spec(package).submodule_search_locations[0])
     file = folder.joinpath(*others)
-    return file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+    return file / "__init__.py" if file.is_dir() else file.with_suffix(".c" if "/" in name else ".py")
 
 
 def test_the_c_code_of_gpu_operations_is_the_same_in_each_process():
