@@ -87,7 +87,6 @@ def check() -> None:
         raise ImportError(found)
     if compiler.NAME == "theano":
         compile_cache.check()
-        compile_cache.explain_lock()
 
 
 def complaint() -> Optional[str]:
