@@ -244,19 +244,18 @@ class OfRank(NamedTuple):
 
     Attributes
     ----------
-    events : list of tuple
-        The fields of each `Event`.
+    events : list of Event
     functions : list of Timed
         The functions whose operations were timed.
-    node_times : list of tuple
-        The fields of the `NodeTimes` of each call of these functions.
+    node_times : list of NodeTimes
+        One for each call of these functions.
     machine, host : int, str
         The number and the name of its machine.
     """
 
-    events: list[tuple[Any, ...]]
+    events: list[Event]
     functions: list[Timed]
-    node_times: list[tuple[Any, ...]]
+    node_times: list[NodeTimes]
     machine: int
     host: str
 
@@ -266,12 +265,9 @@ class End(Command):
 
     def run(self, state: RankState) -> tuple[OfRank, list[Reading]]:
         log = stop(state)
-        events = [tuple(event) for event in log.events]
         readings = state.transport.compare_clocks()
-        host = socket.gethostname()
-        node_times = [tuple(node_time) for node_time in log.node_times]
-        machine = state.transport.machine
-        return OfRank(events, log.functions(), node_times, machine, host), readings
+        measured = log.events, log.functions(), log.node_times
+        return OfRank(*measured, state.transport.machine, socket.gethostname()), readings
 
 
 def stop(state: RankState) -> Log:

@@ -65,13 +65,11 @@ class Profile:
         self.hosts = [item.host for item in found]
         self._names_hosts = len(begin) > 1
         self.clock_error = max((item.error for item in (*begin, *end)), default=0.0)
-        by_rank = [[Event(*event) for event in item.events] for item in found]
+        by_rank = [item.events for item in found]
         for rank, item in enumerate(found):
             if item.machine:  # not the script's
                 pair = begin[item.machine], end[item.machine]
-                by_rank[rank] = [
-                    event._replace(start=to_own(*pair, event.start)) for event in by_rank[rank]
-                ]
+                by_rank[rank] = [e._replace(start=to_own(*pair, e.start)) for e in item.events]
         self._take(by_rank)
         timed = [[(each.name, each.times) for each in item.functions] for item in found]
         self.operations = tables.of_ranks(timed, len(self.seconds))

@@ -79,29 +79,28 @@ def _stop(event: Event) -> float:
     return event.start + event.seconds
 
 
-class Nodes:
+class Nodes(NamedTuple):
     """The times of single operations on a rank.
 
-    Parameters
+    Attributes
     ----------
     functions : list of Timed
         The functions whose operations were timed.
-    node_times : list of tuple
-        The fields of the `NodeTimes` of each call.
+    node_times : list of NodeTimes
+        One for each call of these functions.
     """
 
-    def __init__(self, functions: Sequence[Timed] = (), node_times: Sequence[Any] = ()) -> None:
-        self._nodes = [function.nodes for function in functions]
-        self._calls = [NodeTimes(*node_time) for node_time in node_times]
+    functions: Sequence[Timed] = ()
+    node_times: Sequence[NodeTimes] = ()
 
     def spans(self, events: Sequence[Event]) -> Iterator[Event]:
         """Yield the operations inside the events of the rank.
 
         Only their durations are known, so each begins where the one before it has ended.
         """
-        for index, function, seconds in self._calls:
+        for index, function, seconds in self.node_times:
             step, _, _, start, _ = events[index]
-            for name, each in zip(self._nodes[function], seconds.tolist()):
+            for name, each in zip(self.functions[function].nodes, seconds.tolist()):
                 if each >= _SHORTEST:
                     yield Event(step, "operation", name, start, each)
                 start += each
