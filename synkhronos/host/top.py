@@ -6,11 +6,12 @@ second; the share of samples in which a rank waits is the share of its time.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
-from typing import Any, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
 from synkhronos.host.handler_errors import suppress
 from synkhronos.host.status import Snapshot, StatusReader, find
@@ -26,6 +27,9 @@ _LONG = 2.0  # seconds after which a command is said to be running for so long
 _NAP = 0.005  # seconds between two samples
 _TICKS = os.sysconf("SC_CLK_TCK")
 
+if TYPE_CHECKING:
+    _Show = Callable[[Sequence["Report"]], None]
+
 
 def top(process: int | None = None, once: bool = False, interval: float = 1.0) -> int:
     """Show what the ranks do until they end, and return the exit status.
@@ -39,36 +43,26 @@ def top(process: int | None = None, once: bool = False, interval: float = 1.0) -
     interval : float
         The seconds between two reports.
     """
-    watch = Watch(process)
-    show: Any = _write
-    if not once and sys.stdout.isatty():
-        live = _live_view()
-        if live is None:
-            _complain(NO_RICH)
-        else:
-            show = live
-    try:
-        return _show_all(watch, show, once, interval)
-    except KeyboardInterrupt:
-        return 0
-    except BrokenPipeError:  # the reader, such as head, has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
-        return 128 + signal.SIGPIPE
-    finally:
-        if show is not _write:
-            show.close()
+    with contextlib.ExitStack() as stack:
+        show = _write if once or not sys.stdout.isatty() else _live_view(stack)
+        try:
+            return _show_all(Watch(process), show, once, interval)
+        except KeyboardInterrupt:
+            return 0
+        except BrokenPipeError:  # the reader, such as head, has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
+            return 128 + signal.SIGPIPE
 
 
-def _show_all(watch: Watch, show: Any, once: bool, interval: float) -> int:
+def _show_all(watch: Watch, show: _Show, once: bool, interval: float) -> int:
     seen = False
     while True:
         try:
             reports = watch.reports(interval)
         except OSError as error:
-            reports = []
             if not seen:
                 _complain(_complaint(error))
-                return 1
+            return int(not seen)
         if not reports:
             if not seen:
                 _complain(NO_RANKS)
@@ -136,29 +130,18 @@ def _complain(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def _live_view() -> Any:
-    """Return a function that shows reports in place, or None without rich."""
+def _live_view(stack: contextlib.ExitStack) -> _Show:
+    """Return a function that shows reports in place, or as lines of text without rich."""
     try:
+        from rich.console import Group
         from rich.live import Live
     except ImportError:
-        return None
-    return _LiveView(Live(auto_refresh=False))
-
-
-class _LiveView:
-    """Shows reports in the same place of the terminal."""
-
-    def __init__(self, live: Any) -> None:
-        self._live = live
-        live.start()
-
-    def __call__(self, reports: Sequence[Report]) -> None:
-        from rich.console import Group
-
-        self._live.update(Group(*map(drawn, reports)), refresh=True)
-
-    def close(self) -> None:
-        self._live.stop()
+        _complain(NO_RICH)
+        return _write
+    live = Live(auto_refresh=False)
+    live.start()
+    stack.callback(live.stop)
+    return lambda reports: live.update(Group(*map(drawn, reports)), refresh=True)
 
 
 def drawn(report: Report) -> Any:

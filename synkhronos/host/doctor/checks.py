@@ -4,6 +4,7 @@ Theano, PyTensor, pygpu, NCCL and the GPUs are tried in subprocesses, so that a 
 well, and no CUDA context is created in this process.
 """
 
+import functools
 import importlib
 import os
 import re
@@ -85,11 +86,6 @@ def examine_numpy(name: str = "theano") -> Finding:
     if complaint:
         raise Fault(found, _with_this_python(complaint))
     return found, ""
-
-
-def examine_numpy_for_pytensor() -> Finding:
-    """Check NumPy for PyTensor likewise."""
-    return examine_numpy("pytensor")
 
 
 def examine_packages() -> Finding:
@@ -180,18 +176,13 @@ def examine_cache(name: str = "theano") -> Finding:
     )
 
 
-def examine_cache_of_pytensor() -> Finding:
-    """Check PyTensor's cache likewise."""
-    return examine_cache("pytensor")
-
-
 def examine_theano() -> Finding:
     """Check that Theano compiles, and that its BLAS is as fast as NumPy's and the processor."""
     complaint = environment.installed_theano_complaint()
     if complaint:
         found = "not installed, or another package in its place"
         raise Fault(found, _with_this_python(complaint))
-    _check_needed(NEEDED_BY_THEANO)
+    _check_needed(OF_THEANO[:-1])
     # Importing Theano would use a GPU that is named in the user's flags. The last flag wins.
     flags = os.environ.get("THEANO_FLAGS", "") + ",device=cpu"
     code = f"NAME, MODE = 'theano', None\n{REPAIRS}{PRODUCT_PROBE}"
@@ -203,7 +194,7 @@ def examine_pytensor() -> Finding:
     complaint = environment.package_complaint("pytensor")
     if complaint:
         raise Fault("not usable", complaint)
-    _check_needed(NEEDED_BY_PYTENSOR)
+    _check_needed(OF_PYTENSOR[:-1])
     environ = dict(os.environ)
     preparation.set_flags(environ, "pytensor")
     code = f"NAME, MODE = 'pytensor', 'CVM'\n{PRODUCT_PROBE}"
@@ -319,42 +310,25 @@ def examine_malloc() -> Finding:
     return f"{text}; huge pages: {kernel}", ""
 
 
-PYTHON = Check("Python", examine_python, is_required=True)
-PACKAGES = Check("packages", examine_packages, is_required=True)
-COMPILER = Check("compiler", examine_compiler, is_required=True)
+_PURGE = "empty its cache of compiled code with: {}-cache purge"
 
-NEEDED_BY_THEANO = (
-    PYTHON,
-    Check("NumPy", examine_numpy, is_required=True),
-    PACKAGES,
-    Check("repairs", examine_repairs, is_required=True),
-    COMPILER,
-    Check("Theano's cache", examine_cache, is_required=True),
-)
+#: The checks of a compiler, of which the last needs all others
 OF_THEANO = (
-    *NEEDED_BY_THEANO,
-    Check(
-        "Theano",
-        examine_theano,
-        is_required=True,
-        remedy="empty Theano's cache of compiled code with: theano-cache purge",
-    ),
-)
-NEEDED_BY_PYTENSOR = (
-    PYTHON,
-    Check("NumPy", examine_numpy_for_pytensor, is_required=True),
-    PACKAGES,
-    COMPILER,
-    Check("compile cache", examine_cache_of_pytensor, is_required=True),
+    Check("Python", examine_python, is_required=True),
+    Check("NumPy", examine_numpy, is_required=True),
+    Check("packages", examine_packages, is_required=True),
+    Check("repairs", examine_repairs, is_required=True),
+    Check("compiler", examine_compiler, is_required=True),
+    Check("Theano's cache", examine_cache, is_required=True),
+    Check("Theano", examine_theano, is_required=True, remedy=_PURGE.format("theano")),
 )
 OF_PYTENSOR = (
-    *NEEDED_BY_PYTENSOR,
-    Check(
-        "PyTensor",
-        examine_pytensor,
-        is_required=True,
-        remedy="empty PyTensor's cache of compiled code with: pytensor-cache purge",
-    ),
+    Check("Python", examine_python, is_required=True),
+    Check("NumPy", functools.partial(examine_numpy, "pytensor"), is_required=True),
+    Check("packages", examine_packages, is_required=True),
+    Check("compiler", examine_compiler, is_required=True),
+    Check("compile cache", functools.partial(examine_cache, "pytensor"), is_required=True),
+    Check("PyTensor", examine_pytensor, is_required=True, remedy=_PURGE.format("pytensor")),
 )
 #: The checks, in the order in which they are carried out
 CHECKS = (
