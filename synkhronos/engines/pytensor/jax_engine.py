@@ -27,13 +27,13 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.random.basic import CategoricalRV
 
-from synkhronos.arithmetic.operations import Arithmetic, Operation
+from synkhronos.arithmetic.operations import DeviceArithmetic
 from synkhronos.arithmetic.partition import as_slice
 from synkhronos.engines.graph_engine import is_referred_to
 from synkhronos.engines.pytensor.engine import PyTensorEngine, is_generator
 
 if TYPE_CHECKING:
-    from synkhronos._typing import Array, Compiled, DTypeLike, Rows
+    from synkhronos._typing import Array, Compiled, Rows
     from synkhronos.engines.base import Givens, InputType, RowAxes, Variables, Windows
     from synkhronos.engines.names import Apply, FunctionGraph, SharedVariable, Variable
 
@@ -220,41 +220,19 @@ class PyTensorJaxEngine(PyTensorEngine):
         return self._jax.tree_util.tree_map(self._jax.numpy.asarray, jax_typify(generator))
 
 
-class JaxArithmetic(Arithmetic):
+class JaxArithmetic(DeviceArithmetic):
     """Arithmetic on JAX's arrays, and on NumPy arrays."""
 
     def __init__(self, jax: Any) -> None:
-        self._jax = jax
+        super().__init__(jax.Array)
+        self._numpy = jax.numpy
 
-    def own(self, value: Any) -> Any:
-        return value if self._is_ours(value) else super().own(value)
+    def compute(self, function: np.ufunc, array: Any, other: Any) -> Any:
+        other = other if isinstance(other, self._kind) else array.dtype.type(other)
+        return getattr(self._numpy, function.__name__)(array, other)
 
-    def astype(self, array: Any, dtype: DTypeLike) -> Any:
-        return array.astype(dtype) if self._is_ours(array) else super().astype(array, dtype)
-
-    def multiply(self, array: Any, factor: float) -> Any:
-        if self._is_ours(array):
-            return array * array.dtype.type(factor)
-        return super().multiply(array, factor)
-
-    def divide(self, array: Any, divisor: float) -> Any:
-        if self._is_ours(array):
-            return array / array.dtype.type(divisor)
-        return super().divide(array, divisor)
-
-    def combine(self, operation: Operation, array: Any, other: Any) -> Any:
-        if self._is_ours(array):
-            return getattr(self._jax.numpy, operation.combine.__name__)(array, other)
-        return super().combine(operation, array, other)
-
-    def concatenate(self, arrays: Sequence[Any], axis: int = 0) -> Any:
-        if all(self._is_ours(array) for array in arrays):
-            jnp = self._jax.numpy
-            return jnp.concatenate([jnp.atleast_1d(array) for array in arrays], axis)
-        return super().concatenate(arrays, axis)
-
-    def _is_ours(self, value: Any) -> bool:
-        return isinstance(value, self._jax.Array)
+    def join(self, arrays: Sequence[Any], axis: int) -> Any:
+        return self._numpy.concatenate([self._numpy.atleast_1d(array) for array in arrays], axis)
 
 
 def _has_started() -> bool:
