@@ -24,8 +24,8 @@ from theano.scalar import Composite, get_scalar_type, identity
 from theano.scalar import basic as scalars
 from theano.tensor.elemwise import Elemwise, Sum
 
+from synkhronos.engines.theano.kernels.cpp import Optimization, with_traces
 from synkhronos.engines.theano.kernels.loops import DTYPES, SUMS, FastLoop
-from synkhronos.engines.theano.kernels.optimizations import Optimization, with_traces
 
 #: A processor computes these about as fast as it reads numbers, so they may be computed again.
 _CHEAP = (

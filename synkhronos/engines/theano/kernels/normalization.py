@@ -24,7 +24,7 @@ from theano.scalar import basic as scalars
 from theano.tensor.elemwise import Elemwise, Sum
 from theano.tensor.nnet.bn import AbstractBatchNormTrain, AbstractBatchNormTrainGrad
 
-from synkhronos.engines.theano.kernels.optimizations import at_each_node, with_traces
+from synkhronos.engines.theano.kernels.cpp import at_each_node, with_traces
 
 
 @local_optimizer([AbstractBatchNormTrain])

@@ -12,7 +12,7 @@ from theano import Constant
 from theano.tensor.signal.pool import AveragePoolGrad, MaxPoolGrad, Pool
 
 from synkhronos.engines.theano.kernels import cpp
-from synkhronos.engines.theano.kernels.optimizations import replacing
+from synkhronos.engines.theano.kernels.cpp import replacing
 
 if TYPE_CHECKING:
     from theano.gof import Apply, Op
