@@ -106,7 +106,7 @@ class Log:
         self._timing = contextlib.ExitStack()
 
     def replace(self, owner: Any, method: str, category: str) -> None:
-        """Time every call of a method of one object."""
+        """Time every call of a method of one object, and count its commands as steps."""
         original, clock = getattr(owner, method), self.clock
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -117,6 +117,7 @@ class Log:
                 seconds = clock() - start
                 name = _name_of(args[0]) if category == "compute" else method
                 self.events.append(Event(self.step, category, name, start, seconds))
+                self.step += category == COMMAND
 
         setattr(owner, method, timed)
         self._replaced.append((owner, method))
@@ -151,19 +152,6 @@ class Log:
     def add(self, category: str, name: str, start: float) -> None:
         """Add an event that ends now."""
         self.events.append(Event(self.step, category, name, start, self.clock() - start))
-
-    def replace_command(self, owner: Any, method: str) -> None:
-        """Time every command, and count the commands as steps."""
-        self.replace(owner, method, COMMAND)
-        timed = getattr(owner, method)
-
-        def counted(command: Any) -> Any:
-            try:
-                return timed(command)
-            finally:
-                self.step += 1
-
-        setattr(owner, method, counted)
 
     def stop(self) -> None:
         for owner, method in self._replaced:
@@ -217,7 +205,7 @@ class Begin(Command):
         for category, owner, method in state.comm.timed():
             log.replace(owner, method, category)
         if not state.is_master:
-            log.replace_command(state, "execute")
+            log.replace(state, "execute", COMMAND)
         return readings
 
 

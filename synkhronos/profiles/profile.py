@@ -289,7 +289,7 @@ def profile(path: PathLike | None = None, operations: bool = False) -> Iterator[
         begin = world.run(Begin(operations))[world.master_rank]
         log = world.rank_state.log
         log.events.clear()  # they are about the wait for the workers in that command
-        log.replace_command(world, "run")
+        log.replace(world, "run", COMMAND)
         yield measured
     finally:
         if world.rank_state.log:
