@@ -2,10 +2,10 @@
 
 ``compiler`` chooses the graph compiler, and ``preparation`` prepares the process for it: ``environment``
 knows the versions that it needs, and finds a BLAS; ``imports`` loads Theano, Lasagne and Keras with the
-repairs that this version of Python and NumPy needs. ``aliases`` finds the modules of older libraries
-under their names. ``compile_cache`` checks whether Theano has room to compile, and who else can change
-its code. ``installation`` installs Theano, Lasagne and Keras with pip. ``nvidia`` finds NVIDIA's
-libraries, and creates links with the names that libgpuarray expects.
+repairs that this version of Python and NumPy needs, and finds modules of older libraries by their names.
+``compile_cache`` checks whether Theano has room to compile, and who else can change its code.
+``installation`` installs Theano, Lasagne and Keras with pip. ``nvidia`` finds NVIDIA's libraries, and
+creates links with the names that libgpuarray expects.
 
 ``signals`` defers Ctrl-C and other signals, and ``handler_errors`` recognizes what signal handlers
 raise. ``descriptors`` says which files a worker does not inherit. ``heap`` makes malloc keep memory.

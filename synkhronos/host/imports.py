@@ -5,22 +5,38 @@ modules of ``engines/theano/repairs`` under the names that they have in Theano, 
 with the parts of their source code replaced that no longer work, as the table there says. Nothing else
 changes: neither their files, nor NumPy or Python as a script sees them.
 
+Scripts written for Platoon and Theano-MPI find the modules of ``compat`` under the names of those. A
+library that is installed comes first, and so does any module of the script.
+
 Nothing here imports Theano. This file imports nothing of this package either, because ``startup`` runs
 it in processes that do not import the package.
 """
 
+import importlib
 import os
 import sys
 import warnings
 import zlib
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _STARTUP = _PACKAGE / "startup"
 _TABLE = _PACKAGE / "engines" / "theano" / "repairs" / "table.txt"
 _PACKAGES = ("theano", "lasagne", "keras", "keras_preprocessing")
+
+#: The modules of this package by the names of the libraries that they stand for
+ALIASES = {"platoon": "synkhronos.compat.platoon", "theanompi": "synkhronos.compat.theanompi"}
+#: Modules that scripts of a library also import without its name, out of a folder of their own. They are
+#: found after the library was imported.
+SHORT_NAMES = {
+    "models": "theanompi",
+    "models.layers2": "theanompi",
+    "models.data": "theanompi",
+    "models.data.utils": "theanompi",
+}
 
 
 class Repair(NamedTuple):
@@ -161,3 +177,85 @@ def variables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
         return {}
     present = environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(_STARTUP), present]))}
+
+
+# Modules of other libraries
+
+
+class AliasFinder:
+    """Finds the modules in `ALIASES`, and those inside them, unless Python finds the library itself.
+
+    It comes before the other finders, as Python would find the modules inside by their paths, a second
+    time.
+    """
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
+        """Return how to load a module; None for all other modules. Python calls this."""
+        first, dot, rest = name.partition(".")
+        if first in ALIASES and (is_alias(first) if dot else not is_installed(name)):
+            return _spec(name, f"{ALIASES[first]}{dot}{rest}")
+        if name in SHORT_NAMES and dot and _is_ours(first):
+            return ShortNameFinder.find_spec(name)
+        return None
+
+
+class ShortNameFinder:
+    """Finds the modules in `SHORT_NAMES`, after the other finders have found none."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
+        """Return how to load a module; None for all other modules. Python calls this."""
+        library = SHORT_NAMES.get(name, "")
+        return _spec(name, f"{ALIASES[library]}.{name}") if library and is_alias(library) else None
+
+
+class AliasLoader:
+    """Gives a module that is loaded already, under another name."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module itself, so that there is one of it under both names."""
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module back its own description, which Python has replaced."""
+        module.__spec__ = self._spec
+
+
+def _spec(name: str, real: str) -> Optional[ModuleSpec]:
+    """Return how to load a module of this package under another name; None if there is none."""
+    try:
+        module = importlib.import_module(real)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{real}.".startswith(f"{error.name}."):
+            raise
+        return None
+    loader: Any = AliasLoader(module)  # with what Python calls; `importlib.abc` takes a millisecond
+    return ModuleSpec(name, loader, is_package=hasattr(module, "__path__"))
+
+
+def is_installed(name: str) -> bool:
+    """Whether another finder finds a module at the top level."""
+    own = AliasFinder.__name__, ShortNameFinder.__name__
+    others = [item for item in sys.meta_path if getattr(item, "__name__", "") not in own]
+    return any(other.find_spec(name, None) is not None for other in others)
+
+
+def is_alias(name: str) -> bool:
+    """Whether the module with the name of a library is of this package."""
+    return getattr(sys.modules.get(name), "__name__", "") == ALIASES[name]
+
+
+def _is_ours(name: str) -> bool:
+    """Whether the module with a short name is of this package."""
+    return getattr(sys.modules.get(name), "__name__", "").startswith(ALIASES[SHORT_NAMES[name]])
+
+
+def provide_aliases() -> None:
+    """Let Python find the modules in `ALIASES`. Calling it again changes nothing."""
+    if all(getattr(item, "__name__", "") != AliasFinder.__name__ for item in sys.meta_path):
+        sys.meta_path.insert(0, AliasFinder)
+        sys.meta_path.append(ShortNameFinder)
