@@ -5,8 +5,7 @@
 vector into parts that are reduced one after another. ``operations`` defines the reductions, of which
 ``averages`` computes the averages, and ``pairwise`` the order in which machines combine arrays.
 ``conversion`` converts the user's values to arrays, ``comparison`` compares arrays, ``streams`` advances
-random generators, and ``clocks`` converts times of another machine's clock. ``codes``, ``largest`` and
-``low_rank`` are the arithmetic of wire formats, which take fewer bytes. These are pure functions and
+random generators, and ``clocks`` converts times of another machine's clock. These are pure functions and
 small classes on NumPy arrays. They know nothing about processes, shared memory or graph compilers, so
 every other folder may use them.
 """

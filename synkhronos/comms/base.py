@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from typing import Any, Callable, NamedTuple, Protocol, Sequence
@@ -36,17 +37,8 @@ class Group(Protocol):
         """Return the bytes `item` of every rank, by rank."""
 
 
-class Linked(Protocol):
+class Linked(Group, Protocol):
     """Ranks that can also send arrays to each other: the part of `Leaders` that communicators use."""
-
-    rank: int
-    size: int
-
-    def barrier(self) -> None:
-        """Wait until every rank has called this method."""
-
-    def exchange(self, item: bytes) -> list[bytes]:
-        """Return the bytes `item` of every rank, by rank."""
 
     def send_array(self, to: int, array: np.ndarray, stream: int = 0) -> int:
         """Start to send a C-contiguous array; return a number for `complete`."""
@@ -257,23 +249,40 @@ class RepeatingCommunicator(PreparingCommunicator):
     def __init__(self, comm: Communicator) -> None:
         super().__init__(comm.group)
         self._comm, self.reduces_in_place = comm, comm.reduces_in_place
-        self._prepared: dict[Any, Any] = {}
+        self._broadcast = functools.lru_cache(None)(comm.prepare_broadcast)
+        self._reduction = functools.lru_cache(None)(comm.prepare_reduction)
 
     def takes(self, array: Array) -> bool:
         return self._comm.takes(array)
 
     def prepare_broadcast(self, root: int) -> Broadcast:
-        if root not in self._prepared:
-            self._prepared[root] = self._comm.prepare_broadcast(root)
-        return self._prepared[root]
+        return self._broadcast(root)
 
     def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
-        if (op, root) not in self._prepared:
-            self._prepared[op, root] = self._comm.prepare_reduction(op, root)
-        return self._prepared[op, root]
+        return self._reduction(op, root)
 
     def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
         return self._comm.gather(arrays, root)
 
     def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
         return self._comm.all_gather(arrays)
+
+
+class SingleRankCommunicator(Communicator):
+    """Every collective returns this rank's own arrays."""
+
+    def broadcast(self, arrays: Sequence[Array], root: int) -> Sequence[Array]:
+        return arrays
+
+    def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
+        return self.all_gather(arrays)
+
+    def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
+        return [[array.copy()] for array in arrays]
+
+    def reduce(self, arrays: Sequence[Array], op: str, root: int, weight: float = 1) -> Sequence[Array]:
+        return self.all_reduce(arrays, op, weight)
+
+    def all_reduce(self, arrays: Sequence[Array], op: str, weight: float = 1) -> Sequence[Array]:
+        self.check_reducible(op, [arrays], [weight])
+        return [array if array.flags.writeable else array.copy() for array in arrays]

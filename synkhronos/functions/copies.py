@@ -6,7 +6,7 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple
 
 from synkhronos._errors import SynkhronosError
 from synkhronos._typing import Compiled, SharedVariable
-from synkhronos.engines.swap_argument import check_swap
+from synkhronos.engines.base import check_swap
 from synkhronos.functions.changes import Changes
 from synkhronos.functions.compiling import compiling
 from synkhronos.functions.replica import Replica

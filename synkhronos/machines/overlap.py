@@ -31,8 +31,7 @@ from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.base import Linked
 from synkhronos.comms.formats import make_wire
 from synkhronos.comms.linked import LinkedCommunicator
-from synkhronos.comms.wire_state import Kept, kept_by, restore
-from synkhronos.comms.wires import Wire, WireReduction
+from synkhronos.comms.wires import Kept, Wire, WireReduction, kept_by, restore
 from synkhronos.machines.communicator import MachineGroup
 from synkhronos.machines.leaders import LONGEST_NAP, SHARE, SHORTEST_NAP, Leaders
 from synkhronos.machines.progress_process import ProgressProcess, WorkContext

@@ -17,8 +17,8 @@ from synkhronos._errors import (
     SynkhronosError,
     WorldBrokenError,
 )
+from synkhronos.comms.base import SingleRankCommunicator
 from synkhronos.comms.linked import LinkedCommunicator
-from synkhronos.comms.single_rank import SingleRankCommunicator
 from synkhronos.host.machine import cores
 from synkhronos.machines.commands import CommandReceiver, CommandSender, Frames, Replies
 from synkhronos.machines.communicator import MachinesCommunicator, Meetings, set_items

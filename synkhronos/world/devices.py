@@ -13,7 +13,7 @@ from synkhronos._checks import check_int
 from synkhronos._errors import text_of
 from synkhronos.engines.base import Engine
 from synkhronos.engines.cpu import CpuEngine
-from synkhronos.host import compiler, environment, nvidia_libraries
+from synkhronos.host import compiler, environment, nvidia
 from synkhronos.host.machine import cores
 from synkhronos.transports.limits import check_size
 from synkhronos.world.rank_state import Command, RankState
@@ -45,11 +45,7 @@ def get_n_gpu() -> int:
         The number of CUDA devices; 0 without pygpu, and with PyTensor: JAX's GPUs are not chosen by
         ``fork()``, but named.
     """
-    if (
-        compiler.NAME == "pytensor"
-        or find_spec("pygpu") is None
-        or not nvidia_libraries.driver_is_visible()
-    ):
+    if compiler.NAME == "pytensor" or find_spec("pygpu") is None or not nvidia.driver_is_visible():
         return 0
     counted = subprocess.run(
         environment.fresh_python(_COUNT_GPUS), capture_output=True, text=True, check=False
@@ -181,7 +177,7 @@ def _why_no_gpu() -> str:
             "fork: use_gpu=True, but pygpu is not installed; install it (Debian: python3-pygpu), or "
             "use use_gpu=False"
         )
-    why = nvidia_libraries.explain_missing()
+    why = nvidia.explain_missing()
     return (
         f"fork: use_gpu=True, but pygpu finds no GPU{why and ': ' + why}; 'python -m synkhronos doctor' "
         f"gives details"

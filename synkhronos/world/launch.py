@@ -15,8 +15,7 @@ from synkhronos._checks import check_flag, check_int, check_number
 from synkhronos._errors import AlreadyForkedError
 from synkhronos.host import job
 from synkhronos.host.log import logger
-from synkhronos.host.machine import affinity
-from synkhronos.host.other_programs import OtherPrograms
+from synkhronos.host.machine import OtherPrograms, affinity
 from synkhronos.host.progress import Progress
 from synkhronos.host.signals import DeferredSignals
 from synkhronos.transports.base import Transport

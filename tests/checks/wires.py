@@ -14,7 +14,7 @@ from checks.wire_specification import (
 )  # fmt: skip
 
 from synkhronos.comms.formats import PowerSGD, TopK, make_wire
-from synkhronos.comms.wire_state import Kept, kept_by, restore
+from synkhronos.comms.wires import Kept, kept_by, restore
 
 
 def draw(wire, seed, rank):

@@ -6,7 +6,7 @@ from checks import wires
 from checks.communicators import CHECKS
 from checks.ranks import Ranks
 
-from synkhronos.comms.single_rank import SingleRankCommunicator
+from synkhronos.comms.base import SingleRankCommunicator
 from specifications.communicator import NaiveCommunicator
 from synkhronos.comms.base import RepeatingCommunicator
 from synkhronos.transports.local import LocalTransport

@@ -45,7 +45,7 @@ print(json.dumps(found))
 """
 LIBRARIES = """
 import json
-from synkhronos.host import nvidia_libraries as libraries
+from synkhronos.host import nvidia as libraries
 found = {name: str(one.file) for name, one in libraries.find().items()}
 print(json.dumps({"missing": libraries.explain_missing(), "found": found}))
 """

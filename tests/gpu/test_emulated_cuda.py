@@ -10,7 +10,7 @@ import pytest
 from namespaces import Machines, why_no_mpi
 from processes import FOLDER, MODULES, Programs
 
-from synkhronos.host import nvidia_libraries
+from synkhronos.host import nvidia
 
 from .emulator import fixture_emulator  # noqa: F401
 from .graphs import CHECKS
@@ -21,7 +21,7 @@ COMMAND_LINE = FOLDER / "programs" / "command_line.py"
 GRAPH_CHECKS = [one.__name__ for one in CHECKS]
 pygpu = pytest.importorskip("pygpu")
 without_nvidia = pytest.mark.skipif(
-    bool(nvidia_libraries.find()),
+    bool(nvidia.find()),
     reason="NVIDIA's libraries are here, and the test is about their absence",
 )
 REFUSAL = "collectives use shared memory, not NCCL: rank 0: ncclCommInitRank: invalid usage"

@@ -14,7 +14,7 @@ from test_relay import open_lab
 import synkhronos as synk
 from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import OPERATIONS
-from synkhronos.engines.bucketed_vector import BucketReady, fill_in_buckets, schedule_buckets_early
+from synkhronos.engines.collectives import BucketReady, fill_in_buckets, schedule_buckets_early
 from synkhronos.extensions import rules, train, updates
 from synkhronos.world.rank_state import Command
 from synkhronos.world.world import current_world, world_exists

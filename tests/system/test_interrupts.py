@@ -89,7 +89,7 @@ PLACES = {
         "synkhronos.stores.named_memory:SharedNamedMemory.clear",
         "synkhronos.stores.named_memory:SharedNamedMemory._create",
     ],
-    "save": ["synkhronos.checkpoints.replacing:_make_unfinished", "os:replace"],
+    "save": ["synkhronos.checkpoints.archive:_make_unfinished", "os:replace"],
 }
 
 # The signal goes to all processes of the program, as from a terminal, or only to the master.

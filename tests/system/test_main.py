@@ -16,7 +16,7 @@ from processes import ROOT, run_interpreter
 
 from synkhronos.__main__ import main
 from synkhronos._version import __version__
-from synkhronos.host import nvidia_libraries
+from synkhronos.host.nvidia import find
 
 PROGRAMS = ROOT / "tests" / "programs"
 
@@ -222,7 +222,7 @@ def test_run_goes_on_where_there_is_no_place_for_links(script, nvidia, tmp_path)
     assert "others may write in" in answer.stderr
 
 
-@pytest.mark.skipif(bool(nvidia_libraries.find()), reason="this machine has a driver")
+@pytest.mark.skipif(bool(find()), reason="this machine has a driver")
 def test_run_changes_nothing_without_a_driver(script, tmp_path):
     path = script("import os\nprint(os.environ.get('LD_LIBRARY_PATH'))\n")
     expected = f"{os.environ.get('LD_LIBRARY_PATH')}\n"

@@ -13,14 +13,14 @@ from made_up_libraries import fixture_bare_machine, fixture_binaries, fixture_pu
 from made_up_libraries import path_of, wheels_of
 from processes import run_interpreter
 
-from synkhronos.host import nvidia_libraries, nvidia_links
+from synkhronos.host import nvidia
 
 pytestmark = pytest.mark.usefixtures("bare_machine")
 RELEASE_12 = ("libnvrtc.so.12", "libnvrtc-builtins.so.12.4", "libcublas.so.12", "libcublasLt.so.12")
 
 
 def found(*folders, cache=(), **environ):
-    return nvidia_libraries.find({**path_of(*folders), **environ}, list(cache))
+    return nvidia.find({**path_of(*folders), **environ}, list(cache))
 
 
 def files(libraries_found):
@@ -110,9 +110,9 @@ def test_folders_are_looked_at_in_order(put, monkeypatch):
     conda, toolkit = put("conda/lib", "libnccl.so.2"), put("toolkit/targets/x/lib", "libnccl.so.2")
     cached, system = put("cached", "libnccl.so.2"), put("system", "libnccl.so.2")
     old, new = put("cuda-9.2/lib64", "libnccl.so.2"), put("cuda-12.10/lib64", "libnccl.so.2")
-    monkeypatch.setattr(nvidia_libraries.sys, "path", [str(site)])
-    monkeypatch.setattr(nvidia_libraries, "OF_DRIVERS", (str(system),))
-    monkeypatch.setattr(nvidia_libraries, "RELEASES", (f"{system.parent}/cuda-*",))
+    monkeypatch.setattr(nvidia.sys, "path", [str(site)])
+    monkeypatch.setattr(nvidia, "OF_DRIVERS", (str(system),))
+    monkeypatch.setattr(nvidia, "RELEASES", (f"{system.parent}/cuda-*",))
     environ = {"CONDA_PREFIX": str(conda.parent), "CUDA_HOME": str(toolkit.parent.parent.parent)}
     order = [listed, wheels, conda, toolkit, cached, system, new, old]
     for place in order:
@@ -138,12 +138,12 @@ def test_visible_is_what_the_loader_takes(put):
     for folders in ([versioned], [bare, later], [foreign, bare], [versioned, later], [foreign]):
         environ = path_of(*folders)
         expected = loaded(name, environ)
-        assert str(nvidia_libraries.visible(name, environ, [])) == str(expected), folders
+        assert str(nvidia.visible(name, environ, [])) == str(expected), folders
 
 
 def explained(monkeypatch, *folders):
     monkeypatch.setenv("LD_LIBRARY_PATH", path_of(*folders)["LD_LIBRARY_PATH"])
-    return nvidia_libraries.explain_missing()
+    return nvidia.explain_missing()
 
 
 def test_a_library_that_is_missing_is_named_with_the_remedy(put, monkeypatch):
@@ -176,7 +176,7 @@ def temporary_folder(monkeypatch, tmp_path):
     folder = tmp_path / "temporary"
     folder.mkdir()
     folder.chmod(0o1777)
-    monkeypatch.setattr(nvidia_links.tempfile, "gettempdir", lambda: str(folder))
+    monkeypatch.setattr(nvidia.tempfile, "gettempdir", lambda: str(folder))
     return folder
 
 
@@ -188,7 +188,7 @@ def environ(put, tmp_path):
 
 def folder_of(environ):
     """Create the links, and return their folder."""
-    return Path(nvidia_links.environment(environ, [])["LD_LIBRARY_PATH"].split(":")[0])
+    return Path(nvidia.environment(environ, [])["LD_LIBRARY_PATH"].split(":")[0])
 
 
 def contents(folder):
@@ -197,13 +197,13 @@ def contents(folder):
 
 def test_without_a_driver_nothing_changes(put, environ, tmp_path):
     environ = {**environ, **path_of(put("others", *NAMES[1:]))}
-    assert nvidia_links.environment(environ, []) == {}
+    assert nvidia.environment(environ, []) == {}
     assert not (tmp_path / "cache").exists()
 
 
 def test_nothing_changes_where_all_that_is_there_is_visible(put, environ, tmp_path):
     put("libraries", "libcuda.so", "libnvrtc.so", "libcublas.so", "libnccl.so")
-    assert nvidia_links.environment(environ, []) == {}
+    assert nvidia.environment(environ, []) == {}
     assert not (tmp_path / "cache").exists()
 
 
@@ -216,8 +216,8 @@ def test_the_bare_names_and_what_is_loaded_with_them_have_links(environ):
 
 
 def test_a_process_that_has_the_links_needs_no_change(environ):
-    again = {**environ, **nvidia_links.environment(environ, [])}
-    assert nvidia_links.environment(again, []) == {}
+    again = {**environ, **nvidia.environment(environ, [])}
+    assert nvidia.environment(again, []) == {}
 
 
 def test_nobody_else_may_look_or_write(environ, tmp_path):
@@ -289,7 +289,7 @@ def test_a_folder_that_others_have_made_is_not_used(environ, temporary_folder):
 def test_a_folder_of_another_user_is_not_used(environ, monkeypatch):
     folder_of(environ)
     someone = os.geteuid() + 1
-    monkeypatch.setattr(nvidia_links.os, "geteuid", lambda: someone)
+    monkeypatch.setattr(nvidia.os, "geteuid", lambda: someone)
     with pytest.raises(OSError, match="belongs to another user"):
         folder_of(environ)
 
@@ -316,7 +316,7 @@ def test_links_where_the_folder_should_be_are_not_followed_to_others(environ, tm
 
 def test_without_any_place_it_says_where_it_tried(environ, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(nvidia_links.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
+    monkeypatch.setattr(nvidia.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
     environ["XDG_CACHE_HOME"] = str(tmp_path / "file")
     with pytest.raises(OSError, match="file/synkhronos: File exists; .*XDG_CACHE_HOME"):
         folder_of(environ)

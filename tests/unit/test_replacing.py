@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from synkhronos.checkpoints.replacing import replacing, target
+from synkhronos.checkpoints.archive import replacing, target
 
 OTHER = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can create files of a second user")

@@ -11,7 +11,7 @@ import types
 import pytest
 
 from synkhronos.functions.call import CallFunction
-from synkhronos.host import status, top, watching
+from synkhronos.host import status, top
 from synkhronos.host.status import FINISHED, PROCESS, ROWS, StatusPage, StatusReader
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.transports.mailbox import Mailbox
@@ -164,8 +164,8 @@ def test_another_version_is_refused(page):
 
 def test_a_report_has_shares_and_rates(page, reader, monkeypatch):
     clock = iter(range(100))
-    monkeypatch.setattr(watching.time, "monotonic", lambda: float(next(clock)))
-    watched = watching.Watched(reader)
+    monkeypatch.setattr(top.time, "monotonic", lambda: float(next(clock)))
+    watched = top.Watched(reader)
     barriers = BarrierProgress(page)
     for command in range(1, 3):
         barriers.begin()
@@ -188,15 +188,15 @@ def test_a_report_has_shares_and_rates(page, reader, monkeypatch):
 
 def report_of(**changes):
     ranks = [
-        watching.RankReport(0, 11, True, 1234.5, 0.75, 0.25, 0.99, 310_000_000, 25_000_000),
-        watching.RankReport(1, 12, False, 0, 0, 0, 0, 0, 0),
-        watching.RankReport(2, 0, False, 0, 0, 0, 0, 0, 0),
+        top.RankReport(0, 11, True, 1234.5, 0.75, 0.25, 0.99, 310_000_000, 25_000_000),
+        top.RankReport(1, 12, False, 0, 0, 0, 0, 0, 0),
+        top.RankReport(2, 0, False, 0, 0, 0, 0, 0, 0),
     ]
     fields = {
         "script": "train.py", "process": 11, "commands": 23.44, "between": 0.07,
         "last": "function f", "seconds": 0.1, "ranks": ranks, **changes,
     }  # fmt: skip
-    return watching.Report(**fields)
+    return top.Report(**fields)
 
 
 def test_a_report_as_text():

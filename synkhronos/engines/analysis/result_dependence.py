@@ -15,8 +15,7 @@ from synkhronos.engines.analysis.rows import LENGTH, RowAxes, extents
 from synkhronos.engines.analysis.rules import Choice, Powers, Terms, rule_of
 from synkhronos.engines.analysis.shapes import constant_index
 from synkhronos.engines.base import BOUND, Analysis, Sources
-from synkhronos.engines.bucketed_vector import BucketReady
-from synkhronos.engines.collectives import Collective, is_peers
+from synkhronos.engines.collectives import BucketReady, Collective, is_peers
 from synkhronos.engines.names import (
     Apply,
     Elemwise,

@@ -8,8 +8,8 @@ from typing import Any, Callable
 
 from synkhronos._text import listed
 from synkhronos.engines.analysis.graphs import inputs_first
+from synkhronos.engines.base import check_swap
 from synkhronos.engines.names import SharedVariable, Variable, clone
-from synkhronos.engines.swap_argument import check_swap
 
 #: The arguments of ``parallel_function``, by their names.
 Arguments = Mapping[str, Any]

@@ -19,7 +19,7 @@ from synkhronos.arithmetic.comparison import (
     sample,
 )
 from synkhronos.arithmetic.partition import select
-from synkhronos.comms.single_rank import SingleRankCommunicator
+from synkhronos.comms.base import SingleRankCommunicator
 from synkhronos.functions.analysis import analysis_of
 from synkhronos.functions.call import CallFunction
 from synkhronos.functions.outputs import NO_ARRAY, unpack
