@@ -20,16 +20,14 @@ from synkhronos.extensions.keras_backend.functions import (
     PredictFunction,
     Request,
     StepFunction,
-    request_of,
-)
-from synkhronos.extensions.keras_backend.imports import import_keras
-from synkhronos.extensions.keras_backend.terms import (
     Term,
     Trial,
     as_mean,
     dependence_on_rows,
+    request_of,
     terms_of,
 )
+from synkhronos.extensions.keras_backend.imports import import_keras
 
 if TYPE_CHECKING:
     from theano.compile.sharedvalue import SharedVariable

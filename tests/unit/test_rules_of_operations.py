@@ -13,7 +13,7 @@ from compilers import compiler, scan, softmax, tt
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.engines.analysis.fixed_rows import EqualAxes
 from synkhronos.engines.analysis.rows import RowAxes, RowGraph, Rows, rows_of
-from synkhronos.extensions.steps.linear import split
+from synkhronos.extensions.steps.losses import split
 from synkhronos.engines.analysis.graphs import Dependence
 
 N, D = 6, 3

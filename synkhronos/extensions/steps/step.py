@@ -9,10 +9,10 @@ from synkhronos._text import listed
 from synkhronos.engines import names
 from synkhronos.engines.analysis.graphs import inputs_first, operands_with
 from synkhronos.engines.names import SharedVariable, Variable
-from synkhronos.extensions.steps.all_rows import AllRows, with_statistics
 from synkhronos.extensions.steps.definition import Definition
-from synkhronos.extensions.steps.fixed_draws import with_fixed_draws
-from synkhronos.extensions.steps.plan import Plan, make_plan
+from synkhronos.extensions.steps.losses import AllRows, with_statistics
+from synkhronos.extensions.steps.plan import Plan
+from synkhronos.extensions.steps.serial_step import with_fixed_draws
 from synkhronos.functions.steps import RepeatedStep, compare_step, reduces, reported, shares
 
 
@@ -97,7 +97,7 @@ class Step:
         self._definition: Definition | None = definition
         counter, all_rows = _Builder(definition), AllRows(definition)
         definition = with_statistics(definition, all_rows)
-        plan = make_plan(definition, all_rows)
+        plan = Plan(definition, all_rows)
         self._with_fixed_draws: Step | None = None
         self.name: str | None = definition.options.get("name")
         inputs, wire = definition.inputs, definition.wire
