@@ -18,17 +18,7 @@ from synkhronos.engines.analysis.graphs import steps_in
 from synkhronos.engines.analysis.rules import Rule, ndim, rule_of
 from synkhronos.engines.analysis.shapes import Extent, dims
 from synkhronos.engines.base import HardcodedRowCount
-from synkhronos.engines.names import (
-    Apply,
-    Constant,
-    Op,
-    Scan,
-    SharedVariable,
-    Variable,
-    graph_inputs,
-    io_toposort,
-    with_pattern,
-)
+from synkhronos.engines.names import Apply, Constant, Op, SharedVariable, Variable
 from synkhronos.engines.names import tensor as tt
 
 
@@ -66,15 +56,15 @@ class EqualAxes:
         self.regrouped: list[Apply] = []
         self._parents: dict[Extent, Extent] = {}
         self._constants: dict[Extent, set[int]] = {}
-        self._done: set[Scan] = set()
+        self._done: set[names.Scan] = set()
 
     def add(self, inputs: Sequence[Variable], outputs: Sequence[Variable]) -> None:
         """Add the operations between some variables."""
-        for node in io_toposort(inputs, outputs):
+        for node in names.io_toposort(inputs, outputs):
             rule = rule_of(node)
             if rule is not None:
                 self._add(node, rule)
-            elif isinstance(node.op, Scan):
+            elif isinstance(node.op, names.Scan):
                 self._loop(node)
 
     def _add(self, node: Apply, rule: Rule) -> None:
@@ -216,12 +206,12 @@ class _Graph:
         excluded = {shared for shared, _ in self.updates}
         if no_default_updates is not True:
             excluded.update(no_default_updates or ())
-            for variable in graph_inputs(self.roots):
+            for variable in names.graph_inputs(self.roots):
                 new = getattr(variable, "default_update", None)
                 if isinstance(variable, SharedVariable) and new is not None and variable not in excluded:
                     self.updates.append((variable, new))
                     self.roots.append(new)
-        self.nodes = io_toposort([], self.roots)
+        self.nodes = names.io_toposort([], self.roots)
         self._n_given = len(updates)
 
     def rebuilt(self, replacements: _Replacements) -> _Parts:
@@ -316,7 +306,7 @@ class _Replacements:
         }
         checks = [
             node
-            for node in io_toposort([], [root for root in roots if isinstance(root, Variable)])
+            for node in names.io_toposort([], [root for root in roots if isinstance(root, Variable)])
             if isinstance(node.op, names.SpecifyShape) and isinstance(node.op, names.WITH_EXTENTS)
         ]
         return any(
@@ -395,7 +385,7 @@ def _remade(node: Apply, op: Op, inputs: list[Variable]) -> list[Variable]:
     """Return the outputs of an operation, with the broadcast patterns of the outputs of a node."""
     outputs = op.make_node(*inputs).outputs
     return [
-        with_pattern(new, old.type.broadcastable)
+        names.with_pattern(new, old.type.broadcastable)
         if hasattr(old.type, "broadcastable") and old.type.broadcastable != new.type.broadcastable
         else new
         for new, old in zip(outputs, node.outputs)
