@@ -101,13 +101,6 @@ def _is_zero(variable: Variable) -> bool:
     return isinstance(variable, names.Constant) and not numpy.any(variable.data)
 
 
-def carrying_from(seeds: set[Variable], variables: Sequence[Variable]) -> set[Variable]:
-    """Return the variables that carry the gradients of some seeds; parents come before them."""
-    carrying = set(seeds)
-    graphs.follow(variables, carrying, outputs_that_carry)
-    return carrying
-
-
 class GradientScaling:
     """Scales the gradients of a step where operations change them.
 
@@ -174,7 +167,8 @@ def _changes_of(
     parents = graphs.operands_with(definition.givens)
     seeds = graphs.gradient_seeds(gradients, parents)
     order = list(inputs_first(gradients, lambda one: () if one in seeds else parents(one)))
-    carrying = carrying_from(set(seeds), order)
+    carrying = set(seeds)
+    graphs.follow(order, carrying, outputs_that_carry)
     kinds = {}
     for node in dict.fromkeys(variable.owner for variable in order if variable.owner is not None):
         operands = [variable for variable in node.inputs if variable in carrying and full.of(variable)]

@@ -143,9 +143,22 @@ def _applied(variable: Variable, operand: Variable, part: Variable) -> Variable:
     return node.op(*inputs)
 
 
-MEAN, SUM, BOTH = "a mean over the rows", "a sum over the rows", "both"
-
+_MEAN, _SUM = frozenset([0.0]), frozenset([1.0])  # the degrees of means and sums over the rows
 _DIFFERS = "so that the step differs from the serial one"
+_ADDS_BOTH = (
+    f"adds a sum over the rows and a mean over the rows, of which one has to be added up over the ranks "
+    f"and the other averaged, {_DIFFERS}: divide the sum by the number of rows, as in losses.mean() or "
+    f"losses.sum() / x.shape[0]"
+)
+#: What is wrong with losses of a kind that are combined by an operation, and what to do
+_COMPLAINTS = {
+    (_MEAN | _SUM, "avg"): _ADDS_BOTH,
+    (_MEAN | _SUM, "sum"): _ADDS_BOTH,
+    (_SUM, "avg"): f"is a sum over the rows, perhaps divided by a fixed number, and the gradients of "
+    f"the ranks are averaged, {_DIFFERS}: give loss_op='sum', or take the mean over the rows",
+    (_MEAN, "sum"): f"is a mean over the rows, and the gradients of the ranks are added up, {_DIFFERS}: "
+    f"leave out loss_op='sum', or take the sum over the rows",
+}
 
 
 def check_losses(definition: Definition) -> bool:
@@ -158,25 +171,10 @@ def check_losses(definition: Definition) -> bool:
 
 def _complaints(definition: Definition) -> Iterator[str]:
     loss_op, losses = definition.reductions.loss_op, definition.reductions.losses
-    for loss, kind in zip(losses, kinds_of(losses, definition)):
-        if kind == BOTH:
-            yield (
-                f"loss_op: the loss {loss} adds a sum over the rows and a mean over the rows, of which "
-                f"one has to be added up over the ranks and the other averaged, {_DIFFERS}: divide the "
-                f"sum by the number of rows, as in losses.mean() or losses.sum() / x.shape[0]"
-            )
-        elif kind == SUM and loss_op == "avg":
-            yield (
-                f"loss_op: the loss {loss} is a sum over the rows, perhaps divided by a fixed number, "
-                f"and the gradients of the ranks are averaged, {_DIFFERS}: give loss_op='sum', or take "
-                f"the mean over the rows"
-            )
-        elif kind == MEAN and loss_op == "sum":
-            yield (
-                f"loss_op: the loss {loss} is a mean over the rows, and the gradients of the ranks are "
-                f"added up, {_DIFFERS}: leave out loss_op='sum', or take the sum over the rows"
-            )
-        elif kind is None and loss_op == "avg":
+    for loss, degrees in zip(losses, _degrees_of(losses, definition)):
+        if (degrees, loss_op) in _COMPLAINTS:
+            yield f"loss_op: the loss {loss} {_COMPLAINTS[degrees, loss_op]}"
+        elif degrees not in (_MEAN, _SUM) and loss_op == "avg":
             yield from _complaints_about_output(loss, definition)
 
 
@@ -191,22 +189,16 @@ def _complaints_about_output(loss: Variable, definition: Definition) -> Iterator
             )
 
 
-def kinds_of(losses: Sequence[Variable], definition: Definition) -> list[str | None]:
-    """Return, for each loss, `MEAN`, `SUM`, `BOTH`, or None if that is not known.
+def _degrees_of(losses: Sequence[Variable], definition: Definition) -> list[Any]:
+    """Return the degrees of each loss in the rows, or None if they are not known.
 
     Terms that do not depend on the rows do not count.
     """
     local = Dependence(definition.rows, definition.givens)
     parts = {loss: split(loss, local)[0] for loss in losses if local.of(loss)}
     known = dict(zip(parts, values_of(list(parts.values()), definition)))
-    return [_kind(known.get(loss)) for loss in losses]
-
-
-def _kind(value: Rows | None) -> str | None:
-    degrees = None if value is None or value.axis is not None else value.degrees
-    kinds: dict[frozenset[float] | None, str]
-    kinds = {frozenset([0]): MEAN, frozenset([1]): SUM, frozenset([0, 1]): BOTH}
-    return kinds.get(degrees)
+    values = map(known.get, losses)
+    return [None if item is None or item.axis is not None else item.degrees for item in values]
 
 
 def values_of(variables: Sequence[Variable], definition: Definition) -> list[Rows | None]:
@@ -216,9 +208,6 @@ def values_of(variables: Sequence[Variable], definition: Definition) -> list[Row
         if variable in definition.givens and variable not in known:
             [known[variable]] = rows_of(known, [definition.givens[variable]])
     return rows_of(known, variables)
-
-
-_MEAN, _SUM = frozenset([0.0]), frozenset([1.0])
 
 
 def times(variable: Variable, factor: Variable) -> Variable:

@@ -127,27 +127,22 @@ class Plan:
         found = [self._reductions.find(variable) for variable in variables]
         reduced = [item for item in found if item is not None]
         if all(self._reductions.is_loss(item.expression) for item in reduced):
-            self._check_no_penalty()
+            loss = self._definition.outputs[0].variable  # the rule has gradients of its own
+            if self._full.of(loss) and split(loss, self._full)[1] is not None:
+                raise errors.unknown_penalty()
         return any(self._parts(item)[1] is not None for item in reduced)
-
-    def _check_no_penalty(self) -> None:
-        """Raise an error if the loss has a penalty, and an update rule's gradients are unknown."""
-        loss = self._definition.outputs[0].variable
-        if self._full.of(loss) and split(loss, self._full)[1] is not None:
-            raise errors.unknown_penalty()
-
-    def _reduction_at(self, variable: Variable) -> ReducedExpression | None:
-        found = self._reductions.find(variable)
-        return found if found is not None and self._full.of(variable) else None
 
     def _find_candidates(self) -> dict[Variable, ReducedExpression]:
         roots = [update.new for update in self._definition.updates if not update.is_own]
         roots += [spec.variable for spec in self._definition.outputs if not spec.has_op]
         if self._is_prepared:
             roots += [grad_update.new for grad_update in self._definition.grad_updates]
-        variables = inputs_first(roots, self._parents)
-        found = {variable: self._reduction_at(variable) for variable in variables}
-        return {variable: item for variable, item in found.items() if item is not None}
+        found = {item: self._reductions.find(item) for item in inputs_first(roots, self._parents)}
+        return {
+            variable: reduction
+            for variable, reduction in found.items()
+            if reduction is not None and self._full.of(variable)
+        }
 
     def _grad_updates(self) -> list[Update]:
         """Take over the reductions of an update rule, or return them to be computed afterwards."""
@@ -309,10 +304,8 @@ class Plan:
     def _is_mean(self, new: Variable) -> bool:
         """Whether the average of the ranks' values is certainly the value for all rows."""
         rows = self._definition.rows
-        [value], [causes] = (
-            values_of([new], self._definition),
-            difference_causes(list(rows), list(rows.values()), [new]),
-        )
+        [value] = values_of([new], self._definition)
+        [causes] = difference_causes(list(rows), list(rows.values()), [new])
         is_known = value is not None and value.axis is None and value.degrees <= {0}
         return is_known and not causes.possible
 

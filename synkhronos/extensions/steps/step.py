@@ -199,7 +199,10 @@ class Step:
         for phase in self._before:
             phase.function()
         if self._count is not None:
-            self._count_rows(self._count, values, batch, batch_s)
+            by_position, by_name = self._inputs.select(self._count.indices, values)
+            if self._counts_sliceable and batch_s is not None:
+                by_name["batch_s"] = batch_s
+            self._count.function(*by_position, batch=batch, **by_name)
         rows(*positional, batch=batch, num_slices=num_slices, **named)
         op: Any
         for op, shareds, wire in self._reduced:
@@ -246,12 +249,6 @@ class Step:
             self._make_calls(values, batch, num_slices, batch_s)
 
         return compare_step(self._rows.function, take_step, outputs, self._targets, rtol, atol)
-
-    def _count_rows(self, count: _Phase, values: Sequence[Any], batch: Any, batch_s: Any) -> None:
-        positional, named = self._inputs.select(count.indices, values)
-        if self._counts_sliceable and batch_s is not None:
-            named["batch_s"] = batch_s
-        count.function(*positional, batch=batch, **named)
 
 
 def _named(plan: Plan) -> dict[SharedVariable, tuple[str, str]]:
