@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos.arithmetic.comparison import DIFFERENT_SHAPE, Difference, Tolerance, difference, sample
+from synkhronos.arithmetic.comparison import (
+    DIFFERENT_SHAPE,
+    Difference,
+    Tolerance,
+    difference,
+    sample,
+)
 from synkhronos.arithmetic.partition import select
 from synkhronos.comms.single_rank import SingleRankCommunicator
 from synkhronos.functions.analysis import analysis_of

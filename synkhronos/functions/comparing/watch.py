@@ -23,8 +23,14 @@ from synkhronos._text import listed
 from synkhronos._typing import Finish
 from synkhronos.engines.base import Analysis
 from synkhronos.functions.analysis import analysis_of, has_rows, sources, uses
-from synkhronos.functions.comparing import replicas
 from synkhronos.functions.comparing.first_calls import Verification
+from synkhronos.functions.comparing.replicas import (
+    Observed,
+    digests,
+    largest_difference,
+    ranks_that_differ,
+    samples,
+)
 from synkhronos.functions.comparing.serial_comparison import ToCompare
 from synkhronos.functions.replica_tracker import expected_equal, label, labels, replica_tracker_of
 from synkhronos.functions.signature import Output
@@ -133,7 +139,7 @@ class DivergenceWarner:
             self._judge(numbers, before)
             return finished
 
-        return replicas.Observed(replicas.samples, numbers, call), finish_observed
+        return Observed(samples, numbers, call), finish_observed
 
     def _to_compare(self) -> list[int]:
         """Return the numbers of the variables whose replicas this call compares."""
@@ -156,7 +162,7 @@ class DivergenceWarner:
         set_alone, updated = {}, {}
         for position, number in enumerate(numbers):
             by_rank = [each[position] for each in samples]
-            amount = replicas.largest_difference(by_rank, world.master_rank)
+            amount = largest_difference(by_rank, world.master_rank)
             by_master = number in agreement.set_on_master
             agreement.set_on_master.discard(number)
             if amount is None:
@@ -242,10 +248,10 @@ class DivergenceCheck:
             self._compare("after", after, after_by_rank)
             return finish(results)
 
-        return replicas.Observed(replicas.digests, before, call, after), finish_observed
+        return Observed(digests, before, call, after), finish_observed
 
     def _compare(self, when: str, numbers: Sequence[int], by_rank: Sequence[Sequence[bytes]]) -> None:
-        found = replicas.ranks_that_differ(self._world, numbers, by_rank)
+        found = ranks_that_differ(self._world, numbers, by_rank)
         if not found:
             return
         ranks = sorted({rank for each in found.values() for rank in each})
