@@ -239,7 +239,7 @@ def check_extents(variable):
         for axis in range(variable.ndim):
             for one, array in zip(known, arrays):
                 for other in range(one.ndim):
-                    if axes.class_of(variable, axis) == axes.class_of(one, other):
+                    if axes.class_of((variable, axis)) == axes.class_of((one, other)):
                         assert shape[axis] == array.shape[other]
 
 

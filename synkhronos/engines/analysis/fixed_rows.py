@@ -81,7 +81,7 @@ class EqualAxes:
             if not isinstance(number, int):
                 self.join(number, key)
                 continue
-            self._constants.setdefault(self._root(key), set()).add(number)
+            self._constants.setdefault(self.class_of(key), set()).add(number)
             if number > 1:
                 self.sites.append(Site(node, place, number, key))
         if isinstance(node.op, names.Reshape) and ndim(node.inputs[0]):
@@ -96,22 +96,19 @@ class EqualAxes:
             found = False
             for node in self.regrouped:
                 before, after = (node.inputs[0], 0), (node.outputs[0], 0)
-                equal = self.constants_of(*before) & self.constants_of(*after)
-                if equal and self.class_of(*before) != self.class_of(*after):
+                equal = self.constants_of(before) & self.constants_of(after)
+                if equal and self.class_of(before) != self.class_of(after):
                     self.join(before, after)
                     found = True
 
     # Classes
 
-    def class_of(self, variable: Variable, axis: int) -> Extent:
-        """Return a representative of the class of an axis."""
-        return self._root((variable, axis))
-
-    def constants_of(self, variable: Variable, axis: int) -> set[int]:
+    def constants_of(self, key: Extent) -> set[int]:
         """Return the constants that are equal to an extent."""
-        return self._constants.get(self._root((variable, axis)), set())
+        return self._constants.get(self.class_of(key), set())
 
-    def _root(self, key: Extent) -> Extent:
+    def class_of(self, key: Extent) -> Extent:
+        """Return a representative of the class of an axis."""
         path = []
         while key in self._parents:
             path.append(key)
@@ -122,7 +119,7 @@ class EqualAxes:
 
     def join(self, *keys: Extent) -> None:
         """Put axes in one class."""
-        first, *others = dict.fromkeys(map(self._root, keys))
+        first, *others = dict.fromkeys(map(self.class_of, keys))
         for other in others:
             self._parents[other] = first
             self._constants.setdefault(first, set()).update(self._constants.pop(other, ()))
@@ -261,20 +258,20 @@ class _Replacements:
         self._lengths: dict[Extent, Variable] = {}
         self._is_dropped = False
         variable, axis = next(iter(rows.items()))
-        self._class, self._count = self._axes.class_of(variable, axis), variable.shape[axis]
+        self._class, self._count = self._axes.class_of((variable, axis)), variable.shape[axis]
         self._lengths[self._class] = self._count
         for node in self._axes.regrouped:
             self._add_condition(node)
         nodes = set(graph.nodes)  # without the nodes inside loops
         for site in self._axes.sites:
-            length = self._lengths.get(self._axes.class_of(*site.extent))
+            length = self._lengths.get(self._axes.class_of(site.extent))
             if length is not None and site.node in nodes and not _needs_numbers(site.node.op):
                 self._replaced.setdefault(site.node, {})[site.axis] = length
 
     def _add_condition(self, node: Apply) -> None:
         """Note that a reshape keeps the rows if its other extents give the size of a row."""
         operand, items = node.inputs[0], _numbers(node.inputs[1])
-        after = self._axes.class_of(node.outputs[0], 0)
+        after = self._axes.class_of((node.outputs[0], 0))
         if not self._has_rows(operand) or after in self._lengths or items is None or -1 in items:
             return
         before = [operand.shape[axis] for axis in range(1, operand.ndim)]
@@ -282,7 +279,7 @@ class _Replacements:
         self._lengths[after] = tt.switch(is_kept, self._count, items[0])
 
     def _has_rows(self, operand: Variable) -> bool:
-        return self._axes.class_of(operand, 0) == self._class
+        return self._axes.class_of((operand, 0)) == self._class
 
     def apply(self, node: Apply, inputs: list[Variable]) -> list[Variable]:
         """Return the outputs of a node for new inputs."""
