@@ -9,10 +9,10 @@ from synkhronos._text import listed
 from synkhronos.engines import names
 from synkhronos.engines.analysis.graphs import inputs_first, operands_with
 from synkhronos.engines.names import SharedVariable, Variable
-from synkhronos.extensions.steps.all_rows import AllRows, with_statistics
 from synkhronos.extensions.steps.definition import Definition
-from synkhronos.extensions.steps.fixed_draws import with_fixed_draws
-from synkhronos.extensions.steps.plan import Plan, make_plan
+from synkhronos.extensions.steps.losses import AllRows, with_statistics
+from synkhronos.extensions.steps.plan import Plan
+from synkhronos.extensions.steps.serial_step import with_fixed_draws
 from synkhronos.functions.steps import RepeatedStep, compare_step, reduces, reported, shares
 
 
@@ -97,7 +97,7 @@ class Step:
         self._definition: Definition | None = definition
         counter, all_rows = _Builder(definition), AllRows(definition)
         definition = with_statistics(definition, all_rows)
-        plan = make_plan(definition, all_rows)
+        plan = Plan(definition, all_rows)
         self._with_fixed_draws: Step | None = None
         self.name: str | None = definition.options.get("name")
         inputs, wire = definition.inputs, definition.wire
@@ -199,7 +199,10 @@ class Step:
         for phase in self._before:
             phase.function()
         if self._count is not None:
-            self._count_rows(self._count, values, batch, batch_s)
+            by_position, by_name = self._inputs.select(self._count.indices, values)
+            if self._counts_sliceable and batch_s is not None:
+                by_name["batch_s"] = batch_s
+            self._count.function(*by_position, batch=batch, **by_name)
         rows(*positional, batch=batch, num_slices=num_slices, **named)
         op: Any
         for op, shareds, wire in self._reduced:
@@ -246,12 +249,6 @@ class Step:
             self._make_calls(values, batch, num_slices, batch_s)
 
         return compare_step(self._rows.function, take_step, outputs, self._targets, rtol, atol)
-
-    def _count_rows(self, count: _Phase, values: Sequence[Any], batch: Any, batch_s: Any) -> None:
-        positional, named = self._inputs.select(count.indices, values)
-        if self._counts_sliceable and batch_s is not None:
-            named["batch_s"] = batch_s
-        count.function(*positional, batch=batch, **named)
 
 
 def _named(plan: Plan) -> dict[SharedVariable, tuple[str, str]]:
