@@ -2,8 +2,7 @@
 
 ``stripes`` are memory that changes piece by piece, and ``messages`` go from one rank to another through
 the ``mailbox`` of the receiver. A ``controller`` is a process that answers the questions in a
-``channel``. A ``listener`` is a process to which others attach, and ``register_group`` lets those
-exchange bytes. ``reports`` has the numbers that each rank shows to all, and ``wakeups`` wake processes
-that wait for any of these. ``background_processes`` are processes of the script that belong to no world,
-and the memory that they share with the ranks.
+``channel``. ``register_group`` lets processes exchange bytes. ``reports`` has the numbers that each rank
+shows to all, and ``wakeups`` wake processes that wait for any of these. ``background_processes`` are
+processes of the script that belong to no world, and the memory that they share with the ranks.
 """

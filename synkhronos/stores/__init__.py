@@ -2,8 +2,7 @@
 
 ``base`` is the interface, which ``tests/specifications`` specifies. ``handle`` defines the handles that
 ranks send to each other. ``shared`` keeps arrays in the shared memory of one machine, which ``memory``
-allocates by ``free_list``; ``deallocations`` tells it which arrays have been deallocated. ``files`` maps
-the files of ``numpy.memmap``, and ``mapped`` has memory that looks like such a file. ``named_memory``
-has the arrays and locks that belong to no rank. ``required_rows`` says which rows of arrays other ranks
-need.
+allocates by ``free_list``, and has memory of the script that looks like a file. ``files`` maps the files
+of ``numpy.memmap``. ``named_memory`` has the arrays and locks that belong to no rank. ``required_rows``
+says which rows of arrays other ranks need.
 """

@@ -25,9 +25,8 @@ from scheduling import in_threads
 
 from synkhronos.stores import free_list
 from synkhronos.stores import memory as memory_module
-from synkhronos.stores.deallocations import Deallocations
 from synkhronos.stores.free_list import FreeList
-from synkhronos.stores.memory import SharedMemory
+from synkhronos.stores.memory import Deallocations, SharedMemory
 from synkhronos.stores.shared import SharedMemoryStore
 
 MEBIBYTE = 1 << 20
