@@ -9,9 +9,8 @@ other machines, and how the replies get back. ``communicator`` has the meetings 
 ranks.
 
 The ``progress_process`` of a machine is a process that communicates while its ranks compute. ``overlap``
-lets it reduce in buckets what the ranks compute, and ``relay`` is its work in programs. With
-``remote_stripes``, ranks use a center on another machine. ``neighbours`` are the machines that a
-progress process watches, and reports when they are lost.
+lets it reduce in buckets what the ranks compute, and ``relay`` is its work in programs. ``neighbours``
+are the machines that a progress process watches, and reports when they are lost.
 
 The folder ``job`` starts and ends an MPI job.
 """

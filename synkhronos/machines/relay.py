@@ -3,7 +3,7 @@
 `Relay` is the work of a progress process, which runs the parts. `MirroredNumbers` copy numbers and
 reports of each machine's ranks to all machines. `RelayedMessages` go to their receivers, and
 `RelayedQuestions` to the controller; `RelayedStripes` are the stripes of a center for ranks of other
-machines, on whose side ``remote_stripes`` is.
+machines.
 """
 
 from __future__ import annotations
@@ -20,13 +20,10 @@ import numpy as np
 from synkhronos.machines.leaders import END_OF_TAGS
 from synkhronos.machines.links import Links
 from synkhronos.machines.progress_process import WorkContext
-from synkhronos.machines.remote_stripes import Request, StripeChannel
 from synkhronos.services import controller
-from synkhronos.services.mailbox import Mailbox, Taken
-from synkhronos.services.messages import BELLS, box_of, full_boxes
-from synkhronos.services.reports import ENDED, NUMBERS, RESTARTS, LatestReports
-from synkhronos.services.stripes import Stripes
-from synkhronos.services.wakeups import wakeup_semaphores
+from synkhronos.services.messages import BELLS, Mailbox, Taken, box_of, full_boxes
+from synkhronos.services.registers import ENDED, NUMBERS, RESTARTS, LatestReports, wakeup_semaphores
+from synkhronos.services.stripes import Request, StripeChannel, Stripes
 from synkhronos.stores.named_memory import NamedMemory
 
 _FIRST_TAG, _TAGS = END_OF_TAGS, 2  # progress processes also meet as leaders do
@@ -530,7 +527,7 @@ class MirroredNumbers(RelayPart):
             name: self.named_memory.array(name, (context.size,), "int64") for name in NUMBERS
         }
         self._sent = {name: [0] * len(context.own) for name in NUMBERS}
-        self._reports = LatestReports(self.named_memory, context.size)
+        self._reports = LatestReports(self.named_memory)
         self._reported = [0] * len(context.own)
         self._next = 0.0
 

@@ -34,12 +34,10 @@ from synkhronos._typing import SharedVariables
 from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.engines.names import package
 from synkhronos.host.handler_errors import reraise_if_handlers, suppress
-from synkhronos.programs.center import Center
+from synkhronos.programs.center import Center, ProgramLock
 from synkhronos.programs.group_collectives import GroupCollectives
-from synkhronos.programs.lock import ProgramLock
-from synkhronos.services.mailbox import Mailbox
-from synkhronos.services.messages import put, take
-from synkhronos.services.register_group import RegisterGroup
+from synkhronos.services.messages import Mailbox, put, take
+from synkhronos.services.registers import RegisterGroup
 from synkhronos.services.stripes import Stripes
 from synkhronos.stores.named_memory import JointNamedMemory
 from synkhronos.stores.shared import SharedMemoryStore

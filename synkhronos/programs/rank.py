@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -16,21 +16,17 @@ from synkhronos.arithmetic.partition import share
 from synkhronos.functions.function import Function
 from synkhronos.host.progress import REMARK, Progress
 from synkhronos.programs import own_call, saving
-from synkhronos.programs.center import Center
+from synkhronos.programs.center import Center, ProgramLock
 from synkhronos.programs.collectives import Collectives
-from synkhronos.programs.lock import ProgramLock
-from synkhronos.programs.rank_group import RankGroup
+from synkhronos.programs.group_collectives import RankGroup
 from synkhronos.programs.stopping import ASKED, Run
 from synkhronos.services.controller import ControllerChannel
 from synkhronos.services.messages import Messages
-from synkhronos.services.reports import CLOCKS, ENDED, RESTARTS, Reports
-from synkhronos.services.stripes import Stripes
+from synkhronos.services.registers import CLOCKS, ENDED, RESTARTS, Reports
+from synkhronos.services.stripes import RemoteStripes, StripeChannel, Stripes
 from synkhronos.stores.named_memory import NamedMemory
 from synkhronos.world.call_lock import takes_call_lock
 from synkhronos.world.rank_state import RankState
-
-if TYPE_CHECKING:  # for several machines only
-    from synkhronos.machines.remote_stripes import RemoteStripes
 
 _AWAKE = 0.1  # seconds between two checks of a rank that waits for a message
 
@@ -385,8 +381,6 @@ class Rank(Collectives):
         named_memory = self._named_memory(method)
         if self._rank_state.transport.is_home:
             return Stripes(named_memory, *args)
-        from synkhronos.machines.remote_stripes import RemoteStripes, StripeChannel
-
         return RemoteStripes(StripeChannel(named_memory, self.rank), self.restarts, *args)
 
     @takes_call_lock

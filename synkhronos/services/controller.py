@@ -19,8 +19,7 @@ import numpy as np
 from synkhronos._errors import SynkhronosError
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.signals import DeferredSignals
-from synkhronos.services.channel import Channel
-from synkhronos.services.wakeups import wakeup_semaphores
+from synkhronos.services.registers import Channel, wakeup_semaphores
 from synkhronos.stores.named_memory import Lock, NamedMemory
 from synkhronos.transports.base import ServiceProcess, Transport
 from synkhronos.transports.semaphore import Semaphore

@@ -20,7 +20,7 @@ from synkhronos.checkpoints import archive
 from synkhronos.extensions import train, updates
 from synkhronos.host.handler_errors import is_of_handler, suppress
 from synkhronos.host.signals import DeferredSignals, handled_signals
-from synkhronos.programs.sending import pack
+from synkhronos.programs.spmd import pack
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.world.world import current_world
 
