@@ -22,7 +22,7 @@ from synkhronos.comms.formats import Format, from_json, make_wire, to_json
 from synkhronos.comms.wire_state import Kept, kept_by, lengths, restore
 from synkhronos.comms.wires import Wire
 from synkhronos.host.handler_errors import reraise_if_handlers
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import RequiredRows
 from synkhronos.world.rank_state import Command, RankState
 
 if TYPE_CHECKING:

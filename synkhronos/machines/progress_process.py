@@ -14,12 +14,13 @@ import os
 import pickle
 import time
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
 from synkhronos._errors import SynkhronosError
-from synkhronos.machines.links import Links, LostError
+from synkhronos.machines.leaders import Links, LostError
 from synkhronos.machines.neighbours import Neighbours
 from synkhronos.stores.named_memory import JointNamedMemory, NamedMemory
 from synkhronos.transports.children import has_ended
@@ -40,12 +41,13 @@ _WANTED, _RUNNING, _SEEN, _FAILED = range(4)
 _WORDS = 8
 
 
+@dataclass(frozen=True)
 class WorkContext:
     """The objects with which the progress process of a machine works.
 
     Attributes
     ----------
-    named memory : Commons
+    named_memory : NamedMemory
         The named memory of this machine.
     links : Links
         The links between the progress processes; the number of a machine is the rank of its progress
@@ -60,18 +62,12 @@ class WorkContext:
         State that a `Work` of this world leaves for later `Work`, by name.
     """
 
-    def __init__(
-        self,
-        named_memory: NamedMemory,
-        links: Links,
-        number: int,
-        is_over: Callable[[], bool],
-        wait: Callable[[float], Any] = time.sleep,
-        kept: dict[str, Any] | None = None,
-    ) -> None:
-        self.named_memory, self.links, self.number = named_memory, links, number
-        self.is_over, self.wait = is_over, wait
-        self.kept = {} if kept is None else kept
+    named_memory: NamedMemory
+    links: Links
+    number: int
+    is_over: Callable[[], bool]
+    wait: Callable[[float], Any] = time.sleep
+    kept: dict[str, Any] = field(default_factory=dict)
 
 
 class Work(Protocol):
@@ -212,14 +208,17 @@ _worlds = itertools.count()
 
 def send_home(links: Links) -> None:
     """Let the progress process of this machine leave `serve`, if it is alive."""
-    with contextlib.suppress(LostError):
-        links.send(_PROGRESS_PROCESS, _TAG, pickle.dumps(None))
+    _tell(links, None)
 
 
 def send_names(links: Links, names: Sequence[str]) -> None:
     """Tell a living progress process the names of the machines in messages."""
+    _tell(links, list(names))
+
+
+def _tell(links: Links, content: Any) -> None:
     with contextlib.suppress(LostError):
-        links.send(_PROGRESS_PROCESS, _TAG, pickle.dumps(list(names)))
+        links.send(_PROGRESS_PROCESS, _TAG, pickle.dumps(content))
 
 
 def serve(state: Links, progress_processes: Links, neighbours: Neighbours) -> None:

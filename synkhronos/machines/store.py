@@ -16,10 +16,8 @@ import numpy as np
 from synkhronos._typing import DTypeLike, Rows
 from synkhronos.arithmetic.partition import take_along
 from synkhronos.stores.base import Store
-from synkhronos.stores.files import FileHandle
-from synkhronos.stores.handle import Handle
+from synkhronos.stores.handle import FileHandle, Handle, RequiredRows, positions
 from synkhronos.stores.named_memory import NamedMemory
-from synkhronos.stores.required_rows import RequiredRows, positions
 
 
 class MachineHandle(Handle):

@@ -30,9 +30,8 @@ from synkhronos.programs.rank import NO_NAMED_MEMORY, Rank
 from synkhronos.programs.stopping import INTERRUPTED, Run, Stop, StopProgram
 from synkhronos.services.controller import Answer, Controller
 from synkhronos.services.registers import ENDED
-from synkhronos.stores.handle import Handle
+from synkhronos.stores.handle import Handle, RequiredRows
 from synkhronos.stores.named_memory import NamedMemory
-from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.world import generators
 from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.replacement import Replacing, replacing_dead

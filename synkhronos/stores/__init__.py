@@ -1,8 +1,8 @@
 """Stores: arrays that every rank can access through a small handle.
 
 ``base`` is the interface, which ``tests/specifications`` specifies. ``handle`` defines the handles that
-ranks send to each other. ``shared`` keeps arrays in the shared memory of one machine, which ``memory``
-allocates by ``free_list``, and has memory of the script that looks like a file. ``files`` maps the files
-of ``numpy.memmap``. ``named_memory`` has the arrays and locks that belong to no rank. ``required_rows``
-says which rows of arrays other ranks need.
+ranks send to each other, also those of arrays in files, and which rows of arrays other ranks need.
+``shared`` keeps arrays in the shared memory of one machine, which ``memory`` allocates by ``free_list``,
+and has memory of the script that looks like a file. ``named_memory`` has the arrays and locks that
+belong to no rank.
 """

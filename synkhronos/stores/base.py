@@ -9,8 +9,7 @@ import numpy as np
 
 from synkhronos._typing import DTypeLike, Rows
 from synkhronos.arithmetic.partition import take_rows
-from synkhronos.stores.files import FileHandle, MappedFiles
-from synkhronos.stores.handle import Handle
+from synkhronos.stores.handle import FileHandle, Handle, MappedFiles
 from synkhronos.stores.named_memory import NamedMemory
 
 

@@ -45,7 +45,7 @@ from synkhronos.transports.waiting import SpinPolicy
 
 if TYPE_CHECKING:
     from synkhronos.comms.base import Communicator, Group
-    from synkhronos.stores.required_rows import Needs
+    from synkhronos.stores.handle import Needs
 
 CHECK_INTERVAL = 0.2  # seconds between checks that the other processes are alive
 _START = 60.0  # seconds for a worker to start, if there is no other limit

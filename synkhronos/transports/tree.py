@@ -26,7 +26,7 @@ from synkhronos.transports.replies import Replies
 from synkhronos.transports.semaphore import Counter, Semaphore
 
 if TYPE_CHECKING:
-    from synkhronos.stores.required_rows import Needs
+    from synkhronos.stores.handle import Needs
     from synkhronos.stores.shared import SharedMemoryStore
 
 # A rank starts seven others in each level. With a larger radix the last of these start later; with a
