@@ -17,7 +17,7 @@ import json
 import math
 import numbers
 import time
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -130,7 +130,7 @@ class Center(_html.Shown):
         self._shapes = [tuple(storage.shape) for storage in storages]
         self._dtypes = [np.dtype(storage.dtype) for storage in storages]
 
-    def _open(self, read: bool = True) -> tuple[list[AnyArray], list[int]]:
+    def _open(self) -> tuple[list[AnyArray], list[int]]:
         """Return a flat array for each variable, and the variables that must be written afterwards.
 
         An update may replace the storage at any time, so each operation looks it up again.
@@ -149,15 +149,29 @@ class Center(_html.Shown):
                 continue
             if number not in self._buffers:
                 self._buffers[number] = np.empty(self._shapes[number], self._dtypes[number])
-            if read:
-                self._engine.read(storage, self._buffers[number])
+            self._engine.read(storage, self._buffers[number])
             staged.append(number)
             arrays.append(self._buffers[number].reshape(-1))
         return arrays, staged
 
-    def _close(self, staged: Sequence[int]) -> None:
-        for number in staged:
-            self._engine.write(self._shareds[number], self._buffers[number])
+    @contextlib.contextmanager
+    def _opened(self, writes: bool = True) -> Iterator[list[AnyArray]]:
+        """Return a flat array for each variable, and write to the variables after the block."""
+        arrays, staged = self._open()
+        try:
+            yield arrays
+        finally:
+            for number in staged if writes else ():
+                self._engine.write(self._shareds[number], self._buffers[number])
+
+    def _parts(self, number: int, *memories: AnyArray) -> Iterator[tuple[Piece, list[AnyArray]]]:
+        """Yield the pieces of a stripe, each with its part of some memories of the stripe."""
+        dtype, pieces = self._contents[number]
+        views = [
+            memory[: memory.size // dtype.itemsize * dtype.itemsize].view(dtype) for memory in memories
+        ]
+        for piece in pieces:
+            yield piece, [view[piece.places] for view in views]
 
     # Operations
 
@@ -168,20 +182,16 @@ class Center(_html.Shown):
 
     def _pull(self) -> None:
         self._enter()
-        arrays, staged = self._open()
-        base = self._bases()
+        with self._opened() as arrays:
+            base = self._bases()
 
-        def work(number: int, memory: AnyArray) -> None:
-            dtype, pieces = self._contents[number]
-            center = _items(memory, dtype)
-            for variable, items, places, flat in pieces:
-                np.copyto(arrays[variable][items], center[places])
-                np.copyto(base[dtype][flat], center[places])
+            def work(number: int, memory: AnyArray) -> None:
+                for piece, [center] in self._parts(number, memory):
+                    own = arrays[piece.array]
+                    np.copyto(own[piece.items], center)
+                    np.copyto(base[own.dtype][piece.flat], center)
 
-        try:
             self._stripes.read(work)
-        finally:
-            self._close(staged)
 
     @takes_call_lock
     def push(self, scale: float = 1, reset: bool = False) -> None:
@@ -207,27 +217,22 @@ class Center(_html.Shown):
                 f"of a change the center has already; call pull() before, or use one of them only"
             )
         base = self._base
-        arrays, staged = self._open()
+        with self._opened(writes=reset) as arrays:
 
-        def work(number: int, memory: AnyArray, new: AnyArray) -> None:
-            dtype, pieces = self._contents[number]
-            center, new = _items(memory, dtype), _items(new, dtype)
-            for variable, items, places, flat in pieces:
-                own, former = arrays[variable][items], base[dtype][flat]
-                change = self._scratch[dtype][: own.size]
-                _subtract(own, former, change)
-                if scale != 1:
-                    np.multiply(change, factors[dtype], change)
-                np.add(center[places], change, new[places])
-                if reset:
-                    own[...] = 0
-                np.copyto(former, own)
+            def work(number: int, memory: AnyArray, new: AnyArray) -> None:
+                for piece, [center, changed] in self._parts(number, memory, new):
+                    own = arrays[piece.array][piece.items]
+                    former = base[own.dtype][piece.flat]
+                    change = self._scratch[own.dtype][: own.size]
+                    _subtract(own, former, change)
+                    if scale != 1:
+                        np.multiply(change, factors[own.dtype], change)
+                    np.add(center, change, changed)
+                    if reset:
+                        own[...] = 0
+                    np.copyto(former, own)
 
-        try:
             self._stripes.change(work)
-        finally:
-            if reset:
-                self._close(staged)
 
     @takes_call_lock
     def elastic(self, alpha: float) -> None:
@@ -260,25 +265,18 @@ class Center(_html.Shown):
                     f"{dtype}; make a center of the others"
                 )
         self._base = None
-        arrays, staged = self._open()
+        with self._opened() as arrays:
 
-        def work(number: int, memory: AnyArray, new: AnyArray) -> None:
-            dtype, pieces = self._contents[number]
-            center, new = _items(memory, dtype), _items(new, dtype)
-            factor = self._scratch[dtype].dtype.type(alpha)
-            for variable, items, places, _ in pieces:
-                own = arrays[variable][items]
-                change = self._scratch[dtype][: own.size]
-                former = center[places]
-                _subtract(own, former, change)
-                np.multiply(change, factor, change)
-                np.subtract(own, change, own)
-                np.add(former, change, new[places])
+            def work(number: int, memory: AnyArray, new: AnyArray) -> None:
+                for piece, [center, changed] in self._parts(number, memory, new):
+                    own = arrays[piece.array][piece.items]
+                    change = self._scratch[own.dtype][: own.size]
+                    _subtract(own, center, change)
+                    np.multiply(change, change.dtype.type(alpha), change)
+                    np.subtract(own, change, own)
+                    np.add(center, change, changed)
 
-        try:
             self._stripes.change(work)
-        finally:
-            self._close(staged)
 
     @takes_call_lock
     def update(self, f: Callable[[Any, Any], Any]) -> None:
@@ -304,23 +302,22 @@ class Center(_html.Shown):
         if not callable(f):
             raise TypeError(f"update: expected a function of the center's and own values, got {f!r}")
         self._base = None
-        arrays, staged = self._open()
-        own = [array.reshape(shape) for array, shape in zip(arrays, self._shapes)]
-        try:
-            while not self._stripes.try_hold():
-                self._pause()
-            center, flat = self._copy()
-            given = (center[0], own[0]) if self._is_single else (center, own)
-            found = f(*given)
-            if found is not None and found is not given[0]:  # NumPy's functions return their `out`
-                raise TypeError(
-                    f"update: expected a function that changes the arrays in place, such as "
-                    f"center[...] += own, and returns None, got {found!r} from {f!r}"
-                )
-            self._stripes.change(lambda number, _, new: self._fill(flat, number, new))
-        finally:
-            self._stripes.let_go()
-            self._close(staged)
+        with self._opened() as arrays:
+            own = [array.reshape(shape) for array, shape in zip(arrays, self._shapes)]
+            try:
+                while not self._stripes.try_hold():
+                    self._pause()
+                center, flat = self._copy()
+                given = (center[0], own[0]) if self._is_single else (center, own)
+                found = f(*given)
+                if found is not None and found is not given[0]:  # NumPy's functions return their `out`
+                    raise TypeError(
+                        f"update: expected a function that changes the arrays in place, such as "
+                        f"center[...] += own, and returns None, got {found!r} from {f!r}"
+                    )
+                self._stripes.change(lambda number, _, new: self._fill(flat, number, new))
+            finally:
+                self._stripes.let_go()
 
     @takes_call_lock
     def value(self) -> Any:
@@ -335,10 +332,8 @@ class Center(_html.Shown):
         flat = [array.reshape(-1) for array in arrays]
 
         def work(number: int, memory: AnyArray) -> None:
-            dtype, pieces = self._contents[number]
-            center = _items(memory, dtype)
-            for variable, items, places, _ in pieces:
-                np.copyto(flat[variable][items], center[places])
+            for piece, [center] in self._parts(number, memory):
+                np.copyto(flat[piece.array][piece.items], center)
 
         self._stripes.read(work)
         return arrays, flat
@@ -359,10 +354,8 @@ class Center(_html.Shown):
     # Details
 
     def _fill(self, arrays: Sequence[AnyArray], number: int, memory: AnyArray) -> None:
-        dtype, pieces = self._contents[number]
-        center = _items(memory, dtype)
-        for variable, items, places, _ in pieces:
-            np.copyto(center[places], arrays[variable][items])
+        for piece, [center] in self._parts(number, memory):
+            np.copyto(center, arrays[piece.array][piece.items])
 
     def _bases(self) -> dict[np.dtype[Any], AnyArray]:
         if self._base is None:
@@ -372,8 +365,8 @@ class Center(_html.Shown):
     def _remember(self, arrays: Sequence[AnyArray]) -> None:
         base = self._bases()
         for dtype, pieces in self._contents:
-            for variable, items, _, flat in pieces:
-                np.copyto(base[dtype][flat], arrays[variable][items])
+            for piece in pieces:
+                np.copyto(base[dtype][piece.flat], arrays[piece.array][piece.items])
 
     def _factors(self, scale: float) -> dict[np.dtype[Any], Any]:
         """Return the scale of a push for each dtype, or raise an error if it is wrong."""
@@ -423,10 +416,6 @@ def _subtract(one: AnyArray, other: AnyArray, out: AnyArray) -> None:
         np.subtract(one, other, out)
     else:
         np.subtract(one, other, out, dtype=out.dtype)
-
-
-def _items(memory: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
-    return memory[: memory.size // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
 def _check_alpha(alpha: Any) -> float:
