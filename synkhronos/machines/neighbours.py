@@ -25,17 +25,7 @@ import socket
 import struct
 import threading
 import time
-from typing import (
-    Any,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    NamedTuple,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 from synkhronos.host.handler_errors import suppress
 from synkhronos.host.signals import do_nothing

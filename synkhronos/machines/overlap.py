@@ -364,11 +364,7 @@ class BucketCommunicator:
         self._kept: dict[int, list[Wire]] = {}  # by the number of the vector
 
     def all_reduce(
-        self,
-        buckets: Buckets,
-        number: int,
-        vectors: Sequence[np.ndarray],
-        weights: Sequence[int],
+        self, buckets: Buckets, number: int, vectors: Sequence[np.ndarray], weights: Sequence[int]
     ) -> None:
         """Set a bucket of the first vector to its reduction over all ranks.
 

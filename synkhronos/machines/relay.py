@@ -19,7 +19,7 @@ import numpy as np
 
 from synkhronos.machines.leaders import END_OF_TAGS
 from synkhronos.machines.progress_process import WorkContext
-from synkhronos.services import controller
+from synkhronos.services.controller import READY, ControllerMemory
 from synkhronos.services.messages import BELLS, Mailbox, Taken, box_of, full_boxes
 from synkhronos.services.registers import ENDED, NUMBERS, RESTARTS, LatestReports, wakeup_semaphores
 from synkhronos.services.stripes import Request, StripeChannel, Stripes
@@ -262,10 +262,10 @@ class RelayedQuestions(RelayPart):
     def __init__(self, context: RelayContext) -> None:
         super().__init__(context)
         self._is_home = context.machine == _HOME
-        self._state = controller.state_of(self.named_memory)
-        self._alive = controller.is_alive_lock(self.named_memory)
+        memory = ControllerMemory(self.named_memory, context.size)
+        self._state, self._alive = memory.state, memory.alive
         ranks = [rank for rank in range(context.size) if (rank in context.own) != self._is_home]
-        self._channels = controller.channels_of(self.named_memory, ranks, context.size)
+        self._channels = memory.channels(ranks)
         self._told = 0, False  # the state, and whether the controller is alive, as last sent
 
     def look(self) -> bool:
@@ -281,7 +281,7 @@ class RelayedQuestions(RelayPart):
     def _tell(self) -> bool:
         """Tell the other machines when the controller has started, and when it has died."""
         state = int(self._state[0])
-        now = state, state == controller.READY and not self._alive.is_free()
+        now = state, state == READY and not self._alive.is_free()
         if now == self._told:
             return False
         self._told = now

@@ -87,10 +87,7 @@ class Listener:
     """
 
     def __init__(
-        self,
-        name: str,
-        size: int | None = None,
-        rank_of: Callable[[int], int | None] = lambda pid: None,
+        self, name: str, size: int | None = None, rank_of: Callable[[int], int | None] = lambda pid: None
     ) -> None:
         check_string(name, "Listener: name")
         if size is not None:

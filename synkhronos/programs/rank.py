@@ -132,31 +132,19 @@ class Rank(Collectives):
             For a function with collectives, in a program with ``on_death="continue"``.
         """
         self._enter()
+        options = batch, batch_s, num_slices, output_subset
         if not isinstance(f, Function) and self._rank_state.engine.is_function(f):
-            own_call.check_no_options(f, batch, batch_s, num_slices, output_subset)
+            own_call.check_no_options(f, *options)
             with self._timed("compute", getattr(f, "name", None) or "function"):
                 return f(*inputs, **inputs_by_name)
         command, form = own_call.prepare(
-            self._rank_state,
-            self._token,
-            f,
-            inputs,
-            inputs_by_name,
-            batch,
-            batch_s,
-            num_slices,
-            output_subset,
+            self._rank_state, self._token, f, inputs, inputs_by_name, *options
         )
         if not self._rank_state.functions[command.number].has_collectives:
             return form(command.run(self._rank_state))
         self._enter_meeting()
-        what: tuple[Any, ...] = (
-            getattr(f, "name", None),
-            command.number,
-            command.num_slices,
-            command.subset,
-        )
-        self._meet("call", *what)
+        name: Any = getattr(f, "name", None)
+        self._meet("call", name, command.number, command.num_slices, command.subset)  # type: ignore[arg-type]  # a list
         with self._stopped_by_others():
             outputs = command.run(self._rank_state)
         return form(outputs)
@@ -290,7 +278,7 @@ class Rank(Collectives):
     @in_step.setter
     def in_step(self, value: bool) -> None:
         self._program.check_running()
-        self._stop.meet_in_step(bool(value))
+        self._stop.in_step = bool(value)
 
     def stop(self) -> None:
         """Ask all ranks to stop: at their next minibatch, or at their next call of a method."""
