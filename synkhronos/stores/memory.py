@@ -26,7 +26,7 @@ from synkhronos._errors import ClosedError, SynkhronosError
 from synkhronos.host import heap
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.machine import cores, memory_room
-from synkhronos.stores.free_list import Changes, FreeList, gaps
+from synkhronos.stores.free_list import NEXT, RANGES, Changes, FreeList, gaps
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _ALIGNMENT = 64
@@ -240,13 +240,16 @@ class SharedMemory:
         """
         with self._changes:
             lists = self._small, self._large
-            free = [item.holes() for item in lists]
+            states = [item.newest() for item in lists]
+            if not self._changes.is_alone():
+                return
             used = [(offset, offset + nbytes) for offset, nbytes in self._blocks.living()]
-            if not self._changes.is_alone() or free != [item.holes() for item in lists]:
+            # A change that has begun since then is either in progress or has replaced a list.
+            if not self._changes.is_alone() or any(NEXT in state for state in states):
                 return
             self._changes.any_lost = False
-            for item, holes in zip(lists, free):
-                for start, stop in gaps([*holes, *used], item.lowest, item.end):
+            for item, state in zip(lists, states):
+                for start, stop in gaps([*state[RANGES], *used], item.lowest, item.end):
                     if item is self._large:
                         self.give_back(start, stop)
                         self._resident.cut(start, stop)
