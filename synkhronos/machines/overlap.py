@@ -75,7 +75,7 @@ class OverlappedReduction:
         Raises if the command cannot continue.
     is_free : callable
         Whether the progress process is free; in a program it is not.
-    progress process : Progress process
+    progress_process : ProgressProcess
         The progress process of this machine.
     first : int
         The rank of the leader in `group`.
@@ -280,7 +280,7 @@ class WireState(NamedTuple):
 
     Attributes
     ----------
-    named memory : Commons
+    named_memory : NamedMemory
         The named memory of the machine.
     buckets : Buckets
         The buckets of the vector.

@@ -82,7 +82,7 @@ class ProgressProcess(ABC):
 
     Attributes
     ----------
-    named memory : Commons
+    named_memory : NamedMemory
         The objects that belong to no rank, for the ranks of this machine and its progress process.
     """
 

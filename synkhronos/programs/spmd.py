@@ -14,7 +14,7 @@ import itertools
 import pickle
 import sys
 from collections import ChainMap
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, List, Sequence
 
 import cloudpickle
 import numpy as np
@@ -40,13 +40,8 @@ from synkhronos.world.world import World, current_world, with_call_lock
 _LARGE = 1 << 16  # bytes; larger arrays are shared
 _PACKAGE = __name__.partition(".")[0]
 
-if TYPE_CHECKING:
-    _List = list[Any]
-else:
-    _List = list
 
-
-class Results(_List):
+class Results(List[Any]):
     """The return values of a program by rank; None for a rank that was ended.
 
     Attributes

@@ -182,7 +182,7 @@ class ControllerChannel:
 
     Parameters
     ----------
-    named memory : Commons
+    named_memory : NamedMemory
         Where its memory is.
     rank, size : int
         This rank, and the number of ranks.

@@ -50,7 +50,7 @@ class Messages:
 
     Parameters
     ----------
-    named memory : Commons
+    named_memory : NamedMemory
         Where the mailboxes are.
     rank, size : int
         This rank, and the number of ranks.
@@ -162,7 +162,7 @@ class Mailbox:
 
     Parameters
     ----------
-    named memory : Commons
+    named_memory : NamedMemory
         Where its memory is.
     name : str
         The name by which all ranks know the receiver.

@@ -54,7 +54,7 @@ class Register:
 
     Parameters
     ----------
-    named memory : Commons
+    named_memory : NamedMemory
         Where its memory is.
     name : str
         The name by which both processes know it.
@@ -116,7 +116,7 @@ class Channel:
 
     Parameters
     ----------
-    named memory : Commons
+    named_memory : NamedMemory
         Where its memory is.
     name : str
         The name by which both processes know it.
@@ -171,7 +171,7 @@ class RegisterGroup:
 
     Parameters
     ----------
-    named memory : Commons
+    named_memory : NamedMemory
         Where the registers are.
     rank, size : int
         The number of this process, and the number of processes.
@@ -268,7 +268,7 @@ class Reports:
 
     Parameters
     ----------
-    named memory : Commons
+    named_memory : NamedMemory
         Where they are.
     rank, size : int
         This rank, and the number of ranks.

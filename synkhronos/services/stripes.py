@@ -41,7 +41,7 @@ class Stripes:
 
     Parameters
     ----------
-    named memory : Commons
+    named_memory : NamedMemory
         Where the stripes are.
     name : str
         The name by which all ranks know them.
@@ -293,7 +293,7 @@ class StripeChannel(Channel):
 
     Parameters
     ----------
-    named memory : Commons
+    named_memory : NamedMemory
         The named memory of the machine.
     rank : int
         The rank that asks.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from typing import Any, Sequence
 
@@ -9,8 +10,10 @@ import numpy as np
 
 from synkhronos._typing import DTypeLike, Rows
 from synkhronos.arithmetic.partition import take_rows
-from synkhronos.stores.handle import FileHandle, Handle, MappedFiles
+from synkhronos.stores.handle import FileHandle, Handle, map_file
 from synkhronos.stores.named_memory import NamedMemory
+
+_MOST_FILES = 64  # that a rank keeps mapped
 
 
 class Store(ABC):
@@ -27,7 +30,7 @@ class Store(ABC):
     epoch : int or None
         As long as this number is the same, the ranks get the same views for a handle and a range of
         rows, command after command, and these reflect every change. With None they may get copies.
-    named memory : Commons
+    named_memory : NamedMemory
         The arrays and locks that belong to no rank.
     """
 
@@ -36,7 +39,7 @@ class Store(ABC):
     epoch: int | None = None
 
     def __init__(self) -> None:
-        self._files = MappedFiles()
+        self._map_file = functools.lru_cache(_MOST_FILES)(map_file)
 
     @abstractmethod
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
@@ -67,7 +70,7 @@ class Store(ABC):
     def get(self, handle: Handle) -> np.ndarray:
         """Return the array of a handle."""
         if isinstance(handle, FileHandle):
-            return self._files.get(handle)
+            return self._map_file(handle)
         return self._get(handle)
 
     @abstractmethod

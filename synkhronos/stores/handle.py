@@ -18,7 +18,6 @@ from synkhronos._typing import Rows
 from synkhronos.host.handler_errors import reraise_if_handlers
 
 _DIGESTED = 1 << 24  # bytes at a time
-_MOST_FILES = 64  # files that a rank keeps mapped
 
 
 class Handle:
@@ -147,34 +146,20 @@ def find_same_file(handle: FileHandle, expected: bytes) -> FileHandle | None:
         status = os.stat(handle.filename)
         identity = status.st_dev, status.st_ino, status.st_ctime_ns
         own = dataclasses.replace(handle, identity=identity)
-        return own if digest(_map_file(own)) == expected else None
+        return own if digest(map_file(own)) == expected else None
     except (OSError, ValueError) as error:  # there is none, or it is shorter
         reraise_if_handlers(error)
         return None
 
 
-class MappedFiles:
-    """The files that this rank has mapped, at most `_MOST_FILES`."""
+def map_file(handle: FileHandle) -> np.ndarray:
+    """Return the array of a handle, read-only.
 
-    def __init__(self) -> None:
-        self._arrays: dict[FileHandle, np.ndarray] = {}
-
-    def get(self, handle: FileHandle) -> np.ndarray:
-        """Return the array of a handle, read-only.
-
-        Raises
-        ------
-        OSError
-            If the file no longer exists, or another file has its name.
-        """
-        if handle not in self._arrays:
-            if len(self._arrays) >= _MOST_FILES:
-                self._arrays.clear()
-            self._arrays[handle] = _map_file(handle)
-        return self._arrays[handle]
-
-
-def _map_file(handle: FileHandle) -> np.ndarray:
+    Raises
+    ------
+    OSError
+        If the file no longer exists, or another file has its name.
+    """
     filename = handle.filename
     # Without O_NONBLOCK, opening a named pipe that has the name of the file would block.
     with open(filename, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
