@@ -179,7 +179,7 @@ class OverlappedReduction:
         state = WireState(self._progress_process.named_memory, buckets)
         self._table = state.table
         self._progress_process.start(leaders.number, TransferWireState(buckets, is_given))
-        leaders.wait_inside(state.is_done, meets=False)
+        leaders.wait_inside(lambda: state.table[_DONE], meets=False)
         return state
 
     def _wait(self, ready: Callable[[], Any]) -> None:
@@ -313,14 +313,6 @@ class WireState(NamedTuple):
             factors = self.named_memory.array(f"kept factors {length}", length, np.float32)
         return rest[: table[_REST]], factors
 
-    def mark_done(self) -> None:
-        """Let the leader continue."""
-        self.table[_DONE] = 1
-
-    def is_done(self) -> bool:
-        """Whether the progress process has done its work."""
-        return bool(self.table[_DONE])
-
 
 class TransferWireState:
     """A progress process's part of the transfer of a wire format's state. It is a `Work`.
@@ -343,7 +335,7 @@ class TransferWireState:
             restore(wires, self._buckets.sizes(), state.get())
         else:
             state.put(kept_by(wires))
-        state.mark_done()
+        state.table[_DONE] = 1  # the leader continues
 
 
 # Reducing buckets

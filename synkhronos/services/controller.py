@@ -27,7 +27,7 @@ _AWAKE = 0.2  # seconds between two checks of a rank that waits
 _LONGEST = 60.0  # seconds of one wait of the controller, which is woken at the end of a program
 _NAP = 1e-3
 _GRACE = 1.0  # seconds for the controller to end by itself
-_STATES = READY, ENDING = 1, 2
+READY, ENDING = 1, 2  # states
 
 Answer = Callable[[Any, int, Any], Any]
 

@@ -10,6 +10,7 @@ of processes that have named memory, but no transport. `Reports` are numbers tha
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 import time
@@ -92,6 +93,19 @@ class Register:
             self._seen = complete[0]
         return complete
 
+    def wait_for(self, number: int, bell: Semaphore, awake: float, check: Callable[[], object]) -> bytes:
+        """Return the bytes that are written with a number, after which `bell` is posted.
+
+        `check` is called when `awake` seconds have passed.
+        """
+        while True:
+            is_there = self.label()[0] == number  # and not the previous one
+            complete = self.read() if is_there else None
+            if complete is not None:
+                return complete[1]
+            if not bell.wait(awake):
+                check()
+
     def written_since(self) -> int | None:
         """Return when bytes were written that `read_new` has not returned; None if there are none."""
         number, moment = self.label()
@@ -142,13 +156,7 @@ class Channel:
         number = self.question.label()[0] + 1  # continue after the numbers of a dead predecessor
         self._bell.drain()
         self.put(number, question)
-        while True:
-            is_there = self.answer.label()[0] == number  # and not the previous answer
-            answer = self.answer.read() if is_there else None
-            if answer is not None:
-                return answer[1]
-            if not self._bell.wait(awake):
-                check()
+        return self.answer.wait_for(number, self._bell, awake, check)
 
     def put(self, number: int, question: bytes) -> None:
         """Write a question, and wake the process that answers."""
@@ -217,12 +225,8 @@ class RegisterGroup:
         ]
 
     def _wait_for(self, rank: int, register: Register) -> bytes:
-        while True:
-            complete = register.read() if register.label()[0] == self._number else None
-            if complete is not None:
-                return complete[1]
-            if not self._bells[self.rank].wait(_AWAKE):
-                self._check(rank)
+        bell, check = self._bells[self.rank], functools.partial(self._check, rank)
+        return register.wait_for(self._number, bell, _AWAKE, check)
 
 
 class LatestReports:
