@@ -257,7 +257,8 @@ class Center(_html.Shown):
            and 3 in their asynchronous form, algorithm 1.
         """
         self._enter()
-        alpha = _check_alpha(alpha)
+        if not 0 < check_number(alpha, "elastic", "a number as alpha") <= 1:
+            raise ValueError(f"elastic: expected alpha in (0, 1], got {alpha}")
         for shared, dtype in zip(self._shareds, self._dtypes):
             if dtype.kind != "f":
                 raise TypeError(
@@ -416,13 +417,6 @@ def _subtract(one: AnyArray, other: AnyArray, out: AnyArray) -> None:
         np.subtract(one, other, out)
     else:
         np.subtract(one, other, out, dtype=out.dtype)
-
-
-def _check_alpha(alpha: Any) -> float:
-    number = check_number(alpha, "elastic", "a number as alpha")
-    if not 0 < number <= 1:
-        raise ValueError(f"elastic: expected alpha in (0, 1], got {alpha}")
-    return number
 
 
 def _label(shared: SharedVariable) -> str:
