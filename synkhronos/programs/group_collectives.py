@@ -6,6 +6,7 @@ All-reduces of plain arrays are prepared once for arrays of a kind, also those o
 
 from __future__ import annotations
 
+import functools
 import pickle
 from abc import ABC, abstractmethod
 from typing import Any, Callable, Hashable, Sequence
@@ -38,12 +39,14 @@ class ArrayReductions:
     def __init__(
         self, meet: Callable[..., list[Any]], find_communicator: Callable[[], Communicator]
     ) -> None:
-        self._meet, self._find_communicator = meet, find_communicator
-        self._prepared: dict[tuple[Hashable, ...], Reduction] = {}
+        self._meet = meet
 
-    def __len__(self) -> int:
-        """Return the number of reductions that are kept."""
-        return len(self._prepared)
+        # Every process calls it at the same point, so all of them drop the same reductions.
+        @functools.lru_cache(_MOST)
+        def prepare(op: ReduceOp, *types: str) -> Reduction:
+            return find_communicator().prepare_reduction(op)
+
+        self._prepare = prepare
 
     def all_reduce(
         self, given: Sequence[Any], op: ReduceOp, weight: float | None = None
@@ -66,16 +69,12 @@ class ArrayReductions:
             operation.check_dtype(array.dtype, "an array")
         kind = op, *(f"{each.dtype}{list(each.shape)}" for each in arrays)
         self._meet("all_reduce", *kind)
-        if kind not in self._prepared:
-            if len(self._prepared) >= _MOST:  # in every process at the same point
-                self._prepared.clear()
-            self._prepared[kind] = self._find_communicator().prepare_reduction(op)
-        reduced = self._prepared[kind](arrays, 1 if weight is None else weight)
+        reduced = self._prepare(*kind)(arrays, 1 if weight is None else weight)
         return [np.array(each) for each in reduced]  # as other processes will write to their memory
 
     def clear(self) -> None:
         """Free what is kept."""
-        self._prepared.clear()
+        self._prepare.cache_clear()
 
 
 def check_weight(operation: Operation, weight: float | None) -> None:
