@@ -39,8 +39,8 @@ from synkhronos.programs.group_collectives import GroupCollectives
 from synkhronos.services.messages import Mailbox, put, take
 from synkhronos.services.registers import RegisterGroup
 from synkhronos.services.stripes import Stripes
+from synkhronos.stores.base import SharedMemoryStore
 from synkhronos.stores.named_memory import JointNamedMemory
-from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.world.devices import make_engine
 
 _MOST = 16  # attached processes at once, if their number is not given

@@ -27,9 +27,9 @@ import numpy as np
 from synkhronos._errors import SynkhronosError
 from synkhronos.host.descriptors import descriptors, give_up
 from synkhronos.host.handler_errors import reraise_if_handlers
+from synkhronos.stores.base import MappedMemory as MappedMemory
+from synkhronos.stores.base import map_memory as map_memory
 from synkhronos.stores.named_memory import open_unnamed
-from synkhronos.stores.shared import MappedMemory as MappedMemory
-from synkhronos.stores.shared import map_memory as map_memory
 from synkhronos.transports import limits
 from synkhronos.transports.children import Children, find_dead, status
 from synkhronos.transports.children import has_ended as has_ended

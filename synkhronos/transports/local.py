@@ -33,8 +33,8 @@ from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.host.descriptors import OpenFile, descriptors, give_up
 from synkhronos.host.machine import affinity, cores, leave_core_of
 from synkhronos.host.status import PROCESS, StatusPage
+from synkhronos.stores.base import SharedMemoryStore
 from synkhronos.stores.memory import SharedMemory
-from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.transports import limits
 from synkhronos.transports.barriers import BarrierProgress
 from synkhronos.transports.base import ServiceProcess, Transport, do_nothing

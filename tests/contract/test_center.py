@@ -16,7 +16,7 @@ from synkhronos.programs.center import Center
 from synkhronos.services.stripes import Stripes
 from synkhronos.stores.memory import SharedMemory
 from specifications.store import NaiveNamedMemory
-from synkhronos.stores.shared import SharedMemoryStore
+from synkhronos.stores.base import SharedMemoryStore
 
 ENGINE = NaiveEngine()
 STRIPE = 512  # bytes, in all tests

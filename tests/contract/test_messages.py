@@ -13,7 +13,7 @@ from synkhronos.services import messages
 from synkhronos.services.messages import Mailbox, Messages
 from synkhronos.stores.memory import SharedMemory
 from specifications.store import NaiveNamedMemory
-from synkhronos.stores.shared import SharedMemoryStore
+from synkhronos.stores.base import SharedMemoryStore
 
 CHUNK = 4096
 

@@ -11,7 +11,7 @@ from synkhronos._errors import SynkhronosError
 from synkhronos.stores import named_memory as module
 from synkhronos.stores import memory as memory_module
 from synkhronos.stores.memory import SharedMemory
-from synkhronos.stores.shared import SharedMemoryStore
+from synkhronos.stores.base import SharedMemoryStore
 
 MEBIBYTE = 1 << 20
 

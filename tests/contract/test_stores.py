@@ -29,7 +29,7 @@ from synkhronos.stores import free_list
 from synkhronos.stores import memory as memory_module
 from synkhronos.stores.free_list import FreeList
 from synkhronos.stores.memory import Deallocations, SharedMemory
-from synkhronos.stores.shared import SharedMemoryStore
+from synkhronos.stores.base import SharedMemoryStore
 
 MEBIBYTE = 1 << 20
 

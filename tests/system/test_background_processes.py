@@ -14,8 +14,8 @@ from test_children import wait_until
 import synkhronos as synk
 from synkhronos.services import background_processes
 from synkhronos.services.background_processes import BackgroundProcesses, MappedMemory, map_memory
+from synkhronos.stores import base
 from synkhronos.stores import memory as memory_module
-from synkhronos.stores import shared
 from synkhronos.transports.children import Children
 
 
@@ -53,7 +53,7 @@ def test_too_little_memory_is_an_error_before_anything_is_allocated(monkeypatch)
     def refuse(*args):
         raise OSError(errno.ENOSPC, "No space left")
 
-    monkeypatch.setattr(shared.os, "posix_fallocate", refuse)
+    monkeypatch.setattr(base.os, "posix_fallocate", refuse)
     with pytest.raises(MemoryError, match="4096 bytes were requested: .*No space left"):
         MappedMemory(4096, "test")
     assert len(os.listdir("/proc/self/fd")) == files
