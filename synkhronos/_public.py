@@ -58,8 +58,8 @@ from synkhronos.programs.attached import (
     attach as attach,
 )
 from synkhronos.programs.center import Center as Center
-from synkhronos.programs.lock import ProgramLock as ProgramLock
-from synkhronos.programs.rank_group import RankGroup as RankGroup
+from synkhronos.programs.center import ProgramLock as ProgramLock
+from synkhronos.programs.group_collectives import RankGroup as RankGroup
 from synkhronos.programs.rank import Rank as Rank
 from synkhronos.programs.spmd import (
     Results as Results,

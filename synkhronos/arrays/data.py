@@ -13,8 +13,7 @@ from synkhronos._checks import check_extent, check_oversize, check_shape
 from synkhronos._errors import ClosedError
 from synkhronos._typing import AnyArray, ArrayLike, DTypeLike, Shape
 from synkhronos.arithmetic.conversion import condition
-from synkhronos.stores.files import locate_in_file
-from synkhronos.stores.handle import Handle
+from synkhronos.stores.handle import Handle, locate_in_file
 from synkhronos.world.world import World
 
 

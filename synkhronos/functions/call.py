@@ -26,8 +26,7 @@ from synkhronos.functions.rows import (
     distinct,
 )
 from synkhronos.host.status import ROWS
-from synkhronos.stores.handle import Composite, Handle
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import Composite, Handle, RequiredRows
 from synkhronos.world.rank_state import Command, RankState
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from synkhronos.arithmetic.comparison import checksum, sample
 from synkhronos.arrays.data import as_data
 from synkhronos.functions.replica_tracker import labels, replica_tracker_of
 from synkhronos.host.log import logger
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import RequiredRows
 from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World, current_world, with_call_lock
 

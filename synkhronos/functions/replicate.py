@@ -21,8 +21,7 @@ from synkhronos.host import heap
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
-from synkhronos.stores.handle import Handle
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import Handle, RequiredRows
 from synkhronos.world import generators
 from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World, current_world, with_call_lock

@@ -12,8 +12,7 @@ from synkhronos._typing import Compiled, SharedVariable
 from synkhronos.arrays.data import Data
 from synkhronos.functions.function import Function
 from synkhronos.functions.replicate import replicate
-from synkhronos.stores.handle import Handle
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import Handle, RequiredRows
 from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World, current_world
 

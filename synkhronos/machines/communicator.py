@@ -17,7 +17,7 @@ from synkhronos.arithmetic.averages import normalized
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.base import ArraySpec, PreparingCommunicator
 from synkhronos.comms.wires import WireReduction
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import RequiredRows
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, T

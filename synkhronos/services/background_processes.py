@@ -27,8 +27,8 @@ import numpy as np
 from synkhronos._errors import SynkhronosError
 from synkhronos.host.descriptors import descriptors, give_up
 from synkhronos.host.handler_errors import reraise_if_handlers
-from synkhronos.stores.mapped import MappedMemory as MappedMemory
-from synkhronos.stores.mapped import map_memory as map_memory
+from synkhronos.stores.base import MappedMemory as MappedMemory
+from synkhronos.stores.base import map_memory as map_memory
 from synkhronos.stores.named_memory import open_unnamed
 from synkhronos.transports import limits
 from synkhronos.transports.children import Children, find_dead, status

@@ -33,8 +33,8 @@ from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.host.descriptors import OpenFile, descriptors, give_up
 from synkhronos.host.machine import affinity, cores, leave_core_of
 from synkhronos.host.status import PROCESS, StatusPage
+from synkhronos.stores.base import SharedMemoryStore
 from synkhronos.stores.memory import SharedMemory
-from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.transports import limits
 from synkhronos.transports.barriers import BarrierProgress
 from synkhronos.transports.base import ServiceProcess, Transport, do_nothing
@@ -45,7 +45,7 @@ from synkhronos.transports.waiting import SpinPolicy
 
 if TYPE_CHECKING:
     from synkhronos.comms.base import Communicator, Group
-    from synkhronos.stores.required_rows import Needs
+    from synkhronos.stores.handle import Needs
 
 CHECK_INTERVAL = 0.2  # seconds between checks that the other processes are alive
 _START = 60.0  # seconds for a worker to start, if there is no other limit

@@ -26,8 +26,8 @@ from synkhronos.transports.replies import Replies
 from synkhronos.transports.semaphore import Counter, Semaphore
 
 if TYPE_CHECKING:
-    from synkhronos.stores.required_rows import Needs
-    from synkhronos.stores.shared import SharedMemoryStore
+    from synkhronos.stores.base import SharedMemoryStore
+    from synkhronos.stores.handle import Needs
 
 # A rank starts seven others in each level. With a larger radix the last of these start later; with a
 # smaller one there are more levels, each of which takes 50 microseconds if the workers sleep.

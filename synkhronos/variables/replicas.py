@@ -22,7 +22,7 @@ from synkhronos.arithmetic.partition import select, share
 from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.functions.replica_tracker import replica_tracker_of
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import RequiredRows
 from synkhronos.variables.arguments import (
     as_list,
     check_has_rows,

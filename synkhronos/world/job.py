@@ -28,8 +28,7 @@ from synkhronos.host.log import logger
 from synkhronos.host.machine import cores, use_cores
 from synkhronos.machines import progress_process as progress_processes
 from synkhronos.machines.job import reports
-from synkhronos.machines.leaders import BROKEN, CONTROL, Leaders
-from synkhronos.machines.links import LostError
+from synkhronos.machines.leaders import BROKEN, CONTROL, Leaders, LostError
 from synkhronos.machines.progress_process import TaskProgressProcess
 from synkhronos.machines.transport import NO_PROGRESS_PROCESS, MachinesTransport
 from synkhronos.transports.tree import make_local

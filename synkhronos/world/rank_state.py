@@ -24,8 +24,7 @@ from synkhronos.comms.wires import Wire
 from synkhronos.engines.base import Engine
 from synkhronos.host.handler_errors import suppress
 from synkhronos.host.status import LINE
-from synkhronos.stores.handle import Composite, Handle
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import Composite, Handle, RequiredRows
 from synkhronos.transports.base import Transport
 from synkhronos.world.replies import failure, success
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterable, Sequence
 
 from synkhronos._typing import SharedVariable
 from synkhronos.host import heap
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import RequiredRows
 from synkhronos.world.rank_state import Command, RankState, Received
 
 _MANY_SCHEDULES = 32

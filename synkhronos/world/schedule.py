@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterable, Sequence
 
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import RequiredRows
 from synkhronos.world.rank_state import SCHEDULE_NUMBER, Command, RankState
 from synkhronos.world.world import World
 

@@ -18,7 +18,7 @@ from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.comms.base import RepeatingCommunicator
 from synkhronos.machines.store import MachinesStore
 from specifications.store import NaiveStore
-from synkhronos.stores.required_rows import RequiredRows, combine, positions
+from synkhronos.stores.handle import RequiredRows, combine, positions
 from synkhronos.machines.leaders import CONTROL, END, REPLY, Leaders
 from specifications.links import NaiveLinks, NaiveNetwork
 from synkhronos.machines.commands import CommandReceiver, CommandSender

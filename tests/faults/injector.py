@@ -19,8 +19,8 @@ from scenarios import EXIT_CODE, PROGRAM, SIGNALS, STEPS
 
 from synkhronos.functions import call as _call, replicate
 from synkhronos.programs.center import Center
-from synkhronos.services.channel import Channel, Register
-from synkhronos.services.mailbox import Mailbox
+from synkhronos.services.messages import Mailbox
+from synkhronos.services.registers import Channel, Register
 from synkhronos.services.stripes import Stripes
 from synkhronos.stores.named_memory import SharedNamedMemory
 from synkhronos.transports import children, local

@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterable, Sequence
 import numpy as np
 
 from synkhronos.arithmetic.comparison import difference, digest, rounding, sample
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import RequiredRows
 from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World
 

@@ -26,8 +26,7 @@ from synkhronos.functions.outputs import NO_ARRAY, unpack
 from synkhronos.functions.replica import on_copies
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.rows import Column
-from synkhronos.stores.handle import Handle
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import Handle, RequiredRows
 from synkhronos.world import generators
 from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.schedule import FusedCommand
