@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
@@ -77,7 +78,7 @@ class LinkedRanks(Protocol):
 
 def are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     """Whether two lists contain the same objects, by identity."""
-    return len(some) == len(others) and all([item is other for item, other in zip(some, others)])
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 #: Broadcasts arrays

@@ -20,10 +20,9 @@ from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.arrays.objects import ObjectData, SparseData, to_sparse
 from synkhronos.engines.base import dims_of
-from synkhronos.functions.call import CallFunction
+from synkhronos.functions.call import CallFunction, Split
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.replicate import replicate
-from synkhronos.functions.rows import Split
 from synkhronos.functions.signature import Input
 from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World

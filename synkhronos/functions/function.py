@@ -31,7 +31,7 @@ from synkhronos.functions.replicate import Sending, check_sent, replicate
 from synkhronos.functions.signature import Input, Output
 from synkhronos.world.call_lock import CallLock, takes_call_lock
 from synkhronos.world.rank_state import Command
-from synkhronos.world.schedule import Schedule
+from synkhronos.world.schedule import Schedule, ScheduledRun
 from synkhronos.world.world import World, current_world, world_exists
 
 if TYPE_CHECKING:
@@ -220,28 +220,26 @@ class Function:
                 replicate(world)
                 check_sent(world, self)
                 if plain and all([type(value) is Data for value in values]):
-                    command = self.schedule = Schedule(world, command, datas, batch is None)
+                    self.schedule = Schedule(world, command, datas, batch is None)
+                    command = ScheduledRun(self.schedule)
             if world.is_recording:  # the script may free arrays before the command runs
                 return self._submit(command, [data.data for data in datas])
             if plain and self.watch is None:
-                values = outputs.collect(world, self, world.run(command), None)
-                return outputs.in_form(self, values, None)
+                return outputs.collect(world, self, None, world.run(command))
             return self._submit(command)
 
     def _submit(self, command: Command, kept: Sequence[Any] | None = None) -> Result:
         """Run or record a command, or an observed form of it; `kept` lives until it has run."""
-        finish: Finish = functools.partial(self._finish, getattr(command, "subset", None))
+        world: Any = self._world  # it is usable
+        subset = getattr(command, "subset", None)
+        finish: Finish = functools.partial(outputs.collect, world, self, subset)
         if self.verification is not None:
             self.verification.before(self, command.plain)  # type: ignore[arg-type]  # it is a call
         if self.watch is not None:
             observed, finish = self.watch.observe(command.plain, finish)
             if observed is not command.plain:
                 command = observed
-        return self._world.submit(command, finish, kept)  # type: ignore[union-attr]  # it is usable
-
-    def _finish(self, subset: Sequence[int] | None, results: Sequence[tuple[Any, ...]]) -> Result:
-        values = outputs.collect(self._world, self, results, subset)  # type: ignore[arg-type]  # as above
-        return outputs.in_form(self, values, subset)
+        return world.submit(command, finish, kept)
 
     @property
     def call_lock(self) -> CallLock:

@@ -14,7 +14,7 @@ import numpy as np
 from synkhronos.functions.call import CallFunction
 from synkhronos.functions.comparing.replicas import Observed
 from synkhronos.functions.replica import Replica
-from synkhronos.world.schedule import FusedCommand
+from synkhronos.world.rank_state import FusedCommand
 from synkhronos.world.world import World, current_world
 
 if TYPE_CHECKING:

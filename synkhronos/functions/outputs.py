@@ -147,21 +147,16 @@ def _check_are_arrays(
 # Reduced by the master
 
 
-def collect(
-    world: World,
-    function: Any,
-    results: _Results,
-    subset: Sequence[int] | None,
-) -> list[Any]:
-    """Return the list of outputs, each reduced over the ranks that had rows.
+def collect(world: World, function: Any, subset: Sequence[int] | None, results: _Results) -> Any:
+    """Return the outputs as the Theano function would, each reduced over the ranks that had rows.
 
     Parameters
     ----------
+    subset : list of int or None
+        The indices of the outputs; None for all.
     results : list of tuple
         For each rank, its number of rows, followed by its outputs in the form in which they were sent.
         A rank without rows has no outputs.
-    subset : list of int or None
-        The indices of the outputs; None for all.
     """
     columns = zip(*results)
     weights: Any = next(columns)
@@ -185,7 +180,7 @@ def collect(
             outputs.append(_of_master(world, function, index, results)[len(outputs)])
         else:
             outputs.append(_of_ranks(world, function, index, values, weights, results))
-    return outputs
+    return in_form(function, outputs, subset)
 
 
 def in_form(function: Any, values: list[Any], subset: Sequence[int] | None) -> Any:

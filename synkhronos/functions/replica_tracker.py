@@ -121,8 +121,8 @@ class ReplicaTracker:
                 number for number, (_, shareds) in sources.items() if not self.stale.isdisjoint(shareds)
             )
 
-    def equalized(self, numbers: Sequence[int]) -> None:
-        """Record that a collective has made the replicas equal."""
+    def equalized(self, numbers: Sequence[int], results: Any = None) -> None:
+        """Record that a collective, which may have had some results, has made the replicas equal."""
         self.compared(numbers)
         self.restored(numbers)
 

@@ -40,8 +40,8 @@ def turn_of(function: Function, waits: bool = False) -> CallLock | WaitedFor:
     return function.call_lock.waited_for if waits else function.call_lock
 
 
-def reported(function: Function, name: str, take: Callable[[], Any]) -> Any:
-    """Return ``take()``, which takes a step, and report the step if there are functions of `on_step`.
+def reported(function: Function, name: str, take: Callable[..., Any], *arguments: Any) -> Any:
+    """Return ``take(*arguments)``, a step, and report it if there are functions of `on_step`.
 
     Parameters
     ----------
@@ -51,12 +51,14 @@ def reported(function: Function, name: str, take: Callable[[], Any]) -> Any:
         The name of the step.
     take : callable
         Takes the step, and returns its outputs in the script's form.
+    *arguments
+        Its arguments.
     """
     world = function._world
     hooks = None if world is None else world.step_hooks
     if hooks is None or not hooks.are_due(world):
-        return take()
-    return hooks.run(world, name, function.replica.number, take)
+        return take(*arguments)
+    return hooks.run(world, name, function.replica.number, lambda: take(*arguments))
 
 
 def report_step(name: str, seconds: float, rows: int, outputs: Any) -> None:

@@ -24,7 +24,7 @@ from synkhronos.machines.neighbours import Neighbours
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.named_memory import LockFile, NamedMemory, SharedNamedMemory, open_unnamed
 from synkhronos.transports.children import has_ended
-from synkhronos.transports.semaphore import NBYTES, Semaphore
+from synkhronos.transports.waiting import NBYTES, Semaphore
 
 _LEADER, _PROGRESS_PROCESS = 0, 1  # their ranks among the tasks of the machine
 _TAG = 0

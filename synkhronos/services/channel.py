@@ -14,7 +14,7 @@ import zlib
 from typing import Callable
 
 from synkhronos.stores.named_memory import NamedMemory
-from synkhronos.transports.semaphore import Semaphore
+from synkhronos.transports.waiting import Semaphore
 
 _HEAD = struct.Struct("=qqqI")  # the number, the time, the length, and the checksum of number and bytes
 _LEAST_ROOM = 1 << 10  # bytes

@@ -23,7 +23,7 @@ from synkhronos.services.channel import Channel
 from synkhronos.services.wakeups import wakeup_semaphores
 from synkhronos.stores.named_memory import Lock, NamedMemory
 from synkhronos.transports.base import ServiceProcess, Transport
-from synkhronos.transports.semaphore import Semaphore
+from synkhronos.transports.waiting import Semaphore
 
 _NAME = "controller"
 _AWAKE = 0.2  # seconds between two checks of a rank that waits

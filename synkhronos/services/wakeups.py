@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from synkhronos.stores.named_memory import NamedMemory
-from synkhronos.transports.semaphore import NBYTES, Semaphore
+from synkhronos.transports.waiting import NBYTES, Semaphore
 
 
 def wakeup_semaphores(named_memory: NamedMemory, name: str, count: int) -> list[Semaphore]:

@@ -28,13 +28,16 @@ class Store(ABC):
     epoch : int or None
         As long as this number is the same, the ranks get the same views for a handle and a range of
         rows, command after command, and these reflect every change. With None they may get copies.
-    named memory : Commons
+    is_shared : bool
+        Whether every rank always gets a view of the whole array of a handle.
+    named_memory : NamedMemory
         The arrays and locks that belong to no rank.
     """
 
     ranks: int
     named_memory: NamedMemory
     epoch: int | None = None
+    is_shared: bool = False
 
     def __init__(self) -> None:
         self._files = MappedFiles()

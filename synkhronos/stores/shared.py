@@ -40,7 +40,7 @@ class SharedMemoryStore(Store):
         The locks of the named memory, by default new ones.
     """
 
-    epoch = 0
+    epoch, is_shared = 0, True
 
     def __init__(self, memory: SharedMemory, locks: LockFile | None = None) -> None:
         super().__init__()

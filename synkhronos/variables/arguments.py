@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ from synkhronos.engines.base import NO_VALUE, Engine, dims_of
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.schedule import ScheduledRun
 from synkhronos.world.world import World, current_world
 
 if TYPE_CHECKING:
@@ -64,7 +66,8 @@ def register(world: World, variables: Sequence[SharedVariable]) -> None:
 
 def submit(world: World, command: Command, finish: Finish, used: Any) -> Any:
     """Replicate missing functions and variables, then run a command; see `World.submit`."""
-    replicate(world)
+    if type(command) is not ScheduledRun:  # with which nothing new has come
+        replicate(world)
     return world.submit(command, finish, used)
 
 
@@ -73,11 +76,7 @@ def submit_equalizing(world: World, command: Any, variables: Sequence[SharedVari
 
     A repeated collective is not submitted again, so its end is noted, too.
     """
-    agreement, numbers = replica_tracker_of(world), command.plain.numbers
-
-    def note(_: Any = None) -> None:
-        agreement.equalized(numbers)
-
+    note = functools.partial(replica_tracker_of(world).equalized, command.plain.numbers)
     if world.is_recording:
         note()  # for the next calls of the block
     pending: Pending | None = submit(world, command, note, variables)
@@ -91,9 +90,10 @@ def numbers_of(world: World, variables: Sequence[SharedVariable]) -> list[int]:
 
 def storages(state: RankState, numbers: Sequence[int]) -> list[Any]:
     """Return the arrays of this rank's replicas, or raise ``ValueError`` if an array is None."""
-    found = [state.engine.storage(state.shareds[number]) for number in numbers]
-    for number, array in zip(numbers, found):
-        if array is None:
+    found = []
+    for number in numbers:
+        found.append(state.engine.storage(state.shareds[number]))
+        if found[-1] is None:
             raise ValueError(f"{state.shareds[number]} has no value on rank {state.rank}: {NO_VALUE}")
     return found
 

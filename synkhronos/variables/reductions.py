@@ -24,9 +24,10 @@ from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.formats import Format, check_arrays, check_format
 from synkhronos.engines.base import Engine
 from synkhronos.functions.function import Function
+from synkhronos.functions.replicate import replicate
 from synkhronos.variables.arguments import numbers_of, resolve, storages
 from synkhronos.world.rank_state import Command
-from synkhronos.world.schedule import Schedule
+from synkhronos.world.schedule import Schedule, ScheduledRun
 from synkhronos.world.world import World, current_world
 
 if TYPE_CHECKING:
@@ -108,8 +109,9 @@ class Reduce(Command):
             reduced = reduce(arrays, *own)
             if self.target == "new" and state.is_master:
                 return [np.array(state.engine.to_host(array)) for array in reduced]
-            for number, array in zip(numbers, reduced):
-                state.engine.store(state.shareds[number], array)
+            for number, former, array in zip(numbers, arrays, reduced):
+                if array is not former:
+                    state.engine.store(state.shareds[number], array)
             return None
 
         return run
@@ -169,7 +171,6 @@ def plan_reduction(
 ) -> tuple[World, list[SharedVariable], Command]:
     """Return the world, the variables and the command, after checking the arguments."""
     world = current_world()
-    world.check_usable()
     objects = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
     known, key = world.part(_Reductions), None
     if wire is not None and type(op) is str:  # another type is refused below
@@ -192,7 +193,9 @@ def plan_reduction(
     if key is not None:
         if len(known) >= _MOST_SCHEDULES:
             known.clear()
-        command = known[key] = Schedule(world, command)
+        known[key] = Schedule(world, command)
+        command = ScheduledRun(known[key])
+    replicate(world)
     return world, variables, command
 
 

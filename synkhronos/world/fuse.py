@@ -10,8 +10,8 @@ from typing import Any, Callable, Sequence
 from synkhronos._errors import FuseError
 from synkhronos._text import shortened
 from synkhronos._typing import Finish
-from synkhronos.world.rank_state import Command
-from synkhronos.world.schedule import FusedCommand, Schedule
+from synkhronos.world.rank_state import Command, FusedCommand
+from synkhronos.world.schedule import Schedule
 from synkhronos.world.world import current_world
 
 

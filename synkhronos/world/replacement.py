@@ -102,6 +102,7 @@ def _replace(world: World, rank: int, cause: str, restarts: int) -> None:
 def _prepare(world: World, restarts: int, forked_from: int, takes_part: bool) -> None:
     """Give a new worker, a copy of the rank whose stream index is `forked_from`, its own state."""
     state = world.rank_state
+    state.find_rank()
     state.copy_out_of_store()  # where the other rank continues to write
     state.restarts = restarts if takes_part else 0
     replacements = world.part(_Replacements)[state.rank]

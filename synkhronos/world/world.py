@@ -30,9 +30,8 @@ from synkhronos.transports.base import Transport
 from synkhronos.transports.fork_locks import warn_of_threads
 from synkhronos.world.call_lock import CallLock
 from synkhronos.world.options import Options
-from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.rank_state import Command, RankState, results_of
 from synkhronos.world.registry import Registry
-from synkhronos.world.replies import results_of
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.worker import work
 
@@ -294,7 +293,8 @@ class World:
             Any exception that the command raised in the master.
         """
         # `self.here` has no local name here: tracebacks would keep it, and its memory, after a restart.
-        self.check_usable()
+        if self.broken is not None or self.in_program or self.closed:
+            self.check_usable()
         self.rank_state.engine.enter_thread()
         if self.rank_state.size == 1:
             return self._run_and_drop(command, lambda command: [command.run(self.rank_state)])

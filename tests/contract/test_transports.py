@@ -18,7 +18,7 @@ from synkhronos._errors import SynkhronosError, WorldBrokenError
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.mailbox import Mailbox
-from synkhronos.transports.barriers import BarrierProgress
+from synkhronos.transports.waiting import BarrierProgress
 from specifications.transport import NaiveTransport
 from synkhronos.transports.tree import RADIX, TreeTransport
 

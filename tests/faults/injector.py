@@ -25,7 +25,7 @@ from synkhronos.services.mailbox import Mailbox
 from synkhronos.services.stripes import Stripes
 from synkhronos.stores.named_memory import SharedNamedMemory
 from synkhronos.transports import children, local
-from synkhronos.transports.barriers import BarrierProgress
+from synkhronos.transports.waiting import BarrierProgress
 from synkhronos.variables import replicas as _replicas
 from synkhronos.world import worker
 from synkhronos.world.rank_state import RankState

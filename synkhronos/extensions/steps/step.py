@@ -187,9 +187,9 @@ class Step:
         rows += [(phase.function.name, "on each rank") for phase in self._later]
         return [*rows, ("updates", listed([target.name or target for target in self._targets]))]
 
-    def reported(self, take: Callable[[], Any]) -> Any:
-        """Return ``take()``, which takes a step, and report it to functions of ``synk.on_step``."""
-        return reported(self._rows.function, self.name or "step", take)
+    def reported(self, take: Callable[..., Any], *arguments: Any) -> Any:
+        """Return ``take(*arguments)``, a step, and report it to functions of ``synk.on_step``."""
+        return reported(self._rows.function, self.name or "step", take, *arguments)
 
     def _make_calls(self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any) -> None:
         positional, named = self._inputs.select(self._rows.indices, values)

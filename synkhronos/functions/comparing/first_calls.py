@@ -16,7 +16,7 @@ from synkhronos._errors import MismatchError, WorldBrokenError, warn
 from synkhronos._text import listed
 from synkhronos.engines.base import Causes
 from synkhronos.functions.analysis import causes_of
-from synkhronos.functions.call import CallFunction
+from synkhronos.functions.call import CallFunction, RowLimit
 from synkhronos.functions.comparing.reasons import of_graph
 from synkhronos.functions.comparing.serial_comparison import (
     SerialComparison,
@@ -26,7 +26,6 @@ from synkhronos.functions.comparing.serial_comparison import (
 )
 from synkhronos.functions.comparing.trial_runs import Called, Calls, calls_until
 from synkhronos.functions.replica_tracker import replica_tracker_of
-from synkhronos.functions.rows import RowLimit
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.log import logger
 from synkhronos.world.options import ALWAYS, RAISE

@@ -21,16 +21,14 @@ from synkhronos.arithmetic.comparison import (
 from synkhronos.arithmetic.partition import select
 from synkhronos.comms.single_rank import SingleRankCommunicator
 from synkhronos.functions.analysis import analysis_of
-from synkhronos.functions.call import CallFunction
+from synkhronos.functions.call import CallFunction, Column
 from synkhronos.functions.outputs import NO_ARRAY, unpack
 from synkhronos.functions.replica import on_copies
 from synkhronos.functions.replica_tracker import replica_tracker_of
-from synkhronos.functions.rows import Column
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.world import generators
-from synkhronos.world.rank_state import Command, RankState
-from synkhronos.world.schedule import FusedCommand
+from synkhronos.world.rank_state import Command, FusedCommand, RankState
 from synkhronos.world.world import World
 
 if TYPE_CHECKING:
@@ -70,11 +68,10 @@ class SerialRank(RankState):
         The state of the master.
     """
 
-    rank = property(lambda self: 0)
-
     def __init__(self, state: RankState) -> None:
         vars(self).update(vars(state))
-        self.size, self.master_rank = 1, 0
+        self.rank = self.master_rank = 0
+        self.size, self.is_master = 1, True
         self.comm, self.overlap, self.log = SingleRankCommunicator(_Single()), None, None
         self.rows, self.peers, self.wires, self.sent = {}, {}, {}, []
 
