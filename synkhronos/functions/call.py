@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import struct
-from typing import TYPE_CHECKING, Any, Callable, Hashable, Iterator, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Callable, Hashable, Iterator, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -23,17 +23,13 @@ from synkhronos.arithmetic.conversion import usable
 from synkhronos.arithmetic.operations import Accumulator
 from synkhronos.arithmetic.partition import as_slice, select, share
 from synkhronos.engines.base import Engine
-from synkhronos.functions.hardcoded_rows import check_all_are_used, explained
 from synkhronos.functions.outputs import pack, reduce_in_place
 from synkhronos.functions.peers import GraphPeers
-from synkhronos.functions.replica import Replica, on_copies
+from synkhronos.functions.replica import Replica, Window, check_all_are_used, explained, on_copies
 from synkhronos.host.status import ROWS
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.world.rank_state import Command, RankState
-
-if TYPE_CHECKING:
-    from synkhronos.functions.window import Window
 
 #: A range of rows as a tuple, an array of rows, or None for the same rows
 _Change = Union[Tuple[int, int, int], np.ndarray, None]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Mapping, Sequence, TypeVar, overload
+from typing import Any, Mapping, Sequence, TypeVar, overload
 
 from synkhronos import _html
 from synkhronos._errors import BUSY, ClosedError, SynkhronosError
 from synkhronos._typing import ArrayLike, Batch, Finish, Result, SharedVariable
 from synkhronos.arrays.binding import bind, find_bound, rebind
 from synkhronos.arrays.data import Data
+from synkhronos.engines.base import Analysis
 from synkhronos.functions import arguments, outputs
 from synkhronos.functions.changes import Changes
+from synkhronos.functions.comparing.first_calls import Verification
 from synkhronos.functions.comparing.serial_comparison import Comparison, check_call
 from synkhronos.functions.comparing.watch import DivergenceCheck, DivergenceWarner, watch
 from synkhronos.functions.copies import (
@@ -25,18 +27,14 @@ from synkhronos.functions.copies import (
     specify,
     swapped,
 )
-from synkhronos.functions.description import describe
 from synkhronos.functions.replica import Replica, serial_arguments
 from synkhronos.functions.replicate import Sending, check_sent, replicate
-from synkhronos.functions.signature import Input, Output
+from synkhronos.functions.signature import Input, Output, describe
 from synkhronos.world.call_lock import CallLock, takes_call_lock
 from synkhronos.world.rank_state import Command
 from synkhronos.world.schedule import Schedule, ScheduledRun
 from synkhronos.world.world import World, current_world, world_exists
 
-if TYPE_CHECKING:
-    from synkhronos.engines.base import Analysis
-    from synkhronos.functions.comparing.first_calls import Verification
 #: An output of a copy: the script is not warned about it again
 _STATED = Output(None, None, None, False, 0, True)  # type: ignore[arg-type]  # without a variable
 

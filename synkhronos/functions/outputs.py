@@ -17,7 +17,7 @@ communicator has reduced it
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, Sequence, Tuple
+from typing import Any, Sequence, Tuple
 
 import numpy as np
 
@@ -26,9 +26,7 @@ from synkhronos.arithmetic.averages import PIECE_BYTES
 from synkhronos.arithmetic.operations import GATHER, NUMPY, OPERATIONS
 from synkhronos.stores.handle import Handle
 from synkhronos.world.rank_state import RankState
-
-if TYPE_CHECKING:
-    from synkhronos.world.world import World
+from synkhronos.world.world import World
 
 #: For each rank, its number of rows, followed by its outputs in the form in which they were sent
 _Results = Sequence[Tuple[Any, ...]]

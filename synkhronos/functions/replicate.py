@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pickle
-from typing import TYPE_CHECKING, Any, Iterator, Mapping
+from typing import Any, Iterator, Mapping
 
 import numpy as np
 
 from synkhronos._errors import SynkhronosError, WorkerError
+from synkhronos._typing import Buffer, SharedVariable
 from synkhronos.functions.changes import Changes
+from synkhronos.functions.replica import Replica
 from synkhronos.host import heap
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.log import logger
@@ -26,10 +28,6 @@ from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.world import generators
 from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World, current_world, with_call_lock
-
-if TYPE_CHECKING:
-    from synkhronos._typing import Buffer, SharedVariable
-    from synkhronos.functions.replica import Replica
 
 
 class Sending:

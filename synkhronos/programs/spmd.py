@@ -23,7 +23,7 @@ from synkhronos.stores.named_memory import NamedMemory
 from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.world import generators
 from synkhronos.world.rank_state import Command, RankState
-from synkhronos.world.replacement import Replacing, replacing_dead
+from synkhronos.world.restart import Replacing, replacing_dead
 from synkhronos.world.world import World, current_world, with_call_lock
 
 if TYPE_CHECKING:

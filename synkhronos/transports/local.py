@@ -20,7 +20,7 @@ import functools
 import itertools
 import os
 import time
-from typing import TYPE_CHECKING, Callable, Mapping, NoReturn, Sequence
+from typing import Callable, Mapping, NoReturn, Sequence
 
 from synkhronos._errors import (
     REMEDY,
@@ -29,21 +29,19 @@ from synkhronos._errors import (
     SynkhronosError,
     WorldBrokenError,
 )
+from synkhronos.comms.base import Communicator, Group
 from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.host.descriptors import OpenFile, descriptors, give_up
 from synkhronos.host.machine import affinity, cores, leave_core_of
 from synkhronos.host.status import PROCESS, REACHED, REACHED_IN, StatusPage
 from synkhronos.stores.memory import SharedMemory
+from synkhronos.stores.required_rows import Needs
 from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.transports import limits
 from synkhronos.transports.base import ServiceProcess, Transport, do_nothing
 from synkhronos.transports.children import Children
 from synkhronos.transports.mailbox import Mailbox
 from synkhronos.transports.waiting import BarrierProgress, Semaphore, SpinPolicy
-
-if TYPE_CHECKING:
-    from synkhronos.comms.base import Communicator, Group
-    from synkhronos.stores.required_rows import Needs
 
 CHECK_INTERVAL = 0.2  # seconds between checks that the other processes are alive
 _START = 60.0  # seconds for a worker to start, if there is no other limit

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Sequence
+import mmap
+from typing import Sequence
 
-if TYPE_CHECKING:
-    import mmap
+import numpy as np
 
-    import numpy as np
-
-    from synkhronos.stores.memory import SharedMemory
+from synkhronos.stores.memory import SharedMemory
 
 _HEADER = 16  # bytes
 _WORDS = 16  # of 8 bytes for each rank: two cache lines. The first is the number of bytes of the reply

@@ -15,19 +15,17 @@ post too many is harmless. A post is missing only where a worker has died, and t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import Any, Callable, Sequence
 
 from synkhronos.arithmetic.trees import children, parent
 from synkhronos.host.machine import leave_core_of
 from synkhronos.host.status import PROCESS
+from synkhronos.stores.required_rows import Needs
+from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.transports.base import do_nothing
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.mailbox import Replies
 from synkhronos.transports.waiting import Counter, Semaphore
-
-if TYPE_CHECKING:
-    from synkhronos.stores.required_rows import Needs
-    from synkhronos.stores.shared import SharedMemoryStore
 
 # A rank starts seven others in each level. With a larger radix the last of these start later; with a
 # smaller one there are more levels, each of which takes 50 microseconds if the workers sleep.

@@ -23,15 +23,12 @@ import errno
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Callable, Collection, Sequence
+from typing import Callable, Collection, Sequence
 
-from synkhronos.host.status import BEGUN, FINISHED, LINE, NONE, PASSED, REACHED, REACHED_IN
+import numpy as np
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from synkhronos.host.status import StatusPage
-    from synkhronos.stores.memory import SharedMemory
+from synkhronos.host.status import BEGUN, FINISHED, LINE, NONE, PASSED, REACHED, REACHED_IN, StatusPage
+from synkhronos.stores.memory import SharedMemory
 
 SHARE = 0.25
 SHORTEST = 2e-4  # seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -16,11 +16,8 @@ from synkhronos.engines.base import NO_VALUE, Engine, dims_of
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.world.rank_state import Command, RankState
-from synkhronos.world.schedule import ScheduledRun
+from synkhronos.world.schedule import Pending, ScheduledRun
 from synkhronos.world.world import World, current_world
-
-if TYPE_CHECKING:
-    from synkhronos.world.fuse import Pending
 
 
 def resolve(

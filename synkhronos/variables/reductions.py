@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from typing import (
-    TYPE_CHECKING,
     Any,
     Callable,
     Dict,
@@ -20,19 +19,15 @@ import numpy as np
 from synkhronos._checks import check_flag
 from synkhronos._typing import ArrayLike, ReduceOp, SharedVariable, SharedVariables
 from synkhronos.arithmetic.conversion import as_array
-from synkhronos.arithmetic.operations import find_operation
+from synkhronos.arithmetic.operations import Operation, find_operation
 from synkhronos.comms.formats import Format, check_arrays, check_format
 from synkhronos.engines.base import Engine
 from synkhronos.functions.function import Function
 from synkhronos.functions.replicate import replicate
 from synkhronos.variables.arguments import numbers_of, resolve, storages
-from synkhronos.world.rank_state import Command
+from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.schedule import Schedule, ScheduledRun
 from synkhronos.world.world import World, current_world
-
-if TYPE_CHECKING:
-    from synkhronos.arithmetic.operations import Operation
-    from synkhronos.world.rank_state import RankState
 
 #: The weight of each rank, the number of a function, or None
 Weights = Union[Sequence[float], Mapping[int, float], int, None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Callable, Sequence, overload
+from typing import Any, Callable, Sequence, overload
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from synkhronos.arithmetic.partition import select, share
 from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.functions.replica_tracker import replica_tracker_of
+from synkhronos.stores.handle import Handle
 from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.variables.arguments import (
     as_list,
@@ -33,13 +34,9 @@ from synkhronos.variables.arguments import (
     storages,
     submit,
 )
-from synkhronos.world.fuse import Pending
-from synkhronos.world.rank_state import Command
+from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.schedule import Pending
 from synkhronos.world.world import World, with_call_lock
-
-if TYPE_CHECKING:
-    from synkhronos.stores.handle import Handle
-    from synkhronos.world.rank_state import RankState
 
 
 @dataclasses.dataclass(eq=False, repr=False)

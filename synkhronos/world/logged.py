@@ -9,17 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import TYPE_CHECKING
 
+from synkhronos.engines.base import Engine
 from synkhronos.host import log
 from synkhronos.host.doctor import blas_kernels
 from synkhronos.host.log import logger
 from synkhronos.transports.base import Transport
 from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World
-
-if TYPE_CHECKING:
-    from synkhronos.engines.base import Engine
 
 
 class LoggedWorld(World):

@@ -1,4 +1,4 @@
-"""Schedules: what is repeated is compiled once, sent once, and bound by each rank once.
+"""Schedules: what is repeated is compiled, sent, and bound by each rank once. Blocks of `fuse`.
 
 The first time, the master checks the arguments of a call, a collective or a training step, and compiles
 them to a `Schedule`: commands, with the arrays that they take rows of. As long as the schedule is
@@ -7,12 +7,18 @@ current, a repetition sends its number, and a change: the rows of a call, for ex
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import pickle
-from typing import Any, Iterable, Sequence
+import weakref
+from typing import Any, Callable, Iterable, Sequence
 
+from synkhronos._errors import FuseError
+from synkhronos._text import shortened
+from synkhronos._typing import Finish
 from synkhronos.stores.required_rows import RequiredRows
-from synkhronos.world.rank_state import SCHEDULE_NUMBER, Command, RankState
-from synkhronos.world.world import World
+from synkhronos.world.rank_state import SCHEDULE_NUMBER, Command, FusedCommand, RankState
+from synkhronos.world.world import World, current_world
 
 
 class Schedule:
@@ -119,3 +125,194 @@ class ScheduledRun(Command):
 
     def describe(self, state: RankState) -> str:
         return self.schedule.command.describe(state)
+
+
+# Blocks
+
+
+class Pending:
+    """The pending result of a call inside a `fuse` block."""
+
+    def __init__(self) -> None:
+        self._results: tuple[Any] | None = None
+        self._failed = False
+
+    def result(self) -> Any:
+        """Return the result of the call. It is available after the block.
+
+        Raises
+        ------
+        FuseError
+            Before the block has ended, or if it ended with an error.
+        """
+        if self._results is None:
+            raise FuseError(
+                "result(): the fuse() block of this call ended with an error, so there is no result"
+                if self._failed
+                else "result(): the fuse() block has not ended, and its calls run when it ends; ask for "
+                "the result after the block"
+            )
+        return self._results[0]
+
+    def __repr__(self) -> str:
+        if self._results is not None:
+            return f"<pending result: {shortened(self._results[0])}>"
+        state = "its block ended with an error" if self._failed else "after the block, call result()"
+        return f"<pending result: {state}>"
+
+    def _refuse(self, *_: object) -> Any:
+        raise FuseError(
+            "this is the pending result of a call inside fuse(), and not a value; after the block, call "
+            "result() and use its return value"
+        )
+
+    # Without these, Python and NumPy would use the object itself as a value and raise nothing.
+    __array__ = __bool__ = __eq__ = __ne__ = __format__ = _refuse
+    __hash__ = object.__hash__
+
+
+class _Exit:
+    """The method ``__exit__`` of a block, to which only the ``with`` statement has a reference.
+
+    A signal handler may raise an exception at its start, before it does anything. Python then drops the
+    reference, so the block is known to be over, even while the traceback keeps the block.
+    """
+
+    def __get__(self, block: _Block | None, owner: type[_Block]) -> Callable[..., None]:
+        if block is None:
+            return owner._end_block  # for `ExitStack`
+        held = functools.partial(block._end_block)
+        block._held = weakref.ref(held)
+        return held
+
+
+class _Block(contextlib.ContextDecorator):
+    """A block that `fuse` begins. It records the calls, and runs them at the end.
+
+    Attributes
+    ----------
+    instead : callable or None
+        If it is set in the block, the commands are not run, but given to it.
+    observers : list of callable
+        They are called with the commands before these are run.
+    """
+
+    _held: Callable[[], Any] | None = None
+    __exit__ = _Exit()
+
+    def __enter__(self) -> _Block:
+        self._world = world = current_world()
+        self._calls: list[tuple[Command, Finish, Pending]] = []
+        self._used: list[Any] = []
+        self.observers: list[Callable[[list[Command]], None]] = []
+        self.instead: Callable[[list[Command]], Any] | None = None
+        has_begun = False
+        try:
+            with world.call_lock:
+                world.check_usable()
+                if world.is_recording:
+                    raise FuseError(
+                        "fuse(): already inside a fuse() block, and blocks cannot be nested; remove the "
+                        "inner one: its calls are part of the outer block"
+                    )
+                has_begun = True
+                world.call_lock.begin_block()
+                world.record(self)
+            return self
+        except BaseException:
+            if has_begun:  # a signal handler has raised it
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Let commands run again."""
+        self._world.record(None)
+        self._world.call_lock.end_block()
+
+    def is_over(self) -> bool:
+        """Whether the ``with`` statement has ended, although `__exit__` may not have run."""
+        return self._held is not None and self._held() is None
+
+    def _end_block(self, kind: type | None, *error: Any) -> None:
+        with self._world.call_lock:
+            self.leave()
+            for _, _, pending in self._calls:
+                pending._failed = True  # until there are results
+            try:
+                if kind is None and self._calls:
+                    (self.instead or self._run)([command for command, _, _ in self._calls])
+            finally:
+                self._used.clear()
+                self.observers.clear()
+
+    def add(self, command: Command, finish: Finish, used: Any) -> Pending:
+        pending = Pending()
+        self._calls.append((command, finish, pending))
+        self._used.append(used)
+        return pending
+
+    def notify(self, commands: list[Command]) -> None:
+        """Call the observers."""
+        for observe in self.observers:
+            observe(commands)
+
+    def _run(self, commands: list[Command]) -> None:
+        self.notify(commands)
+        results = finished(self.finishes, self._world.run(FusedCommand(commands)))
+        for (_, _, pending), result in zip(self._calls, results):
+            pending._results = (result,)
+
+    @property
+    def finishes(self) -> list[Finish]:
+        """The functions that convert the results of the calls."""
+        return [finish for _, finish, _ in self._calls]
+
+    def compile(self, place: int, values: Sequence[Any], is_whole: bool) -> Schedule:
+        """Return a schedule of the calls, in which the call in a place is on a batch of values."""
+        commands = [command.plain for command, _, _ in self._calls]
+        return Schedule(self._world, FusedCommand(commands, place), values, is_whole)
+
+    def results(self) -> list[Any]:
+        """Return the results of the calls, after the block."""
+        return [pending.result() for _, _, pending in self._calls]
+
+
+def finished(finishes: Sequence[Finish], by_rank: Sequence[list[Any]]) -> list[Any]:
+    """Return the results of the calls of a block, given the list of the results by rank."""
+    return [finish(list(results)) for finish, results in zip(finishes, zip(*by_rank))]
+
+
+def fuse() -> contextlib.AbstractContextManager[Any]:
+    """Combine the calls of functions and collectives in the block into one command.
+
+    Every rank runs the calls in order at the end of the block, between one start and one finish barrier.
+    Inside the block, a call returns an object whose ``result()`` is available after the block. Errors of
+    the calls are raised at the end of the block.
+
+    Raises
+    ------
+    FuseError
+        If the block is inside another ``fuse()`` block, or if ``result()`` is called before its end.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano
+    >>> import theano.tensor as T
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x = T.dvector("x")
+    >>> mean = theano.shared(0.0, name="mean")
+    >>> compute = synk.function([x], (x.sum(), "sum"), updates=[(mean, x.mean())])
+    >>> synk.distribute()
+    >>> with synk.fuse():
+    ...     pending = compute(np.arange(3.0))  # two rows on this process, one on the worker
+    ...     _ = synk.all_reduce(mean, weights=compute)
+    >>> mean.get_value()
+    array(1.)
+    >>> pending.result()
+    array(3.)
+    >>> synk.close()
+    """
+    return _Block()

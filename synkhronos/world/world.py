@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import signal
+import tempfile
+import threading
+import warnings
 from threading import get_ident
-from typing import Any, Callable, Iterator, Sequence, TypeVar
+from typing import Any, Callable, Iterator, NamedTuple, Sequence, TypeVar
 
 from synkhronos._errors import (
     BUSY,
@@ -29,11 +33,43 @@ from synkhronos.host.signals import DeferredSignal, DeferredSignals
 from synkhronos.transports.base import Transport
 from synkhronos.transports.fork_locks import warn_of_threads
 from synkhronos.world.call_lock import CallLock
-from synkhronos.world.options import Options
 from synkhronos.world.rank_state import Command, RankState, results_of
 from synkhronos.world.registry import Registry
 from synkhronos.world.threads import ThreadLimits
-from synkhronos.world.worker import work
+
+#: The calls that are verified: the first; all; none; the first, with an error in place of a warning.
+FIRST, ALWAYS, OFF, RAISE = MODES = ("first", "always", "off", "raise")
+
+#: The operations of Theano's functions: this library's where possible, or only Theano's.
+FAST, THEANO = CHOICES = ("fast", "theano")
+
+#: A call during a call of another thread is refused, or waits.
+REFUSE, WAIT = THREADS = ("refuse", "wait")
+
+
+class Options(NamedTuple):
+    """The options of a world.
+
+    Attributes
+    ----------
+    profile_workers : bool
+        Whether each worker writes a cProfile file.
+    audits : bool
+        Whether every call compares the replicas of shared variables.
+    verify : str
+        Which calls are compared with one rank: one of `MODES`.
+    waits : bool
+        Whether a call waits during a call of another thread; otherwise it is refused.
+    pass_fds : sequence of int
+        The file descriptors that workers inherit in any case.
+    """
+
+    profile_workers: bool = False
+    audits: bool = False
+    verify: str = FIRST
+    waits: bool = False
+    pass_fds: Sequence[int] = ()
+
 
 _CLOSING = 2.0  # seconds for a worker to end by itself
 
@@ -477,3 +513,62 @@ def _refuse_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_refuse_in_child)
+
+
+# The loop of a worker
+
+
+def work(state: RankState, threads: ThreadLimits, profile: bool = False) -> None:
+    """Run the master's commands until it sends an empty command.
+
+    Parameters
+    ----------
+    state : RankState
+        This worker's state.
+    threads : ThreadLimits
+        The thread limits of this process.
+    profile : bool
+        Whether to write a cProfile file at the end.
+    """
+    if not profile:
+        return _run_commands(state, threads)
+    import cProfile
+
+    profiler = cProfile.Profile()
+    try:
+        profiler.runcall(_run_commands, state, threads)
+    finally:
+        _write_profile(profiler, f"synk_worker_{state.rank}.prof")
+
+
+def _run_commands(state: RankState, threads: ThreadLimits) -> None:
+    threads.limit(state.transport.ranks_here)
+    if threading.current_thread() is threading.main_thread():  # this process is the rank's own
+        gc.freeze()  # garbage collection then neither scans nor copies the master's objects
+    while True:
+        payload = state.transport.receive(state.warm_caches)
+        if payload == b"":
+            return
+        reply = state.execute(payload)
+        try:
+            state.transport.reply(reply)
+        except MemoryError as error:  # no room for the reply
+            if state.transport.posted:
+                raise
+            state.transport.reply(state.failure(error))
+        state.store.collect()  # a rank that does not allocate would never do it otherwise
+
+
+def _write_profile(profiler: Any, name: str) -> None:
+    """Replace a file of this name; never write through it if it is a link or a pipe."""
+    try:
+        descriptor, unfinished = tempfile.mkstemp(prefix=f"{name}.", dir=os.curdir)
+        os.close(descriptor)
+        try:
+            profiler.dump_stats(unfinished)
+            os.replace(unfinished, name)
+        except OSError:
+            os.unlink(unfinished)
+            raise
+    except OSError as error:
+        warnings.warn(f"profile_workers: {name} was not written: {error}", RuntimeWarning, stacklevel=2)

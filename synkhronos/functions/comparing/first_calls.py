@@ -28,9 +28,8 @@ from synkhronos.functions.comparing.trial_runs import Called, Calls, calls_until
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.log import logger
-from synkhronos.world.options import ALWAYS, RAISE
 from synkhronos.world.rank_state import Command
-from synkhronos.world.world import World
+from synkhronos.world.world import ALWAYS, RAISE, World
 
 #: Rows of each rank that are used at most, and at least if the call has them and takes a short time
 _MOST, _LEAST = 32, 4

@@ -15,10 +15,9 @@ from synkhronos.arithmetic.operations import GATHER
 from synkhronos.functions.analysis import analysis_of, causes_of, has_rows
 from synkhronos.functions.call import CallFunction
 from synkhronos.functions.comparing import reasons
-from synkhronos.functions.comparing.replicas import find_different
 from synkhronos.functions.comparing.trial_runs import ByRank, Called, Calls, OnOneRank, called
 from synkhronos.functions.outputs import check_all_are_none
-from synkhronos.functions.replica_tracker import label, labels, replica_tracker_of
+from synkhronos.functions.replica_tracker import find_different, label, labels, replica_tracker_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.world.rank_state import Command
 from synkhronos.world.world import World

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
+from synkhronos._typing import Batch
 from synkhronos.arithmetic.comparison import (
     DIFFERENT_SHAPE,
     Difference,
@@ -20,6 +21,7 @@ from synkhronos.arithmetic.comparison import (
 )
 from synkhronos.arithmetic.partition import select
 from synkhronos.comms.single_rank import SingleRankCommunicator
+from synkhronos.engines.base import Analysis, Sources
 from synkhronos.functions.analysis import analysis_of
 from synkhronos.functions.call import CallFunction, Column
 from synkhronos.functions.outputs import NO_ARRAY, unpack
@@ -30,10 +32,6 @@ from synkhronos.stores.required_rows import RequiredRows
 from synkhronos.world import generators
 from synkhronos.world.rank_state import Command, FusedCommand, RankState
 from synkhronos.world.world import World
-
-if TYPE_CHECKING:
-    from synkhronos._typing import Batch
-    from synkhronos.engines.base import Analysis, Sources
 
 _ULPS = 4  # by how much `Perturbed` changes a number
 

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
+
+import numpy as np
 
 from synkhronos._errors import MismatchError, prepare_warning, warn
 from synkhronos._text import listed
@@ -24,23 +26,22 @@ from synkhronos._typing import Finish
 from synkhronos.engines.base import Analysis
 from synkhronos.functions.analysis import analysis_of, has_rows, sources, uses
 from synkhronos.functions.comparing.first_calls import Verification
-from synkhronos.functions.comparing.replicas import (
+from synkhronos.functions.comparing.serial_comparison import ToCompare
+from synkhronos.functions.replica_tracker import (
     Observed,
     digests,
+    expected_equal,
+    label,
+    labels,
     largest_difference,
     ranks_that_differ,
+    replica_tracker_of,
     samples,
 )
-from synkhronos.functions.comparing.serial_comparison import ToCompare
-from synkhronos.functions.replica_tracker import expected_equal, label, labels, replica_tracker_of
 from synkhronos.functions.signature import Output
 from synkhronos.host import compiler
-from synkhronos.world.options import OFF
 from synkhronos.world.rank_state import Command
-from synkhronos.world.world import World
-
-if TYPE_CHECKING:
-    import numpy as np
+from synkhronos.world.world import OFF, World
 
 #: Calls after which replicas that differ and were never combined are taken for a mistake.
 PATIENCE = 64
