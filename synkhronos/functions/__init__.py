@@ -11,7 +11,8 @@ them. ``replicate`` sends functions to the workers.
 ``analysis`` finds in graphs how results depend on rows, and refuses loops along them.
 ``replica_tracker`` knows which replicas of shared variables are meant to be equal, and compares them.
 ``changes`` sends what the script changes on the master to the other ranks, and seeds their random
-streams. The folder ``comparing`` warns of replicas that differ, and compares results with the serial ones.
+streams. The folder ``comparing`` warns of replicas that differ, and compares results with the serial
+ones.
 
 ``steps`` is for extensions, whose steps are several calls, or whose workers stay in a function.
 ``on_step`` tells a function of the script of each step.
