@@ -299,17 +299,17 @@ def _check_batch_s(world: World, function: Any, batch_s: Any) -> list[Batch | No
 def _check_rows_exist(world: World, function: Any, batches: Sequence[Batch | None]) -> None:
     """Check that row numbers exist. Only the ranks know their own lengths."""
     replicate(world)
-    lengths = world.run(_SliceableLengths(function.replica.sliceable))
-    for rank, (batch, own) in enumerate(zip(batches, lengths)):
-        for length in own:
-            select(batch, length, f"batch_s for rank {rank}")
+    shapes = world.run(Shapes(function.replica.sliceable))
+    for rank, (batch, own) in enumerate(zip(batches, shapes)):
+        for shape in own:
+            select(batch, shape[0], f"batch_s for rank {rank}")
 
 
-class _SliceableLengths(Command):
-    """Return the number of rows of this rank's replicas."""
+class Shapes(Command):
+    """Return the shapes of this rank's replicas."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers = numbers
 
-    def run(self, state: RankState) -> list[int]:
-        return [len(state.engine.storage(state.shareds[number])) for number in self.numbers]
+    def run(self, state: RankState) -> list[tuple[int, ...]]:
+        return [np.shape(array) for array in state.storages(self.numbers)]

@@ -70,13 +70,6 @@ def unpack(state: RankState, packed: Any) -> Any:
     return state.store.get(packed) if isinstance(packed, Handle) else packed
 
 
-def shape_of(packed: Any) -> tuple[int, ...]:
-    """Return the shape of an output that has been sent."""
-    if type(packed) is tuple:
-        return packed[1]
-    return getattr(packed, "shape", ())
-
-
 # Reduced by the communicator
 
 

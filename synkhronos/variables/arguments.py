@@ -12,10 +12,10 @@ from synkhronos._text import shortened
 from synkhronos._typing import Finish, SharedVariable, SharedVariables, Values
 from synkhronos.arithmetic.conversion import condition, in_order_of
 from synkhronos.arrays.data import Data
-from synkhronos.engines.base import NO_VALUE, Engine, dims_of
+from synkhronos.engines.base import Engine, dims_of
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.replicate import replicate
-from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.rank_state import Command
 from synkhronos.world.schedule import Pending, ScheduledRun
 from synkhronos.world.world import World, current_world
 
@@ -83,16 +83,6 @@ def submit_equalizing(world: World, command: Any, variables: Sequence[SharedVari
 def numbers_of(world: World, variables: Sequence[SharedVariable]) -> list[int]:
     """Return the numbers by which the ranks know the variables."""
     return [world.registry.numbers[variable] for variable in variables]
-
-
-def storages(state: RankState, numbers: Sequence[int]) -> list[Any]:
-    """Return the arrays of this rank's replicas, or raise ``ValueError`` if an array is None."""
-    found = []
-    for number in numbers:
-        found.append(state.engine.storage(state.shareds[number]))
-        if found[-1] is None:
-            raise ValueError(f"{state.shareds[number]} has no value on rank {state.rank}: {NO_VALUE}")
-    return found
 
 
 def as_list(shared_vars: SharedVariables, values: Values, what: str) -> list[Any]:

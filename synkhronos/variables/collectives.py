@@ -35,7 +35,6 @@ from synkhronos.variables.arguments import (
     numbers_of,
     register,
     resolve,
-    storages,
     submit,
     submit_equalizing,
 )
@@ -61,7 +60,7 @@ class Broadcast(Command):
         broadcast = state.communicator(self.nccl).prepare_broadcast(state.master_rank)
 
         def run(_: Any) -> None:
-            values = broadcast(storages(state, self.numbers))
+            values = broadcast(state.storages(self.numbers))
             for number, value in zip(self.numbers, values):
                 state.engine.store(state.shareds[number], value)
 
@@ -141,7 +140,7 @@ class Gather(Command):
     def run(self, state: RankState) -> list[Any] | None:
         comm = state.communicator(self.nccl)
         variables = [state.shareds[number] for number in self.numbers]
-        own = storages(state, self.numbers)
+        own = state.storages(self.numbers)
         if not self.to_all:
             return comm.gather(own, state.master_rank)
         for variable, arrays in zip(variables, comm.all_gather(own)):

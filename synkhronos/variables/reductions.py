@@ -24,7 +24,7 @@ from synkhronos.comms.formats import Format, check_arrays, check_format
 from synkhronos.engines.base import Engine
 from synkhronos.functions.function import Function
 from synkhronos.functions.replicate import replicate
-from synkhronos.variables.arguments import numbers_of, resolve, storages
+from synkhronos.variables.arguments import numbers_of, resolve
 from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.schedule import Schedule, ScheduledRun
 from synkhronos.world.world import World, current_world
@@ -93,7 +93,7 @@ class Reduce(Command):
                 numbers = [number for number in numbers if not _has_completed(state, self, number)]
                 if not numbers:
                     return None
-            arrays = storages(state, numbers)
+            arrays = state.storages(numbers)
             if self.target == "new" and state.is_master:
                 arrays = [array.copy() for array in arrays]
             own = [self._weight(state) if weights is None else weights[state.rank]]

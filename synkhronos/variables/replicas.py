@@ -21,6 +21,7 @@ from synkhronos._typing import (
 from synkhronos.arithmetic.partition import select, share
 from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
+from synkhronos.functions.arguments import Shapes
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.stores.handle import Handle
 from synkhronos.stores.required_rows import RequiredRows
@@ -31,7 +32,6 @@ from synkhronos.variables.arguments import (
     conditioned,
     numbers_of,
     resolve,
-    storages,
     submit,
 )
 from synkhronos.world.rank_state import Command, RankState
@@ -231,7 +231,7 @@ class _Fetch(Command):
     def run(self, state: RankState) -> Sequence[AnyArray | Handle] | None:
         if state.rank != self.rank:
             return None
-        arrays = storages(state, self.numbers)
+        arrays = state.storages(self.numbers)
         if state.is_master:
             return [np.array(state.engine.to_host(array)) for array in arrays]
         copies = [state.store.empty(np.shape(item), item.dtype) for item in arrays]
@@ -303,14 +303,6 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Any:
     return submit(world, command, finish, variables)
 
 
-class _Shapes(Command):
-    def __init__(self, numbers: Sequence[int]) -> None:
-        self.numbers = numbers
-
-    def run(self, state: RankState) -> list[tuple[int, ...]]:
-        return [np.shape(array) for array in storages(state, self.numbers)]
-
-
 @overload
 def get_shapes(shared_vars: Sequence[SharedVariable]) -> ComputedList[list[tuple[int, ...]]]: ...
 
@@ -368,7 +360,7 @@ def _of_shapes(
         found = [[of(shape) for shape in by_rank] for by_rank in zip(*results)]
         return found[0] if single else found
 
-    return submit(world, _Shapes(numbers_of(world, variables)), finish, variables)
+    return submit(world, Shapes(numbers_of(world, variables)), finish, variables)
 
 
 @overload

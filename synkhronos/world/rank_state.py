@@ -44,7 +44,7 @@ from synkhronos._typing import Array, Rows, SharedVariable
 from synkhronos.comms.base import Communicator
 from synkhronos.comms.formats import make_wire
 from synkhronos.comms.wires import Wire
-from synkhronos.engines.base import Engine
+from synkhronos.engines.base import NO_VALUE, Engine
 from synkhronos.host.handler_errors import suppress
 from synkhronos.host.status import LINE
 from synkhronos.stores.handle import Composite, Handle
@@ -355,6 +355,15 @@ class RankState:
         self.keep_progress()
         self.schedules.unbind()
         self.functions, self.shareds = dict(self.functions), dict(self.shareds)
+
+    def storages(self, numbers: Iterable[int]) -> list[Any]:
+        """Return the arrays of this rank's replicas, or raise ``ValueError`` if an array is None."""
+        found = []
+        for number in numbers:
+            found.append(self.engine.storage(self.shareds[number]))
+            if found[-1] is None:
+                raise ValueError(f"{self.shareds[number]} has no value on rank {self.rank}: {NO_VALUE}")
+        return found
 
     def take(self, key: tuple, source: Any, rows: Rows, axis: int = 0) -> Any:
         """Return rows of an array, or of the array or object of a handle.
