@@ -60,7 +60,7 @@ class Data:
         self._shape = (0,) * ndim  # no rows after the memory was freed
         self._items: Any = None  # 1-d, all allocated items; None if freed or mapped from a file
         self._view = None
-        self._kept: Any = None  # another view of it, which the script never has
+        self.kept: Any = None  # another view of it, which the script never has
         self._file: Handle | None = None  # the file, if it is a numpy.memmap
         # A new object whenever the array has moved
         self.last_handle: Handle | None = None
@@ -289,7 +289,7 @@ class Data:
 
     def free_memory(self) -> None:
         """Free the memory. `set_value`, `set_length` and `set_shape` allocate new memory."""
-        self._items = self._view = self._kept = self._file = self.last_handle = None
+        self._items = self._view = self.kept = self._file = self.last_handle = None
         self._shape = (0, *self._shape[1:]) if self._shape else ()
         self._world.rank_state.store.trim()
 
@@ -315,7 +315,7 @@ class Data:
 
     def check_layout(self) -> None:
         """Raise ``ValueError`` if the script has set the shape, strides or dtype of the view."""
-        got, kept = self._view, self._kept
+        got, kept = self._view, self.kept
         if got is None or (got.shape, got.strides, got.dtype) == self._layout:
             return
         self._hold(kept)
@@ -328,7 +328,7 @@ class Data:
 
     def _hold(self, view: AnyArray) -> None:
         """Take this array as the contents."""
-        self._view, self._kept, self._shape = view, view.view(), view.shape
+        self._view, self.kept, self._shape = view, view.view(), view.shape
         self._layout = view.shape, view.strides, view.dtype
         self.is_shown = False
 
@@ -374,7 +374,7 @@ class Data:
 
 
 #: Used by the package itself; not shown by completion.
-_INTERNAL = {"check_layout", "freeze", "handle", "is_shown", "last_handle", "of_array"}
+_INTERNAL = {"check_layout", "freeze", "handle", "is_shown", "kept", "last_handle", "of_array"}
 
 
 def as_data(world: World, value: AnyArray | Data) -> Data:

@@ -114,6 +114,7 @@ class _Meeting:
 
     def _forget(self) -> None:
         self._placed: list[np.ndarray] = []  # this rank's arrays
+        self._ids: list[int] = []
         # The bytes that every rank has sent, and the arrays and weights in them
         self._received = [b""] * self._group.size
         self._arrays: list[list[np.ndarray]] = [[]] * self._group.size
@@ -123,9 +124,10 @@ class _Meeting:
         self, arrays: Sequence[np.ndarray], weight: float = 1
     ) -> tuple[list[np.ndarray], list[list[np.ndarray]], list[float]]:
         """Return this rank's arrays in shared memory, and all arrays and weights by rank."""
-        if self._weight is None or not are_same(arrays, self._placed):
+        if self._weight is None or list(map(id, arrays)) != self._ids:
             self._forget()  # frees their memory
             self._placed = [self._store.place(array) for array in arrays]
+            self._ids = list(map(id, self._placed))
             handles = pickle.dumps([self._store.put(array) for array in self._placed])
             self._weight, self._sent = weight, _WEIGHT.pack(weight) + handles
         elif weight != self._weight:

@@ -193,7 +193,10 @@ class CallFunction(Command):
         if not n_rows and not replica.has_collectives:
             return (0,)
         try:
-            values = self._compute(state, replica, given, n_rows)
+            if self.num_slices > 1:
+                values = compute_in_slices(self, state, replica, given, n_rows)
+            else:
+                values = self.execute(state, replica, given, n_rows)
         except Exception as error:
             better = explained(error, replica, n_all, self._at_once(n_rows))
             if better is None:
@@ -230,7 +233,7 @@ class CallFunction(Command):
                 return self._prepare(state, replica, rows)
             own, arguments = as_slice(rows[start:stop]), []
             for array, before in views:
-                arguments.append(array if before is None else array[(*before, own)])
+                arguments.append(array if before is None else array[before + (own,)])
             return len(rows), stop - start, arguments
 
         return prepare
@@ -272,23 +275,21 @@ class CallFunction(Command):
                 needed.append(RequiredRows(handle, rows, split.axis))
         return needed
 
-    def _compute(
-        self, state: RankState, replica: Replica, given: Sequence[Any], n_rows: int
-    ) -> list[Any]:
-        """Return the outputs for this rank's arguments, or columns if there are slices."""
-        if self.num_slices > 1:
-            return compute_in_slices(self, state, replica, given, n_rows)
-        values = self.execute(state, replica, given, n_rows)
-        return values if self.subset is None else distinct(values)
-
     def execute(
         self, state: RankState, replica: Replica, arguments: Sequence[Any], n_rows: int
     ) -> list[Any]:
         """Call the compiled function once, with the other ranks if there are collectives in it."""
         if state.overlap is not None:
             state.overlap.forget()
-        if not replica.has_collectives:
-            return state.engine.call(replica.compiled, arguments, self.subset)
+        if replica.has_collectives:
+            values = self._call_with_peers(state, replica, arguments, n_rows)
+        else:
+            values = state.engine.call(replica.compiled, arguments, self.subset)
+        return values if self.subset is None else distinct(values)
+
+    def _call_with_peers(
+        self, state: RankState, replica: Replica, arguments: Sequence[Any], n_rows: int
+    ) -> list[Any]:
         peers = None
         if state.size > 1:
             peers = state.peers.get(self.number)

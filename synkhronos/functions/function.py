@@ -220,8 +220,10 @@ class Function:
                 if plain and all([type(value) is Data for value in values]):
                     self.schedule = Schedule(world, command, datas, batch is None)
                     command = ScheduledRun(self.schedule)
-            if world.is_recording:  # the script may free arrays before the command runs
-                return self._submit(command, [data.data for data in datas])
+            if (
+                world.recorder is not None and world.is_recording
+            ):  # the script may free arrays before the command runs
+                return self._submit(command, [getattr(data, "kept", data) for data in datas])
             if plain and self.watch is None:
                 return outputs.collect(world, self, None, world.run(command))
             return self._submit(command)

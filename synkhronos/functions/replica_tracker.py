@@ -129,7 +129,8 @@ class ReplicaTracker:
 
     def equalized(self, numbers: Sequence[int], results: Any = None) -> None:
         """Record that a collective, which may have had some results, has made the replicas equal."""
-        self.compared(numbers)
+        if not self.combined.issuperset(numbers):
+            self.compared(numbers)
         self.restored(numbers)
 
     def restored(self, numbers: Iterable[int]) -> None:

@@ -125,7 +125,8 @@ class RepeatedStep:
         with world.call_lock:
             if world.before_command is not None:
                 world.before_command()
-            if schedule is not None and not has_options and not world.is_recording:
+            is_recording = world.recorder is not None and world.is_recording
+            if schedule is not None and not has_options and not is_recording:
                 run = schedule.again(values, batch)
                 if run is not None:
                     return finished(self._finishes, world.run(run))

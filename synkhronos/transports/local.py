@@ -382,10 +382,13 @@ class LocalTransport(Transport):
         if self.is_copy:
             self.end_copy()
         self._turn = 1 - self._turn
-        slots = self._slots[self._turn]
-        slots[self.rank].put(item)
+        slots, received = self._slots[self._turn], []
+        own = slots[self.rank]
+        own.put(item)
         self.barrier()
-        return [slot.get() for slot in slots]
+        for slot in slots:
+            received.append(item if slot is own else slot.get())
+        return received
 
     def abort(self) -> None:
         self.end_copy()
@@ -402,7 +405,7 @@ class LocalTransport(Transport):
         semaphore: Semaphore,
         patience: SpinPolicy,
         waited: float = 0.0,
-        when_idle: Callable[[], None] = do_nothing,
+        when_idle: Callable[[], None] | None = None,
     ) -> float:
         """Wait for a post; return the total seconds of waiting at this barrier, `waited` included."""
         if not semaphore.try_wait():

@@ -68,14 +68,20 @@ def submit(world: World, command: Command, finish: Finish, used: Any) -> Any:
     return world.submit(command, finish, used)
 
 
-def submit_equalizing(world: World, command: Any, variables: Sequence[SharedVariable]) -> Pending | None:
+def submit_equalizing(
+    world: World, command: Command, numbers: Sequence[int], variables: Sequence[SharedVariable]
+) -> Pending | None:
     """Like `submit`, for a collective after which the replicas of its variables are equal.
 
     A repeated collective is not submitted again, so its end is noted, too.
     """
-    note = functools.partial(replica_tracker_of(world).equalized, command.plain.numbers)
+    tracker = replica_tracker_of(world)
+    if type(command) is ScheduledRun and world.recorder is None:
+        tracker.equalized(numbers, world.run(command))
+        return None
     if world.is_recording:
-        note()  # for the next calls of the block
+        tracker.equalized(numbers)  # for the next calls of the block
+    note = functools.partial(tracker.equalized, numbers)
     pending: Pending | None = submit(world, command, note, variables)
     return pending
 

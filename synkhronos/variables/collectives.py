@@ -128,7 +128,7 @@ def broadcast(
         replica_tracker_of(world).equalized(numbers)
         return assign(world, variables, arrays)
     replica_tracker_of(world).changed.difference_update(numbers)  # it is sent by this command
-    return submit_equalizing(world, Broadcast(numbers, nccl), variables)
+    return submit_equalizing(world, Broadcast(numbers, nccl), numbers, variables)
 
 
 class Gather(Command):
@@ -285,7 +285,7 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | Non
         if extent is not None:
             raise ValueError(f"all_gather: {variable} has extent {extent} on axis 0 by its type")
     command = Gather(numbers_of(world, variables), to_all=True, nccl=check_flag(nccl, "nccl"))
-    return submit_equalizing(world, command, variables)
+    return submit_equalizing(world, command, command.numbers, variables)
 
 
 @overload
@@ -379,9 +379,7 @@ def reduce(
     >>> synk.close()
     """
     target = "master" if in_place else "new"
-    world, variables, command = plan_reduction(shared_vars, op, target, weights, nccl)
-    plain: Any = command.plain  # a `Reduce`
-    numbers = plain.numbers
+    world, variables, numbers, command = plan_reduction(shared_vars, op, target, weights, nccl)
     replica_tracker_of(world).compared(numbers)
     if in_place:
         replica_tracker_of(world).local.update(numbers)
@@ -451,8 +449,8 @@ def all_reduce(
     array([2., 3.])
     >>> synk.close()
     """
-    world, variables, command = plan_reduction(shared_vars, op, "all", weights, nccl, wire)
-    return submit_equalizing(world, command, variables)
+    world, variables, numbers, command = plan_reduction(shared_vars, op, "all", weights, nccl, wire)
+    return submit_equalizing(world, command, numbers, variables)
 
 
 _MOST_MEASURED = 10  # variables whose values are fetched, too

@@ -86,6 +86,8 @@ class Reduce(Command):
         if is_wired:
             comm = comm.over_cpu
         reduce = comm.prepare_reduction(self.op, None if self.target == "all" else state.master_rank)
+        function = self.weights if isinstance(self.weights, int) else None
+        weight = 1 if self.weights is None or function is not None else self.weights[state.rank]
 
         def run(weights: Any) -> list[np.ndarray] | None:
             numbers = self.numbers
@@ -96,7 +98,11 @@ class Reduce(Command):
             arrays = state.storages(numbers)
             if self.target == "new" and state.is_master:
                 arrays = [array.copy() for array in arrays]
-            own = [self._weight(state) if weights is None else weights[state.rank]]
+            own: list[Any] = [weight]
+            if weights is not None:
+                own = [weights[state.rank]]
+            elif function is not None:
+                own = [state.rows.get(function, 0)]
             if is_wired:
                 own.append(
                     [state.wire(item, self.wire, array.shape) for item, array in zip(numbers, arrays)]
@@ -110,13 +116,6 @@ class Reduce(Command):
             return None
 
         return run
-
-    def _weight(self, state: RankState) -> float:
-        if self.weights is None:
-            return 1
-        if isinstance(self.weights, int):
-            return state.rows.get(self.weights, 0)
-        return self.weights[state.rank]
 
 
 # All-reduces of vectors that began while a function computed the vectors, which fills them in buckets.
@@ -149,8 +148,8 @@ def _has_completed(state: RankState, command: Reduce, number: int) -> bool:
     return True
 
 
-class _Reductions(Dict[Tuple[Hashable, ...], Schedule]):
-    """The schedules of a world's reductions, by the arguments, which are checked once.
+class _Reductions(Dict[Tuple[Hashable, ...], Tuple[Schedule, Sequence[int]]]):
+    """The schedules of a world's reductions and the numbers of the variables, by the arguments.
 
     A function and variables are represented by their ids: a schedule is outdated when one is dropped.
     """
@@ -163,8 +162,8 @@ def plan_reduction(
     weights: Function | ArrayLike | None,
     nccl: bool,
     wire: Format | None = None,
-) -> tuple[World, list[SharedVariable], Command]:
-    """Return the world, the variables and the command, after checking the arguments."""
+) -> tuple[World, list[SharedVariable], Sequence[int], Command]:
+    """Return the world, the variables, their numbers and the command, after checking the arguments."""
     world = current_world()
     objects = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
     known, key = world.part(_Reductions), None
@@ -172,10 +171,10 @@ def plan_reduction(
         wire = check_format(wire, op)
     if (weights is None or isinstance(weights, Function)) and type(op) is str and type(nccl) is bool:
         key = op, target, nccl, wire, *map(id, [*objects, weights])
-        schedule = known.get(key)
+        schedule, numbers = known.get(key, (None, []))
         run = None if schedule is None else schedule.again()
         if run is not None:
-            return world, objects, run
+            return world, objects, numbers, run
     _, variables, _ = resolve(shared_vars)
     operation, numbers = find_operation(op), numbers_of(world, variables)
     engine = world.rank_state.engine
@@ -188,10 +187,10 @@ def plan_reduction(
     if key is not None:
         if len(known) >= _MOST_SCHEDULES:
             known.clear()
-        known[key] = Schedule(world, command)
-        command = ScheduledRun(known[key])
+        schedule = Schedule(world, command)
+        known[key], command = (schedule, numbers), ScheduledRun(schedule)
     replicate(world)
-    return world, variables, command
+    return world, variables, numbers, command
 
 
 def check_wire(engine: Engine, wire: Format | None, variables: Sequence[SharedVariable]) -> None:

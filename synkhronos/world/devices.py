@@ -398,7 +398,7 @@ def _check_for_machines(devices: Sequence[str]) -> None:
         raise ValueError(f"fork: devices: devices of JAX are for a single machine, got {devices}")
 
 
-def by_rank(by_machine: Sequence[list], master_rank: int) -> list:
+def by_rank(by_machine: Sequence[list[Any]], master_rank: int) -> list[Any]:
     """Return the items of all ranks by rank, given a list for each machine."""
     items = [None] * sum(map(len, by_machine))
     for ranks, own in zip(

@@ -7,17 +7,15 @@ objects of the script do not change.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import logging
 import pickle
-from typing import Iterator
-
-import numpy as np
+from typing import Counter, Iterator
 
 from synkhronos._checks import check_int
 from synkhronos._errors import REMEDY, SynkhronosError, WorldBrokenError
+from synkhronos._typing import AnyArray
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.world import generators
 from synkhronos.world.world import World, current_world, with_call_lock
@@ -127,7 +125,7 @@ _MOST_DEATHS = 3  # of a rank in one program
 _logger = logging.getLogger("synkhronos")
 
 
-class _Replacements(collections.Counter):
+class _Replacements(Counter[int]):
     """How often each rank of a world was replaced, so that no two replacements draw the same numbers."""
 
 
@@ -142,9 +140,9 @@ class Replacing:
         For each rank, a number that becomes 1 if it has died and is not replaced.
     """
 
-    def __init__(self, world: World, ended: np.ndarray) -> None:
+    def __init__(self, world: World, ended: AnyArray) -> None:
         self._world, self._ended = world, ended
-        self._deaths: collections.Counter = collections.Counter()
+        self._deaths: Counter[int] = Counter()
         self._lost: list[int] = []
 
     def __call__(self, dead: dict[int, str]) -> None:
@@ -174,7 +172,7 @@ class Replacing:
 
 
 @contextlib.contextmanager
-def replacing_dead(world: World, ended: np.ndarray) -> Iterator[Replacing]:
+def replacing_dead(world: World, ended: AnyArray) -> Iterator[Replacing]:
     """Return a function that handles the death of workers in a program in this block.
 
     The program continues, and dead workers are replaced if workers can be forked.

@@ -100,9 +100,11 @@ class ScheduledRun(Command):
 
     def packed(self) -> bytes:
         schedule = self.schedule
-        if schedule.is_sent and self.change is None:
+        if not schedule.is_sent:
+            return super().packed()
+        if self.change is None:
             return SCHEDULE_NUMBER.pack(schedule.number)
-        return pickle.dumps(self.sent(), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps((schedule.number, self.change), pickle.HIGHEST_PROTOCOL)
 
     def mark_sent(self) -> None:
         self.schedule.is_sent = True
@@ -279,7 +281,10 @@ class _Block(contextlib.ContextDecorator):
 
 def finished(finishes: Sequence[Finish], by_rank: Sequence[list[Any]]) -> list[Any]:
     """Return the results of the calls of a block, given the list of the results by rank."""
-    return [finish(list(results)) for finish, results in zip(finishes, zip(*by_rank))]
+    found = []
+    for finish, results in zip(finishes, zip(*by_rank)):
+        found.append(finish(list(results)))
+    return found
 
 
 def fuse() -> contextlib.AbstractContextManager[Any]:

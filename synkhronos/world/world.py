@@ -110,6 +110,8 @@ class World:
         Whether this rank is inside a program of `spmd`.
     defer_interrupt : DeferredSignal
         Defers Ctrl-C.
+    recorder : object or None
+        Receives the commands inside `fuse`; see `record`. It may be over: see `is_recording`.
     step_hooks : Hooks or None
         The functions that are told of steps, once there was one.
     remarks : list of callable
@@ -137,12 +139,15 @@ class World:
         self._threads = threads
         self.call_lock = CallLock(options.waits, self.check_usable)
         self._parts: dict[type, Any] = {}
-        self._recorder: Any = None  # receives the commands inside `fuse`
+        self.recorder: Any = None
         self._leave: Callable[[], None] | None = None  # ends the command in which the workers stay
         self._connect(transport, engine)
 
     def _connect(self, transport: Transport, engine: Engine) -> None:
         self.rank_state = self._make_rank_state(transport, engine)
+        # Most engines have nothing to do in another thread.
+        has_threads = type(engine).enter_thread is not Engine.enter_thread
+        self._enter_thread = engine.enter_thread if has_threads else None
         self.registry.forget_workers()
         self.registry.attach(self.rank_state)
         self._threads.limit(transport.ranks_here)
@@ -270,17 +275,17 @@ class World:
     @property
     def is_recording(self) -> bool:
         """Whether commands are recorded, inside a `fuse` block, instead of run."""
-        if self._recorder is not None and self._recorder.is_over():
-            self._recorder.leave()
-        return self._recorder is not None
+        if self.recorder is not None and self.recorder.is_over():
+            self.recorder.leave()
+        return self.recorder is not None
 
     def record(self, recorder: Any) -> None:
         """Let `submit` call ``recorder.add(command, finish, used)`` until ``recorder.is_over()``."""
-        self._recorder = recorder
+        self.recorder = recorder
 
     def observe_block(self, observe: Callable[[list[Command]], None]) -> None:
         """Have `observe` called with the recorded commands before they are run."""
-        self._recorder.observers.append(observe)
+        self.recorder.observers.append(observe)
 
     def report_steps(self, hooks: Any) -> None:
         """Let calls be reported to these functions, while there are any."""
@@ -312,7 +317,7 @@ class World:
         """
         if not self.is_recording:
             return finish(self.run(command))
-        return self._recorder.add(command, finish, used)
+        return self.recorder.add(command, finish, used)
 
     def run(self, command: Command) -> list:
         """Run the command on every rank; return the list of the return values by rank.
@@ -331,7 +336,8 @@ class World:
         # `self.here` has no local name here: tracebacks would keep it, and its memory, after a restart.
         if self.broken is not None or self.in_program or self.closed:
             self.check_usable()
-        self.rank_state.engine.enter_thread()
+        if self._enter_thread is not None:
+            self._enter_thread()
         if self.rank_state.size == 1:
             return self._run_and_drop(command, lambda command: [command.run(self.rank_state)])
         if self.before_command is not None:
