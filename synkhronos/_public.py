@@ -24,7 +24,7 @@ from synkhronos.arrays.binding import (
     get_shmems as get_shmems,
     set_shmems as set_shmems,
 )
-from synkhronos.arrays.create import data as data
+from synkhronos.arrays.data import data as data
 from synkhronos.arrays.data import Data as Data
 from synkhronos.checkpoints.checkpoint import (
     load as load,

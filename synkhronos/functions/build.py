@@ -11,7 +11,7 @@ from synkhronos._errors import warn
 from synkhronos._typing import Compiled, OutputOp, ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.engines.analysis.windows import how_to_select
-from synkhronos.engines.base import Engine, HardcodedRowCount, Windows, name_of
+from synkhronos.engines.base import BOUND, Engine, HardcodedRowCount, Windows, name_of
 from synkhronos.functions import signature
 from synkhronos.functions.analysis import check_loss_ops, check_recurrence, collectives_in
 from synkhronos.functions.comparing.watch import watch
@@ -146,7 +146,9 @@ def function(
         windows, window = divide(world, parsed, n_own, givens, sliceable, parsed_outputs, pairs)
         rows = _rows(parsed, windows, sliceable)
         compiled, fixed = _built(engine, parsed, windows, rows, parsed_outputs, pairs, sliceable, kwargs)
-    check_recurrence(engine, compiled, parsed, windows.divided, sliceable)
+    bounds = [] if window is None else [BOUND, BOUND]
+    axes = [*(spec.axis for spec in parsed), *bounds, *[0] * len(sliceable)]
+    check_recurrence(engine, compiled, axes, parsed, windows.divided, sliceable)
     for shared in [*engine.shareds(compiled), *sliceable, *(shared for shared, _ in pairs)]:
         registry.add_shared(shared)
     by_shared = {shared: op for (shared, _), op in zip(pairs, ops)}
@@ -156,10 +158,11 @@ def function(
         compiled=compiled,
         **_described(parsed_outputs),
         window=window,
+        axes=axes,
         sliceable=[registry.numbers[shared] for shared in sliceable],
         updates=accumulated,
         fixed=fixed,
-        **collectives_in(world, compiled, parsed, window is not None, len(sliceable)),
+        **collectives_in(world, compiled, axes),
     )
     made = Function(world, kwargs["name"], replica, parsed, sliceable, ops, not_accumulated, form)
     registry.add_function(made)

@@ -212,18 +212,18 @@ class Function:
             if command is None:
                 self._usable_world()
                 self.schedule = None
-                values = arguments.match(world, self, args, inputs_by_name)
-                datas = [arguments.in_store(world, *pair) for pair in zip(self.inputs, values)]
-                command = arguments.plan(world, self, datas, output_subset, batch, batch_s, num_slices)
+                command, datas, are_given = arguments.compile_call(
+                    world, self, args, inputs_by_name, output_subset, batch, batch_s, num_slices
+                )
                 replicate(world)
                 check_sent(world, self)
-                if plain and all([type(value) is Data for value in values]):
+                if plain and are_given:
                     self.schedule = Schedule(world, command, datas, batch is None)
                     command = ScheduledRun(self.schedule)
             if (
                 world.recorder is not None and world.is_recording
             ):  # the script may free arrays before the command runs
-                return self._submit(command, [getattr(data, "kept", data) for data in datas])
+                return self._submit(command, [getattr(data, "stored", data) for data in datas])
             if plain and self.watch is None:
                 return outputs.collect(world, self, None, world.run(command))
             return self._submit(command)
@@ -337,9 +337,9 @@ class Function:
         world = self._usable_world()
         if world.is_recording:
             raise RuntimeError("check(): not inside a fuse() block; call it before or after")
-        values = arguments.match(world, self, args, inputs_by_name)
-        datas = [arguments.in_store(world, *pair) for pair in zip(self.inputs, values)]
-        command = arguments.plan(world, self, datas, output_subset, batch, batch_s, num_slices)
+        command, *_ = arguments.compile_call(
+            world, self, args, inputs_by_name, output_subset, batch, batch_s, num_slices
+        )
         check_sent(world, self)
         return check_call(world, self, command, rtol, atol)
 

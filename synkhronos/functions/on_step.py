@@ -212,6 +212,5 @@ def on_step(told: Told) -> StepHook:
     if not callable(told):
         raise TypeError(f"on_step: expected a function that takes a StepReport, got {told!r}")
     world = current_world()
-    hooks = world.part(Hooks)
-    world.report_steps(hooks)
+    world.step_hooks = hooks = world.part(Hooks)
     return hooks.add(told)

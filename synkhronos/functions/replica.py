@@ -77,6 +77,8 @@ class Replica(NamedTuple):
         The axis along which each output is gathered.
     window : Window or None
         The rows that an index selects in givens, if it does.
+    axes : list of int, str or None
+        The axis of the rows of each argument, `BOUND` for a bound of the window; None without rows.
     sliceable : list of int
         The numbers of the sliceable shared variables.
     updates : list of (int, str or None)
@@ -98,12 +100,18 @@ class Replica(NamedTuple):
     output_dtypes: list[np.dtype[Any]]
     output_axes: list[int]
     window: Window | None
+    axes: list[int | str | None]
     sliceable: list[int]
     updates: list[tuple[int, str | None]]
     has_collectives: bool = False
     uses_master: bool = False
     joint: frozenset[int] = frozenset()
     fixed: Sequence[HardcodedRowCount] = ()
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the ranks divide rows among them in calls."""
+        return any(axis is not None for axis in self.axes)
 
 
 def serial_arguments(

@@ -192,7 +192,7 @@ def _find_unpicklable(
             raise
         except Exception as error:
             reraise_if_handlers(error)
-            world.registry.mark_unsent(replica.number, f"{type(error).__name__}: {error}")
+            world.registry.unsent[replica.number] = f"{type(error).__name__}: {error}"
 
 
 class _TryToLoad(Command):
@@ -225,7 +225,7 @@ def _find_unloadable(world: World, replicas: list[Replica], known: Mapping[Share
             with _stored(world, world.rank_state.engine.dumps(replica, known)) as payload:
                 reasons = world.run(_TryToLoad(payload))
             for reason in filter(None, reasons):
-                world.registry.mark_unsent(replica.number, reason)
+                unsent[replica.number] = reason
     return len(unsent) > before
 
 

@@ -87,7 +87,7 @@ class Reduce(Command):
             comm = comm.over_cpu
         reduce = comm.prepare_reduction(self.op, None if self.target == "all" else state.master_rank)
         function = self.weights if isinstance(self.weights, int) else None
-        weight = 1 if self.weights is None or function is not None else self.weights[state.rank]
+        weight = 1 if self.weights is None or isinstance(self.weights, int) else self.weights[state.rank]
 
         def run(weights: Any) -> list[np.ndarray] | None:
             numbers = self.numbers
@@ -98,11 +98,9 @@ class Reduce(Command):
             arrays = state.storages(numbers)
             if self.target == "new" and state.is_master:
                 arrays = [array.copy() for array in arrays]
-            own: list[Any] = [weight]
+            own: list[Any] = [weight if function is None else state.rows.get(function, 0)]
             if weights is not None:
                 own = [weights[state.rank]]
-            elif function is not None:
-                own = [state.rows.get(function, 0)]
             if is_wired:
                 own.append(
                     [state.wire(item, self.wire, array.shape) for item, array in zip(numbers, arrays)]

@@ -100,7 +100,7 @@ def assign(
     """Set replicas to arrays or `Data` of matching types, as `Assign` does."""
     datas = [as_data(world, array) for array in arrays]
     command = Assign(numbers_of(world, variables), [data.handle() for data in datas], rows, only)
-    used = variables, [data.kept for data in datas]
+    used = variables, [data.stored for data in datas]
     pending: Pending | None = submit(world, command, lambda results: None, used)
     return pending
 

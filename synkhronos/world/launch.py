@@ -357,7 +357,7 @@ def close() -> None:
 def _watch_others(world: World, by_machine: list[list[str]]) -> None:
     """Have the use of the cores by other programs compared with the number of ranks at the end."""
     if len(by_machine) == 1 and set(by_machine[0]) == {"cpu"}:
-        world.remark(functools.partial(_remark_on_others, OtherPrograms(), weakref.ref(world)))
+        world.remarks.append(functools.partial(_remark_on_others, OtherPrograms(), weakref.ref(world)))
 
 
 def _remark_on_others(others: OtherPrograms, reference: weakref.ref[World]) -> None:

@@ -140,10 +140,6 @@ class Registry:
         self.dropped.append(number)
         self.has_dropped = True
 
-    def mark_unsent(self, number: int, reason: str) -> None:
-        """Record why a function cannot be sent to the workers."""
-        self.unsent[number] = reason
-
     @property
     def may_have_new(self) -> bool:
         """Whether there may be functions or shared variables that are not replicated yet."""

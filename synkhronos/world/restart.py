@@ -183,7 +183,7 @@ def replacing_dead(world: World, ended: AnyArray) -> Iterator[Replacing]:
     finally:
         complaint = replacing.complaint()
         if complaint is not None and world.broken is None:
-            world.mark_broken(complaint)
+            world.broken = complaint
             world.transport.kill()
 
 

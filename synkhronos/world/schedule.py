@@ -219,7 +219,7 @@ class _Block(contextlib.ContextDecorator):
                     )
                 has_begun = True
                 world.call_lock.begin_block()
-                world.record(self)
+                world.recorder = self
             return self
         except BaseException:
             if has_begun:  # a signal handler has raised it
@@ -228,7 +228,7 @@ class _Block(contextlib.ContextDecorator):
 
     def leave(self) -> None:
         """Let commands run again."""
-        self._world.record(None)
+        self._world.recorder = None
         self._world.call_lock.end_block()
 
     def is_over(self) -> bool:

@@ -96,8 +96,10 @@ class World:
 
     Attributes
     ----------
-    state : RankState
+    rank_state : RankState
         The master's own state.
+    transport, size, master_rank
+        As of this state.
     registry : Registry
         The functions and shared variables.
     started, closed : bool
@@ -111,11 +113,12 @@ class World:
     defer_interrupt : DeferredSignal
         Defers Ctrl-C.
     recorder : object or None
-        Receives the commands inside `fuse`; see `record`. It may be over: see `is_recording`.
+        Inside `fuse`, `submit` calls ``recorder.add(command, finish, used)``, until `is_recording` finds
+        that ``recorder.is_over()``. Its `observers` are called with the commands before these are run.
     step_hooks : Hooks or None
         The functions that are told of steps, once there was one.
     remarks : list of callable
-        Each issues a warning; `remark` adds one. They are called when the world is closed.
+        Each issues a warning. They are called when the world is closed.
     before_command, after_command : callable or None
         Called before the next command, or call of a function, and after each command.
     """
@@ -144,6 +147,8 @@ class World:
         self._connect(transport, engine)
 
     def _connect(self, transport: Transport, engine: Engine) -> None:
+        self.transport = transport
+        self.size, self.master_rank = transport.size, transport.master_rank
         self.rank_state = self._make_rank_state(transport, engine)
         # Most engines have nothing to do in another thread.
         has_threads = type(engine).enter_thread is not Engine.enter_thread
@@ -156,18 +161,6 @@ class World:
 
     def _make_rank_state(self, transport: Transport, engine: Engine) -> RankState:
         return RankState(transport, engine)
-
-    @property
-    def transport(self) -> Transport:
-        return self.rank_state.transport
-
-    @property
-    def size(self) -> int:
-        return self.rank_state.size
-
-    @property
-    def master_rank(self) -> int:
-        return self.rank_state.master_rank
 
     @property
     def workers_inherit(self) -> bool:
@@ -200,7 +193,7 @@ class World:
                     announce = self.defer_interrupt.announce
                     self.transport.start(self.work, announce, self.options.pass_fds)
                 except WorldBrokenError as broken:
-                    self.mark_broken(str(broken))
+                    self.broken = str(broken)
                     raise
             self.started = True
 
@@ -209,7 +202,7 @@ class World:
         forked = transport is self.transport  # a copy of the master's
         state = self.rank_state if forked else self._make_rank_state(transport, self.rank_state.engine)
         if forked:
-            self.mark_broken("this process is a worker, and only the master may use the workers")
+            self.broken = "this process is a worker, and only the master may use the workers"
         state.keep_replicas()
         work(state, self._threads, self.options.profile_workers)
 
@@ -217,7 +210,7 @@ class World:
         """End the workers and continue with new workers, which will inherit the state of the master."""
         with DeferredSignals(), self.call_lock:
             former, usable = self.rank_state, self.broken is None
-            self.mark_broken(f"a restart has begun, but has not ended; {REMEDY}")
+            self.broken = f"a restart has begun, but has not ended; {REMEDY}"
             self._end_workers(usable)
             self.registry.collect()  # new workers need not inherit dropped objects
             self._forget(list(self.registry.dropped))
@@ -268,28 +261,12 @@ class World:
                 raise SynkhronosError(BUSY)
             raise WorldBrokenError(self.broken)
 
-    def mark_broken(self, reason: str) -> None:
-        """Refuse all further commands, for this reason."""
-        self.broken = reason
-
     @property
     def is_recording(self) -> bool:
         """Whether commands are recorded, inside a `fuse` block, instead of run."""
         if self.recorder is not None and self.recorder.is_over():
             self.recorder.leave()
         return self.recorder is not None
-
-    def record(self, recorder: Any) -> None:
-        """Let `submit` call ``recorder.add(command, finish, used)`` until ``recorder.is_over()``."""
-        self.recorder = recorder
-
-    def observe_block(self, observe: Callable[[list[Command]], None]) -> None:
-        """Have `observe` called with the recorded commands before they are run."""
-        self.recorder.observers.append(observe)
-
-    def report_steps(self, hooks: Any) -> None:
-        """Let calls be reported to these functions, while there are any."""
-        self.step_hooks = hooks
 
     @contextlib.contextmanager
     def observed(self, see: Callable[[Command, list], object]) -> Iterator[None]:
@@ -421,18 +398,14 @@ class World:
     def _break(self, error: BaseException) -> None:
         """End the workers after an exception between the barriers, unless no worker has noticed."""
         if isinstance(error, WorldBrokenError):
-            self.mark_broken(str(error))
+            self.broken = str(error)
             self.transport.kill()
         elif self.transport.posted or not isinstance(error, MemoryError):
             # The ranks may no longer be in step.
-            self.mark_broken(f"a command was interrupted; the workers were ended; {REMEDY}")
+            self.broken = f"a command was interrupted; the workers were ended; {REMEDY}"
             self.transport.kill()
 
     # Closing
-
-    def remark(self, issue_warning: Callable[[], None]) -> None:
-        """Have a warning issued when the world is closed."""
-        self.remarks.append(issue_warning)
 
     def close(self) -> None:
         """End the workers and free all resources of this world."""
@@ -445,7 +418,7 @@ class World:
             )
         with DeferredSignals():
             alone, usable = self.call_lock.take_within(0), self.broken is None
-            self.mark_broken("close() has begun and not ended; if it was interrupted, call it again")
+            self.broken = "close() has begun and not ended; if it was interrupted, call it again"
             try:
                 if not alone:  # another thread is running a command, which must be ended
                     self.transport.kill()
@@ -511,7 +484,7 @@ def _refuse_in_child() -> None:
     """In a process that the script forks: it has copies of the objects, but must not use the workers."""
     if _current is not None and not _current.closed:
         _current.transport.is_copy = True
-        _current.mark_broken(
+        _current.broken = (
             "this process was forked from the master, and only the master may use the workers; the "
             "world is not broken: compute in the master, or call close() and then fork() for workers "
             "of this process"

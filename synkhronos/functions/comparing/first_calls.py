@@ -66,7 +66,7 @@ class Verification:
         if world.options.verify != ALWAYS and self._kind(command) in self._done:
             return
         if world.is_recording:
-            world.observe_block(functools.partial(self._before_block, command))
+            world.recorder.observers.append(functools.partial(self._before_block, command))
         else:
             self._verify([Called(function, command)], 0)
 
