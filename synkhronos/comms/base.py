@@ -99,6 +99,9 @@ class Communicator(ABC):
     A communicator may use the memory of the given arrays, and may return arrays that other ranks can
     access. Afterwards, use the returned arrays instead of the given arrays.
 
+    A subclass defines either the collectives, or the functions that prepare them to be repeated: by
+    default, each is defined by the other.
+
     Attributes
     ----------
     rank, size : int
@@ -130,9 +133,9 @@ class Communicator(ABC):
         """Whether it reduces this array in place."""
         return False
 
-    @abstractmethod
     def broadcast(self, arrays: Sequence[Array], root: int) -> Sequence[Array]:
         """Return the arrays of rank `root`. The arrays of other ranks only provide memory."""
+        return self.prepare_broadcast(root)(arrays)
 
     @abstractmethod
     def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
@@ -145,7 +148,6 @@ class Communicator(ABC):
     def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
         """Return, for each array, a list of arrays by rank; shapes may differ."""
 
-    @abstractmethod
     def reduce(self, arrays: Sequence[Array], op: str, root: int, weight: float = 1) -> Sequence[Array]:
         """Return the reductions on rank `root`, and the given arrays on other ranks.
 
@@ -161,10 +163,11 @@ class Communicator(ABC):
         ValueError
             On every rank, if shapes or dtypes differ. The message lists them by rank.
         """
+        return self.prepare_reduction(op, root)(arrays, weight)
 
-    @abstractmethod
     def all_reduce(self, arrays: Sequence[Array], op: str, weight: float = 1) -> Sequence[Array]:
         """Return the reductions on every rank, bit-identical on all ranks. See `reduce`."""
+        return self.prepare_reduction(op)(arrays, weight)
 
     def prepare_broadcast(self, root: int) -> Broadcast:
         """Return a function of arrays that does the same as `broadcast`, again and again.
@@ -194,7 +197,7 @@ class Communicator(ABC):
         wires : list of Wire
             A wire for each array. They are used if `has_wires`.
         """
-        return self.all_reduce(arrays, op, weight)
+        return self.prepare_reduction(op)(arrays, weight, wires)
 
     def timed(self) -> list[tuple[str, object, str]]:
         """Return the methods that `profile` times: the category, the owner and the name of each."""
@@ -222,31 +225,7 @@ class Communicator(ABC):
         return operation
 
 
-class PreparingCommunicator(Communicator):
-    """A communicator whose collectives are prepared, also if they are called only once."""
-
-    @abstractmethod
-    def prepare_broadcast(self, root: int) -> Broadcast: ...
-
-    @abstractmethod
-    def prepare_reduction(self, op: str, root: int | None = None) -> Reduction: ...
-
-    def broadcast(self, arrays: Sequence[Array], root: int) -> Sequence[Array]:
-        return self.prepare_broadcast(root)(arrays)
-
-    def reduce(self, arrays: Sequence[Array], op: str, root: int, weight: float = 1) -> Sequence[Array]:
-        return self.prepare_reduction(op, root)(arrays, weight)
-
-    def all_reduce(self, arrays: Sequence[Array], op: str, weight: float = 1) -> Sequence[Array]:
-        return self.prepare_reduction(op)(arrays, weight)
-
-    def all_reduce_in(
-        self, wires: Sequence[Any], arrays: Sequence[Array], op: str, weight: float = 1
-    ) -> Sequence[Array]:
-        return self.prepare_reduction(op)(arrays, weight, wires)
-
-
-class RepeatingCommunicator(PreparingCommunicator):
+class RepeatingCommunicator(Communicator):
     """Calls the collectives of a communicator again and again, on arrays of one kind.
 
     Parameters

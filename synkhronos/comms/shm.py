@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, List, Protocol, Sequence, Tuple
 
 from synkhronos.arithmetic.averages import are_equal
 from synkhronos.arithmetic.partition import share
-from synkhronos.comms.base import Broadcast, Group, PreparingCommunicator, Reduction, are_same
+from synkhronos.comms.base import Broadcast, Communicator, Group, Reduction, are_same
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +45,7 @@ class SharedArrays(Protocol):
         """Return the array of a handle."""
 
 
-class SharedMemoryCommunicator(PreparingCommunicator):
+class SharedMemoryCommunicator(Communicator):
     """Collectives by reference: ranks exchange handles to their arrays, not the values.
 
     Parameters

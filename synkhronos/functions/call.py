@@ -181,28 +181,7 @@ class CallFunction(Command):
 
     def run(self, state: RankState) -> Sequence[Any]:
         """Return the number of rows of this rank, followed by its outputs if there are rows."""
-        replica = state.functions[self.number]
-        return self._finish(state, replica, *self._prepare(state, replica, self.rows))
-
-    def _finish(
-        self, state: RankState, replica: Replica, n_all: int | None, n_rows: int, given: Sequence[Any]
-    ) -> tuple[Any, ...]:
-        state.rows[self.number] = n_rows
-        if n_all is not None or replica.sliceable:  # otherwise each rank counts as having one row
-            state.progress[ROWS] += n_rows
-        if not n_rows and not replica.has_collectives:
-            return (0,)
-        try:
-            if self.num_slices > 1:
-                values = compute_in_slices(self, state, replica, given, n_rows)
-            else:
-                values = self.execute(state, replica, given, n_rows)
-        except Exception as error:
-            better = explained(error, replica, n_all, self._at_once(n_rows))
-            if better is None:
-                raise
-            raise better from error
-        return (n_rows, *self._send(state, replica, values, n_all)) if n_rows else (0,)
+        return self.bind(state)(None)
 
     def has_rows(self, replica: Replica) -> bool:
         """Whether it is about rows; otherwise each rank counts as having one."""
@@ -211,12 +190,33 @@ class CallFunction(Command):
     def bind(self, state: RankState) -> Callable[[_Change], Sequence[Any]]:
         replica = state.functions[self.number]
         prepare = self._preparation(state, replica)
-        return lambda change: self._finish(state, replica, *prepare(change))
+
+        def run(change: _Change) -> tuple[Any, ...]:
+            n_all, n_rows, given = prepare(change)
+            state.rows[self.number] = n_rows
+            if n_all is not None or replica.sliceable:  # otherwise each rank counts as having one row
+                state.progress[ROWS] += n_rows
+            if not n_rows and not replica.has_collectives:
+                return (0,)
+            try:
+                if self.num_slices > 1:
+                    values = compute_in_slices(self, state, replica, given, n_rows)
+                else:
+                    values = self.execute(state, replica, given, n_rows)
+            except Exception as error:
+                better = explained(error, replica, n_all, self._at_once(n_rows))
+                if better is None:
+                    raise
+                raise better from error
+            return (n_rows, *self._send(state, replica, values, n_all)) if n_rows else (0,)
+
+        return run
 
     def _preparation(self, state: RankState, replica: Replica) -> Callable[[_Change], _Prepared]:
         """Return a function that prepares the call on other rows, and keeps the views of arguments."""
         unchanged: Any = None  # what was prepared for the same rows, in this epoch of the store
-        epoch, views = None, self._views(state, replica)
+        epoch, are_of_same = None, self._are_of_same_arrays(state, replica)
+        views: list[tuple[Any, Any]] = []  # each array, and what is before its rows in an index
 
         def prepare(change: _Change) -> _Prepared:
             nonlocal unchanged, epoch
@@ -225,12 +225,16 @@ class CallFunction(Command):
                     unchanged = self._prepare(state, replica, self.rows)
                     epoch = state.store.epoch if self._is_constant(state, replica) else None
                 return unchanged
-            if views is None or type(change) is not tuple:
+            if not are_of_same or type(change) is not tuple:
                 return self._prepare(state, replica, _rows_of(change))
             rows = range(*change)
             start, stop = share(len(rows), state.size, state.rank)
             if start == stop:
                 return self._prepare(state, replica, rows)
+            if not views:
+                for handle, split in zip(self.handles, self.splits or ()):
+                    before = None if split is None else (slice(None),) * split.axis
+                    views.append((self._whole(state, handle), before))  # type: ignore[arg-type]  # no composite
             own, arguments = as_slice(rows[start:stop]), []
             for array, before in views:
                 arguments.append(array if before is None else array[before + (own,)])
@@ -238,20 +242,12 @@ class CallFunction(Command):
 
         return prepare
 
-    def _views(self, state: RankState, replica: Replica) -> list[tuple[np.ndarray, Any]] | None:
-        """Return the array of each argument, and what is before its rows in an index; None for whole.
-
-        It is None if the arguments on a range of rows are not always views of the same arrays.
-        """
+    def _are_of_same_arrays(self, state: RankState, replica: Replica) -> bool:
+        """Whether the arguments on any range of rows are views of the same arrays."""
         if not self._has_views(state, replica) or not state.store.is_shared or replica.fixed:
-            return None
-        if self.num_slices > 1 or type(state.engine).take is not Engine.take:  # to a device
-            return None
-        splits = self.splits or [None] * len(self.handles)
-        return [
-            (state.store.get(handle), None if split is None else (slice(None),) * split.axis)  # type: ignore[arg-type]  # not composite
-            for handle, split in zip(self.handles, splits)
-        ]
+            return False
+        is_on_device = type(state.engine).take is not Engine.take
+        return self.num_slices == 1 and not is_on_device
 
     def warm_caches(self, state: RankState, change: _Change = None) -> None:
         call, replica = self.changed(change), state.functions[self.number]

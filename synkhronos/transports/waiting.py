@@ -101,8 +101,9 @@ class Semaphore:
 
     def wait(self, seconds: float) -> bool:
         """Decrement it. Return False after `seconds`, or if a signal handler must run."""
-        fraction, whole = _modf(time.clock_gettime(_CLOCK) + seconds)
-        if not self._wait(ctypes.byref(_Time(whole, fraction))):
+        until = time.clock_gettime(_CLOCK) + seconds
+        whole = int(until)
+        if not self._wait(ctypes.byref(_Time(whole, int((until - whole) * 1e9)))):
             return True
         if ctypes.get_errno() in (errno.ETIMEDOUT, errno.EINTR):
             return False
@@ -145,12 +146,6 @@ class Counter:
         """Return the number. Who has increased it last finds all increases in it."""
         self._read()
         return self._found.value
-
-
-def _modf(seconds: float) -> tuple[int, int]:
-    """Return nanoseconds and whole seconds."""
-    whole = int(seconds)
-    return int((seconds - whole) * 1e9), whole
 
 
 def _error(name: str) -> OSError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -157,20 +158,10 @@ def kind_of(device: str) -> str | None:
     """Return ``"cpu"``, ``"cuda"``, ``"opencl"``, or one of `JAX`; None if it is not a device name."""
     if device in ("cpu", "jax:cpu"):
         return device
-    kinds = (("cuda", _is_number), ("opencl", _is_pair), ("jax:cuda", str.isdecimal))
-    for kind, is_number in kinds:
-        if device.startswith(kind) and is_number(device[len(kind) :]):
+    for kind, number in (("cuda", r"\d*"), ("opencl", r"\d+:\d+"), ("jax:cuda", r"\d+")):
+        if re.fullmatch(kind + number, device):
             return kind
     return None
-
-
-def _is_number(text: str) -> bool:
-    return not text or text.isdecimal()
-
-
-def _is_pair(text: str) -> bool:
-    platform, colon, number = text.partition(":")
-    return platform.isdecimal() and bool(colon) and number.isdecimal()
 
 
 def _why_no_gpu() -> str:
