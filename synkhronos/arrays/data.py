@@ -92,7 +92,7 @@ class Data:
         return view
 
     @property
-    def stored(self) -> AnyArray | None:
+    def stored(self) -> Any:
         """The array of the handle, which has to live as long as the handle is used."""
         return self._view
 
