@@ -474,7 +474,7 @@ class RankState:
     def _commands(self, sent: Any) -> list[tuple[Command, Any]]:
         """Return the commands of a block, or one command, in its sent form, each with its change."""
         if type(sent) is list:
-            return [self._commands(item)[0] for item in sent]
+            return [pair for item in sent for pair in self._commands(item)]
         if type(sent) is tuple:
             return [(self.schedules.commands[sent[0]], (*sent, None)[1])]
         return [(sent, None)]
