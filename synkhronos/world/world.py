@@ -310,7 +310,7 @@ class World:
         Exception
             Any exception that the command raised in the master.
         """
-        # `self.here` has no local name here: tracebacks would keep it, and its memory, after a restart.
+        # The state has no local name: tracebacks would keep it, and its memory, after a restart.
         if self.broken is not None or self.in_program or self.closed:
             self.check_usable()
         if self._enter_thread is not None:
