@@ -107,12 +107,13 @@ class _Meeting:
 
     def __init__(self, group: Group, store: SharedArrays) -> None:
         self._group, self._store = group, store
-        # This rank's weight, and the bytes sent
-        self._weight: float | None = None
         self._sent = b""
         self._forget()
 
+    # A signal handler may raise between any two lines: what is half changed is marked as unknown before.
+
     def _forget(self) -> None:
+        self._weight: float | None = None  # of this rank; None if nothing was sent
         self._placed: list[np.ndarray] = []  # this rank's arrays
         self._ids: list[int] = []
         # The bytes that every rank has sent, and the arrays and weights in them
@@ -129,9 +130,10 @@ class _Meeting:
             self._placed = [self._store.place(array) for array in arrays]
             self._ids = list(map(id, self._placed))
             handles = pickle.dumps([self._store.put(array) for array in self._placed])
-            self._weight, self._sent = weight, _WEIGHT.pack(weight) + handles
+            self._sent, self._weight = _WEIGHT.pack(weight) + handles, weight
         elif weight != self._weight:
-            self._weight, self._sent = weight, _WEIGHT.pack(weight) + self._sent[_WEIGHT.size :]
+            self._weight = None
+            self._sent, self._weight = _WEIGHT.pack(weight) + self._sent[_WEIGHT.size :], weight
         received = self._group.exchange(self._sent)
         if received != self._received:
             self._open(received)
@@ -139,13 +141,14 @@ class _Meeting:
 
     def _open(self, received: list[bytes]) -> None:
         """Find the arrays and the weights that were sent; arrays that have not moved are kept."""
-        arrays = list(self._arrays)
-        for rank, (item, last) in enumerate(zip(received, self._received)):
+        arrays, former = list(self._arrays), self._received
+        self._received = [b""] * len(received)
+        for rank, (item, last) in enumerate(zip(received, former)):
             handles = item[_WEIGHT.size :]
             if handles != last[_WEIGHT.size :]:
                 arrays[rank] = [self._store.get(handle) for handle in pickle.loads(handles)]
         self._weights = [_WEIGHT.unpack_from(item)[0] for item in received]
-        self._received, self._arrays = received, arrays
+        self._arrays, self._received = arrays, received
 
 
 class _Reduction(_Meeting):

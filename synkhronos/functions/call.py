@@ -216,10 +216,10 @@ class CallFunction(Command):
         """Return a function that prepares the call on other rows, and keeps the views of arguments."""
         unchanged: Any = None  # what was prepared for the same rows, in this epoch of the store
         epoch, are_of_same = None, self._are_of_same_arrays(state, replica)
-        views: list[tuple[Any, Any]] = []  # each array, and what is before its rows in an index
+        views: Any = None  # each array, and what is before its rows in an index
 
         def prepare(change: _Change) -> _Prepared:
-            nonlocal unchanged, epoch
+            nonlocal unchanged, epoch, views
             if change is None:
                 if epoch is None or epoch != state.store.epoch:
                     unchanged = self._prepare(state, replica, self.rows)
@@ -231,10 +231,11 @@ class CallFunction(Command):
             start, stop = share(len(rows), state.size, state.rank)
             if start == stop:
                 return self._prepare(state, replica, rows)
-            if not views:
-                for handle, split in zip(self.handles, self.splits or ()):
-                    before = None if split is None else (slice(None),) * split.axis
-                    views.append((self._whole(state, handle), before))  # type: ignore[arg-type]  # no composite
+            if views is None:  # set in one step, as a signal handler may raise
+                views = [
+                    (state.store.get(handle), None if split is None else (slice(None),) * split.axis)  # type: ignore[arg-type]  # no composite
+                    for handle, split in zip(self.handles, self.splits or ())
+                ]
             own, arguments = as_slice(rows[start:stop]), []
             for array, before in views:
                 arguments.append(array if before is None else array[before + (own,)])
