@@ -171,7 +171,7 @@ def collect(world: World, function: Any, subset: Sequence[int] | None, results: 
             outputs.append(_of_master(world, function, index, results)[len(outputs)])
         else:
             outputs.append(_of_ranks(world, function, index, values, weights, results))
-    return in_form(function, outputs, subset)
+    return outputs if function.form is True else in_form(function, outputs, subset)
 
 
 def in_form(function: Any, values: list[Any], subset: Sequence[int] | None) -> Any:

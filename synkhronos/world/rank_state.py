@@ -63,9 +63,12 @@ class Command(ABC):
         Whether it can be run on one rank alone, to compare the results.
     takes_master : bool
         Whether its changes depend on the master's values only.
+    schedules : list of Schedule
+        Those that all ranks have when they have run it.
     """
 
     is_like_serial = takes_master = False
+    schedules: Sequence[Any] = ()
 
     def sent(self) -> Any:
         """Return the form in which it is sent."""
@@ -74,9 +77,6 @@ class Command(ABC):
     def packed(self) -> bytes:
         """Return the bytes that are sent."""
         return pickle.dumps(self.sent(), pickle.HIGHEST_PROTOCOL)
-
-    def mark_sent(self) -> None:  # noqa: B027
-        """Record that all ranks have been sent the command, and have run it."""
 
     @abstractmethod
     def run(self, state: RankState) -> Any:
@@ -154,9 +154,9 @@ class FusedCommand(Command):
     def sent(self) -> list[Any]:
         return [command.sent() for command in self.commands]
 
-    def mark_sent(self) -> None:
-        for command in self.commands:
-            command.mark_sent()
+    @property
+    def schedules(self) -> list[Any]:  # type: ignore[override]  # a constant of most commands
+        return [schedule for command in self.commands for schedule in command.schedules]
 
     def changed(self, change: Any) -> FusedCommand:
         if change is None:

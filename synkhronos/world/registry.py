@@ -197,15 +197,15 @@ class Drop(Command):
     ----------
     numbers : list of int
         The functions and shared variables that the script has dropped.
-    schedules : list of int
+    schedule_numbers : list of int
         The schedules that it has dropped.
     """
 
-    def __init__(self, numbers: list[int], schedules: list[int]) -> None:
-        self.numbers, self.schedules = numbers, schedules
+    def __init__(self, numbers: list[int], schedule_numbers: list[int]) -> None:
+        self.numbers, self.schedule_numbers = numbers, schedule_numbers
 
     def run(self, state: RankState) -> None:
-        state.schedules.drop(self.schedules)
+        state.schedules.drop(self.schedule_numbers)
         if not self.numbers:
             return
         state.forget(self.numbers)

@@ -88,7 +88,7 @@ class ScheduledRun(Command):
     _plain: Command | None = None
 
     def __init__(self, schedule: Schedule, change: Any = None) -> None:
-        self.schedule, self.change = schedule, change
+        self.schedule, self.change, self.schedules = schedule, change, (schedule,)
         if change is None:  # for other machines, equal needs are found once
             self.needs = schedule.command.needs  # type: ignore[method-assign]
 
@@ -105,9 +105,6 @@ class ScheduledRun(Command):
         if self.change is None:
             return SCHEDULE_NUMBER.pack(schedule.number)
         return pickle.dumps((schedule.number, self.change), pickle.HIGHEST_PROTOCOL)
-
-    def mark_sent(self) -> None:
-        self.schedule.is_sent = True
 
     def run(self, state: RankState) -> Any:
         schedule, schedules = self.schedule, state.schedules

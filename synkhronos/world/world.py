@@ -390,7 +390,8 @@ class World:
             self._break(raised)
             raise
         results = results_of(replies, own, error)
-        command.mark_sent()
+        for schedule in command.schedules:
+            schedule.is_sent = True
         if self.after_command is not None:
             self.after_command()
         return results
