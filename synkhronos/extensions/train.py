@@ -74,7 +74,7 @@ class TrainFunction(Shown):
             The loss before the step, in the dtype of the loss, or a list of the loss and the `outputs`.
         """
         values, batch, num_slices = self._matched(data, data_by_name, batch, num_slices)
-        return self._step.reported(lambda: self._take(values, batch, num_slices))
+        return self._step.reported(self._take, values, batch, num_slices)
 
     def _take(self, values: list[Any], batch: Any, num_slices: int) -> Any:
         outputs = self._step(values, batch, num_slices)
@@ -191,7 +191,7 @@ class ParallelFunction(Shown):
         subset = None
         if output_subset is not None:
             subset = check_indices(output_subset, self._step.n_outputs, self._form)
-        return self._step.reported(lambda: self._take(values, batch, num_slices, batch_s, subset))
+        return self._step.reported(self._take, values, batch, num_slices, batch_s, subset)
 
     def _take(
         self, values: list[Any], batch: Any, num_slices: int, batch_s: Any, subset: list[int] | None

@@ -24,7 +24,7 @@ from synkhronos.machines.leaders import Links, LostError
 from synkhronos.machines.neighbours import Neighbours
 from synkhronos.stores.named_memory import JointNamedMemory, NamedMemory
 from synkhronos.transports.children import has_ended
-from synkhronos.transports.semaphore import NBYTES, Semaphore
+from synkhronos.transports.waiting import NBYTES, Semaphore
 
 _LEADER, _PROGRESS_PROCESS = 0, 1  # their ranks among the tasks of the machine
 _TAG = 0

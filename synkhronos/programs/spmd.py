@@ -34,7 +34,7 @@ from synkhronos.stores.handle import Handle, RequiredRows
 from synkhronos.stores.named_memory import NamedMemory
 from synkhronos.world import generators
 from synkhronos.world.rank_state import Command, RankState
-from synkhronos.world.replacement import Replacing, replacing_dead
+from synkhronos.world.restart import Replacing, replacing_dead
 from synkhronos.world.world import World, current_world, with_call_lock
 
 _LARGE = 1 << 16  # bytes; larger arrays are shared

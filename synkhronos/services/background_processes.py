@@ -34,7 +34,7 @@ from synkhronos.transports import limits
 from synkhronos.transports.children import Children, find_dead, status
 from synkhronos.transports.children import has_ended as has_ended
 from synkhronos.transports.fork_locks import threads_of_libraries, warn_of_threads
-from synkhronos.transports.semaphore import NBYTES, Semaphore
+from synkhronos.transports.waiting import NBYTES, Semaphore
 
 _CHECK_INTERVAL = 0.1  # seconds between two checks that a process is alive
 _LONGEST_ANSWER = 2.0  # seconds for a process to write its stack

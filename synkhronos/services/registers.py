@@ -21,7 +21,7 @@ from typing import Any, Callable
 import numpy as np
 
 from synkhronos.stores.named_memory import NamedMemory
-from synkhronos.transports.semaphore import NBYTES, Semaphore
+from synkhronos.transports.waiting import NBYTES, Semaphore
 
 #: Arrays in the named memory with a number for each rank, which only the rank itself sets: its clock,
 #: how often it was replaced, and whether it has ended its program

@@ -45,6 +45,8 @@ class Store(ABC):
     epoch : int or None
         As long as this number is the same, the ranks get the same views for a handle and a range of
         rows, command after command, and these reflect every change. With None they may get copies.
+    is_shared : bool
+        Whether every rank always gets a view of the whole array of a handle.
     named_memory : NamedMemory
         The arrays and locks that belong to no rank.
     """
@@ -52,6 +54,7 @@ class Store(ABC):
     ranks: int
     named_memory: NamedMemory
     epoch: int | None = None
+    is_shared: bool = False
 
     def __init__(self) -> None:
         self._map_file = functools.lru_cache(_MOST_FILES)(map_file)
@@ -168,7 +171,7 @@ class SharedMemoryStore(Store):
         By default new named memory.
     """
 
-    epoch = 0
+    epoch, is_shared = 0, True
 
     def __init__(self, memory: SharedMemory, named_memory: SharedNamedMemory | None = None) -> None:
         super().__init__()

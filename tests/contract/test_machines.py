@@ -24,7 +24,7 @@ from specifications.links import NaiveLinks, NaiveNetwork
 from synkhronos.machines.commands import CommandReceiver, CommandSender
 from synkhronos.machines.transport import MachinesTransport
 from specifications.transport import NaiveTransport
-from synkhronos.world.placement import Fact, check_versions
+from synkhronos.world.devices import Fact, check_versions
 
 WORLDS = {
     "1+1": ([1, 1], 0), "2+1": ([2, 1], 1), "1+2": ([1, 2], 2), "2+2+1": ([2, 2, 1], 3),

@@ -52,9 +52,9 @@ class SerialStep:
             "make_train_function_theano(); check the former, which is compared with the serial step"
         )
 
-    def reported(self, take: Callable[[], Any]) -> Any:
-        """Return ``take()``: ``synk.on_step`` is about the steps of ranks."""
-        return take()
+    def reported(self, take: Callable[..., Any], *arguments: Any) -> Any:
+        """Return ``take(*arguments)``: ``synk.on_step`` is about the steps of ranks."""
+        return take(*arguments)
 
     def described(self) -> list[tuple[object, ...]]:
         """Return the rows of a table."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Sequence
+import functools
+from typing import Any, NamedTuple, Sequence
 
 import synkhronos as synk
 from synkhronos._text import listed
@@ -140,6 +141,8 @@ class Step:
 
     def _repeat(self) -> RepeatedStep:
         shares(self._called, self._own)
+        #: Takes a step, and reports it to functions of ``synk.on_step``
+        self.reported = functools.partial(reported, self._rows.function, self.name or "step")
         # The count is called on rows, too.
         return RepeatedStep(self._called, self._place, may_repeat=self._count is None)
 
@@ -157,7 +160,7 @@ class Step:
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles record steps of their own, and are without the script's expressions.
-        own = dict.fromkeys(("_repeated", "_definition", "_with_fixed_draws"))
+        own = dict.fromkeys(("_repeated", "reported", "_definition", "_with_fixed_draws"))
         return {**vars(self), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -186,10 +189,6 @@ class Step:
             rows.append((f"all_reduce, {op}", text if wire is None else f"{text}, sent as {wire}"))
         rows += [(phase.function.name, "on each rank") for phase in self._later]
         return [*rows, ("updates", listed([target.name or target for target in self._targets]))]
-
-    def reported(self, take: Callable[[], Any]) -> Any:
-        """Return ``take()``, which takes a step, and report it to functions of ``synk.on_step``."""
-        return reported(self._rows.function, self.name or "step", take)
 
     def _make_calls(self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any) -> None:
         positional, named = self._inputs.select(self._rows.indices, values)
