@@ -27,7 +27,7 @@ from typing import Any, Callable, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from synkhronos._errors import CollectiveAbortedError, MissingRankError, WorldBrokenError
-from synkhronos.arithmetic.clocks import Ping, Reading, read_clock
+from synkhronos.arithmetic.machines import Ping, Reading, read_clock
 from synkhronos.machines.links import Links, LostError, Receipt
 from synkhronos.transports.base import do_nothing
 from synkhronos.transports.waiting import SpinPolicy

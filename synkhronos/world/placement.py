@@ -9,8 +9,8 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from synkhronos._errors import SynkhronosError
+from synkhronos.arithmetic.machines import ranks_of_machines
 from synkhronos.arithmetic.partition import shares
-from synkhronos.arithmetic.rank_ranges import ranks_of_machines
 from synkhronos.host import job
 from synkhronos.world.devices import JAX, check_devices, kind_of
 

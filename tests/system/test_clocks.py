@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_engines import NaiveLab
 
 import synkhronos as synk
-from synkhronos.arithmetic.clocks import Ping, read_clock, to_own
+from synkhronos.arithmetic.machines import Ping, read_clock, to_own
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, enter_world
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from synkhronos.arithmetic.trees import RADIX, children, parent, subtree
+from synkhronos.arithmetic.machines import RADIX, children, parent, subtree
 
 SIZES = [*range(1, 40), 63, 64, 65, 100]
 
