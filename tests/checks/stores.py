@@ -29,9 +29,6 @@ def laid_out(kind):
     }[kind]
 
 
-# Programs that run on each rank
-
-
 def share(transport, array):
     """Put this rank's array into the store; return its handle, and the handles of all ranks."""
     handle = transport.store.put(array)
@@ -115,9 +112,6 @@ def map_file(transport, path):
     place = pickle.loads(pickle.dumps(locate_in_file(mapped[2:])))
     whole, rows = transport.store.get(place), transport.store.rows(place, np.array([7, 0]))
     return whole.copy(), rows, whole.flags.writeable
-
-
-# Checks
 
 
 def check_every_rank_gets_what_any_rank_has_put(ranks):

@@ -69,9 +69,6 @@ def test_wire_formats_have_no_effect_on_one_machine(check, ranks):
     check(ranks)
 
 
-# Behaviour that is specific to arrays in CPU memory
-
-
 def describe(comm):
     is_over_cpu = comm.over_cpu is comm
     return comm.rank, comm.size, comm.reduces_in_place, comm.takes(np.ones(3)), is_over_cpu

@@ -144,9 +144,6 @@ def test_a_message_that_cannot_be_written_or_read_leaves_the_box_as_it_was(ranks
     assert second.receive() == (0, 1) and second.receive() is None
 
 
-# Waiting
-
-
 def test_a_wait_ends_with_a_message_or_when_its_time_is_up(store):
     own = Messages(store.named_memory, 0, 2)
 
@@ -167,9 +164,6 @@ def test_a_wait_ends_with_a_message_or_when_its_time_is_up(store):
     own.send(0, 1)
     own.wait(30)  # it has arrived before
     assert own.receive() == (0, 1)
-
-
-# Ranks at once
 
 
 def talk(store, rank, times):

@@ -53,9 +53,6 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-# Kinds
-
-
 def test_few_ranks_have_no_tree_and_a_successor_has_what_its_size_needs():
     assert type(make_local(MOST_WITHOUT)) is LocalTransport
     many = make_local(MOST_WITHOUT + 1, 3, timeout=30, may_poll=False, labels=range(100, 110))
@@ -64,9 +61,6 @@ def test_few_ranks_have_no_tree_and_a_successor_has_what_its_size_needs():
     few = many.successor(2, 1)
     assert type(few) is LocalTransport and few.store is many.store
     assert type(few.successor(10, 0)) is TreeTransport
-
-
-# Deaths
 
 
 DEATHS = [(6, 0), (6, 1), (6, 2), (0, 0), (3, 0)]
@@ -177,9 +171,6 @@ def sleep_in_program(transport, last):
     return sleep_on(transport, last, 0.1 if last == 1 else 0.7)
 
 
-# Late ranks
-
-
 def test_the_ranks_below_one_that_has_not_begun_are_not_named_as_late():
     transport = binary(timeout=30)
     at_start(transport, 6, 0, functools.partial(time.sleep, 20))
@@ -253,9 +244,6 @@ def sleep_on(transport, rank, seconds):
     return transport.rank
 
 
-# Posts that come too often or too early
-
-
 def test_posts_that_come_too_often_change_nothing():
     transport = binary(timeout=30)
     runs = transport.store.named_memory.array("runs", (SIZE,), "int64")
@@ -279,9 +267,6 @@ def test_posts_that_come_too_often_change_nothing():
         assert values == [None if rank == MASTER else rank for rank in range(SIZE)]
         assert runs.tolist() == [turn] * SIZE
     ranks.close()
-
-
-# Replies
 
 
 def test_replies_of_any_length_are_read_together():

@@ -9,7 +9,7 @@ import itertools
 
 import numpy as np
 import pytest
-from checks.machines import ThreadedMachines
+from checks.machines import ThreadedMachines, start_world
 from test_engines import NaiveLab, CompilerLab
 
 import synkhronos as synk
@@ -17,8 +17,7 @@ from synkhronos.transports.local import LocalTransport
 from specifications.transport import NaiveTransport
 from synkhronos.world.rank_state import Command, sent_form
 from synkhronos.world.schedule import ChangedRun, Schedule
-from synkhronos.world.threads import ThreadLimits
-from synkhronos.world.world import World, current_world, enter_world, world_exists
+from synkhronos.world.world import current_world, world_exists
 
 RANKS, MASTER = 3, 1
 
@@ -39,10 +38,7 @@ def lab(request):
     made = make_lab()
     if world_exists():
         synk.close()
-    world = World(make_transport(RANKS, MASTER, timeout=60), made.engine, ThreadLimits())
-    enter_world(world)
-    if not world.workers_inherit:
-        world.start()
+    start_world(make_transport(RANKS, MASTER, timeout=60), made.engine)
     yield made
     if world_exists():
         synk.close()

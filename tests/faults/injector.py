@@ -17,8 +17,7 @@ import psutil
 from compilers import Apply, Op, tt
 from scenarios import EXIT_CODE, PROGRAM, SIGNALS, STEPS
 
-from synkhronos.functions import call as _call
-from synkhronos.functions import replicate
+from synkhronos.functions import call as _call, replicate
 from synkhronos.programs.center import Center
 from synkhronos.services.channel import Channel, Register
 from synkhronos.services.mailbox import Mailbox

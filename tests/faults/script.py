@@ -26,18 +26,9 @@ import program
 import psutil
 from compilers import compiler, tt
 from injector import Board, Fault, Injector, Point
+from processes import exit_code
 from program import FADES
-from scenarios import (
-    BOUND,
-    COMMANDS,
-    EXCEPTIONS,
-    EXIT_CODE,
-    PROGRAM,
-    SIGNALS,
-    STEPS,
-    TIMEOUT,
-    scenario,
-)
+from scenarios import BOUND, COMMANDS, EXCEPTIONS, EXIT_CODE, PROGRAM, SIGNALS, STEPS, TIMEOUT, scenario
 
 from synkhronos.services import mailbox
 
@@ -372,10 +363,6 @@ class ProgramPlay(Play):
         assert len(psutil.Process().children()) == self.fault.size - 1, "the controller is left"
         ranks.do("function")
         ranks.do(PROGRAM)
-
-
-def exit_code(status):
-    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def seconds_of(call):

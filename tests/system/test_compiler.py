@@ -1,13 +1,10 @@
 """Tests of which graph compiler is chosen, and of what PyTensor needs."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 import synkhronos as synk
-from processes import ROOT
+from processes import ROOT, run_interpreter
 from synkhronos.engines import names
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import parallel_function
@@ -84,9 +81,8 @@ def test_the_choice_is_made_from_this_process(run_python, tmp_path):
 
 
 def test_the_import_gives_no_warning():
-    command = [sys.executable, "-W", "error", "-c", "import synkhronos"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = run_interpreter("-W", "error", "-c", "import synkhronos", cwd=ROOT)
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("version", ["1.23.5", "1.26.4"])

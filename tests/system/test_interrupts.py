@@ -488,9 +488,6 @@ def test_a_ctrl_c_as_the_script_ends_leaves_nothing_and_prints_no_traceback(prog
     assert done.returncode == 0 and done.stderr == "", done.stderr
 
 
-# DeferredSignal itself
-
-
 @own_process
 def test_the_script_may_set_and_restore_handlers_between_holds():
     heard, number, hold = [], signal.SIGUSR2, DeferredSignal(signal.SIGUSR2)

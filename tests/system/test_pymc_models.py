@@ -1,7 +1,5 @@
 """Tests of models of PyMC that can be divided, against the models themselves, and of those refused."""
 
-import doctest
-import inspect
 import warnings
 
 import numpy as np
@@ -9,7 +7,6 @@ import pytensor.sparse
 import pytensor.tensor as pt
 import pytest
 import scipy.sparse
-from processes import own_process
 from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import ancestors
 
@@ -22,7 +19,7 @@ with warnings.catch_warnings():
 
 from test_pymc import assert_equal
 
-pytestmark = pytest.mark.usefixtures("quiet_pymc")
+pytestmark = pytest.mark.usefixtures("quiet_pymc", "in_python")
 
 N = 41  # no multiple of the number of ranks
 random = np.random.default_rng(11)
@@ -35,20 +32,12 @@ SERIES = np.cumsum(random.normal(size=(13, 6)), axis=1)
 DESIGN = scipy.sparse.random(N, 7, 0.3, random_state=np.random.RandomState(1), format="csr")
 
 
-@pytest.fixture
-def two(world_of, in_python):
-    world_of(2)
-
-
 def slopes():
     return pm.Normal("slopes", shape=3)
 
 
 def normal(name, mean, observed, **options):
     return pm.Normal(name, mean, pm.HalfNormal(f"{name}_sigma"), observed=observed, **options)
-
-
-# Initial values
 
 
 def values_as_initial_ones():
@@ -61,9 +50,6 @@ def values_as_initial_ones():
 
 def draws_as_initial_ones():
     normal("y", X @ np.ones(3) * pm.Normal("slope", initval="prior"), Y)
-
-
-# Potentials and variables without rows
 
 
 def scalar_beside_rows():
@@ -87,9 +73,6 @@ def several_lengths():
     normal("y", pt.dot(X, b), Y)
     normal("z", b[GROUP[:7] % 3], Y[:7])
     pm.MvNormal("pairs", b[:2], cov=np.eye(2), observed=X[:11, :2])
-
-
-# Functions of data
 
 
 def gaussian_process(**options):
@@ -222,9 +205,6 @@ def steps_of_a_map():
     normal("y", made[0] if isinstance(made, tuple) else made, Y)
 
 
-# Missing values
-
-
 def missing_covariates_with_dims():
     pm.modelcontext(None).add_coords({"row": range(N), "column": list("abc")})
     holes = np.arange(3 * N).reshape(N, 3) % 7 == 3
@@ -266,9 +246,6 @@ def missing_covariates_of_several_columns():
 def missing_values_on_both_sides():
     seen = normal("x", 0.2, np.where(HOLES, np.nan, X[:, 0]))
     normal("y", seen * pm.Normal("slope") + pt.dot(X, slopes()), np.where(np.roll(HOLES, 2), np.nan, Y))
-
-
-# Series, and sparse matrices
 
 
 def random_walks():
@@ -393,16 +370,6 @@ def test_what_depends_on_an_observed_variable_depends_on_its_values(two):
         assert_equal(model, parallelize(model, observed=names))
 
 
-def test_observed_values_may_be_named_as_data(two):
-    def make(rows):
-        with pm.Model() as model:
-            x, y = pm.Data("x", X[rows]), pm.Data("y_data", Y[rows])
-            normal("y", pt.dot(x, slopes()), y)
-        return model
-
-    assert_equal(make(slice(None)), parallelize(make(slice(5)), {"x": X, "y_data": Y}))
-
-
 def test_missing_counts_are_free_variables(two):
     def build():
         rate = pt.exp(pt.dot(X, slopes()))
@@ -416,9 +383,6 @@ def test_missing_counts_are_free_variables(two):
     assert N not in [one.data.shape[0] for one in missing if isinstance(one, Constant) and one.type.ndim]
     point = {"slopes": np.array([0.1, -0.2, 0.3]), "y_unobserved": np.arange(HOLES.sum())}
     np.testing.assert_allclose(parallel.compile_logp()(point), model.compile_logp()(point))
-
-
-# Refusals
 
 
 def one_of_several_terms():
@@ -476,9 +440,6 @@ def test_refusals_name_the_variable_and_what_to_do(two, build, complaint):
         parallelize(model_of(build))
 
 
-# Deterministic variables
-
-
 def with_deterministics():
     with pm.Model(coords={"row": range(100, 100 + N), "column": list("abc")}) as model:
         x = pm.Data("x", X, dims=("row", "column"))
@@ -493,20 +454,23 @@ def with_deterministics():
     return model
 
 
-def draws_of(model, chains=2, draws=3):
+def draws_of(model):
+    """Return three draws of two chains, as a data set."""
+    import xarray
+
     generator = np.random.default_rng(1)
-    shapes = {one.name: one.eval().shape for one in model.free_RVs}
-    return {name: generator.uniform(0, 1, (chains, draws, *shape)) for name, shape in shapes.items()}
+    found = {}
+    for one in model.free_RVs:
+        values = generator.uniform(0, 1, (2, 3, *one.eval().shape))
+        found[one.name] = ["chain", "draw", *"ab"][: values.ndim], values
+    return xarray.Dataset(found, coords={"chain": [0, 1], "draw": [0, 1, 2]})
 
 
 def test_deterministics_are_those_of_pymc(two):
     import xarray
 
     model = with_deterministics()
-    arrays = draws_of(model)
-    dims = {name: ["chain", "draw", *"ab"][: value.ndim] for name, value in arrays.items()}
-    draws = xarray.Dataset({name: (dims[name], value) for name, value in arrays.items()})
-    draws = draws.assign_coords(chain=[0, 1], draw=[0, 1, 2])
+    draws = draws_of(model)
     expected = pm.compute_deterministics(draws, model=model, progressbar=False)
     computed = compute_deterministics(draws, model)
     xarray.testing.assert_allclose(computed, expected, rtol=1e-12)
@@ -520,17 +484,12 @@ def test_deterministics_are_those_of_pymc(two):
 
 
 def test_deterministics_of_observed_values_are_computed_from_the_data(two):
-    import xarray
-
     with with_deterministics() as model:
         pm.Deterministic("residual", model["y"] - model["mean"])
     draws = draws_of(model)
-    dims = {name: ["chain", "draw", *"ab"][: value.ndim] for name, value in draws.items()}
-    draws = xarray.Dataset({name: (dims[name], value) for name, value in draws.items()})
     computed = compute_deterministics(draws, model, var_names=["residual"])["residual"]
-    np.testing.assert_allclose(
-        computed, Y - draws["b"].values @ X.T, rtol=1e-12
-    )  # PyMC draws new values
+    expected = Y - draws["b"].values @ X.T  # PyMC draws new values
+    np.testing.assert_allclose(computed, expected, rtol=1e-12)
 
 
 def test_deterministics_name_what_is_missing(two):
@@ -539,11 +498,3 @@ def test_deterministics_name_what_is_missing(two):
         compute_deterministics({}, model, var_names=["mu"])
     with pytest.raises(ValueError, match="draws of the free variables of the model, got none of b"):
         compute_deterministics({}, model)
-
-
-@own_process(timeout=120)
-def test_the_example_prints_what_it_shows():
-    text = inspect.getdoc(compute_deterministics)
-    test = doctest.DocTestParser().get_doctest(text, {}, "compute_deterministics", None, 0)
-    failed, tried = doctest.DocTestRunner().run(test)
-    assert tried and not failed

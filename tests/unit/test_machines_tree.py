@@ -83,9 +83,6 @@ def test_the_master_handles_a_message_each_way_for_each_doubling_of_the_machines
         assert len(sent) == 2 * (count - 1)  # nothing else is sent
 
 
-# What goes along
-
-
 def members(*sizes):
     """Return the parts of leaders of machines that send and receive commands, by machine."""
     machines, found = ranks_of_machines(sizes), []
@@ -169,9 +166,6 @@ def test_a_bundle_is_taken_apart_and_put_together():
     some = Bundle(*pickle.loads(bundle.part_of(slice(1, 3)).pack()))
     assert some == (b"common", parts[1:3], [0, 5])
     assert bundle.place_of(slice(1, 3)) == slice(1, 6) and bundle.place_of(slice(3, 4)) == slice(6, 8)
-
-
-# Worlds that end, and what is left of them
 
 
 def letters(*numbers):

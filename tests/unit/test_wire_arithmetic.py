@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from oracle import examples
 
 from synkhronos.comms import coded, low_rank, sparse
@@ -83,9 +82,6 @@ def test_float16_is_that_of_numpy_for_scaled_numbers():
     np.testing.assert_array_equal(decoded("float16", with_inf), halves)
 
 
-# The largest numbers
-
-
 @pytest.mark.parametrize("length", [1, 2, 100, 16_385, 65_536, 65_537, 200_000])
 @pytest.mark.parametrize("kind", ["normal", "few values", "zeros", "sorted", "one block", "sampled"])
 def test_the_largest_are_those_of_a_sort(length, kind):
@@ -121,9 +117,6 @@ def test_what_is_packed_is_unpacked(size, count):
     sparse.pack(indices, values, size, data)
     for got, wanted in zip(sparse.unpack(data, count, size), (indices, values)):
         np.testing.assert_array_equal(got, wanted)
-
-
-# Low rank
 
 
 def test_rows_become_orthonormal_and_dependent_ones_zero():

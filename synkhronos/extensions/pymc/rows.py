@@ -13,6 +13,7 @@ import synkhronos as synk
 from synkhronos._text import listed
 from synkhronos._typing import AnyArray
 from synkhronos.engines.analysis.result_dependence import recurrent
+from synkhronos.extensions.pymc.compiled import keeping_contiguous
 from synkhronos.extensions.pymc.serial import (
     FirstEvaluations,
     PlainSum,
@@ -80,7 +81,7 @@ class Rows(EvaluatedSum):
         self._total, self._variables = total, list(variables)
         self._sources, self.model = sources or Sources(), model
         given = get_mode("NUMBA" if mode is None and _is_usual() else mode)
-        self._mode = Mode(given.linker, given.provided_optimizer.including(checks))
+        self._mode = keeping_contiguous(Mode(given.linker, given.provided_optimizer.including(checks)))
         arrays = [_as_data(name, *pair) for pair in zip(variables, data)]
         super().__init__(
             SumOnRanks(name, total.type.dtype, list(parameters), wrt, arrays, _slices(arrays), {})
