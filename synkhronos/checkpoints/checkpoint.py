@@ -13,8 +13,7 @@ from synkhronos.checkpoints import archive, feedback, manifest
 from synkhronos.checkpoints.manifest import Entry, Key, Manifest
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.replicate import replicate
-from synkhronos.stores.handle import Handle
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import Handle, RequiredRows
 from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World, current_world, with_call_lock
 

@@ -38,11 +38,10 @@ from synkhronos.machines.leaders import (
     SMALL,
     ControlMessage,
     Leaders,
+    as_bytes,
 )
-from synkhronos.machines.links import as_bytes
 from synkhronos.machines.store import MachineHandle, MachinesStore, ReceivedRows, lasts, name_of
-from synkhronos.stores.files import FileHandle, digest, find_same_file
-from synkhronos.stores.required_rows import Needs, RequiredRows, combine
+from synkhronos.stores.handle import FileHandle, Needs, RequiredRows, combine, digest, find_same_file
 
 KEPT = 1 << 16  # bytes of a message that is kept in case it is sent or comes again
 _MASTER = 0

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from synkhronos.machines.leaders import Leaders
     from synkhronos.machines.progress_process import ProgressProcess
     from synkhronos.machines.store import MachineHandle
-    from synkhronos.stores.required_rows import Needs
+    from synkhronos.stores.handle import Needs
     from synkhronos.transports.base import ServiceProcess
 
 NO_PROGRESS_PROCESS = NoProgressProcess()

@@ -28,16 +28,13 @@ from synkhronos.host.log import logger
 from synkhronos.host.machine import cores, use_cores
 from synkhronos.machines import progress_process as progress_processes
 from synkhronos.machines.job import reports
-from synkhronos.machines.leaders import BROKEN, CONTROL, Leaders
-from synkhronos.machines.links import LostError
+from synkhronos.machines.leaders import BROKEN, CONTROL, Leaders, LostError
 from synkhronos.machines.progress_process import TaskProgressProcess
 from synkhronos.machines.transport import NO_PROGRESS_PROCESS, MachinesTransport
 from synkhronos.transports.tree import make_local
-from synkhronos.world.devices import get_n_gpu, make_engine
-from synkhronos.world.options import Options
-from synkhronos.world.placement import Fact, check_versions, digest_of, place
+from synkhronos.world.devices import Fact, check_versions, digest_of, get_n_gpu, make_engine, place
 from synkhronos.world.threads import ThreadLimits, use_more_cores
-from synkhronos.world.world import World, enter_world
+from synkhronos.world.world import Options, World, enter_world
 
 _CLOSING = 2.0  # seconds for a worker to end by itself
 _LEAVING = 2.5  # seconds for the other machines to end at the end of the script

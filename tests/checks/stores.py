@@ -106,7 +106,7 @@ def keep_copies(transport, number):
 
 def map_file(transport, path):
     """Get an array, and rows of it, by a handle of its location in a file."""
-    from synkhronos.stores.files import locate_in_file
+    from synkhronos.stores.handle import locate_in_file
 
     mapped = np.memmap(path, "float32", "r", shape=(10, 3))
     place = pickle.loads(pickle.dumps(locate_in_file(mapped[2:])))

@@ -15,8 +15,7 @@ from synkhronos.arithmetic.pairwise import PairwiseReduction
 from synkhronos.comms.direct import CHUNK
 from synkhronos.comms import linked
 from synkhronos.comms.linked import LinkedCommunicator
-from synkhronos.machines.leaders import _FIRST, _MEETING, _STREAMS, Leaders
-from synkhronos.machines.links import as_bytes
+from synkhronos.machines.leaders import _FIRST, _MEETING, _STREAMS, Leaders, as_bytes
 from specifications.links import NaiveLinks, NaiveNetwork
 
 WAYS = {"meeting": 1 << 40, "direct": 0}  # the bytes of small arrays

@@ -11,12 +11,12 @@ import pytest
 from checks.children import as_rank, begin, die, end, kill, wait_until
 
 from specifications.engine import NaiveEngine, Shared
-from synkhronos.programs import layout
+from synkhronos.programs import center as module
 from synkhronos.programs.center import Center
 from synkhronos.services.stripes import Stripes
 from synkhronos.stores.memory import SharedMemory
 from specifications.store import NaiveNamedMemory
-from synkhronos.stores.shared import SharedMemoryStore
+from synkhronos.stores.base import SharedMemoryStore
 
 ENGINE = NaiveEngine()
 STRIPE = 512  # bytes, in all tests
@@ -38,8 +38,8 @@ def refuse():
 
 @pytest.fixture(autouse=True)
 def small_stripes(monkeypatch):
-    monkeypatch.setattr(layout, "_STRIPE_BYTES", STRIPE)
-    monkeypatch.setattr(layout, "_PIECE_BYTES", 192)
+    monkeypatch.setattr(module, "_STRIPE_BYTES", STRIPE)
+    monkeypatch.setattr(module, "_PIECE_BYTES", 192)
 
 
 @pytest.fixture

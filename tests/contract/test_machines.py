@@ -18,13 +18,13 @@ from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.comms.base import RepeatingCommunicator
 from synkhronos.machines.store import MachinesStore
 from specifications.store import NaiveStore
-from synkhronos.stores.required_rows import RequiredRows, combine, positions
+from synkhronos.stores.handle import RequiredRows, combine, positions
 from synkhronos.machines.leaders import CONTROL, END, REPLY, Leaders
 from specifications.links import NaiveLinks, NaiveNetwork
 from synkhronos.machines.commands import CommandReceiver, CommandSender
 from synkhronos.machines.transport import MachinesTransport
 from specifications.transport import NaiveTransport
-from synkhronos.world.placement import Fact, check_versions
+from synkhronos.world.devices import Fact, check_versions
 
 WORLDS = {
     "1+1": ([1, 1], 0), "2+1": ([2, 1], 1), "1+2": ([1, 2], 2), "2+2+1": ([2, 2, 1], 3),

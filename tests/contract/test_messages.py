@@ -9,20 +9,19 @@ import numpy as np
 import pytest
 from checks.children import as_rank, begin, die, end, kill, wait_until
 
-from synkhronos.services import mailbox
-from synkhronos.services.mailbox import Mailbox
-from synkhronos.services.messages import Messages
+from synkhronos.services import messages
+from synkhronos.services.messages import Mailbox, Messages
 from synkhronos.stores.memory import SharedMemory
 from specifications.store import NaiveNamedMemory
-from synkhronos.stores.shared import SharedMemoryStore
+from synkhronos.stores.base import SharedMemoryStore
 
 CHUNK = 4096
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(mailbox, "_CHUNK_BYTES", CHUNK)
-    monkeypatch.setattr(mailbox, "BOX_BYTES", 64 * CHUNK)
+    monkeypatch.setattr(messages, "_CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(messages, "BOX_BYTES", 64 * CHUNK)
 
 
 @pytest.fixture

@@ -6,7 +6,9 @@ import os
 import re
 import signal
 import sys
+import threading
 from random import Random
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,10 +21,9 @@ from oracle import examples
 from scheduling import in_threads
 
 from synkhronos.stores import free_list, memory as memory_module, named_memory as module
-from synkhronos.stores.deallocations import Deallocations
+from synkhronos.stores.base import SharedMemoryStore
 from synkhronos.stores.free_list import FreeList
-from synkhronos.stores.memory import SharedMemory
-from synkhronos.stores.shared import SharedMemoryStore
+from synkhronos.stores.memory import Deallocations, SharedMemory
 from checks.children import as_rank, begin, child, die, end, kill
 from checks import named_memory
 from synkhronos._errors import SynkhronosError
@@ -223,6 +224,43 @@ def test_what_an_interrupted_change_has_lost_is_found_when_no_other_one_is_in_pr
     del outer, inner
     check_all_is_free(memory)
     assert not memory._changes.any_lost
+
+
+def test_a_block_that_another_thread_takes_during_the_search_for_lost_ones_is_not_lost(monkeypatch):
+    memory, blocks, watch, living = SharedMemory(1), [], Deallocations.watch, Deallocations.living
+    has_taken, may_go_on = threading.Event(), threading.Event()
+
+    def fail(*args):
+        raise TimeoutError
+
+    def wait(*args):  # in the other thread, between two steps of its change
+        has_taken.set()
+        may_go_on.wait()
+        watch(*args)
+
+    def find_before_it_goes_on(*args):
+        found = living(*args)
+        may_go_on.set()
+        thread.join()
+        return found
+
+    monkeypatch.setattr(Deallocations, "watch", fail)
+    with pytest.raises(TimeoutError):
+        memory.allocate(5000)
+    monkeypatch.setattr(Deallocations, "watch", wait)
+    monkeypatch.setattr(Deallocations, "living", find_before_it_goes_on)
+    thread = threading.Thread(target=lambda: blocks.append(memory.allocate(5000)))
+    with mock.patch.object(memory, "collect"):  # which would find what is lost
+        thread.start()
+        has_taken.wait()
+    memory.collect()
+    may_go_on.set()
+    thread.join()
+    monkeypatch.undo()
+    blocks += [memory.allocate(5000) for _ in range(3)]
+    for number, block in enumerate(blocks):
+        block[:] = number
+    assert [set(block.tolist()) for block in blocks] == [{0}, {1}, {2}, {3}]
 
 
 @pytest.mark.parametrize("change", [

@@ -14,8 +14,7 @@ from checks.ranks import Outcome, Ranks
 from synkhronos._errors import WorldBrokenError
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.transports.local import LocalTransport
-from synkhronos.transports.mailbox import Mailbox
-from synkhronos.transports.replies import Replies
+from synkhronos.transports.mailbox import Mailbox, Replies
 from synkhronos.transports.tree import MOST_WITHOUT, RADIX, TreeTransport, make_local
 
 SIZE, MASTER = 8, 2
@@ -35,7 +34,7 @@ def at_start(transport, rank, after, do):
     posts = transport._post_below
 
     def reach(at):
-        if transport.rank == rank and transport._progress.number == COMMAND and at == after:
+        if transport.rank == rank and transport._progress.command[0] == COMMAND and at == after:
             do()
 
     def set_place():
@@ -142,7 +141,7 @@ def test_a_reply_counts_if_the_worker_dies_before_it_has_posted(when, answers, l
 
     def dying(function):
         def call():
-            if transport.rank == 1 and transport._progress.number == COMMAND:
+            if transport.rank == 1 and transport._progress.command[0] == COMMAND:
                 die()
             return function()
 

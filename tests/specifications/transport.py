@@ -26,7 +26,7 @@ from synkhronos.transports.base import ServiceProcess, Transport, do_nothing
 
 if TYPE_CHECKING:
     from synkhronos.comms.base import Group
-    from synkhronos.stores.required_rows import Needs
+    from synkhronos.stores.handle import Needs
 
 
 class _Ranks:

@@ -17,7 +17,7 @@ from processes import exit_code, own_process
 import synkhronos as synk
 from synkhronos.services import background_processes
 from synkhronos.services.background_processes import BackgroundProcesses, MappedMemory, map_memory
-from synkhronos.stores import mapped, memory as memory_module
+from synkhronos.stores import base, memory as memory_module
 from synkhronos.transports.children import Children
 
 CONTEXT = multiprocessing.get_context("fork")
@@ -249,7 +249,7 @@ def test_too_little_memory_is_an_error_before_anything_is_allocated(monkeypatch)
     def refuse(*args):
         raise OSError(errno.ENOSPC, "No space left")
 
-    monkeypatch.setattr(mapped.os, "posix_fallocate", refuse)
+    monkeypatch.setattr(base.os, "posix_fallocate", refuse)
     with pytest.raises(MemoryError, match="4096 bytes were requested: .*No space left"):
         MappedMemory(4096, "test")
     assert len(os.listdir("/proc/self/fd")) == files

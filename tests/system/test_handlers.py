@@ -20,7 +20,7 @@ from synkhronos.checkpoints import archive
 from synkhronos.extensions import train, updates
 from synkhronos.host.handler_errors import is_of_handler, suppress
 from synkhronos.host.signals import DeferredSignals, handled_signals
-from synkhronos.programs.sending import pack
+from synkhronos.programs.spmd import pack
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.world.world import current_world
 
@@ -211,7 +211,7 @@ def test_memory_is_not_lost_when_a_handler_raises_at_each_step(alarm, work):
         if work != "allocate":
             allocate()
         calls = {"allocate": allocate, "collect": memory.collect, "trim": memory.trim}
-        seen, was_struck = struck(calls[work], step, ["stores/memory.py", "stores/deallocations.py"])
+        seen, was_struck = struck(calls[work], step, ["stores/memory.py"])
         assert seen == was_struck, step
         memory.collect()
         assert holes(memory) == before, step
@@ -381,7 +381,7 @@ def test_no_exception_of_an_alarm_is_lost_and_the_ranks_can_be_used(tmp_path, co
 
 FILES = [
     "transports/local.py", "stores/memory.py", "stores/deallocations.py", "transports/mailbox.py",
-    "transports/semaphore.py", "world/world.py", "world/call_lock.py", "world/rank_state.py",
+    "transports/waiting.py", "world/world.py", "world/call_lock.py", "world/rank_state.py",
     "functions/call.py", "functions/function.py",
 ]  # fmt: skip
 

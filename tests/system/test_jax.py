@@ -21,7 +21,7 @@ from pytensor.raise_op import Assert
 import synkhronos as synk
 from synkhronos.extensions import train, updates
 from synkhronos.world.rank_state import Command
-from synkhronos.world.placement import Fact, place
+from synkhronos.world.devices import Fact, place
 from synkhronos.world.world import current_world
 
 pytestmark = [

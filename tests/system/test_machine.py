@@ -5,11 +5,10 @@ import weakref
 
 import pytest
 
-from synkhronos.host.machine import affinity, control_groups, cores, cpu_quota
-from synkhronos.host import machine as host_machine
+from synkhronos.host import machine as machine_load
 from synkhronos.host.doctor import checks
 from synkhronos.host.doctor.check import OK, WARNING
-from synkhronos.host.machine import OtherPrograms
+from synkhronos.host.machine import OtherPrograms, affinity, control_groups, cores, cpu_quota
 from synkhronos.world import launch
 
 
@@ -68,9 +67,9 @@ def test_a_path_that_climbs_out_of_the_mount_does_no_harm(machine):
 def test_the_others_have_used_what_is_not_its_own(monkeypatch, busy, own, used):
     times = iter([(0.0, 100.0, 10.0), (2.0, 100.0 + busy, 10.0 + own)])
     now = [*next(times)]
-    monkeypatch.setattr(host_machine.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(host_machine, "_busy", lambda: now[1])
-    monkeypatch.setattr(host_machine, "_own", lambda: now[2])
+    monkeypatch.setattr(machine_load.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(machine_load, "_busy", lambda: now[1])
+    monkeypatch.setattr(machine_load, "_own", lambda: now[2])
     others = OtherPrograms()
     now[:] = next(times)
     assert others.seconds == 2 and others.cores() == pytest.approx(min(used, affinity()))

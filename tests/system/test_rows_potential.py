@@ -54,13 +54,13 @@ def test_the_gradient_is_that_of_the_sum(two):
 @pytest.mark.parametrize("bytes_at_once, slices", [(40, 4), (1, 164)])
 def test_many_rows_are_summed_in_slices(two, monkeypatch, bytes_at_once, slices):
     monkeypatch.setattr("synkhronos.extensions.pymc.rows._SLICE", bytes_at_once)
-    asked, plan = [], arguments.plan
+    asked, compile_call = [], arguments.compile_call
 
     def counted(*args):
         asked.append(args[-1])
-        return plan(*args)
+        return compile_call(*args)
 
-    monkeypatch.setattr(arguments, "plan", counted)
+    monkeypatch.setattr(arguments, "compile_call", counted)
     mean = pt.dscalar("mean")
     total = rows_potential(lambda mean, row: -pt.sqr(row - mean), [mean], [NUMBERS])
     value, gradient = pytensor.function([mean], [total, pt.grad(total, mean)])(0.5)

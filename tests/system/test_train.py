@@ -10,7 +10,7 @@ import synkhronos as synk
 from compilers import UnusedInputError, compiler, cross_entropy, softmax, sparse, sparse_grad, tt
 from synkhronos.extensions import train, updates
 from synkhronos.functions.comparing.watch import PATIENCE
-from synkhronos.world.fuse import _Block
+from synkhronos.world.schedule import _Block
 
 ROWS = 53
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 import synkhronos  # noqa: F401
 from compilers import Streams, compiler, softplus, tt
 from synkhronos.engines.analysis.graphs import Dependence, Numbering, rebuilt
-from synkhronos.extensions.steps.linear import split, terms
+from synkhronos.extensions.steps.losses import split, terms
 
 X = tt.dmatrix("x")
 W = compiler.shared(np.arange(6.0).reshape(2, 3) / 7, "w")

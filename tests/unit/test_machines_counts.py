@@ -10,8 +10,7 @@ from checks.machines import ThreadedMachines, start_world
 from test_engines import NaiveLab
 
 import synkhronos as synk
-from synkhronos.machines.leaders import _FIRST
-from synkhronos.machines.links import as_bytes
+from synkhronos.machines.leaders import _FIRST, as_bytes
 from specifications.links import NaiveLinks
 from synkhronos.world.world import current_world
 
@@ -405,7 +404,7 @@ def test_a_file_that_each_machine_has_is_mapped_and_another_is_sent(total, sent,
     for _ in range(2):
         np.testing.assert_allclose(total(mapped), ROWS.sum(axis=0))
     assert sent() == []
-    monkeypatch.setattr("synkhronos.stores.files.digest", lambda array: b"another")
+    monkeypatch.setattr("synkhronos.stores.handle.digest", lambda array: b"another")
     np.save(tmp_path / "changed.npy", 3 * ROWS)
     changed = synk.data(np.load(tmp_path / "changed.npy", mmap_mode="r"))
     for _ in range(2):

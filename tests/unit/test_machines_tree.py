@@ -14,12 +14,13 @@ from checks.transports import meet_without
 from synkhronos._errors import MissingRankError, WorldBrokenError
 from synkhronos.arithmetic.machines import ranks_of_machines
 from synkhronos.machines.commands import Bundle, CommandReceiver, CommandSender, Replies
-from synkhronos.machines.leaders import CONTROL, NO_WORLD, REPLY, ControlMessage, Inbox, Leaders
-from synkhronos.machines.links import as_bytes
+from synkhronos.machines.leaders import (
+    CONTROL, NO_WORLD, REPLY, ControlMessage, Inbox, Leaders, as_bytes,
+)  # fmt: skip
 from specifications.links import NaiveLinks, NaiveNetwork
 from synkhronos.machines.store import MachinesStore
 from specifications.store import NaiveStore
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import RequiredRows
 
 LARGE = 10_000  # bytes of an array that is no part of a message
 

@@ -14,8 +14,7 @@ import synkhronos as synk
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function, parallel_function
-from synkhronos.functions.call import CallFunction
-from synkhronos.functions.rows import RowLimit
+from synkhronos.functions.call import CallFunction, RowLimit
 
 pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
 ROWS, TARGETS = np.arange(12.0).reshape(6, 2), np.array([1.0, 0, 1, 1, 0, 0])

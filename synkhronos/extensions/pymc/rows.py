@@ -24,8 +24,7 @@ from synkhronos.extensions.pymc.serial import (
 )
 from synkhronos.extensions.pymc.sources import Sources
 from synkhronos.extensions.pymc.sums import EvaluatedSum, SumOnRanks
-from synkhronos.functions.stay import call_on_change
-from synkhronos.functions.steps import turn_of
+from synkhronos.functions.steps import call_on_change, turn_of
 
 _POINTS = 3  # points at which it is tested whether the rows are independent
 _SLICE = 4 << 20  # bytes of rows in a slice, so that they and intermediate results stay in the cache
