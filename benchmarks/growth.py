@@ -12,7 +12,7 @@ from common import COLOURS, Contestant, Line
 
 import numpy as np
 from scipy.optimize import nnls
-from synkhronos.arithmetic.trees import children
+from synkhronos.arithmetic.machines import children
 from synkhronos.functions.comparing.watch import PATIENCE
 from synkhronos.transports.tree import MOST_WITHOUT, RADIX
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos.arithmetic.buckets import Buckets
+from synkhronos.arithmetic.partition import Buckets
 from synkhronos.checkpoints.manifest import Feedback, Key, label
 from synkhronos.comms.formats import Format, from_json, make_wire, to_json
 from synkhronos.comms.wires import Kept, Wire, kept_by, lengths, restore

@@ -24,9 +24,8 @@ from typing import (
 import numpy as np
 
 from synkhronos._typing import Array, Buffer, Compiled, Rows, SharedVariable, Variable
-from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import NUMPY, Arithmetic
-from synkhronos.arithmetic.partition import take_rows
+from synkhronos.arithmetic.partition import Buckets, take_rows
 from synkhronos.arithmetic.streams import GENERATORS, jump_generator, state_from_array, state_to_array
 from synkhronos.engines.timing import Timing
 

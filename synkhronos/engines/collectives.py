@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
 
 import numpy as np
 
-from synkhronos.arithmetic.buckets import Buckets, divide
+from synkhronos.arithmetic.partition import Buckets, divide
 from synkhronos.engines import names
 from synkhronos.engines.names import (
     Apply,

@@ -54,7 +54,7 @@ from synkhronos.host import compiler
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, Buffer, Compiled
-    from synkhronos.arithmetic.buckets import Buckets
+    from synkhronos.arithmetic.partition import Buckets
     from synkhronos.engines.base import (
         AnyGivens,
         Axes,

@@ -21,8 +21,8 @@ import numpy as np
 
 from synkhronos._errors import SynkhronosError
 from synkhronos._typing import Array
-from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import Operation, find_operation
+from synkhronos.arithmetic.partition import Buckets
 from synkhronos.comms.base import Communicator, RepeatingCommunicator
 from synkhronos.stores.base import Store
 from synkhronos.world.rank_state import RankState

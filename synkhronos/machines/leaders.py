@@ -30,7 +30,7 @@ from typing import Any, Callable, Collection, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from synkhronos._errors import REMEDY, CollectiveAbortedError, MissingRankError, WorldBrokenError
-from synkhronos.arithmetic.clocks import Ping, Reading, read_clock
+from synkhronos.arithmetic.machines import Ping, Reading, read_clock
 from synkhronos.transports.base import do_nothing
 from synkhronos.transports.waiting import SpinPolicy
 

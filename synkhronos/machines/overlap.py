@@ -26,8 +26,8 @@ from typing import Any, Callable, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos._errors import CollectiveAbortedError
-from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import find_operation
+from synkhronos.arithmetic.partition import Buckets
 from synkhronos.comms.base import Linked
 from synkhronos.comms.formats import make_wire
 from synkhronos.comms.linked import LinkedCommunicator

@@ -32,7 +32,7 @@ from synkhronos.transports.base import OnDeath, Transport, do_nothing
 if TYPE_CHECKING:
     import numpy as np
 
-    from synkhronos.arithmetic.clocks import Reading
+    from synkhronos.arithmetic.machines import Reading
     from synkhronos.comms.base import Communicator, Group
     from synkhronos.machines.leaders import Leaders
     from synkhronos.machines.progress_process import ProgressProcess

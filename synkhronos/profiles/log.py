@@ -17,7 +17,7 @@ from synkhronos.world.world import current_world, world_exists
 
 if TYPE_CHECKING:
     from synkhronos._typing import AnyArray, Compiled
-    from synkhronos.arithmetic.clocks import Reading
+    from synkhronos.arithmetic.machines import Reading
     from synkhronos.engines.timing import OperationTime, Timing
 
 #: The categories of a profile, in their order

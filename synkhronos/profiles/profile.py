@@ -12,7 +12,7 @@ from synkhronos import _html
 from synkhronos._checks import check_flag
 from synkhronos._errors import FuseError
 from synkhronos._typing import AnyArray, PathLike
-from synkhronos.arithmetic.clocks import Reading, to_own
+from synkhronos.arithmetic.machines import Reading, to_own
 from synkhronos.functions.replicate import replicate
 from synkhronos.profiles import operations as tables
 from synkhronos.profiles.drawing import Timeline, draw_timeline, make_figure, make_timeline

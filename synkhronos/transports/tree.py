@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Sequence
 
-from synkhronos.arithmetic.trees import children, parent
+from synkhronos.arithmetic.machines import children, parent
 from synkhronos.host.machine import leave_core_of
 from synkhronos.host.status import PROCESS
 from synkhronos.stores.base import SharedMemoryStore
@@ -54,7 +54,7 @@ class TreeTransport(LocalTransport):
     *args, **kwargs
         The parameters of `LocalTransport`.
     radix : int
-        Of the tree; see `synkhronos.arithmetic.trees`.
+        Of the tree; see `synkhronos.arithmetic.machines`.
     """
 
     def __init__(self, *args: Any, radix: int = RADIX, **kwargs: Any) -> None:

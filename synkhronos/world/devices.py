@@ -16,8 +16,8 @@ import numpy as np
 
 from synkhronos._checks import check_int
 from synkhronos._errors import SynkhronosError, text_of
+from synkhronos.arithmetic.machines import ranks_of_machines
 from synkhronos.arithmetic.partition import shares
-from synkhronos.arithmetic.rank_ranges import ranks_of_machines
 from synkhronos.engines.base import Engine
 from synkhronos.engines.cpu import CpuEngine
 from synkhronos.host import compiler, environment, job, nvidia

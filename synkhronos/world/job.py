@@ -20,7 +20,7 @@ import numpy as np
 
 from synkhronos._errors import SynkhronosError, WorldBrokenError, text_of
 from synkhronos._version import __version__
-from synkhronos.arithmetic.rank_ranges import fewer_on_machines, nearest_master, ranks_of_machines
+from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.engines.names import package
 from synkhronos.host import job
 from synkhronos.host.compiler import TITLE

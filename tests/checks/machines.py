@@ -4,7 +4,7 @@ import threading
 import time
 
 from synkhronos._errors import WorldBrokenError
-from synkhronos.arithmetic.rank_ranges import fewer_on_machines, nearest_master, ranks_of_machines
+from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.machines.leaders import Leaders
 from specifications.links import NaiveProgressProcess, NaiveNetwork
 from synkhronos.machines.transport import NO_PROGRESS_PROCESS, MachinesTransport

@@ -10,7 +10,7 @@ from checks.machines import ThreadedMachines
 from checks.ranks import Ranks
 
 from synkhronos._errors import CollectiveAbortedError, SynkhronosError, WorldBrokenError
-from synkhronos.arithmetic.rank_ranges import ranks_of_machines
+from synkhronos.arithmetic.machines import ranks_of_machines
 from synkhronos.comms import wires as kept
 from synkhronos.comms.formats import PowerSGD, TopK, make_wire
 from synkhronos.comms.linked import LinkedCommunicator

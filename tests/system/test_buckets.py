@@ -12,7 +12,7 @@ from checks.machines import ThreadedMachines
 from test_relay import open_lab
 
 import synkhronos as synk
-from synkhronos.arithmetic.buckets import Buckets
+from synkhronos.arithmetic.partition import Buckets
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.engines.collectives import BucketReady, fill_in_buckets, schedule_buckets_early
 from synkhronos.extensions import rules, train, updates

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from test_engines import NaiveLab
 
 import synkhronos as synk
-from synkhronos.arithmetic.clocks import Ping, read_clock, to_own
+from synkhronos.arithmetic.machines import Ping, read_clock, to_own
 
 DELAYS = st.lists(st.tuples(*[st.floats(0, 0.01)] * 2), min_size=1, max_size=20)
 SHIFTS, DRIFTS = st.floats(-1e6, 1e6), st.floats(-1e-3, 1e-3)

@@ -9,7 +9,7 @@ from oracle import batches, examples, selected
 
 from synkhronos import make_slices
 from synkhronos.arithmetic.partition import as_slice, select, share, shares
-from synkhronos.arithmetic.trees import RADIX, children, parent, subtree
+from synkhronos.arithmetic.machines import RADIX, children, parent, subtree
 from synkhronos.arithmetic.minibatches import make_minibatches, n_batches
 from synkhronos.arithmetic.comparison import agree, difference, digest, sample, tolerance
 

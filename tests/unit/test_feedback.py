@@ -8,7 +8,7 @@ from checks.machines import ThreadedMachines, start_world
 from test_engines import NaiveLab
 
 import synkhronos as synk
-from synkhronos.arithmetic.buckets import Buckets
+from synkhronos.arithmetic.partition import Buckets
 from synkhronos.checkpoints import archive
 from synkhronos.checkpoints.manifest import Feedback
 from specifications.transport import NaiveTransport

@@ -12,7 +12,7 @@ from checks.ranks import Ranks
 from checks.transports import meet_without
 
 from synkhronos._errors import MissingRankError, WorldBrokenError
-from synkhronos.arithmetic.rank_ranges import ranks_of_machines
+from synkhronos.arithmetic.machines import ranks_of_machines
 from synkhronos.machines.commands import Bundle, CommandReceiver, CommandSender, Replies
 from synkhronos.machines.leaders import (
     CONTROL, NO_WORLD, REPLY, ControlMessage, Inbox, Leaders, as_bytes,
