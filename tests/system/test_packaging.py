@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from processes import ROOT, find_test
+from test_docs import PAGES, code_blocks
 
 import synkhronos as synk
 
@@ -208,21 +209,28 @@ def test_the_image_gets_the_files_of_the_repository_and_no_others():
         assert ignored(name), name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["source", "wheel"])
-def test_an_archive_can_be_installed_in_an_empty_environment(archives, tmp_path, kind):
-    """What is needed is downloaded. Before Python 3.12 pip builds Theano by the newest setuptools."""
+@pytest.fixture
+def run(tmp_path):
+    """Function that runs a command in an empty folder, and returns what it prints."""
     # The tests' own settings of the compiler name headers of another NumPy.
-    settings = {**os.environ, "THEANO_FLAGS": f"base_compiledir={tmp_path}/theano"}
+    flags = {f"{name}_FLAGS": f"base_compiledir={tmp_path}/{name}" for name in ("THEANO", "PYTENSOR")}
+    settings = {**os.environ, **flags}
 
-    def run(*command, **options):
+    def run(*command):
         done = subprocess.run(
             [*map(str, command)],
-            capture_output=True, text=True, timeout=500, cwd=tmp_path, env=settings, **options,
+            capture_output=True, text=True, timeout=500, cwd=tmp_path, env=settings,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["source", "wheel"])
+def test_an_archive_can_be_installed_in_an_empty_environment(archives, run, tmp_path, kind):
+    """What is needed is downloaded. Before Python 3.12 pip builds Theano by the newest setuptools."""
     run(sys.executable, "-m", "venv", "env")
     programs = tmp_path / "env" / "bin"
     run(programs / "pip", "install", f"{archives[kind == 'wheel']}[theano]")
@@ -235,6 +243,41 @@ def test_an_archive_can_be_installed_in_an_empty_environment(archives, tmp_path,
     assert run(programs / "python", "script.py").strip() == expected
     assert run(programs / "synkhronos", "run", "script.py").strip() == expected
     assert "Everything required works." in run(programs / "synkhronos", "doctor")
+
+
+#: What the first example of a page needs besides the wheel: an extra, packages, and what is installed by
+#: ``python -m synkhronos install``.
+NEEDED = {
+    "keras.rst": ("", [], ["keras"]),
+    "loading.rst": ("loading", [], ["theano"]),
+    "machines.rst": ("mpi", [], ["theano"]),
+    "pymc.rst": ("pymc", [], []),
+    "pytensor.rst": ("pytensor", [], []),
+    "sessions.rst": ("", ["matplotlib"], ["theano"]),
+    "zoo.rst": ("demos", [], ["theano"]),
+}
+OTHERS = [page for page in PAGES if page not in NEEDED]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pages, extra, packages, command", [
+    (OTHERS, "", [], ["theano"]), *(([page], *needed) for page, needed in NEEDED.items()),
+], ids=["others", *NEEDED])  # fmt: skip
+@pytest.mark.parametrize("python", [sys.executable, "python3.13"], ids=["this", "3.13"])
+def test_the_first_example_of_a_page_works_with_what_the_page_installs(
+    archives, run, tmp_path, python, pages, extra, packages, command
+):
+    if shutil.which(python) is None or subprocess.run([python, "-c", ""]).returncode:
+        pytest.skip(f"there is no {python}")
+    run(python, "-m", "venv", "env")
+    programs = tmp_path / "env" / "bin"
+    run(programs / "pip", "install", f"{archives[1]}[{extra}]", *packages)
+    if command:
+        run(programs / "python", "-m", "synkhronos", "install", *command)
+    for page in pages:
+        code, expected, line = code_blocks((ROOT / "docs" / page).read_text())[0]
+        (tmp_path / "script.py").write_text(code)
+        assert run(programs / "python", "script.py") == expected, f"{page}, line {line}"
 
 
 @pytest.mark.slow
