@@ -17,6 +17,7 @@ import pytest
 from compilers import default_mode
 from notebooks import code_cells, read
 from processes import ROOT, own_process
+from pytensor.graph.op import Op
 from test_docs import test_examples_print_what_is_shown as check_page
 
 import synkhronos as synk
@@ -284,6 +285,28 @@ def test_samplers_without_gradient_compute_none(two):
         parallel.compile_d2logp()
 
 
+class WithoutGradient(Op):
+    """A log-probability in Python, as of a program that is called."""
+
+    itypes, otypes = [pt.dvector, pt.dvector], [pt.dvector]
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = -abs(inputs[0] - inputs[1])
+
+
+def test_a_log_probability_in_python_needs_no_gradient(two):
+    with pm.Model() as model:
+        mean = pm.Normal("mean")
+        pm.CustomDist(
+            "y", mean, logp=lambda y, mean: WithoutGradient()(y, y * 0 + mean), observed=NUMBERS
+        )
+    parallel = parallelize(model)
+    point = {"mean": np.array(0.3)}
+    np.testing.assert_allclose(parallel.compile_logp()(point), model.compile_logp()(point))
+    with pytest.raises(NotImplementedError, match=r"parallelize\(y\): there is no gradient: .*WithoutG"):
+        parallel.compile_dlogp()
+
+
 # A log-probability of one's own
 
 
@@ -332,13 +355,6 @@ def correlated():
     return model
 
 
-def centered():
-    with pm.Model() as model:
-        rates = pt.exp(pm.Normal("slope") * X[:, 0])
-        pm.Potential("y", pm.logp(pm.Poisson.dist(rates / rates.mean()), COUNTS).sum())
-    return model
-
-
 def minibatch():
     with pm.Model() as model:
         rows = pm.Minibatch(NUMBERS, batch_size=5)
@@ -354,14 +370,22 @@ def number():
 
 @pytest.mark.parametrize("make, complaint", [
     (correlated, "has one log-probability for all of its 5 rows"),
-    (centered, "rows depend on items of .* in other rows; compute what depends on several rows"),
     (minibatch, "draws random numbers.*minibatch"),
     (number, "expected that 'y' has observed values with rows on axis 0"),
-    (pm.Model, r"observed: expected a list of observed .* of which the model has \[\], got None"),
+    (pm.Model, "expected a model with observed variables or potentials, .*got one without"),
 ])  # fmt: skip
 def test_models_whose_rows_cannot_be_divided_are_refused(two, make, complaint):
     with pytest.raises(ValueError, match=complaint):
         parallelize(make())
+
+
+def test_every_rank_computes_what_depends_on_several_rows_unless_the_script_gives_them(two):
+    with pm.Model() as model:
+        rates = pt.exp(pm.Normal("slope") * pm.Data("x", X[:, 0]))
+        pm.Poisson("y", rates / rates.mean(), observed=COUNTS)
+    assert_equal(model, parallelize(model))
+    with pytest.raises(ValueError, match="rows depend on items of 'x' in other rows; compute what"):
+        parallelize(model, {"x": X[:, 0], "y": COUNTS})
 
 
 def standardized():

@@ -190,6 +190,12 @@ def masks_of_one_and_two_axes():
     pm.Normal("cells", (X * pm.Normal("other", shape=3))[X > 0.2], 1.0, observed=X[X > 0.2])
 
 
+def rows_that_are_set():
+    mean = pt.set_subtensor(pt.zeros(N)[HOLES], pm.Normal("level"))
+    mean = pt.set_subtensor(mean[np.flatnonzero(~HOLES)[:9]], pt.dot(X[~HOLES][:9], slopes()))
+    normal("y", pt.set_subtensor((mean * X[:, 0])[-3:], 0.5), Y)
+
+
 def lags_of_data():
     y, x = pm.Data("values", Y), pm.Data("x", X)
     normal("y", pm.Normal("rho") * y[1:-1] + pt.dot(x[:-2], slopes()), y[2:])
@@ -215,6 +221,22 @@ def items_of_each_row():
     normal("y", theta * X[:, 0] + walk, Y)
     pm.Normal("items", loads.T, 1.0, observed=X)
     pm.Normal("some", theta, 1.0, observed=np.ma.masked_array(X[:, 1], HOLES))
+
+
+def items_of_the_rows_before():
+    normal("y", pm.Normal("latent", shape=N).cumsum(), Y)
+
+
+def rows_of_parts():
+    counts = np.bincount(np.sort(GROUP))
+    first, second = pm.Normal("first"), pm.Normal("second")
+    parts = pt.concatenate([first * X[:20, 0], second * X[20:, 1]])
+    normal("y", parts + pt.repeat(pm.Normal("level", shape=4), counts), Y)
+
+
+def rows_in_another_order():
+    mean = pt.dot(X, slopes())
+    normal("y", pt.diff(mean) + mean[::-1][1:], Y[1:])
 
 
 def steps_of_a_map():
@@ -320,6 +342,14 @@ def named_dims_in_another_order():
     pmd.Normal("y", mean, 1.0, observed=pmd.as_xtensor(Y, dims=("row",)))
 
 
+def named_dims_and_a_transformation():
+    pmd = pytest.importorskip("pymc.dims")
+    pm.modelcontext(None).add_coords({"row": range(N), "column": list("abc")})
+    x, b = pmd.Data("x", X, dims=("row", "column")), pmd.Normal("b", dims="column")
+    pmd.Normal("y", x.dot(b), pmd.HalfNormal("sigma"), observed=pmd.as_xtensor(Y, dims=("row",)))
+    pm.Normal("z", x.dot(b).values, 1.0, observed=Y)
+
+
 MODELS = [
     values_as_initial_ones, draws_as_initial_ones, scalar_beside_rows, sum_as_potential,
     rows_as_potential, several_lengths, gaussian_process, centered_gaussian_process,
@@ -327,14 +357,16 @@ MODELS = [
     standardized_constants, rows_on_the_last_axis, parameters_of_the_shape_of_the_rows,
     a_table_as_long_as_the_rows,
     a_table_of_data_as_long_as_the_rows, constants_in_joins, names_of_dtypes,
-    truncated_from_one_side, hurdles, marginalized, total_sizes, masks_of_one_and_two_axes, lags_of_data,
+    truncated_from_one_side, hurdles, marginalized, total_sizes,
+    masks_of_one_and_two_axes, rows_that_are_set, items_of_the_rows_before, rows_of_parts,
+    rows_in_another_order, lags_of_data,
     lags_in_a_potential, mean_over_rows_of_data, items_of_each_row, steps_of_a_map,
     missing_covariates_with_dims,
     missing_outcomes, masked_outcomes_of_data,
     missing_outcomes_of_one_mean, missing_covariates, missing_covariates_of_several_columns,
     missing_values_on_both_sides, random_walks, autoregressions, sparse_design,
     sparse_design_by_columns, shared_sparse_design_of_two_effects, named_dims,
-    named_dims_in_another_order,
+    named_dims_in_another_order, named_dims_and_a_transformation,
 ]  # fmt: skip
 
 
@@ -430,8 +462,8 @@ def correlated_rows():
     pm.MvNormal("y", pm.Normal("mean") * np.ones(5), np.eye(5) + 0.5, observed=np.arange(5.0))
 
 
-def items_of_the_rows_before():
-    normal("y", pm.Normal("latent", shape=N).cumsum(), Y)
+def one_random_walk():
+    pm.GaussianRandomWalk("y", 0, pm.HalfNormal("sigma"), init_dist=pm.Normal.dist(), observed=Y)
 
 
 def steps_from_earlier_ones():
@@ -455,20 +487,13 @@ def missing_items_of_a_vector():
     pm.MvNormal("y", pm.Normal("mean", shape=2), np.eye(2), observed=pairs)
 
 
-def named_dims_and_a_transformation():
-    pmd = pytest.importorskip("pymc.dims")
-    pm.modelcontext(None).add_coords({"row": range(N)})
-    pmd.Normal("y", 0, pmd.HalfNormal("sigma"), observed=pmd.as_xtensor(Y, dims=("row",)))
-
-
 @pytest.mark.parametrize("build, complaint", [
     (one_of_several_terms, r"parallelize\(rows\): .*is not a sum over the rows"),
     (correlated_rows, r"'y' \(M\w+\) has one log-probability for all of its 5 rows.*leave it out"),
-    (items_of_the_rows_before, r"items of 'latent' in other rows; .*cumsum\(...\)\[np.arange\(41\)\]"),
+    (one_random_walk, r"'y' \(RandomWalk\) has one log-probability for all of its 41 rows"),
     (steps_from_earlier_ones, r"parallelize\(y\): a scan computes each step along .*\(series, time\)$"),
     (long_rows_of_a_sparse_matrix, r"sparse matrix of shape \(41, 30\) have .* up to 30.*by columns"),
     (sparse_matrix_as_the_right_factor, r"sparse matrix of data is the left factor.*toarray"),
-    (named_dims_and_a_transformation, r"'sigma' .*pymc.dims with a transformation.*as_xtensor\("),
     (missing_items_of_a_vector, "'y_observed' has missing values within rows.*rows_potential"),
 ])  # fmt: skip
 def test_refusals_name_the_variable_and_what_to_do(two, build, complaint):
