@@ -106,8 +106,8 @@ def _chosen(model: Any, observed: Sequence[str] | None) -> list[Variable]:
         return list(dict.fromkeys(known[name] for name in observed))
     if not known:
         raise ValueError(
-            "parallelize: expected a model with observed variables or potentials, whose rows are divided, "
-            "got one without"
+            "parallelize: expected a model with observed variables or potentials, whose rows are "
+            "divided, got one without"
         )
     chosen = [variable for variable in model.observed_RVs if _has_rows(model.rvs_to_values[variable])]
     return chosen or list(model.observed_RVs or model.potentials)
