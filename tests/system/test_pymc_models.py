@@ -190,9 +190,20 @@ def masks_of_one_and_two_axes():
     pm.Normal("cells", (X * pm.Normal("other", shape=3))[X > 0.2], 1.0, observed=X[X > 0.2])
 
 
+def data_inside_of_a_log_probability():
+    weights, offset = abs(X[:, 1]), pm.Data("offset", X[:, 2])
+
+    def logp(value, mean):
+        return weights / weights.sum() * pm.logp(pm.Normal.dist(mean + offset, weights + 1), value)
+
+    pm.CustomDist("y", pt.dot(X, slopes()), logp=logp, observed=Y)
+
+
 def rows_that_are_set():
     mean = pt.set_subtensor(pt.zeros(N)[HOLES], pm.Normal("level"))
-    mean = pt.set_subtensor(mean[np.flatnonzero(~HOLES)[:9]], pt.dot(X[~HOLES][:9], slopes()))
+    slopes = pm.Normal("slopes", shape=3)
+    mean = pt.set_subtensor(mean[np.flatnonzero(~HOLES)[:9]], pt.dot(X[~HOLES][:9], slopes))
+    mean = pt.set_subtensor(mean[[2, 3]], pt.exp(slopes[1:]))
     normal("y", pt.set_subtensor((mean * X[:, 0])[-3:], 0.5), Y)
 
 
@@ -358,7 +369,8 @@ MODELS = [
     a_table_as_long_as_the_rows,
     a_table_of_data_as_long_as_the_rows, constants_in_joins, names_of_dtypes,
     truncated_from_one_side, hurdles, marginalized, total_sizes,
-    masks_of_one_and_two_axes, rows_that_are_set, items_of_the_rows_before, rows_of_parts,
+    masks_of_one_and_two_axes, rows_that_are_set, data_inside_of_a_log_probability,
+    items_of_the_rows_before, rows_of_parts,
     rows_in_another_order, lags_of_data,
     lags_in_a_potential, mean_over_rows_of_data, items_of_each_row, steps_of_a_map,
     missing_covariates_with_dims,

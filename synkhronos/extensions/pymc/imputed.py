@@ -8,6 +8,7 @@ rows of all items, which `selected_first` computes from the selected rows of the
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
@@ -74,21 +75,27 @@ def _by_item(join: Variable) -> Variable | None:
         kind = _written(node, kind, np.array(number))
         if known is not None:
             filled = _written(node, filled, known)
-        elif all(extent == 1 for extent in value.type.shape):
-            position = _written(node, position, np.array(0))
-        else:
-            items = np.arange((kind == number).sum())
-            position = _written(node, position, items.reshape(-1, *shape[1:][: value.type.ndim - 1]))
-    if is_empty and (kind < 0).any():
-        return None
+        elif not _is_single(value):
+            n_items = int((kind == number).sum())
+            if None not in value.type.shape and math.prod(value.type.shape) != n_items:
+                return None  # an item is set twice
+            items = np.arange(n_items).reshape(-1, *shape[1:][: value.type.ndim - 1])
+            position = _written(node, position, items)
+    if is_empty and (kind < 0).any() or not is_empty and (kind == kind[:1]).all():
+        return None  # some are not known, or all rows have the same ones
     result = pt.constant(filled) if is_empty else base
     for number, (_, value, known) in enumerate(joined):
+        is_written = kind == number
         if known is None:
-            items = value.ravel()[pt.constant(np.where(kind == number, position, 0))]
-            result = pt.switch(pt.constant(kind == number), items, result)
+            place = 0 if _is_single(value) else pt.constant(np.where(is_written, position, 0))
+            result = pt.switch(pt.constant(is_written), value.ravel()[place], result)
         elif not is_empty:
-            result = pt.switch(pt.constant(kind == number), pt.constant(filled), result)
+            result = pt.switch(pt.constant(is_written), pt.constant(filled), result)
     return result
+
+
+def _is_single(value: Variable) -> bool:
+    return all(extent == 1 for extent in value.type.shape)
 
 
 def _written(node: Apply, array: AnyArray, value: AnyArray) -> AnyArray:

@@ -298,6 +298,12 @@ class Group:
         leaves = list(dict.fromkeys(itertools.chain(*(term.leaves for term in terms))))
         stand_ins = {variable: variable.type(variable.name) for variable in leaves}
         self._log_probs = [log_prob_of(term, stand_ins) for term in terms]
+        # A function that the script gives as logp= may have others.
+        inside = {item: item.type(item.name) for item in leaves_of(self._log_probs, self._n_rows)}
+        self._log_probs = substitute(
+            self._log_probs, {**{new: new for new in stand_ins.values()}, **inside}
+        )
+        stand_ins.update(inside)
         used = {*ancestors(self._log_probs)}
         self._stand_ins = {item: new for item, new in stand_ins.items() if new in used}
         for log_prob in self._log_probs:
