@@ -262,7 +262,7 @@ def speed_up(title, times, goal=None):
 
 def draw(figure, record):
     by_rows, by_cores = figure.subplots(1, 2)
-    cores = np.arange(1, 17)
+    cores = np.arange(RANKS, 17)
     for kind, curve in record["extra"]["curves"].items():
         style = {"color": COLOURS[kind], "label": kind}
         by_rows.plot(*zip(*curve), "o-", **style)
