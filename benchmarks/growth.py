@@ -12,7 +12,7 @@ from common import COLOURS, Contestant, Line
 
 import numpy as np
 from scipy.optimize import nnls
-from synkhronos.arithmetic.trees import children
+from synkhronos.arithmetic.machines import children
 from synkhronos.functions.comparing.watch import PATIENCE
 from synkhronos.transports.tree import MOST_WITHOUT, RADIX
 
@@ -207,7 +207,7 @@ def _count(size):
     import mmap
 
     from synkhronos.transports import local, tree
-    from synkhronos.transports.replies import ROOM
+    from synkhronos.transports.mailbox import ROOM
     from synkhronos.world.world import current_world, world_exists
 
     # One row per rank, which only that rank writes to: no count is lost.

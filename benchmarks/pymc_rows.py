@@ -261,16 +261,29 @@ def speed_up(title, times, goal=None):
 
 
 def draw(figure, record):
-    axes = figure.subplots()
+    by_rows, by_cores = figure.subplots(1, 2)
+    cores = np.arange(RANKS, 17)
     for kind, curve in record["extra"]["curves"].items():
-        rows, gains = zip(*curve)
-        axes.plot(rows, gains, "o-", color=COLOURS[kind], label=kind)
-    axes.axhline(1, color="grey", linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_xlabel("rows")
-    axes.set_ylabel(f"one thread / {RANKS} ranks, nutpie's gradient")
-    axes.set_ylim(bottom=0)
-    axes.legend()
+        style = {"color": COLOURS[kind], "label": kind}
+        by_rows.plot(*zip(*curve), "o-", **style)
+        title = f"{kind}, {USUAL:.0e} rows, nutpie gradient".replace("e+0", "e")
+        alone, ranks, ideal = (
+            common.find(record, f"{title}: {name}")["median"]
+            for name in ("one thread", f"{RANKS} ranks", f"ideal, {RANKS} × half of the rows")
+        )
+        by_cores.plot(RANKS, alone / ranks, "o", **style)
+        beyond = max(0, ranks - ideal)
+        by_cores.plot(cores, alone / (alone / cores + beyond), "--", color=COLOURS[kind])
+    by_rows.set_xscale("log")
+    by_rows.set_xlabel("rows")
+    by_rows.set_ylabel("gain: time of one thread / time of the ranks")
+    by_rows.set_title(f"{RANKS} cores, measured")
+    by_cores.set_xlabel("cores")
+    by_cores.set_title(f"{USUAL:,} rows, measured (points) and estimated (lines)")
+    for axes in (by_rows, by_cores):
+        axes.axhline(1, color="grey", linewidth=0.8)
+        axes.set_ylim(bottom=0)
+        axes.legend()
 
 
 if __name__ == "__main__":

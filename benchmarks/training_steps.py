@@ -269,8 +269,7 @@ def time_parts(ranks=RANKS, commands=PARTS[:-2]):
     of the first. Return an array of them by rank.
     """
     from synkhronos.transports.local import LocalTransport
-    from synkhronos.world.schedule import FusedCommand
-    from synkhronos.world.rank_state import RankState
+    from synkhronos.world.rank_state import FusedCommand, RankState
 
     width = len(commands) + 2
     spent = np.frombuffer(mmap.mmap(-1, ranks * width * 8), "float64").reshape(ranks, width)
@@ -290,9 +289,9 @@ def time_parts(ranks=RANKS, commands=PARTS[:-2]):
         bound = [command.bind(state) for command in fused.commands]
 
         def run_changed(change):
-            place, part = (-1, None) if change is None else change
             return [
-                timed(state.rank, at, one, part if at == place else None) for at, one in enumerate(bound)
+                timed(state.rank, at, one, change if at == fused.place else None)
+                for at, one in enumerate(bound)
             ]
 
         return run_changed

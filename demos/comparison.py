@@ -19,7 +19,7 @@ ENVIRONMENT = dict(os.environ)  # before fork() limits the threads of processes 
 import script
 from synkhronos.engines.theano.module_cache import make_cacheable
 from synkhronos.host.machine import affinity
-from synkhronos.host.other_programs import OtherPrograms
+from synkhronos.host.machine import OtherPrograms
 from synkhronos.world.devices import choose_devices
 from threadpoolctl import threadpool_info, threadpool_limits
 

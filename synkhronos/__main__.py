@@ -10,10 +10,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from typing import List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from synkhronos._version import __version__
-from synkhronos.host import heap, imports, installation, job, nvidia_links, preparation
+from synkhronos.host import heap, imports, installation, job, nvidia, preparation
 from synkhronos.host.doctor import checks
 from synkhronos.host.doctor.check import OK, PROBLEM
 from synkhronos.machines.job import ending, launcher, reports, running, tasks
@@ -24,16 +24,19 @@ from synkhronos.machines.job.doctor import MPI, check_hosts
 CHECKS = (*checks.CHECKS, MPI)
 
 DESCRIPTION = "Data-parallel Theano on all the cores or GPUs of one machine or several."
-RUN = "run a script with Theano and malloc set up for this machine, even if it imports Theano first"
 PROGRAM_USAGE = "SCRIPT | -m MODULE | -c CODE  [ARGS ...]"
-LAUNCH = "run a script on several machines, by OpenMPI's mpirun"
 LAUNCH_USAGE = f"""%(prog)s [-h]
            [-n MACHINES] [--ranks K] [--hosts A,B | --hostfile FILE]
            [--config FILE] [--mpi OPTIONS] [--restart N] [--dry-run]
            {PROGRAM_USAGE}"""
-INSTALL = "install Theano 1.0.5 with pip, on every supported version of Python; also Lasagne and Keras"
-TOP = "show what each rank of a running script does: rows per second, waiting, memory, last command"
-DOCTOR = "check that everything needed is installed, and report how to fix what is not"
+#: The help of each command
+COMMANDS = {
+    "run": "run a script with Theano and malloc set up for the machine, even if it imports Theano first",
+    "launch": "run a script on several machines, by OpenMPI's mpirun",
+    "top": "show what each rank of a running script does: rows per second, waits, memory, last command",
+    "install": "install Theano 1.0.5 by pip on each supported version of Python; also Lasagne and Keras",
+    "doctor": "check that everything needed is installed, and report how to fix what is not",
+}
 SERVE = """  # each line in one piece, at once, as several ranks write to the same pipe
 import sys
 for file in sys.stdout, sys.stderr:
@@ -79,22 +82,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m synkhronos", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"Synkhronos {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    run_parser = commands.add_parser(
-        "run", help=RUN, description=RUN, usage=f"%(prog)s [-h] {PROGRAM_USAGE}"
-    )
-    launch_parser = make_launch_parser(commands)
-    make_top_parser(commands)
-    install_parser = make_install_parser(commands)
-    doctor_parser = commands.add_parser("doctor", help=DOCTOR, description=DOCTOR)
-    doctor_parser.add_argument("--verbose", action="store_true", help="list the repairs of Theano")
-    doctor_parser.add_argument("--hosts", metavar="A,B", help="also check these machines for launch")
+    parsers = make_parsers(parser)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # The arguments of a program not by `argparse`, which would take options of the script for its own.
     if arguments[:1] == ["run"]:
-        return run(program_of(run_parser, arguments[1:]))
+        return run(program_of(parsers["run"], arguments[1:]))
     if arguments[:1] == ["launch"]:
-        return launch(launch_parser, arguments[1:])
+        return launch(parsers["launch"], arguments[1:])
     options = parser.parse_args(arguments)
     if options.command == "doctor":
         return doctor(options.hosts, options.verbose)
@@ -103,43 +97,43 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
         return top(options.process, options.once, options.interval)
     if options.command == "install":
-        return install(install_parser, options.names, options.constraint)
+        return install(parsers["install"], options.names, options.constraint)
     parser.print_help()
     return 2
 
 
-def make_launch_parser(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-) -> argparse.ArgumentParser:
-    """Add the command ``launch``."""
-    parser = commands.add_parser(
-        "launch", help=LAUNCH, description=LAUNCH, usage=LAUNCH_USAGE, allow_abbrev=False
-    )
+def make_parsers(parser: argparse.ArgumentParser) -> Dict[str, argparse.ArgumentParser]:
+    """Add the commands, and return the parser of each."""
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    special: Dict[str, Dict[str, Any]] = {
+        "run": {"usage": f"%(prog)s [-h] {PROGRAM_USAGE}"},
+        "launch": {"usage": LAUNCH_USAGE, "allow_abbrev": False},
+    }
+    parsers = {
+        name: commands.add_parser(name, help=text, description=text, **special.get(name, {}))
+        for name, text in COMMANDS.items()
+    }
     for name, (value, text) in LAUNCH_OPTIONS.items():
         kind = int if name in ("-n", "--ranks", "--restart") else str
-        parser.add_argument(name, type=kind, metavar=value, help=text)
-    parser.add_argument("--dry-run", action="store_true", help="print the mpirun line only")
-    return parser
-
-
-def make_top_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the command ``top``."""
-    parser = commands.add_parser("top", help=TOP, description=TOP)
-    parser.add_argument(
-        "process",
-        nargs="?",
-        type=int,
-        metavar="PID",
-        help="the process of the script; by default all scripts of this user",
+        parsers["launch"].add_argument(name, type=kind, metavar=value, help=text)
+    parsers["launch"].add_argument("--dry-run", action="store_true", help="print the mpirun line only")
+    text = "the process of the script; by default all scripts of this user"
+    parsers["top"].add_argument("process", nargs="?", type=int, metavar="PID", help=text)
+    text = "print one report as text, and end"
+    parsers["top"].add_argument("--once", action="store_true", help=text)
+    text = "the time that each report is about (default: 1)"
+    parsers["top"].add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help=text)
+    text = f"{', '.join(installation.NAMES)}; by default theano"
+    parsers["install"].add_argument("names", nargs="*", metavar="NAME", help=text)
+    text = "a file with the versions that pip is to take; this option can be repeated"
+    parsers["install"].add_argument(
+        "--constraint", action="append", default=[], metavar="FILE", help=text
     )
-    parser.add_argument("--once", action="store_true", help="print one report as text, and end")
-    parser.add_argument(
-        "--interval",
-        type=seconds,
-        default=1.0,
-        metavar="SECONDS",
-        help="the time that each report is about (default: 1)",
-    )
+    text = "list the repairs of Theano"
+    parsers["doctor"].add_argument("--verbose", action="store_true", help=text)
+    text = "also check these machines for launch"
+    parsers["doctor"].add_argument("--hosts", metavar="A,B", help=text)
+    return parsers
 
 
 def seconds(text: str) -> float:
@@ -148,24 +142,6 @@ def seconds(text: str) -> float:
     if not 0 < number < float("inf"):
         raise ValueError(text)
     return number
-
-
-def make_install_parser(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
-) -> argparse.ArgumentParser:
-    """Add the command ``install``."""
-    parser = commands.add_parser("install", help=INSTALL, description=INSTALL)
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"{', '.join(installation.NAMES)}; by default theano"
-    )
-    parser.add_argument(
-        "--constraint",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a file with the versions that pip is to take; this option can be repeated",
-    )
-    return parser
 
 
 def program_of(parser: argparse.ArgumentParser, arguments: List[str]) -> List[str]:
@@ -312,7 +288,7 @@ def run(program: Sequence[str]) -> int:
     os.environ.update(heap.tunables())
     os.environ.update(imports.variables())
     try:
-        os.environ.update(nvidia_links.environment())
+        os.environ.update(nvidia.environment())
     except OSError as error:  # the script may not need GPUs
         print(f"python -m synkhronos run: {error}", file=sys.stderr)
     os.environ.update(job.variables(os.environ))

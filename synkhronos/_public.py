@@ -24,7 +24,7 @@ from synkhronos.arrays.binding import (
     get_shmems as get_shmems,
     set_shmems as set_shmems,
 )
-from synkhronos.arrays.create import data as data
+from synkhronos.arrays.data import data as data
 from synkhronos.arrays.data import Data as Data
 from synkhronos.checkpoints.checkpoint import (
     load as load,
@@ -58,8 +58,8 @@ from synkhronos.programs.attached import (
     attach as attach,
 )
 from synkhronos.programs.center import Center as Center
-from synkhronos.programs.lock import ProgramLock as ProgramLock
-from synkhronos.programs.rank_group import RankGroup as RankGroup
+from synkhronos.programs.center import ProgramLock as ProgramLock
+from synkhronos.programs.group_collectives import RankGroup as RankGroup
 from synkhronos.programs.rank import Rank as Rank
 from synkhronos.programs.spmd import (
     Results as Results,
@@ -72,7 +72,7 @@ from synkhronos.variables.collectives import (
     gather as gather,
     reduce as reduce,
 )
-from synkhronos.variables.in_sync import in_sync as in_sync
+from synkhronos.variables.collectives import in_sync as in_sync
 from synkhronos.variables.replicas import (
     get_lengths as get_lengths,
     get_shapes as get_shapes,
@@ -81,7 +81,7 @@ from synkhronos.variables.replicas import (
     set_value as set_value,
 )
 from synkhronos.world.devices import get_n_gpu as get_n_gpu
-from synkhronos.world.fuse import fuse as fuse
+from synkhronos.world.schedule import fuse as fuse
 from synkhronos.world.launch import (
     close as close,
     fork as fork,

@@ -110,6 +110,12 @@ def world_of(open_world):
         synk.close()
 
 
+@pytest.fixture
+def two(world_of):
+    """A world of two ranks for one test."""
+    world_of(2)
+
+
 @pytest.fixture(
     scope="module",
     params=[(make, size) for make in (NaiveTransport, LocalTransport) for size in (1, 3)],
@@ -137,6 +143,20 @@ def quiet_pymc():
         warnings.simplefilter("ignore", UserWarning)
         warnings.simplefilter("ignore", FutureWarning)
         yield
+
+
+@pytest.fixture
+def noticed():
+    """A function that returns the texts of all SynkhronosWarnings since it was last called."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", synk.SynkhronosWarning)
+
+        def texts():
+            found = [str(one.message) for one in caught]
+            caught.clear()
+            return found
+
+        yield texts
 
 
 @pytest.fixture

@@ -113,9 +113,6 @@ def environment_of(name):
     return "pytensor" if any(one in file for one in ("pytensor", "jax", "modes")) else "theano"
 
 
-# What the tiers consist of
-
-
 def first_tier():
     """Return the parts of the first tier: the tests of the record, by environment."""
     tests = {}
@@ -195,7 +192,7 @@ def changed_parts(revision):
         if re.fullmatch(r"tests/.*/test_\w+\.py", file) and (ROOT / file).exists():
             others.append(file)
         elif file.startswith(("docs/", "README", "demos/")):
-            others += [f"tests/system/test_{name}.py" for name in ("docs", "readme", "demo_scripts")]
+            others += [f"tests/system/test_{name}.py" for name in ("docs", "demo_scripts")]
     for module, function in functions:
         for number in recorded["functions"].get(module, {}).get(function, ()):
             chosen[names[number]] = seconds[number]
@@ -273,9 +270,6 @@ def functions_of(source):
 
     visit(ast.parse(source), "")
     return found
-
-
-# Running
 
 
 def say(text):

@@ -25,8 +25,8 @@ sys.path.insert(0, str(ROOT))
 
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.arithmetic.partition import select, share
-from synkhronos.profiles.categories import CATEGORIES
-from synkhronos.profiles.categories import COLORS as CATEGORY_COLORS
+from synkhronos.profiles.drawing import COLORS as CATEGORY_COLORS
+from synkhronos.profiles.log import CATEGORIES
 
 SHADES = {
     "light": {"paper": "#ffffff", "ink": "#1f2328", "muted": "#6b7280", "empty": "#e5e7eb"},
@@ -337,7 +337,7 @@ def timeline(shade):
     """The timeline of a profile: one rank is slower, and the others wait for it."""
     work = [(30, 47, 33), (29, 48, 31), (31, 46, 32)]  # milliseconds of each rank in three steps
     load, copy, reduce, update, other = 5, 2, 4, 3, 1
-    colors = dict(zip(CATEGORIES, CATEGORY_COLORS))
+    colors = CATEGORY_COLORS
     drawing = Drawing(shade, 18, 5.6)
     scale, waits, lengths = 0.06, [0] * 3, [0] * 3
     x = 1.9

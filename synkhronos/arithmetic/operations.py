@@ -6,6 +6,7 @@ communicators use it. To add an operation, add a row to ``OPERATIONS``.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Iterable, NamedTuple, Sequence
 
 import numpy as np
@@ -146,7 +147,7 @@ class Arithmetic:
 
     def astype(self, array: Any, dtype: DTypeLike) -> Any:
         """Return `array` itself if it has this dtype, else a converted copy."""
-        return array.astype(dtype, copy=False)
+        return array if array.dtype == dtype else array.astype(dtype)
 
     def multiply(self, array: Any, factor: float) -> Any:
         """Return the product of an array of floats and a number."""
@@ -165,6 +166,50 @@ class Arithmetic:
     def concatenate(self, arrays: Sequence[Any], axis: int = 0) -> Any:
         """Concatenate arrays along an axis; scalars become the items of a vector."""
         return np.concatenate([np.atleast_1d(array) for array in arrays], axis)
+
+
+class DeviceArithmetic(Arithmetic, ABC):
+    """Arithmetic on the arrays of a device, and on NumPy arrays.
+
+    Parameters
+    ----------
+    kind : type
+        The class of the device's arrays.
+    """
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+
+    @abstractmethod
+    def compute(self, function: np.ufunc, array: Any, other: Any) -> Any:
+        """Return a function of an array of the device and another one, or a number."""
+
+    @abstractmethod
+    def join(self, arrays: Sequence[Any], axis: int) -> Any:
+        """Concatenate arrays of the device."""
+
+    def own(self, value: Any) -> Any:
+        return value if isinstance(value, self._kind) else super().own(value)
+
+    def multiply(self, array: Any, factor: float) -> Any:
+        if isinstance(array, self._kind):
+            return self.compute(np.multiply, array, factor)
+        return super().multiply(array, factor)
+
+    def divide(self, array: Any, divisor: float) -> Any:
+        if isinstance(array, self._kind):
+            return self.compute(np.divide, array, divisor)
+        return super().divide(array, divisor)
+
+    def combine(self, operation: Operation, array: Any, other: Any) -> Any:
+        if isinstance(array, self._kind):
+            return self.compute(operation.combine, array, other)
+        return super().combine(operation, array, other)
+
+    def concatenate(self, arrays: Sequence[Any], axis: int = 0) -> Any:
+        if all(isinstance(array, self._kind) for array in arrays):
+            return self.join(arrays, axis)
+        return super().concatenate(arrays, axis)
 
 
 #: The arithmetic on NumPy arrays.

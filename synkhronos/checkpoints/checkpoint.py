@@ -9,12 +9,11 @@ import numpy as np
 from synkhronos._checks import check_flag
 from synkhronos._typing import AnyArray, PathLike, SharedVariables
 from synkhronos.arithmetic.comparison import digest
-from synkhronos.checkpoints import archive, feedback, manifest, matching
+from synkhronos.checkpoints import archive, feedback, manifest
 from synkhronos.checkpoints.manifest import Entry, Key, Manifest
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.replicate import replicate
-from synkhronos.stores.handle import Handle
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import Handle, RequiredRows
 from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World, current_world, with_call_lock
 
@@ -198,7 +197,7 @@ def _uses(world: World, keys: Mapping[int, Key]) -> list[tuple[str, list[Key]]]:
     registry, engine = world.registry, world.rank_state.engine
     return [
         (
-            matching.label_of(function.name),
+            manifest.label_of(function.name),
             [keys[registry.numbers[shared]] for shared in engine.shareds(function.replica.compiled)],
         )
         for _, function in sorted(registry.functions.items())
@@ -216,8 +215,8 @@ def _match(world: World, saved: Manifest, keys: Mapping[int, Key], strict: bool)
     for entry in saved.entries:
         there[entry.key] = entry.dtype, entry.of_rank(saved.master_rank).shapes[0]
     there.update(dict.fromkeys(saved.left_out))
-    sides = matching.Side(there, saved.functions), matching.Side(state, _uses(world, keys))
-    found = matching.match(*sides, strict)
+    sides = manifest.Side(there, saved.functions), manifest.Side(state, _uses(world, keys))
+    found = manifest.match(*sides, strict)
     return {number: found[key] for number, key in keys.items() if key in found}
 
 

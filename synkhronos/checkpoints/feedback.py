@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos.arithmetic.buckets import Buckets
+from synkhronos.arithmetic.partition import Buckets
 from synkhronos.checkpoints.manifest import Feedback, Key, label
 from synkhronos.comms.formats import Format, from_json, make_wire, to_json
-from synkhronos.comms.wire_state import Kept, kept_by, lengths, restore
-from synkhronos.comms.wires import Wire
+from synkhronos.comms.wires import Kept, Wire, kept_by, lengths, restore
 from synkhronos.host.handler_errors import reraise_if_handlers
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import RequiredRows
 from synkhronos.world.rank_state import Command, RankState
 
 if TYPE_CHECKING:

@@ -3,20 +3,40 @@
 The key of a variable is its name and the number of earlier variables of the same name. Variables
 without a name are counted in the same way. A value that is the same on every rank is stored once, any
 other value once per rank.
+
+Which variable of a checkpoint is which variable here? A name that occurs once on both sides decides.
+Lasagne, however, calls all weights ``W``. Such variables are distinguished by the functions that use
+them and by their places there, then by dtypes and shapes. The order in which functions were built
+decides only if nothing else differs.
 """
 
 from __future__ import annotations
 
 import collections
-from typing import Any, Container, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
+import hashlib
+import linecache
+import os
+from typing import (
+    Any,
+    Container,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
 
+from synkhronos._errors import warn
+from synkhronos._text import listed
 from synkhronos.arithmetic.conversion import as_array
 from synkhronos.arithmetic.streams import GENERATORS, state_from_array, state_to_array
 
 FORMAT = ["synkhronos checkpoint", 1]
-_MANY = 6  # items listed in a message
 
 Key = Tuple[Optional[str], int]
 
@@ -134,12 +154,6 @@ def label(key: Key) -> str:
     return f"{words} (number {nth + 1} of these)" if nth or name is None else words
 
 
-def listed(items: Sequence[str]) -> str:
-    """Return the first items, as one line."""
-    more = [f"{len(items) - _MANY} more"] if len(items) > _MANY else []
-    return "; ".join([*items[:_MANY], *more])
-
-
 def describe(manifest: Manifest, extra: Mapping[str, Any]) -> dict[str, Any]:
     """Return a description of both for JSON; `interpret` and `unpack` read it."""
     return {"format": FORMAT, **manifest._asdict(), "extra": extra}
@@ -192,9 +206,9 @@ def for_other_ranks(manifest: Manifest, size: int, streams: Iterable[Key]) -> li
     if differing:
         raise ValueError(
             f"load: the file was saved by {manifest.ranks} ranks, but there are {size} ranks now, and "
-            f"each rank had its own value of {listed(differing)}; use fork({manifest.ranks}); or save "
-            f"when all ranks have the same value, after broadcast or all_reduce; or use save(without=) "
-            f"and scatter again; nothing was changed"
+            f"each rank had its own value of {listed(differing, '; ')}; use fork({manifest.ranks}); or "
+            f"save when all ranks have the same value, after broadcast or all_reduce; or use "
+            f"save(without=) and scatter again; nothing was changed"
         )
     return entries
 
@@ -203,7 +217,7 @@ def complain(complaints: Sequence[str], remedy: str) -> None:
     """Raise ``ValueError`` if there are complaints."""
     if complaints:
         raise ValueError(
-            f"load: the file does not fit: {listed(complaints)}; {remedy}; nothing was changed"
+            f"load: the file does not fit: {listed(complaints, '; ')}; {remedy}; nothing was changed"
         )
 
 
@@ -246,3 +260,133 @@ def unpack(description: Any, read: Any) -> dict[str, Any]:
         else:
             raise ValueError(f"extra {name!r} is {kind!r}")
     return extra
+
+
+class Side(NamedTuple):
+    """The variables of a checkpoint, or of the functions here.
+
+    Attributes
+    ----------
+    kinds : dict
+        The dtype and shape of each variable, by its key; None if they are not known.
+    functions : list of (str, list of keys) or None
+        A label for each function, and its variables in the order of its graph. None in older files.
+    """
+
+    kinds: Mapping[Key, Any]
+    functions: Sequence[tuple[str, Sequence[Key]]] | None
+
+
+def label_of(name: str) -> str:
+    """Return the label of a function of this name, which is by default a file and the number of a line.
+
+    Then it is a digest of the line's text, which stays the same when other lines are added.
+    """
+    path, _, number = name.rpartition(":")
+    if not path or not number.isdecimal():
+        return name
+    text = linecache.getline(path, int(number)).strip()
+    if not text:
+        return os.path.basename(name)
+    return f"line {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+
+
+def match(saved: Side, state: Side, strict: bool) -> dict[Key, Key]:
+    """Return the key in the file of each variable here, by its key here.
+
+    Raises
+    ------
+    ValueError
+        If it is not certain which variable is which; or, if `strict`, unless all of them match.
+    """
+    are_equal = set(saved.kinds) == set(state.kinds)
+    if saved.functions is None and are_equal:
+        return {key: key for key in state.kinds}
+    found = _distinguished(saved, state, strict)
+    rest = [key for key in state.kinds if key not in found]
+    left = set(saved.kinds) - set(found.values())
+    in_doubt = {key: None for key in rest if key[0] in {name for name, _ in left}}
+    if in_doubt and are_equal and saved.functions == state.functions:
+        names = dict.fromkeys("without a name" if name is None else repr(name) for name, _ in in_doubt)
+        warn(
+            f"load: the variables {listed(names)} are matched by the order in which the functions were "
+            f"built, as nothing else distinguishes them: give the functions names, by "
+            f"synk.function(..., name=), before save()"
+        )
+        return {**found, **{key: key for key in rest}}
+    complaints = [f"it is not certain which variable of the file is {label(key)}" for key in in_doubt]
+    if strict or not found:
+        doubtful = {name for name, _ in in_doubt}
+        complaints += [
+            f"{label(key)} is in the file, but no function here uses it"
+            for key, kind in saved.kinds.items()
+            if key in left and key[0] not in doubtful and kind is not None  # else save() left it out
+        ]
+        complaints += [f"{label(key)} is not in the file" for key in rest if key not in in_doubt]
+    remedy = "build the same functions, with the same names, as in the script that saved it"
+    if strict and not in_doubt:
+        remedy += "; or load(path, strict=False) what both have"
+    complain(complaints, remedy)
+    return found
+
+
+def _distinguished(saved: Side, state: Side, strict: bool) -> dict[Key, Key]:
+    """Return the variables that can be distinguished from all others, as `match` does."""
+    found: dict[Key, Key] = {}
+
+    def add(pairs: Iterable[tuple[Key, Key]]) -> bool:
+        before = len(found)
+        found.update(list(pairs))
+        return len(found) > before
+
+    add(_by_variables(saved.kinds, state.kinds, False))
+    while add(_by_functions(saved, state, found, False)) or add(
+        _by_functions(saved, state, found, True)
+    ):
+        pass
+    for uses_kinds in (True, False) if strict else ():  # otherwise the rest may be other variables
+        rest = {key: kind for key, kind in state.kinds.items() if key not in found}
+        left = {key: kind for key, kind in saved.kinds.items() if key not in found.values()}
+        add(_by_variables(left, rest, uses_kinds))
+    return found
+
+
+def _by_variables(
+    saved: Mapping[Key, Any], state: Mapping[Key, Any], uses_kinds: bool
+) -> Iterator[tuple[Key, Key]]:
+    """Yield the pairs of variables with unique names, or with unique names and kinds."""
+    mine, theirs = (
+        [(key[0], kind if uses_kinds else None) for key, kind in kinds.items()]
+        for kinds in (state, saved)
+    )
+    for item, other in _unique(mine, theirs):
+        yield list(state)[item], list(saved)[other]
+
+
+def _by_functions(
+    saved: Side, state: Side, found: Mapping[Key, Key], uses_kinds: bool
+) -> Iterator[tuple[Key, Key]]:
+    """Yield the pairs of variables of functions with unique labels, or of unique names and kinds."""
+    known = found, {key: key for key in found.values()}
+    marks = [  # what is known of a function's variables on either side: the key in the file, or the name
+        [tuple(keys.get(handle, handle[0]) for handle in used) for _, used in side.functions or ()]
+        for keys, side in zip(known, (state, saved))
+    ]
+    mine, theirs = (
+        [
+            tuple((item[0], side.kinds[item]) for item in used) if uses_kinds else (name, mark)
+            for mark, (name, used) in zip(each, side.functions or ())
+        ]
+        for each, side in zip(marks, (state, saved))
+    )
+    for item, other in _unique(mine, theirs):
+        if marks[0][item] == marks[1][other]:
+            yield from zip((state.functions or ())[item][1], (saved.functions or ())[other][1])
+
+
+def _unique(mine: Sequence[Hashable], theirs: Sequence[Hashable]) -> Iterator[tuple[int, int]]:
+    """Yield the positions of each item that occurs once in both lists."""
+    counts = collections.Counter(mine), collections.Counter(theirs)
+    for position, item in enumerate(mine):
+        if counts[0][item] == counts[1][item] == 1:
+            yield position, theirs.index(item)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from abc import ABC, abstractmethod
 from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
@@ -36,17 +38,8 @@ class Group(Protocol):
         """Return the bytes `item` of every rank, by rank."""
 
 
-class Linked(Protocol):
+class Linked(Group, Protocol):
     """Ranks that can also send arrays to each other: the part of `Leaders` that communicators use."""
-
-    rank: int
-    size: int
-
-    def barrier(self) -> None:
-        """Wait until every rank has called this method."""
-
-    def exchange(self, item: bytes) -> list[bytes]:
-        """Return the bytes `item` of every rank, by rank."""
 
     def send_array(self, to: int, array: np.ndarray, stream: int = 0) -> int:
         """Start to send a C-contiguous array; return a number for `complete`."""
@@ -77,7 +70,7 @@ class LinkedRanks(Protocol):
 
 def are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     """Whether two lists contain the same objects, by identity."""
-    return len(some) == len(others) and all([item is other for item, other in zip(some, others)])
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 #: Broadcasts arrays
@@ -97,6 +90,9 @@ class Communicator(ABC):
 
     A communicator may use the memory of the given arrays, and may return arrays that other ranks can
     access. Afterwards, use the returned arrays instead of the given arrays.
+
+    A subclass defines either the collectives, or the functions that prepare them to be repeated: by
+    default, each is defined by the other.
 
     Attributes
     ----------
@@ -129,9 +125,9 @@ class Communicator(ABC):
         """Whether it reduces this array in place."""
         return False
 
-    @abstractmethod
     def broadcast(self, arrays: Sequence[Array], root: int) -> Sequence[Array]:
         """Return the arrays of rank `root`. The arrays of other ranks only provide memory."""
+        return self.prepare_broadcast(root)(arrays)
 
     @abstractmethod
     def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
@@ -144,7 +140,6 @@ class Communicator(ABC):
     def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
         """Return, for each array, a list of arrays by rank; shapes may differ."""
 
-    @abstractmethod
     def reduce(self, arrays: Sequence[Array], op: str, root: int, weight: float = 1) -> Sequence[Array]:
         """Return the reductions on rank `root`, and the given arrays on other ranks.
 
@@ -160,10 +155,11 @@ class Communicator(ABC):
         ValueError
             On every rank, if shapes or dtypes differ. The message lists them by rank.
         """
+        return self.prepare_reduction(op, root)(arrays, weight)
 
-    @abstractmethod
     def all_reduce(self, arrays: Sequence[Array], op: str, weight: float = 1) -> Sequence[Array]:
         """Return the reductions on every rank, bit-identical on all ranks. See `reduce`."""
+        return self.prepare_reduction(op)(arrays, weight)
 
     def prepare_broadcast(self, root: int) -> Broadcast:
         """Return a function of arrays that does the same as `broadcast`, again and again.
@@ -193,7 +189,7 @@ class Communicator(ABC):
         wires : list of Wire
             A wire for each array. They are used if `has_wires`.
         """
-        return self.all_reduce(arrays, op, weight)
+        return self.prepare_reduction(op)(arrays, weight, wires)
 
     def timed(self) -> list[tuple[str, object, str]]:
         """Return the methods that `profile` times: the category, the owner and the name of each."""
@@ -221,31 +217,7 @@ class Communicator(ABC):
         return operation
 
 
-class PreparingCommunicator(Communicator):
-    """A communicator whose collectives are prepared, also if they are called only once."""
-
-    @abstractmethod
-    def prepare_broadcast(self, root: int) -> Broadcast: ...
-
-    @abstractmethod
-    def prepare_reduction(self, op: str, root: int | None = None) -> Reduction: ...
-
-    def broadcast(self, arrays: Sequence[Array], root: int) -> Sequence[Array]:
-        return self.prepare_broadcast(root)(arrays)
-
-    def reduce(self, arrays: Sequence[Array], op: str, root: int, weight: float = 1) -> Sequence[Array]:
-        return self.prepare_reduction(op, root)(arrays, weight)
-
-    def all_reduce(self, arrays: Sequence[Array], op: str, weight: float = 1) -> Sequence[Array]:
-        return self.prepare_reduction(op)(arrays, weight)
-
-    def all_reduce_in(
-        self, wires: Sequence[Any], arrays: Sequence[Array], op: str, weight: float = 1
-    ) -> Sequence[Array]:
-        return self.prepare_reduction(op)(arrays, weight, wires)
-
-
-class RepeatingCommunicator(PreparingCommunicator):
+class RepeatingCommunicator(Communicator):
     """Calls the collectives of a communicator again and again, on arrays of one kind.
 
     Parameters
@@ -257,23 +229,40 @@ class RepeatingCommunicator(PreparingCommunicator):
     def __init__(self, comm: Communicator) -> None:
         super().__init__(comm.group)
         self._comm, self.reduces_in_place = comm, comm.reduces_in_place
-        self._prepared: dict[Any, Any] = {}
+        self._broadcast = functools.lru_cache(None)(comm.prepare_broadcast)
+        self._reduction = functools.lru_cache(None)(comm.prepare_reduction)
 
     def takes(self, array: Array) -> bool:
         return self._comm.takes(array)
 
     def prepare_broadcast(self, root: int) -> Broadcast:
-        if root not in self._prepared:
-            self._prepared[root] = self._comm.prepare_broadcast(root)
-        return self._prepared[root]
+        return self._broadcast(root)
 
     def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
-        if (op, root) not in self._prepared:
-            self._prepared[op, root] = self._comm.prepare_reduction(op, root)
-        return self._prepared[op, root]
+        return self._reduction(op, root)
 
     def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
         return self._comm.gather(arrays, root)
 
     def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
         return self._comm.all_gather(arrays)
+
+
+class SingleRankCommunicator(Communicator):
+    """Every collective returns this rank's own arrays."""
+
+    def broadcast(self, arrays: Sequence[Array], root: int) -> Sequence[Array]:
+        return arrays
+
+    def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
+        return self.all_gather(arrays)
+
+    def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
+        return [[array.copy()] for array in arrays]
+
+    def reduce(self, arrays: Sequence[Array], op: str, root: int, weight: float = 1) -> Sequence[Array]:
+        return self.all_reduce(arrays, op, weight)
+
+    def all_reduce(self, arrays: Sequence[Array], op: str, weight: float = 1) -> Sequence[Array]:
+        self.check_reducible(op, [arrays], [weight])
+        return [array if array.flags.writeable else array.copy() for array in arrays]

@@ -11,8 +11,7 @@ import numpy as np
 
 from synkhronos._checks import check_int, check_number
 from synkhronos._text import listed
-from synkhronos.arithmetic.codes import CODES
-from synkhronos.comms.coded import CodedWire
+from synkhronos.comms.coded import CODES, CodedWire
 from synkhronos.comms.low_rank import LowRankWire, check_shapes
 from synkhronos.comms.sparse import SparseWire
 from synkhronos.comms.wires import Wire

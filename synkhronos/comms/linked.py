@@ -21,8 +21,8 @@ from synkhronos.arithmetic.pairwise import PairwiseReduction
 from synkhronos.comms.base import (
     ArraySpec,
     Broadcast,
+    Communicator,
     Linked,
-    PreparingCommunicator,
     Reduction,
     are_same,
 )
@@ -38,7 +38,7 @@ _HEAD = struct.Struct("=8sd")  # of an item: digest of the types, weight
 _START = 32  # of the small arrays in an item
 
 
-class LinkedCommunicator(PreparingCommunicator):
+class LinkedCommunicator(Communicator):
     """Collectives by messages.
 
     Parameters

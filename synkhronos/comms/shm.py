@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, List, Protocol, Sequence, Tuple
 
 from synkhronos.arithmetic.averages import are_equal
 from synkhronos.arithmetic.partition import share
-from synkhronos.comms.base import Broadcast, Group, PreparingCommunicator, Reduction, are_same
+from synkhronos.comms.base import Broadcast, Communicator, Group, Reduction, are_same
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +45,7 @@ class SharedArrays(Protocol):
         """Return the array of a handle."""
 
 
-class SharedMemoryCommunicator(PreparingCommunicator):
+class SharedMemoryCommunicator(Communicator):
     """Collectives by reference: ranks exchange handles to their arrays, not the values.
 
     Parameters
@@ -107,13 +107,15 @@ class _Meeting:
 
     def __init__(self, group: Group, store: SharedArrays) -> None:
         self._group, self._store = group, store
-        # This rank's weight, and the bytes sent
-        self._weight: float | None = None
         self._sent = b""
         self._forget()
 
+    # A signal handler may raise between any two lines: what is half changed is marked as unknown before.
+
     def _forget(self) -> None:
+        self._weight: float | None = None  # of this rank; None if nothing was sent
         self._placed: list[np.ndarray] = []  # this rank's arrays
+        self._ids: list[int] = []
         # The bytes that every rank has sent, and the arrays and weights in them
         self._received = [b""] * self._group.size
         self._arrays: list[list[np.ndarray]] = [[]] * self._group.size
@@ -123,13 +125,15 @@ class _Meeting:
         self, arrays: Sequence[np.ndarray], weight: float = 1
     ) -> tuple[list[np.ndarray], list[list[np.ndarray]], list[float]]:
         """Return this rank's arrays in shared memory, and all arrays and weights by rank."""
-        if self._weight is None or not are_same(arrays, self._placed):
+        if self._weight is None or list(map(id, arrays)) != self._ids:
             self._forget()  # frees their memory
             self._placed = [self._store.place(array) for array in arrays]
+            self._ids = list(map(id, self._placed))
             handles = pickle.dumps([self._store.put(array) for array in self._placed])
-            self._weight, self._sent = weight, _WEIGHT.pack(weight) + handles
+            self._sent, self._weight = _WEIGHT.pack(weight) + handles, weight
         elif weight != self._weight:
-            self._weight, self._sent = weight, _WEIGHT.pack(weight) + self._sent[_WEIGHT.size :]
+            self._weight = None
+            self._sent, self._weight = _WEIGHT.pack(weight) + self._sent[_WEIGHT.size :], weight
         received = self._group.exchange(self._sent)
         if received != self._received:
             self._open(received)
@@ -137,13 +141,14 @@ class _Meeting:
 
     def _open(self, received: list[bytes]) -> None:
         """Find the arrays and the weights that were sent; arrays that have not moved are kept."""
-        arrays = list(self._arrays)
-        for rank, (item, last) in enumerate(zip(received, self._received)):
+        arrays, former = list(self._arrays), self._received
+        self._received = [b""] * len(received)
+        for rank, (item, last) in enumerate(zip(received, former)):
             handles = item[_WEIGHT.size :]
             if handles != last[_WEIGHT.size :]:
                 arrays[rank] = [self._store.get(handle) for handle in pickle.loads(handles)]
         self._weights = [_WEIGHT.unpack_from(item)[0] for item in received]
-        self._received, self._arrays = received, arrays
+        self._arrays, self._received = arrays, received
 
 
 class _Reduction(_Meeting):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Protocol, Sequence
 
 import numpy as np
 
-from synkhronos.comms.base import Broadcast, Communicator, PreparingCommunicator, Reduction
+from synkhronos.comms.base import Broadcast, Communicator, Reduction
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, DTypeLike
@@ -23,7 +23,7 @@ class Memory(Protocol):
         """Return a new, uninitialized array."""
 
 
-class StagedCommunicator(PreparingCommunicator):
+class StagedCommunicator(Communicator):
     """Collectives on arrays of a device and on NumPy arrays.
 
     Parameters

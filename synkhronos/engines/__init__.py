@@ -6,9 +6,6 @@ the engines of the compilers. Their common code is in ``graph_engine``, with ``p
 provides the names of either compiler. The folder ``analysis`` reads from graphs how results depend on
 rows. ``timing`` measures how long the operations of a function take.
 
-``collectives`` are operations in graphs of either compiler, and ``collective_order`` gives them their
-order. ``bucketed_vector`` is a vector that is reduced in parts, while further parts are computed.
-
-``swap_argument`` checks which shared variables a copy of a function replaces. Engines know nothing about
-processes.
+``collectives`` are operations in graphs of either compiler, in one order on all ranks. Engines know
+nothing about processes.
 """

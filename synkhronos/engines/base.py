@@ -8,21 +8,37 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, Callable, ContextManager, Iterable, Mapping, NamedTuple, Protocol, Sequence
+from collections import abc
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ContextManager,
+    Iterable,
+    Mapping,
+    NamedTuple,
+    Protocol,
+    Sequence,
+)
 
 import numpy as np
 
 from synkhronos._typing import Array, Buffer, Compiled, Rows, SharedVariable, Variable
-from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import NUMPY, Arithmetic
-from synkhronos.arithmetic.partition import take_rows
-from synkhronos.arithmetic.streams import (
-    GENERATORS,
-    jump_generator,
-    state_from_array,
-    state_to_array,
-)
+from synkhronos.arithmetic.partition import Buckets, take_rows
+from synkhronos.arithmetic.streams import GENERATORS, jump_generator, state_from_array, state_to_array
 from synkhronos.engines.timing import Timing
+
+if TYPE_CHECKING:  # the types of arguments of engines
+    Variables = Sequence[Variable]
+    SharedVariables = Sequence[SharedVariable]
+    Updates = Sequence[tuple[SharedVariable, Variable]]
+    Givens = Sequence[tuple[Variable, Any]]
+    AnyGivens = Mapping[Variable, Any] | Iterable[tuple[Variable, Any]] | None
+    Swap = Mapping[SharedVariable, SharedVariable]
+    RowAxes = Mapping[Variable, int]  # the axis of the rows of each variable
+    # For each argument, the axis along which its rows are split, None, or `BOUND` for those of `Windows`
+    Axes = Sequence[int | str | None]
 
 
 class TensorType(NamedTuple):
@@ -322,11 +338,11 @@ class Engine(ABC):
     @abstractmethod
     def build(
         self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        updates: Sequence[tuple[SharedVariable, Variable]],
-        givens: Mapping[Variable, Any] | Iterable[tuple[Variable, Any]] | None,
-        sliceable: Sequence[SharedVariable],
+        inputs: Variables,
+        outputs: Variables,
+        updates: Updates,
+        givens: AnyGivens,
+        sliceable: SharedVariables,
         on_host: Sequence[bool],
         **kwargs: Any,
     ) -> Compiled:
@@ -351,10 +367,10 @@ class Engine(ABC):
 
     def free_rows(
         self,
-        outputs: Sequence[Variable],
-        updates: Sequence[tuple[SharedVariable, Variable]],
-        givens: Sequence[tuple[Variable, Any]],
-        rows: Mapping[Variable, int],
+        outputs: Variables,
+        updates: Updates,
+        givens: Givens,
+        rows: RowAxes,
         no_default_updates: Any,
     ) -> tuple[Any, Any, Any, list[HardcodedRowCount]]:
         """Replace numbers of rows in a graph that a script gives as constants.
@@ -378,12 +394,7 @@ class Engine(ABC):
         """
         return outputs, updates, givens, []
 
-    def cut_windows(
-        self,
-        givens: Sequence[tuple[Variable, Any]],
-        index: Sequence[Variable],
-        divided: Mapping[Variable, int],
-    ) -> Windows:
+    def cut_windows(self, givens: Givens, index: Variables, divided: RowAxes) -> Windows:
         """Take part of the rows that an index selects in the new values of `givens`.
 
         An engine that has no givens, or does not recognize such rows, divides nothing.
@@ -416,7 +427,7 @@ class Engine(ABC):
         """Whether a function contains collectives that take the master's value."""
         return False
 
-    def are_computed_from(self, results: Sequence[Any], variables: Sequence[Variable]) -> list[bool]:
+    def are_computed_from(self, results: Sequence[Any], variables: Variables) -> list[bool]:
         """Whether each result is computed from one of the variables, which are in `Windows`."""
         return [False] * len(results)
 
@@ -433,7 +444,7 @@ class Engine(ABC):
         """Whether a compiled function reads a variable that it updates, so it may write in place."""
 
     @abstractmethod
-    def analyze(self, compiled: Compiled, axes: Sequence[int | str | None]) -> Analysis:
+    def analyze(self, compiled: Compiled, axes: Axes) -> Analysis:
         """Return the `Analysis` of a compiled function.
 
         `axes` has, for each argument, the axis along which its rows are split, None, or `BOUND` for the
@@ -442,7 +453,7 @@ class Engine(ABC):
         """
 
     def difference_causes(
-        self, compiled: Compiled, axes: Sequence[int | str | None]
+        self, compiled: Compiled, axes: Axes
     ) -> tuple[list[Causes], dict[SharedVariable, Causes]]:
         """Return the `Causes` of each output, and of the new value of each updated shared variable.
 
@@ -450,7 +461,7 @@ class Engine(ABC):
         """
         return [], {}
 
-    def recurrent(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[int]:
+    def recurrent(self, compiled: Compiled, axes: Axes) -> list[int]:
         """Return the positions of arguments along whose rows a loop depends on earlier steps.
 
         `axes` are as of `analyze`. An engine that cannot tell returns none.
@@ -459,11 +470,7 @@ class Engine(ABC):
 
     @abstractmethod
     def copy(
-        self,
-        compiled: Compiled,
-        swap: Mapping[SharedVariable, SharedVariable],
-        delete_updates: bool = False,
-        **options: Any,
+        self, compiled: Compiled, swap: Swap, delete_updates: bool = False, **options: Any
     ) -> Compiled:
         """Return a copy of a function in which other shared variables replace some of its own.
 
@@ -562,7 +569,7 @@ class Engine(ABC):
         """Make this array, not a copy, the shared variable's storage."""
 
     @abstractmethod
-    def release(self, shareds: Sequence[SharedVariable], used: Iterable[SharedVariable]) -> None:
+    def release(self, shareds: SharedVariables, used: Iterable[SharedVariable]) -> None:
         """Free the values of shared variables, except values that a variable in `used` also has."""
 
     def notice_changes(  # noqa: B027
@@ -655,3 +662,44 @@ class Engine(ABC):
     def jump(self, shared: SharedVariable, index: int) -> None:
         """Advance a random stream to its `index`-th independent substream."""
         self.store(shared, jump_generator(self.storage(shared), index))
+
+
+def check_swap(
+    swap: Any, function: str, own: SharedVariables, names: str, is_shared: Callable[[Variable], bool]
+) -> dict[SharedVariable, SharedVariable]:
+    """Return the argument `swap` of a copy of a function as a dict, or raise an error.
+
+    Parameters
+    ----------
+    swap : object
+        The argument that the script has given, or None.
+    function : str
+        The name of the function in messages.
+    own : list of shared variables
+        The shared variables that the function uses.
+    names : str
+        The names of these variables in messages.
+    is_shared : callable
+        Whether a variable is a shared variable.
+    """
+    if swap is None:
+        return {}
+    if not isinstance(swap, abc.Mapping):
+        raise TypeError(f"copy: swap: expected a dict of shared variables, got {swap!r}")
+    for old, new in swap.items():
+        if not is_shared(old) or not is_shared(new):
+            raise TypeError(f"copy: swap: expected shared variables, got {old!r} and {new!r}")
+        if old not in own:
+            raise ValueError(
+                f"copy: swap: {function} does not use the shared variable {old}; it uses "
+                f"{names or 'none'}"
+            )
+        if old.type != new.type:
+            raise TypeError(
+                f"copy: swap: expected a variable of the type of {old}, {old.type}, got {new}, which is "
+                f"{new.type}"
+            )
+    news = [swap.get(handle, handle) for handle in own]
+    if len(set(news)) < len(news):
+        raise ValueError(f"copy: swap: two shared variables of {function} would be the same one")
+    return dict(swap)

@@ -10,21 +10,42 @@ Gradients: let rank r compute the loss l_r on n_r rows. The ranks' losses are co
 weighted by n_r ("avg"), or to their sum ("sum"), and so are the ranks' gradients. Therefore the gradient
 on rank s has to be the sum of the gradients of l_r, each times n_r / n_s ("avg") or 1 ("sum"). For a
 linear collective this is the adjoint in the inner product with the weights n_r, or with equal weights.
+
+All ranks run the collectives of a graph in one order. Independent collectives could run in any order.
+Therefore, after all other optimizations, each collective gets the peers from the collective before it,
+and a number. This chain is part of the graph, so every linker follows it, and so does every rank that
+receives the graph as a pickle.
+
+A vector can be filled and reduced bucket by bucket. Nothing waits in the graph: after filling a bucket,
+it runs an operation that notifies the other ranks that it is ready, and returns the vector itself. It is
+in the chain of the collectives, so all ranks announce the buckets in the same order.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, NoReturn
+import itertools
+import math
+from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
 
+import numpy as np
+
+from synkhronos.arithmetic.partition import Buckets, divide
+from synkhronos.engines import names
 from synkhronos.engines.names import (
     Apply,
     DisconnectedType,
+    FunctionGraph,
     Generic,
+    GraphRewriter,
+    IfElse,
+    Mode,
     Op,
     Shape_i,
     SharedVariable,
+    TensorType,
     Variable,
     VariableType,
+    ancestors,
     continuous_dtypes,
     grad_not_implemented,
     of_any_rows,
@@ -34,7 +55,7 @@ from synkhronos.engines.names import (
 from synkhronos.engines.names import tensor as tt
 
 if TYPE_CHECKING:
-    from synkhronos._typing import Array
+    from synkhronos._typing import Array, Compiled
     from synkhronos.engines.base import Peers
 
 NOT_IN_SCAN = (
@@ -283,3 +304,207 @@ class ToMaster(Collective):
 
     def _gradient(self, inputs: list[Variable], gradient: Variable) -> Variable:
         return Broadcast(self.loss_op).of(gradient, peers=inputs[0])
+
+
+_numbers = itertools.count()
+
+
+class BucketReady(Collective):
+    """A bucket is ready: ``(peers, vector)`` to ``(peers, vector)``, the same vector.
+
+    Parameters
+    ----------
+    buckets : Buckets
+        How the vector is divided.
+    bucket : int
+        The number of the bucket.
+    """
+
+    __props__ = ("buckets", "bucket", "number")
+    view_map = {1: [1]}
+
+    def __init__(self, buckets: Buckets, bucket: int, number: int | None = None) -> None:
+        super().__init__(None, number)
+        self.buckets, self.bucket = buckets, bucket
+
+    def __str__(self) -> str:
+        return f"Ready{{bucket {self.bucket} of {len(self.buckets.shapes)}}}"
+
+    def numbered(self, number: int | None) -> BucketReady:
+        return BucketReady(self.buckets, self.bucket, number)
+
+    def perform(self, node: Apply, inputs: list[Any], outputs: list[list[Any]]) -> None:
+        peers, vector = inputs
+        if peers is not None:
+            peers.start(vector, self.buckets, self.bucket)
+        outputs[0][0], outputs[1][0] = peers, vector
+
+    def _gradient(self, inputs: list[Variable], gradient: Variable) -> Variable:
+        return gradient
+
+    def _derivative(self, inputs: list[Variable], tangent: Variable) -> Variable:
+        return tangent
+
+
+def is_on_host(vector: SharedVariable) -> bool:
+    """Whether a shared variable is a NumPy array, and not on a device."""
+    return isinstance(vector.type, TensorType)
+
+
+def fill_in_buckets(
+    vector: SharedVariable,
+    expressions: Sequence[Variable],
+    shapes: Sequence[tuple[int, ...]],
+    op: str,
+    wire: Any,
+    is_overlapped: bool,
+) -> Variable:
+    """Return a vector with the values of expressions, written in place; see ``synkhronos.ops``.
+
+    If not `is_overlapped`, other ranks are not notified of the buckets.
+    """
+    groups = divide(shapes, np.dtype(vector.dtype).itemsize)
+    buckets = Buckets(
+        number=next(_numbers),
+        op=op,
+        wire=wire,
+        dtype=vector.dtype,
+        shapes=tuple(tuple(shapes[group.start : group.stop]) for group in groups),
+    )
+    new, stop = vector, buckets.size
+    for bucket, group in enumerate(groups):
+        for index in reversed(group):
+            start = stop - math.prod(shapes[index])
+            new = tt.set_subtensor(new[start:stop], expressions[index].flatten())
+            stop = start
+        if is_overlapped:
+            new = BucketReady(buckets, bucket).of(new)
+    vector.tag.buckets = buckets if is_overlapped else None
+    return new
+
+
+def schedule_buckets_early(fgraph: FunctionGraph) -> list[Apply]:
+    """Return the operations of a graph in an order in which each bucket is ready as soon as possible.
+
+    It is a schedule for a linker of the compiler. With the compiler's own schedule, the gradients of
+    several layers may be computed before the first of them is put into the vector.
+    """
+    order = fgraph.toposort()
+    places = {node: place for place, node in enumerate(order)}
+    before, found = fgraph.orderings(), []
+    for last in [node for node in order if isinstance(node.op, BucketReady)]:
+        needed, waiting = set(), [last]
+        while waiting:
+            node = waiting.pop()
+            if node in places and node not in needed:
+                needed.add(node)
+                waiting += [variable.owner for variable in node.inputs if variable.owner is not None]
+                waiting += before.get(node, ())
+        found += sorted(needed, key=places.__getitem__)
+        for node in needed:
+            del places[node]
+    return found + [node for node in order if node in places]
+
+
+def contain_collectives(
+    roots: Sequence[Any], no_default_updates: bool | Sequence[SharedVariable] | None
+) -> bool:
+    """Whether expressions, or the default updates of their shared variables, contain collectives.
+
+    Parameters
+    ----------
+    roots : list of variables
+        The expressions.
+    no_default_updates : bool or list of shared variables
+        The same option as of the compiler's ``function``.
+    """
+    seen: set[Variable] = set()
+    waiting = [root for root in roots if isinstance(root, Variable)]
+    while waiting:
+        new = set(ancestors(waiting)) - seen
+        if ALONE in new:
+            return True
+        seen |= new
+        updates = [getattr(item, "default_update", None) for item in new]
+        waiting = [
+            update
+            for item, update in zip(new, updates)
+            if update is not None
+            and no_default_updates is not True
+            and item not in (no_default_updates or ())
+        ]
+    return False
+
+
+class _Ordering(GraphRewriter):
+    """Orders the collectives of a graph: each takes the peers from the collective before it."""
+
+    def add_requirements(self, fgraph: FunctionGraph) -> None:
+        pass
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        peers, number = None, 0
+        for node in fgraph.toposort():
+            if isinstance(node.op, Collective):
+                first = node.inputs[0] if peers is None else peers
+                ordered = node.op.numbered(number)(first, *node.inputs[1:])  # computes test values, too
+                fgraph.replace_all(list(zip(node.outputs, ordered)), reason="ordering")
+                peers, number = ordered[0], number + 1
+
+
+def ordering_mode(mode: Mode) -> Mode:
+    """Return a mode that orders the collectives of a graph after all its own optimizations."""
+    mode = names.package.compile.mode.get_mode(mode)
+    last = _Ordering()
+    optimizer = mode.provided_optimizer
+    if isinstance(optimizer, GraphRewriter):
+        ordered = mode.clone(optimizer=names.then(optimizer, last))
+    else:
+        ordered = mode.register((last, 1e6))
+    if hasattr(ordered.linker, "schedule"):
+        ordered.linker.schedule = schedule_buckets_early  # the mode and its linker are new
+    return ordered
+
+
+def check_order(compiled: Compiled) -> None:
+    """Raise if the collectives of a compiled function are not in one chain, or some may be left out."""
+    nodes = compiled.maker.fgraph.toposort()
+    for node in nodes:
+        is_user = any(map(is_peers, node.inputs))
+        if is_user and not isinstance(node.op, Collective):
+            raise TypeError(f"function: {node.op}: {NOT_IN_SCAN}")
+    collectives = [node for node in nodes if isinstance(node.op, Collective)]
+    for number, node in enumerate(collectives):
+        before = collectives[number - 1].outputs[0] if number else None
+        if node.op.number != number or (number and node.inputs[0] is not before):
+            raise RuntimeError(f"function: {node} has no place in the order of the collectives")
+    if any(isinstance(node.op, IfElse) for node in nodes):
+        _check_not_lazy(compiled.maker.fgraph, collectives)
+
+
+def _check_not_lazy(fgraph: FunctionGraph, collectives: list[Apply]) -> None:
+    """Raise if a collective is computed for one branch of an ``ifelse`` only."""
+    needed, waiting = set(), list(fgraph.outputs)
+    while waiting:
+        node = waiting.pop().owner
+        if node is not None and node not in needed:
+            needed.add(node)
+            inputs = node.inputs[:1] if isinstance(node.op, IfElse) else node.inputs
+            waiting.extend(variable for variable in inputs if not is_peers(variable))
+    for node in collectives:
+        if node not in needed:
+            raise ValueError(
+                f"function: {node} is computed for one branch of an ifelse only, which other ranks may "
+                f"not take; use {names.tensor.__name__}.switch, which computes both, or let an output "
+                f"use it"
+            )
+
+
+def takes_peers(compiled: Compiled) -> bool:
+    """Whether a compiled function takes the peers as an argument."""
+    return any(is_peers(spec.variable) and spec.variable is not ALONE for spec in compiled.maker.inputs)
+
+
+def takes_from_master(compiled: Compiled) -> bool:
+    """Whether some of the collectives of a compiled function take the master's value."""
+    return any(getattr(node.op, "is_of_master", False) for node in compiled.maker.fgraph.apply_nodes)

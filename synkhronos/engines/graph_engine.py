@@ -38,14 +38,15 @@ from synkhronos.engines.base import (
     Windows,
     WrappedInput,
 )
-from synkhronos.engines.collective_order import (
+from synkhronos.engines.collectives import (
+    ALONE,
+    PeersType,
     check_order,
     contain_collectives,
     ordering_mode,
     takes_from_master,
     takes_peers,
 )
-from synkhronos.engines.collectives import ALONE, PeersType
 from synkhronos.engines.names import Container, Mode, SharedVariable, Variable, VariableType
 from synkhronos.engines.pickles import GraphUnpickler, MainNames, _OfGraphs, dump, with_deep_stack
 from synkhronos.engines.timing import Timing, time_nodes
@@ -53,7 +54,17 @@ from synkhronos.host import compiler
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, Buffer, Compiled
-    from synkhronos.arithmetic.buckets import Buckets
+    from synkhronos.arithmetic.partition import Buckets
+    from synkhronos.engines.base import (
+        AnyGivens,
+        Axes,
+        Givens,
+        RowAxes,
+        SharedVariables,
+        Swap,
+        Updates,
+        Variables,
+    )
 
 
 class GraphEngine(Engine):
@@ -118,11 +129,11 @@ class GraphEngine(Engine):
 
     def build(
         self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        updates: Sequence[tuple[SharedVariable, Variable]],
-        givens: Mapping[Variable, Any] | Iterable[tuple[Variable, Any]] | None,
-        sliceable: Sequence[SharedVariable],
+        inputs: Variables,
+        outputs: Variables,
+        updates: Updates,
+        givens: AnyGivens,
+        sliceable: SharedVariables,
         on_host: Sequence[bool],
         **kwargs: Any,
     ) -> Compiled:
@@ -141,9 +152,9 @@ class GraphEngine(Engine):
                 raise TypeError(f"expected variables of {compiler.TITLE}, got {shortened(variable)}")
         has_collectives = contain_collectives(expressions, kwargs.get("no_default_updates"))
         if has_collectives:
-            inputs = [*inputs, PeersType()("peers")]
-            inputs[-1].tag.test_value = None
-            givens = [(ALONE, inputs[-1]), *givens]
+            peers = PeersType()("peers")
+            peers.tag.test_value = None
+            inputs, givens = [*inputs, peers], [(ALONE, peers), *givens]
             kwargs["mode"] = ordering_mode(self.mode_for_collectives(kwargs.get("mode")))
         with names.without_test_values():
             compiled = self.compile(inputs, outputs, updates, givens, **kwargs)
@@ -157,11 +168,7 @@ class GraphEngine(Engine):
         return rows
 
     def copy(
-        self,
-        compiled: Compiled,
-        swap: Mapping[SharedVariable, SharedVariable],
-        delete_updates: bool = False,
-        **options: Any,
+        self, compiled: Compiled, swap: Swap, delete_updates: bool = False, **options: Any
     ) -> Compiled:
         specifications, outputs = self.source(compiled)
         variables = [spec.variable for spec in specifications]
@@ -193,12 +200,7 @@ class GraphEngine(Engine):
 
     @abstractmethod
     def compile(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        updates: Sequence[tuple[SharedVariable, Variable]],
-        givens: Sequence[tuple[Variable, Any]],
-        **kwargs: Any,
+        self, inputs: Variables, outputs: Variables, updates: Updates, givens: Givens, **kwargs: Any
     ) -> Compiled:
         """Compile a function; `updates` and `givens` are lists of pairs."""
 
@@ -214,24 +216,19 @@ class GraphEngine(Engine):
 
     def free_rows(
         self,
-        outputs: Sequence[Variable],
-        updates: Sequence[tuple[SharedVariable, Variable]],
-        givens: Sequence[tuple[Variable, Any]],
-        rows: Mapping[Variable, int],
+        outputs: Variables,
+        updates: Updates,
+        givens: Givens,
+        rows: RowAxes,
         no_default_updates: Any,
     ) -> tuple[Any, Any, Any, list[HardcodedRowCount]]:
         return free_rows(outputs, updates, givens, rows, no_default_updates)
 
-    def cut_windows(
-        self,
-        givens: Sequence[tuple[Variable, Any]],
-        index: Sequence[Variable],
-        divided: Mapping[Variable, int],
-    ) -> Windows:
+    def cut_windows(self, givens: Givens, index: Variables, divided: RowAxes) -> Windows:
         with names.without_test_values():  # as the bounds have none
             return cut_windows(givens, index, divided)
 
-    def are_computed_from(self, results: Sequence[Any], variables: Sequence[Variable]) -> list[bool]:
+    def are_computed_from(self, results: Sequence[Any], variables: Variables) -> list[bool]:
         found = [set(names.ancestors([item])) if isinstance(item, Variable) else () for item in results]
         return [any(variable in each for variable in variables) for each in found]
 
@@ -247,11 +244,11 @@ class GraphEngine(Engine):
             for wrapped, graph_input in zip(compiled.maker.inputs, compiled.maker.fgraph.inputs)
         )
 
-    def analyze(self, compiled: Compiled, axes: Sequence[int | str | None]) -> Analysis:
+    def analyze(self, compiled: Compiled, axes: Axes) -> Analysis:
         return analyze(*self.source(compiled), axes)
 
     def difference_causes(
-        self, compiled: Compiled, axes: Sequence[int | str | None]
+        self, compiled: Compiled, axes: Axes
     ) -> tuple[list[Causes], dict[SharedVariable, Causes]]:
         specifications, outputs = self.source(compiled)
         arguments, results = arguments_and_results(specifications, outputs)
@@ -259,7 +256,7 @@ class GraphEngine(Engine):
         updated = [spec.variable for spec in specifications if spec.update is not None]
         return causes[: len(outputs)], dict(zip(updated, causes[len(outputs) :]))
 
-    def recurrent(self, compiled: Compiled, axes: Sequence[int | str | None]) -> list[int]:
+    def recurrent(self, compiled: Compiled, axes: Axes) -> list[int]:
         arguments, results = arguments_and_results(*self.source(compiled))
         return recurrent(arguments, axes, results)
 
@@ -474,10 +471,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def _check_used(
-    sliceable: Sequence[SharedVariable],
-    outputs: Sequence[Variable],
-    updates: Sequence[tuple[SharedVariable, Variable]],
-    givens: Sequence[tuple[Variable, Any]],
+    sliceable: SharedVariables, outputs: Variables, updates: Updates, givens: Givens
 ) -> None:
     roots = [*outputs, *(new for _, new in updates), *(new for _, new in givens)]
     used = set(names.graph_inputs([root for root in roots if hasattr(root, "owner")]))

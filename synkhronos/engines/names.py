@@ -107,17 +107,9 @@ if compiler.NAME == "pytensor":
     HAS_MRG = False  # streams whose states are arrays
     AsTensorError = NotImplementedError  # besides TypeError and ValueError
     Reciprocal = scalar.Reciprocal
-    MEANS: _Kinds = ()
-    POOLS: _Kinds = ()
-    ANY_POOLS: _Kinds = ()
-    CONVOLUTIONS: _Kinds = ()
-    ANY_CONVOLUTIONS: _Kinds = ()
-    OLD_CONVOLUTIONS: _Kinds = ()
-    FORWARD: _Kinds = ()
-    TO_IMAGES: _Kinds = ()
-    BY_ROW: _Kinds = ()
-    LINEAR_BY_ROW: _Kinds = ()
-    WITH_BIAS: _Kinds = ()
+    _NONE: _Kinds = ()
+    MEANS = POOLS = ANY_POOLS = CONVOLUTIONS = ANY_CONVOLUTIONS = OLD_CONVOLUTIONS = _NONE
+    FORWARD = TO_IMAGES = BY_ROW = LINEAR_BY_ROW = WITH_BIAS = _NONE
     COUNTING: _Kinds = (Scan, Eye)
     WITH_EXTENTS: _Kinds = (Alloc, SpecifyShape)
     SOFTMAXES: _Kinds = (Softmax, LogSoftmax)

@@ -15,21 +15,9 @@ from theano.gof import Variable
 
 from synkhronos._text import listed
 from synkhronos.engines.analysis.graphs import Dependence, rebuilt
-from synkhronos.extensions.keras_backend.functions import (
-    Metrics,
-    PredictFunction,
-    Request,
-    StepFunction,
-    request_of,
-)
+from synkhronos.extensions.keras_backend import functions
+from synkhronos.extensions.keras_backend.functions import Request
 from synkhronos.extensions.keras_backend.imports import import_keras
-from synkhronos.extensions.keras_backend.terms import (
-    Term,
-    Trial,
-    as_mean,
-    dependence_on_rows,
-    terms_of,
-)
 
 if TYPE_CHECKING:
     from theano.compile.sharedvalue import SharedVariable
@@ -143,7 +131,7 @@ def _make_function(model: Any, kind: str) -> None:
         return
     make = getattr(type(model), f"_make_{kind}_function")
     if kind == "predict" or not hasattr(model, "total_loss"):
-        with _functions_built_by(PredictFunction):
+        with _functions_built_by(functions.PredictFunction):
             make(model)
         return
     loss = _Loss(model)
@@ -164,7 +152,7 @@ def _functions_built_by(build: Any) -> Iterator[None]:
         updates: Iterable[tuple[Any, Any]] = (),
         **options: Any,
     ) -> Any:
-        return build(request_of(inputs, outputs, updates, options))
+        return build(functions.request_of(inputs, outputs, updates, options))
 
     backend.function = function
     try:
@@ -194,15 +182,15 @@ class _Loss:
         ]
         self._model, self._usual = model, model.total_loss
         changes = [new for metric in model._get_training_eval_metrics() for _, new in metric.updates]
-        self.local: Dependence = dependence_on_rows(rows, [self._usual, *changes])
+        self.local: Dependence = functions.dependence_on_rows(rows, [self._usual, *changes])
         # In a whole batch these weights are equal, which the graph then shows.
         equal = {item: tt.fill(item, item[0]) for _, item in _weights_of_whole_batches(model)}
         self._averaged = rebuilt([self._usual], equal, {})[0]
-        self.terms: list[Term] = terms_of("loss", self._averaged, self.local)
+        self.terms: list[functions.Term] = functions.terms_of("loss", self._averaged, self.local)
         self.all_rows: Variable | None = None
         if any(term.op == "sum" for term in self.terms):
             self.all_rows = tt.lscalar("all_rows")
-            self._averaged = as_mean(self._averaged, self.terms, rows[0], self.all_rows)
+            self._averaged = functions.as_mean(self._averaged, self.terms, rows[0], self.all_rows)
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -216,23 +204,23 @@ class _Loss:
 
 def _step_function(
     model: Any, loss: _Loss, params: list[SharedVariable] | None, request: Request
-) -> StepFunction:
+) -> functions.StepFunction:
     metrics = model._get_training_eval_metrics()
     states = {state for metric in metrics for state in metric.weights}
     of_metrics = {target: new for target, new in request.updates.items() if target in states}
     order = [hasattr(output, "_is_metric") for output in request.outputs]
     results = [output for output, is_metric in zip(request.outputs, order) if is_metric]
-    kept = Metrics(results, of_metrics, states, loss.local)
+    kept = functions.Metrics(results, of_metrics, states, loss.local)
     trial = None
     if not _is_known(model, loss):
         options = {name: value for name, value in request.options.items() if name != "name"}
-        trial = Trial(request.inputs, [*loss.terms, *kept.terms], options)
+        trial = functions.Trial(request.inputs, [*loss.terms, *kept.terms], options)
     request = request._replace(
         outputs=[output for output, is_metric in zip(request.outputs, order) if not is_metric],
         updates={target: new for target, new in request.updates.items() if target not in states},
     )
     weights = _weights_of_whole_batches(model)
-    return StepFunction(request, kept, order, params, loss.all_rows, trial, weights)
+    return functions.StepFunction(request, kept, order, params, loss.all_rows, trial, weights)
 
 
 def _weights_of_whole_batches(model: Any) -> list[tuple[str, Variable]]:
@@ -254,8 +242,8 @@ def _origin(function: Any) -> str:
 
 def _is_known(model: Any, loss: _Loss) -> bool:
     """Whether all losses and metrics are Keras's own, for each row."""
-    functions = [loss_function for loss_function in model.loss_functions if loss_function is not None]
-    functions += model._compile_metric_functions
+    given = [loss_function for loss_function in model.loss_functions if loss_function is not None]
+    given += model._compile_metric_functions
     added = [item for item in model.losses if loss.local.of(item)]
     is_added = len(model.metrics) > len(model._compile_metric_functions)
-    return not added and not is_added and all(_origin(function) in _THEIRS for function in functions)
+    return not added and not is_added and all(_origin(function) in _THEIRS for function in given)

@@ -318,10 +318,8 @@ class Loader(Shown):
         last, is_sound = self._consumer, not self._ring.failed.any() and not self._processes.find_dead()
         if last is not None and self._following == (epoch, last.number) and is_sound:
             return last
-        plan = self._plan._replace(first=epoch)
-        self._begin(plan)
-        check, known = self._processes.check, self._known
-        self._consumer = made = Consumer(self._ring, plan, self._generation, 0, check, known)
+        shards = self._begin(self._plan._replace(first=epoch))
+        self._consumer = made = Consumer(shards, 0, self._processes.check)
         return made
 
     def _batches(self, consumer: Consumer, stop: int) -> Iterator[tuple[Any, ...]]:
@@ -376,10 +374,9 @@ class Loader(Shown):
         )
         self._check_usable()
         self._refresh()
-        self._begin(plan)
-        return Shards(self._ring, plan, self._generation, self._known)
+        return self._begin(plan)
 
-    def _begin(self, plan: BatchPlan) -> None:
+    def _begin(self, plan: BatchPlan) -> Shards:
         """Let the processes load a plan. None of them still writes for another one afterwards."""
         ring, processes = self._ring, self._processes
         self._report()
@@ -396,6 +393,7 @@ class Loader(Shown):
         ring.taken[:] = 0
         ring.go[0] = self._generation
         ring.wake_processes()
+        return Shards(ring, plan, self._generation, self._known)
 
     def _as_data(self, consumer: Consumer, slot: int, rows: slice) -> tuple[Any, ...]:
         """Return a batch as `Data`, or as arrays if there is no world."""

@@ -15,12 +15,12 @@ from typing import Any, Literal, Mapping, Sequence, Tuple, Union
 import synkhronos as synk
 from synkhronos._html import Facts, Shown
 from synkhronos.engines.names import SharedVariable, Variable
-from synkhronos.extensions.steps import copied_arguments
+from synkhronos.extensions.steps import arguments as step_arguments
+from synkhronos.extensions.steps.arguments import Arguments, StepInputs
 from synkhronos.extensions.steps.definition import define_function, define_training
-from synkhronos.extensions.steps.marked_expressions import gradients, reduced
+from synkhronos.extensions.steps.reduced_expressions import gradients, reduced
 from synkhronos.extensions.steps.serial_step import SerialStep
 from synkhronos.extensions.steps.step import Step
-from synkhronos.extensions.steps.step_inputs import StepInputs
 from synkhronos.functions.steps import check_indices
 
 __all__ = [
@@ -74,7 +74,7 @@ class TrainFunction(Shown):
             The loss before the step, in the dtype of the loss, or a list of the loss and the `outputs`.
         """
         values, batch, num_slices = self._matched(data, data_by_name, batch, num_slices)
-        return self._step.reported(lambda: self._take(values, batch, num_slices))
+        return self._step.reported(self._take, values, batch, num_slices)
 
     def _take(self, values: list[Any], batch: Any, num_slices: int) -> Any:
         outputs = self._step(values, batch, num_slices)
@@ -154,12 +154,12 @@ class ParallelFunction(Shown):
         The name that was given.
     """
 
-    def __init__(self, arguments: copied_arguments.Arguments) -> None:
-        self._arguments = copied_arguments.without_iterators(arguments)
-        definition, self._form = define_function(**self._arguments)
+    def __init__(self, arguments: Arguments) -> None:
+        self._arguments = step_arguments.without_iterators(arguments)
+        definition, self._form = define_function(self._arguments)
         self._step, self._inputs = Step(definition), definition.inputs
         self.functions = self._step.functions
-        self.name = copied_arguments.name_in(self._arguments)
+        self.name = step_arguments.name_in(self._arguments)
 
     def __call__(
         self,
@@ -191,7 +191,7 @@ class ParallelFunction(Shown):
         subset = None
         if output_subset is not None:
             subset = check_indices(output_subset, self._step.n_outputs, self._form)
-        return self._step.reported(lambda: self._take(values, batch, num_slices, batch_s, subset))
+        return self._step.reported(self._take, values, batch, num_slices, batch_s, subset)
 
     def _take(
         self, values: list[Any], batch: Any, num_slices: int, batch_s: Any, subset: list[int] | None
@@ -244,7 +244,7 @@ class ParallelFunction(Shown):
             As for :meth:`synkhronos.Function.copy`.
         """
         arguments = self._arguments
-        return type(self)(copied_arguments.copied(arguments, swap, delete_updates, name, profile))
+        return type(self)(step_arguments.copied(arguments, swap, delete_updates, name, profile))
 
     __copy__ = copy
 
@@ -255,7 +255,7 @@ class ParallelFunction(Shown):
         -------
         list of shared variables
         """
-        return copied_arguments.shareds_in(self._arguments)
+        return step_arguments.shareds_in(self._arguments)
 
     def check(
         self,
@@ -419,7 +419,7 @@ def make_train_function(
            [1.  , 1.75]])
     >>> synk.close()
     """
-    definition = define_training(**locals())
+    definition = define_training(locals())
     return TrainFunction(Step(definition), definition.inputs, outputs is None)
 
 
@@ -464,7 +464,7 @@ def make_train_function_theano(
     >>> w.get_value()
     array(1.)
     """
-    definition = define_training(**locals())
+    definition = define_training(locals())
     return TrainFunction(SerialStep(definition), definition.inputs, outputs is None)
 
 

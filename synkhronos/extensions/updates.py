@@ -20,21 +20,17 @@ descriptions of `loss`, `params`, the returned values and the errors in :func:`s
 
 from __future__ import annotations
 
-from typing import Iterable, Sequence, Tuple, Union
+from collections import OrderedDict
+from typing import Any, Iterable, Mapping, Sequence, Tuple, Union
 
 import numpy
 
+from synkhronos._text import shortened
 from synkhronos.engines import names
 from synkhronos.engines.names import SharedVariable, Variable, unfused
 from synkhronos.engines.names import tensor as tt
-from synkhronos.extensions._added_momentum import apply_momentum, apply_nesterov_momentum
-from synkhronos.extensions._flat_gradient import FlatGradient, UpdatePairs
-from synkhronos.extensions._parameters import (
-    checked_parameters,
-    gradients_of,
-    in_double_precision,
-    scalar,
-)
+from synkhronos.extensions import _parameters as parameters
+from synkhronos.extensions._parameters import FlatGradient, UpdatePairs
 
 __all__ = [
     "adadelta",
@@ -135,15 +131,15 @@ def sgd_nonflat(
     >>> [gradient.get_value() for gradient in grad_shared], weights.get_value()
     ([array([2., 4.])], array([0.5, 1. ]))
     """
-    params = checked_parameters(params)
+    params = parameters.checked_parameters(params)
     grad_updates, param_updates, grad_shared = [], [], []
-    for position, (param, expression) in enumerate(zip(params, gradients_of(loss, params))):
+    for position, (param, expression) in enumerate(zip(params, parameters.gradients_of(loss, params))):
         gradient = names.shared(
             numpy.zeros_like(param.get_value(borrow=True)),
             f"gradient_{param.name or position}",
             param.broadcastable,
         )
-        rate = scalar("learning_rate", learning_rate, param.dtype)
+        rate = parameters.scalar("learning_rate", learning_rate, param.dtype)
         grad_updates.append((gradient, names.with_pattern(expression, param.broadcastable)))
         param_updates.append((param, param - rate * gradient))
         grad_shared.append(gradient)
@@ -448,12 +444,141 @@ def _moving_average(
 ) -> Variable:
     weight_of_old = flat.scalar(name, decay)
     # In the precision that decay has: 1 - float32(0.999) would be off in the fifth digit.
-    weight_of_new = in_double_precision(lambda decay: 1 - decay, flat.dtype, decay=decay)
+    weight_of_new = parameters.in_double_precision(lambda decay: 1 - decay, flat.dtype, decay=decay)
     return weight_of_old * average + weight_of_new * value
 
 
 def _bias(flat: FlatGradient, decay: Hyper, count: Variable) -> Variable:
     """Return the weight that the gradients have in a moving average after `count` steps from zero."""
-    return in_double_precision(
+    return parameters.in_double_precision(
         lambda decay, count: 1 - decay**count, flat.dtype, decay=decay, count=count
     )
+
+
+def apply_momentum(
+    updates: Mapping[SharedVariable, Any] | Sequence[tuple[Any, ...]],
+    params: Iterable[SharedVariable] | None = None,
+    momentum: Hyper = 0.9,
+) -> OrderedDict[SharedVariable, Any] | list[tuple[Any, ...]]:
+    r"""Add momentum to the updates of any rule.
+
+    With :math:`\theta'` the new value of a parameter in `updates`:
+
+    .. math:: v \leftarrow \mu v + \theta' - \theta, \qquad \theta \leftarrow \theta + v
+
+    Parameters
+    ----------
+    updates : list of (shared variable, expression) or ordered dict
+        The updates, such as the `param_updates` of a rule. Additional items of longer tuples are kept.
+    params : list of shared variables, optional
+        The parameters that get momentum; by default all variables in `updates` that are not the state
+        of a rule of ``synkhronos.extensions.updates``.
+    momentum : float or scalar variable
+        :math:`\mu`.
+
+    Returns
+    -------
+    list or OrderedDict
+        The new updates, in the form of `updates`, followed by the updates of the velocities, which have
+        the shapes, dtypes and broadcast patterns of their parameters.
+
+    Raises
+    ------
+    TypeError
+        If `updates` is neither pairs nor a mapping, or a parameter is not a shared float tensor.
+    ValueError
+        If a parameter has no update, or a variable has two.
+
+    Examples
+    --------
+    >>> import numpy, theano
+    >>> from synkhronos.extensions.updates import sgd
+    >>> weights = theano.shared(numpy.array([1.0, 2.0]))
+    >>> grad_updates, param_updates, grad_shared = sgd(weights.sum(), [weights], 0.25)
+    >>> param_updates = apply_momentum(param_updates, momentum=0.5)
+    >>> _ = theano.function([], updates=grad_updates)()
+    >>> update_params = theano.function([], updates=param_updates)
+    >>> _ = update_params(), update_params()
+    >>> weights.get_value()
+    array([0.375, 1.375])
+    """
+    return _with_velocities(updates, params, momentum, is_nesterov=False)
+
+
+def apply_nesterov_momentum(
+    updates: Mapping[SharedVariable, Any] | Sequence[tuple[Any, ...]],
+    params: Iterable[SharedVariable] | None = None,
+    momentum: Hyper = 0.9,
+) -> OrderedDict[SharedVariable, Any] | list[tuple[Any, ...]]:
+    r"""Add Nesterov momentum to the updates of any rule.
+
+    With :math:`\theta'` the new value of a parameter in `updates`:
+
+    .. math:: v \leftarrow \mu v + \theta' - \theta, \qquad \theta \leftarrow \theta' + \mu v
+
+    The parameters, returned values and errors are the same as for :func:`apply_momentum`.
+
+    Examples
+    --------
+    >>> import numpy, theano
+    >>> from synkhronos.extensions.updates import sgd
+    >>> weights = theano.shared(numpy.array([1.0, 2.0]))
+    >>> grad_updates, param_updates, grad_shared = sgd(weights.sum(), [weights], 0.25)
+    >>> param_updates = apply_nesterov_momentum(param_updates, momentum=0.5)
+    >>> _ = theano.function([], updates=grad_updates)()
+    >>> _ = theano.function([], updates=param_updates)()
+    >>> weights.get_value()
+    array([0.625, 1.625])
+    """
+    return _with_velocities(updates, params, momentum, is_nesterov=True)
+
+
+def _with_velocities(
+    updates: Mapping[SharedVariable, Any] | Sequence[tuple[Any, ...]],
+    params: Iterable[SharedVariable] | None,
+    momentum: Hyper,
+    is_nesterov: bool,
+) -> OrderedDict[SharedVariable, Any] | list[tuple[Any, ...]]:
+    entries = _entries_by_variable(updates)
+    if params is None:
+        params = [variable for variable in entries if not parameters.is_state(variable)]
+    velocities: OrderedDict[SharedVariable, Variable] = OrderedDict()
+    for position, param in enumerate(parameters.checked_parameters(params)):
+        if param not in entries:
+            raise ValueError(
+                f"params[{position}] ({param}): expected a variable that updates has an entry for, "
+                "got none; leave it out of params"
+            )
+        target, *rest = entries[param]
+        decay = parameters.scalar("momentum", momentum, param.dtype)
+        zeros = numpy.zeros_like(param.get_value(borrow=True))
+        velocity = parameters.as_state(
+            names.shared(zeros, f"velocity_{param.name or position}", param.broadcastable)
+        )
+        velocities[velocity] = new_velocity = decay * velocity + (target - param)
+        moved = target + decay * new_velocity if is_nesterov else param + new_velocity
+        entries[param] = (moved, *rest)
+    if isinstance(updates, Mapping):
+        return OrderedDict(
+            [*((variable, entry[0]) for variable, entry in entries.items()), *velocities.items()]
+        )
+    return [*((variable, *entry) for variable, entry in entries.items()), *velocities.items()]
+
+
+def _entries_by_variable(
+    updates: Mapping[SharedVariable, Any] | Sequence[tuple[Any, ...]],
+) -> OrderedDict[Variable, tuple[Any, ...]]:
+    if isinstance(updates, Mapping):
+        updates = list(updates.items())
+    entries: OrderedDict[Variable, tuple[Any, ...]] = OrderedDict()
+    for position, entry in enumerate(updates):
+        if not isinstance(entry, (tuple, list)) or len(entry) < 2:
+            raise TypeError(
+                f"updates[{position}]: expected (shared variable, expression), got {shortened(entry)}; "
+                "pass the param_updates of a rule, the second of the three values that it returns"
+            )
+        variable, *rest = entry
+        if variable in entries:
+            raise ValueError(f"updates[{position}]: a second update of {variable}; give one each")
+        entries[variable] = tuple(rest)
+    return entries

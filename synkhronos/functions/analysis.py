@@ -6,7 +6,7 @@ from typing import Any, Collection, Sequence
 
 from synkhronos._errors import warn
 from synkhronos._typing import Compiled, SharedVariable, Variable
-from synkhronos.engines.base import BOUND, Analysis, Causes, Engine, Sources, name_of
+from synkhronos.engines.base import Analysis, Causes, Engine, Sources, name_of
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.signature import Input
 from synkhronos.world.world import World
@@ -16,30 +16,15 @@ def analysis_of(world: World, function: Any) -> Analysis:
     """Return the `Analysis` of the graph of a function."""
     if function.analysis is None:
         replica = function.replica
-        axes = axes_of(function.inputs, replica.window is not None, len(replica.sliceable))
-        function.analysis = world.rank_state.engine.analyze(replica.compiled, axes)
+        function.analysis = world.rank_state.engine.analyze(replica.compiled, replica.axes)
     return function.analysis
 
 
 def causes_of(world: World, function: Any) -> tuple[list[Causes], dict[int, Causes]]:
     """Return why outputs, and the new values of variables by number, may differ from serial ones."""
     replica, numbers = function.replica, world.registry.numbers
-    axes = axes_of(function.inputs, replica.window is not None, len(replica.sliceable))
-    outputs, updates = world.rank_state.engine.difference_causes(replica.compiled, axes)
+    outputs, updates = world.rank_state.engine.difference_causes(replica.compiled, replica.axes)
     return outputs, {numbers[shared]: update for shared, update in updates.items()}
-
-
-def has_rows(function: Any) -> bool:
-    """Whether the ranks divide rows among them in calls of a function."""
-    replica = function.replica
-    divided = any([variable.axis is not None for variable in function.inputs])
-    return divided or bool(replica.sliceable) or replica.window is not None
-
-
-def axes_of(inputs: Sequence[Input], has_window: bool, n_sliceable: int) -> list[int | str | None]:
-    """Return the axis of the rows of each argument of the compiled function."""
-    axes: list[int | str | None] = [variable.axis for variable in inputs]
-    return axes + [BOUND, BOUND] * has_window + [0] * n_sliceable
 
 
 def uses(world: World, function: Any, analysis: Analysis) -> tuple[set[int], set[int]]:
@@ -49,7 +34,8 @@ def uses(world: World, function: Any, analysis: Analysis) -> tuple[set[int], set
     variables, or of the same variable if it does more than accumulate; and the sliceable variables. The
     second has all variables for which a value that is set on the master only has an effect.
     """
-    is_divided, replica = has_rows(function), function.replica
+    replica = function.replica
+    is_divided = replica.has_rows
     numbers, streams = world.registry.numbers, replica_tracker_of(world).streams
     used = {world.rank_state.shareds[number] for number in replica.sliceable}
     read: set[SharedVariable] = set()
@@ -77,8 +63,9 @@ def sources(world: World, function: Any, analysis: Analysis) -> dict[int, tuple[
     variables on which it depends. Dependence through collectives does not count.
     """
     numbers, streams = world.registry.numbers, replica_tracker_of(world).streams
+    axes = function.replica.axes
     return {
-        numbers[shared]: (_has_rows(function.inputs, new), {numbers[item] for item in new.own_shareds})
+        numbers[shared]: (_has_rows(axes, new), {numbers[item] for item in new.own_shareds})
         for shared, new in analysis.updates.items()
         if numbers[shared] not in streams
     }
@@ -104,6 +91,7 @@ def check_loss_ops(world: World, function: Any) -> None:
 def check_recurrence(
     engine: Engine,
     compiled: Compiled,
+    axes: Sequence[int | str | None],
     inputs: Sequence[Input],
     selected: Collection[Variable],
     sliceable: Sequence[SharedVariable],
@@ -116,6 +104,8 @@ def check_recurrence(
     ----------
     compiled : compiled function
         The function.
+    axes : list of int, str or None
+        As of its `Replica`.
     inputs : list of Input
         The inputs of the function.
     selected : list of variables
@@ -124,7 +114,7 @@ def check_recurrence(
         Its sliceable shared variables.
 
     """
-    found = engine.recurrent(compiled, axes_of(inputs, bool(selected), len(sliceable)))
+    found = engine.recurrent(compiled, axes)
     if not found:
         return
     position = found[0]
@@ -154,9 +144,7 @@ def _of_input(spec: Input) -> tuple[str, str]:
     return f"inputs: {spec.label}", remedy
 
 
-def collectives_in(
-    world: World, compiled: Compiled, inputs: Sequence[Input], has_window: bool, n_sliceable: int
-) -> dict[str, Any]:
+def collectives_in(world: World, compiled: Compiled, axes: Sequence[int | str | None]) -> dict[str, Any]:
     """Return the arguments of a `Replica` for collectives in the graph, and for joint updates.
 
     Joint updates do not use a rank's own rows: the new values depend on rows and random numbers only
@@ -166,11 +154,11 @@ def collectives_in(
     if not engine.has_collectives(compiled):
         return {}
     streams = set(engine.random_streams(compiled))
-    analysis = engine.analyze(compiled, axes_of(inputs, has_window, n_sliceable))
+    analysis = engine.analyze(compiled, axes)
     joint = [
         numbers[shared]
         for shared, new in analysis.updates.items()
-        if not _has_rows(inputs, new) and not new.own_shareds & streams
+        if not _has_rows(axes, new) and not new.own_shareds & streams
     ]
     return {
         "has_collectives": True,
@@ -179,9 +167,6 @@ def collectives_in(
     }
 
 
-def _has_rows(inputs: Sequence[Input], dependence: Sources) -> bool:
+def _has_rows(axes: Sequence[int | str | None], dependence: Sources) -> bool:
     """Whether a value depends on the rows of a rank other than through collectives."""
-    return any(
-        position >= len(inputs) or inputs[position].axis is not None
-        for position in dependence.own_arguments
-    )
+    return any(axes[position] is not None for position in dependence.own_arguments)

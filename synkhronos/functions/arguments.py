@@ -20,10 +20,9 @@ from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.arrays.objects import ObjectData, SparseData, to_sparse
 from synkhronos.engines.base import dims_of
-from synkhronos.functions.call import CallFunction
+from synkhronos.functions.call import CallFunction, Split
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.replicate import replicate
-from synkhronos.functions.rows import Split
 from synkhronos.functions.signature import Input
 from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World
@@ -141,16 +140,19 @@ def _check_extents(shape: tuple[int, ...], spec: Input) -> None:
             raise TypeError(f"{spec.label}: expected extent {extent} on axis {axis}, got shape {shape}")
 
 
-def plan(
+def compile_call(
     world: World,
     function: Any,
-    datas: Sequence[Any],
+    args: Sequence[ArrayLike],
+    named: Mapping[str, ArrayLike],
     output_subset: Sequence[int] | None,
     batch: Batch | None,
     batch_s: Batch | Sequence[Batch | None] | None,
     num_slices: int,
-) -> CallFunction:
-    """Return the command of a call on these data."""
+) -> tuple[CallFunction, list[Any], bool]:
+    """Return the command of a call, its data, and whether the call has given all of these."""
+    values = match(world, function, args, named)
+    datas = [in_store(world, *pair) for pair in zip(function.inputs, values)]
     num_slices = check_num_slices(num_slices)
     rows = select_rows(function, datas, batch)
     if num_slices > 1:
@@ -164,9 +166,9 @@ def plan(
     if rows is not None:
         splits = [split_of(variable, data) for variable, data in zip(function.inputs, datas)]
     handles = tuple([data.handle() for data in datas])
-    return CallFunction(
-        function.replica.number, handles, splits, rows, batches, num_slices, output_subset
-    )
+    number, are_given = function.replica.number, all([type(value) is Data for value in values])
+    command = CallFunction(number, handles, splits, rows, batches, num_slices, output_subset)
+    return command, datas, are_given
 
 
 def split_of(spec: Input, data: Any) -> Split | None:
@@ -210,8 +212,7 @@ def select_rows(function: Any, datas: Sequence[Any], batch: Batch | None) -> Row
 
 def check_slicing(state: RankState, function: Any, replica: Replica) -> None:
     """Raise if the function cannot be computed in slices."""
-    sliced = replica.sliceable or replica.window is not None
-    if not sliced and not any(variable.axis is not None for variable in function.inputs):
+    if not replica.has_rows:
         raise ValueError(f"{function!r}: num_slices was given, but no input can be sliced")
     for reason in function.not_accumulated:
         raise TypeError(f"{function!r}: num_slices: {reason}")
@@ -300,17 +301,17 @@ def _check_batch_s(world: World, function: Any, batch_s: Any) -> list[Batch | No
 def _check_rows_exist(world: World, function: Any, batches: Sequence[Batch | None]) -> None:
     """Check that row numbers exist. Only the ranks know their own lengths."""
     replicate(world)
-    lengths = world.run(_SliceableLengths(function.replica.sliceable))
-    for rank, (batch, own) in enumerate(zip(batches, lengths)):
-        for length in own:
-            select(batch, length, f"batch_s for rank {rank}")
+    shapes = world.run(Shapes(function.replica.sliceable))
+    for rank, (batch, own) in enumerate(zip(batches, shapes)):
+        for shape in own:
+            select(batch, shape[0], f"batch_s for rank {rank}")
 
 
-class _SliceableLengths(Command):
-    """Return the number of rows of this rank's replicas."""
+class Shapes(Command):
+    """Return the shapes of this rank's replicas."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers = numbers
 
-    def run(self, state: RankState) -> list[int]:
-        return [len(state.engine.storage(state.shareds[number])) for number in self.numbers]
+    def run(self, state: RankState) -> list[tuple[int, ...]]:
+        return [np.shape(array) for array in state.storages(self.numbers)]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from synkhronos._errors import warn
 from synkhronos._typing import Compiled, OutputOp, ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import OPERATIONS
+from synkhronos.engines.analysis.windows import how_to_select
+from synkhronos.engines.base import BOUND, Engine, HardcodedRowCount, Windows, name_of
+from synkhronos.functions import signature
 from synkhronos.functions.analysis import check_loss_ops, check_recurrence, collectives_in
 from synkhronos.functions.comparing.watch import watch
-from synkhronos.functions.compiling import compiling
+from synkhronos.functions.copies import compiling
 from synkhronos.functions.function import Function
-from synkhronos.functions.replica import Replica
+from synkhronos.functions.replica import Replica, Window
 from synkhronos.functions.signature import (
     In,
     Out,
@@ -23,12 +27,8 @@ from synkhronos.functions.signature import (
     parse_sliceable,
     parse_updates,
 )
-from synkhronos.functions.window import divide
+from synkhronos.host import compiler
 from synkhronos.world.world import World, current_world
-
-if TYPE_CHECKING:
-    from synkhronos.engines.base import Engine, HardcodedRowCount, Windows
-    from synkhronos.functions import signature
 
 Input = Union[Variable, In]
 Output = Union[Variable, Tuple[Variable, Optional[OutputOp]], Out]
@@ -146,7 +146,9 @@ def function(
         windows, window = divide(world, parsed, n_own, givens, sliceable, parsed_outputs, pairs)
         rows = _rows(parsed, windows, sliceable)
         compiled, fixed = _built(engine, parsed, windows, rows, parsed_outputs, pairs, sliceable, kwargs)
-    check_recurrence(engine, compiled, parsed, windows.divided, sliceable)
+    bounds = [] if window is None else [BOUND, BOUND]
+    axes = [*(spec.axis for spec in parsed), *bounds, *[0] * len(sliceable)]
+    check_recurrence(engine, compiled, axes, parsed, windows.divided, sliceable)
     for shared in [*engine.shareds(compiled), *sliceable, *(shared for shared, _ in pairs)]:
         registry.add_shared(shared)
     by_shared = {shared: op for (shared, _), op in zip(pairs, ops)}
@@ -156,10 +158,11 @@ def function(
         compiled=compiled,
         **_described(parsed_outputs),
         window=window,
+        axes=axes,
         sliceable=[registry.numbers[shared] for shared in sliceable],
         updates=accumulated,
         fixed=fixed,
-        **collectives_in(world, compiled, parsed, window is not None, len(sliceable)),
+        **collectives_in(world, compiled, axes),
     )
     made = Function(world, kwargs["name"], replica, parsed, sliceable, ops, not_accumulated, form)
     registry.add_function(made)
@@ -206,3 +209,94 @@ def _described(outputs: Sequence[signature.Output]) -> dict[str, Any]:
         "output_dtypes": [np.dtype(output.dtype) for output in outputs],
         "output_axes": [output.axis for output in outputs],
     }
+
+
+# Rows that an index selects in givens
+
+#: The operations that return the value that every rank has.
+_OF_EQUAL_VALUES = ("avg", "min", "max", None)
+
+
+def divide(
+    world: World,
+    inputs: Sequence[signature.Input],
+    n_own: int,
+    givens: Sequence[tuple[Variable, Any]],
+    sliceable: Sequence[Variable],
+    outputs: Sequence[signature.Output],
+    updates: Sequence[tuple[SharedVariable, Any]],
+) -> tuple[Windows, Window | None]:
+    """Have each rank use its part of the rows that an index selects in givens.
+
+    Parameters
+    ----------
+    inputs : list of Input
+        Of the first `n_own` inputs, the inputs that are not split may select rows. Every rank uses all
+        of the others.
+    givens : list of pairs
+        The variables and what replaces them.
+    sliceable : list of shared variables
+        The shared variables whose rows are divided.
+    outputs : list of Output
+        The outputs of the function.
+    updates : list of pairs
+        Its updates.
+
+    Raises
+    ------
+    ValueError
+        If an index selects rows in a way in which they cannot be divided, or nothing is divided and so
+        an output would differ from the serial one.
+
+    Warns
+    -----
+    SynkhronosWarning
+        If nothing is divided although an index selects something.
+    """
+    engine, index = world.rank_state.engine, [item for item in inputs[:n_own] if item.axis is None]
+    if not givens or not index:
+        return Windows(givens, [], [], {}, []), None
+    split = [variable for variable in inputs if variable.axis is not None]
+    rows = {spec.variable: spec.axis for spec in inputs if spec.axis is not None}
+    divided = {**rows, **dict.fromkeys(sliceable, 0)}
+    windows = engine.cut_windows(givens, [spec.variable for spec in index], divided)
+    if not windows.bounds:
+        if windows.whole and not divided:
+            news = [new for _, new in updates]
+            _check_nothing_is_wrong(world, windows.whole, index, outputs, news)
+        return windows, None
+    positions = [position for position, variable in enumerate(inputs) if variable.axis is None]
+    variables = [inputs[position].variable for position in positions]
+    on_host = [True] * len(windows.lengths)
+    lengths = engine.build(variables, windows.lengths, [], [], [], on_host, on_unused_input="ignore")
+    names = [name_of(item) for item in windows.divided]
+    return windows, Window(lengths, positions, names, [item.label for item in split])
+
+
+def _check_nothing_is_wrong(
+    world: World,
+    whole: Sequence[Variable],
+    index: Sequence[signature.Input],
+    outputs: Sequence[signature.Output],
+    news: Sequence[Any],
+) -> None:
+    """Say that nothing is divided although `whole` depend on an index; raise if that is wrong."""
+    results = [*(spec.variable for spec in outputs), *news]
+    are_used = world.rank_state.engine.are_computed_from(results, whole)
+    if not any(are_used):
+        return
+    replaced = ", ".join(map(name_of, whole))
+    selecting = ", ".join([name_of(spec.variable) for spec in index])
+    text = (
+        f"nothing is divided among the ranks, so each of them computes the same: what replaces "
+        f"{replaced} in givens depends on {selecting}, but has no rows that it selects"
+    )
+    remedy = how_to_select(replaced, selecting)
+    for position, (node, is_used) in enumerate(zip(outputs, are_used)):
+        if is_used and node.op not in _OF_EQUAL_VALUES:
+            raise ValueError(
+                f"outputs[{position}]: {node.op!r} over the ranks would differ from "
+                f"{compiler.NAME}.function(), as {text}. {remedy}"
+            )
+    if world.size > 1:
+        warn(f"function: {text}, which is right, but takes as long as on one process. {remedy}")

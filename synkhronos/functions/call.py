@@ -1,43 +1,107 @@
-"""The part of each rank in a call: take its rows, compute, send the outputs."""
+"""The part of each rank in a call: take its rows, compute, send the outputs.
+
+A `Column` is an argument and the rows of it that are used. All kinds of arguments are columns: inputs
+that are split, whole inputs, rows of sliceable shared variables, and the bounds of the rows that an
+index selects.
+
+In slices, each rank calls the function once for each slice of its rows. If the ranks meet in collectives
+of the graph, all of them compute the same number of slices. A rank with fewer rows than slices computes
+one row again; its result is ignored.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Hashable, Sequence, Tuple, Union
+import struct
+from typing import Any, Callable, Hashable, Iterator, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 
-from synkhronos._typing import Array, Batch, Compiled, Rows
+from synkhronos._typing import Batch, Rows
 from synkhronos.arithmetic.conversion import usable
-from synkhronos.arithmetic.partition import select, share
-from synkhronos.functions.hardcoded_rows import check_all_are_used, explained
+from synkhronos.arithmetic.operations import Accumulator
+from synkhronos.arithmetic.partition import as_slice, select, share
+from synkhronos.engines.base import Engine
 from synkhronos.functions.outputs import pack, reduce_in_place
 from synkhronos.functions.peers import GraphPeers
-from synkhronos.functions.replica import Replica, on_copies
-from synkhronos.functions.rows import (
-    NO_LIMIT,
-    Bound,
-    Column,
-    RowLimit,
-    Split,
-    compute_in_slices,
-    distinct,
-)
+from synkhronos.functions.replica import Replica, Window, check_all_are_used, explained, on_copies
 from synkhronos.host.status import ROWS
-from synkhronos.stores.handle import Composite, Handle
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import Composite, Handle, RequiredRows
 from synkhronos.world.rank_state import Command, RankState
 
-if TYPE_CHECKING:
-    from synkhronos.engines.base import Engine
-    from synkhronos.functions.window import Window
-
-#: Computes the outputs of this rank
-_Compute = Callable[[], Sequence[Any]]
 #: A range of rows as a tuple, an array of rows, or None for the same rows
 _Change = Union[Tuple[int, int, int], np.ndarray, None]
+#: The numbers of rows of all ranks, if known, and of this one; its arguments, or columns if in slices
+_Prepared = Tuple[Union[int, None], int, Sequence[Any]]
+
+_COUNTS = struct.Struct("qq")
+
+
+class Split(NamedTuple):
+    """How an argument is split over the ranks.
+
+    Attributes
+    ----------
+    axis : int
+        The axis of the rows.
+    minibatch : bool
+        Whether the argument holds the rows of this batch only.
+    """
+
+    axis: int
+    minibatch: bool
+
+
+class RowLimit(NamedTuple):
+    """A limit for rows whose number only the ranks know: rows in a window, and sliceable rows.
+
+    Attributes
+    ----------
+    together, by_rank : int or None
+        The largest number of rows of all ranks together, and of each rank.
+    """
+
+    together: int | None = None
+    by_rank: int | None = None
+
+
+NO_LIMIT = RowLimit()
+
+
+class Column(NamedTuple):
+    """An argument, or the part of it that this rank uses.
+
+    Attributes
+    ----------
+    source : array, Handle, Composite, or any object that is used as a whole
+        The whole argument.
+    rows : range, numpy.ndarray or None
+        The rows of this rank; None if it uses all of the source.
+    axis : int
+        The axis of the rows.
+    key : hashable
+        Identifies the buffer into which rows are copied.
+    """
+
+    source: Any
+    rows: Rows | None = None
+    axis: int = 0
+    key: Any = None
+
+    def take(self, state: RankState) -> Any:
+        """Return the argument of the compiled function."""
+        if self.rows is None:
+            return self.source
+        return state.take(self.key, self.source, self.rows, self.axis)
+
+
+class Bound(Column):
+    """A bound of the rows: the first row if `source` is 0, the row after the last if it is 1."""
+
+    def take(self, state: RankState) -> np.ndarray:
+        rows: Any = self.rows  # a range
+        return np.array((rows.start, rows.stop)[self.source])
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -116,25 +180,7 @@ class CallFunction(Command):
 
     def run(self, state: RankState) -> Sequence[Any]:
         """Return the number of rows of this rank, followed by its outputs if there are rows."""
-        replica = state.functions[self.number]
-        return self._finish(state, replica, *self._prepare(state, replica, self.rows))
-
-    def _finish(
-        self, state: RankState, replica: Replica, n_all: int | None, n_rows: int, compute: _Compute
-    ) -> tuple[Any, ...]:
-        state.rows[self.number] = n_rows
-        if n_all is not None or replica.sliceable:  # otherwise each rank counts as having one row
-            state.progress[ROWS] += n_rows
-        if not n_rows and not replica.has_collectives:
-            return (0,)
-        try:
-            values = compute()
-        except Exception as error:
-            better = explained(error, replica, n_all, self._at_once(n_rows))
-            if better is None:
-                raise
-            raise better from error
-        return (n_rows, *self._send(state, replica, values, n_all)) if n_rows else (0,)
+        return self.bind(state)(None)
 
     def has_rows(self, replica: Replica) -> bool:
         """Whether it is about rows; otherwise each rank counts as having one."""
@@ -142,25 +188,71 @@ class CallFunction(Command):
 
     def bind(self, state: RankState) -> Callable[[_Change], Sequence[Any]]:
         replica = state.functions[self.number]
-        unchanged, epoch = None, None  # what was prepared for the same rows, and the epoch of the store
+        prepare = self._preparation(state, replica)
 
-        def run(change: _Change) -> Sequence[Any]:
-            nonlocal unchanged, epoch
-            if change is not None:
-                prepared = self._prepare(state, replica, _rows_of(change))
-            elif epoch is not None and epoch == state.store.epoch:
-                prepared = unchanged
-            else:
-                prepared = unchanged = self._prepare(state, replica, self.rows)
-                epoch = state.store.epoch if self._is_constant(state, replica) else None
-            return self._finish(state, replica, *prepared)
+        def run(change: _Change) -> tuple[Any, ...]:
+            n_all, n_rows, given = prepare(change)
+            state.rows[self.number] = n_rows
+            if n_all is not None or replica.sliceable:  # otherwise each rank counts as having one row
+                state.progress[ROWS] += n_rows
+            if not n_rows and not replica.has_collectives:
+                return (0,)
+            try:
+                if self.num_slices > 1:
+                    values = compute_in_slices(self, state, replica, given, n_rows)
+                else:
+                    values = self.execute(state, replica, given, n_rows)
+            except Exception as error:
+                better = explained(error, replica, n_all, self._at_once(n_rows))
+                if better is None:
+                    raise
+                raise better from error
+            return (n_rows, *self._send(state, replica, values, n_all)) if n_rows else (0,)
 
         return run
+
+    def _preparation(self, state: RankState, replica: Replica) -> Callable[[_Change], _Prepared]:
+        """Return a function that prepares the call on other rows, and keeps the views of arguments."""
+        unchanged: Any = None  # what was prepared for the same rows, in this epoch of the store
+        epoch, are_of_same = None, self._are_of_same_arrays(state, replica)
+        views: Any = None  # each array, and what is before its rows in an index
+
+        def prepare(change: _Change) -> _Prepared:
+            nonlocal unchanged, epoch, views
+            if change is None:
+                if epoch is None or epoch != state.store.epoch:
+                    unchanged = self._prepare(state, replica, self.rows)
+                    epoch = state.store.epoch if self._is_constant(state, replica) else None
+                return unchanged
+            if not are_of_same or type(change) is not tuple:
+                return self._prepare(state, replica, _rows_of(change))
+            rows = range(*change)
+            start, stop = share(len(rows), state.size, state.rank)
+            if start == stop:
+                return self._prepare(state, replica, rows)
+            if views is None:  # set in one step, as a signal handler may raise
+                views = [
+                    (state.store.get(handle), None if split is None else (slice(None),) * split.axis)  # type: ignore[arg-type]  # no composite
+                    for handle, split in zip(self.handles, self.splits or ())
+                ]
+            own, arguments = as_slice(rows[start:stop]), []
+            for array, before in views:
+                arguments.append(array if before is None else array[before + (own,)])
+            return len(rows), stop - start, arguments
+
+        return prepare
+
+    def _are_of_same_arrays(self, state: RankState, replica: Replica) -> bool:
+        """Whether the arguments on any range of rows are views of the same arrays."""
+        if not self._has_views(state, replica) or not state.store.is_shared or replica.fixed:
+            return False
+        is_on_device = type(state.engine).take is not Engine.take
+        return self.num_slices == 1 and not is_on_device
 
     def warm_caches(self, state: RankState, change: _Change = None) -> None:
         call, replica = self.changed(change), state.functions[self.number]
         if call.num_slices == 1 and call._is_constant(state, replica):
-            call._prepare(state, replica, call.rows)
+            self._preparation(state, replica)(change)
 
     def needs(self, ranks: range, size: int) -> list[RequiredRows]:
         all_rows: Any = self.rows  # not None if an argument is split by them
@@ -179,23 +271,21 @@ class CallFunction(Command):
                 needed.append(RequiredRows(handle, rows, split.axis))
         return needed
 
-    def _compute(
-        self, state: RankState, replica: Replica, arguments: list[Any], n_rows: int
-    ) -> list[Any]:
-        """Return the outputs for this rank's arguments, or columns if there are slices."""
-        if self.num_slices > 1:
-            return compute_in_slices(self, state, replica, arguments, n_rows)
-        values = self.execute(state, replica, arguments, n_rows)
-        return values if self.subset is None else distinct(values)
-
     def execute(
-        self, state: RankState, replica: Replica, arguments: list[Any], n_rows: int
+        self, state: RankState, replica: Replica, arguments: Sequence[Any], n_rows: int
     ) -> list[Any]:
         """Call the compiled function once, with the other ranks if there are collectives in it."""
         if state.overlap is not None:
             state.overlap.forget()
-        if not replica.has_collectives:
-            return state.engine.call(replica.compiled, arguments, self.subset)
+        if replica.has_collectives:
+            values = self._call_with_peers(state, replica, arguments, n_rows)
+        else:
+            values = state.engine.call(replica.compiled, arguments, self.subset)
+        return values if self.subset is None else distinct(values)
+
+    def _call_with_peers(
+        self, state: RankState, replica: Replica, arguments: Sequence[Any], n_rows: int
+    ) -> list[Any]:
         peers = None
         if state.size > 1:
             peers = state.peers.get(self.number)
@@ -228,25 +318,21 @@ class CallFunction(Command):
     def describe(self, state: RankState) -> str:
         return f"{self.title(state)}, {state.rows.get(self.number, 0)} row(s) of this rank"
 
-    def _prepare(
-        self, state: RankState, replica: Replica, rows: Rows | None
-    ) -> tuple[int | None, int, _Compute]:
-        """Return the numbers of rows of all ranks, if known, and of this one, and the computation."""
+    def _prepare(self, state: RankState, replica: Replica, rows: Rows | None) -> _Prepared:
         n_all, n_rows, columns = self._columns(state, replica, rows)
         if self.num_slices > 1 or not (n_rows or replica.has_collectives):
-            return n_all, n_rows, partial(self._compute, state, replica, columns, n_rows)
-        arguments = [column.take(state) for column in columns]
-        if replica.has_collectives or state.overlap is not None or self.subset is not None:
-            return n_all, n_rows, partial(self._compute, state, replica, arguments, n_rows)
-        return n_all, n_rows, partial(_call, state.engine, replica.compiled, arguments)
+            return n_all, n_rows, columns
+        return n_all, n_rows, [column.take(state) for column in columns]
+
+    def _has_views(self, state: RankState, replica: Replica) -> bool:
+        """Whether the arguments on a range of rows are views, except of inputs that travel along."""
+        if state.store.epoch is None or replica.sliceable or replica.window is not None:
+            return False
+        return not any([isinstance(handle, Composite) for handle in self.handles])
 
     def _is_constant(self, state: RankState, replica: Replica) -> bool:
         """Whether the arguments are the same views whenever this command is repeated."""
-        if state.store.epoch is None or replica.sliceable or replica.window is not None:
-            return False
-        if type(self.rows) is np.ndarray:
-            return False
-        return not any([isinstance(handle, Composite) for handle in self.handles])
+        return type(self.rows) is not np.ndarray and self._has_views(state, replica)
 
     def _columns(
         self, state: RankState, replica: Replica, rows: Rows | None
@@ -331,5 +417,107 @@ def _rows_of(change: tuple[int, int, int] | np.ndarray) -> Rows:
     return range(*change) if isinstance(change, tuple) else change
 
 
-def _call(engine: Engine, compiled: Compiled, arguments: Sequence[Any]) -> list[Array]:
-    return engine.call(compiled, arguments)
+# Slices
+
+
+def part_of(rows: Any, parts: int, index: int) -> Any:
+    """Return a part of rows, or the last row if the part is empty.
+
+    Ranks that have to compute although they have no rows, or none in a slice, do so with this row.
+    """
+    start, stop = share(len(rows), parts, index)
+    return rows[start:stop] if start < stop else rows[max(len(rows) - 1, 0) :]
+
+
+def compute_in_slices(
+    call: CallFunction, state: RankState, replica: Replica, columns: Sequence[Column], n_rows: int
+) -> list[Any]:
+    """Return the outputs for all slices; every slice reads the old values of updated variables.
+
+    Parameters
+    ----------
+    call : CallFunction
+        The call.
+    replica : Replica
+        The rank's replica of the function.
+    columns : list of Column
+        The arguments.
+    n_rows : int
+        The number of rows of this rank.
+    """
+    engine, most = state.engine, call.num_slices
+    updates = [(number, state.shareds[number]) for number, _ in replica.updates]
+    described = [*enumerate(zip(replica.output_modes, replica.output_axes))]
+    outputs = [
+        Accumulator(mode, engine.arithmetic, f"output {number}", axis=axis, most=most)
+        for number, (mode, axis) in call.chosen(described)
+    ]
+    remedy = "op None, to keep the last"
+    news = [
+        Accumulator(op, engine.arithmetic, f"the update of {shared}", remedy, most=most)
+        for (_, shared), (_, op) in zip(updates, replica.updates)
+    ]
+    olds = [engine.storage(shared) for _, shared in updates]
+    try:
+        for own, total, slices in _slices(call, state, replica, columns, n_rows):
+            for (_, shared), old in zip(updates, olds):
+                if engine.reads(replica.compiled, shared):
+                    # An update may write in place.
+                    engine.store(shared, None if old is None else old.copy())
+            values = call.execute(state, replica, [column.take(state) for column in slices], own)
+            for accumulator, value in zip(outputs, distinct(values) if own else ()):
+                accumulator.add(value, own)
+            for accumulator, (number, shared) in zip(news, updates):
+                weight = total if number in replica.joint else own
+                if weight:
+                    accumulator.add(engine.storage(shared), weight)
+    finally:
+        for (_, shared), old in zip(updates, olds):
+            engine.store(shared, old)
+    results = [
+        (shared, old, accumulator.result(engine.type_of(shared).dtype))
+        for accumulator, (_, shared), old in zip(news, updates, olds)
+        if not accumulator.is_empty
+    ]
+    for shared, old, new in results:
+        engine.store(shared, None if new is None else engine.overwrite(old, new))
+    dtypes = call.chosen(replica.output_dtypes) if n_rows else ()
+    return [accumulator.result(dtype) for accumulator, dtype in zip(outputs, dtypes)]
+
+
+def _slices(
+    call: CallFunction, state: RankState, replica: Replica, columns: Sequence[Column], n_rows: int
+) -> Iterator[tuple[int, int, list[Column]]]:
+    """Yield, for each slice, the rows of this rank, of all ranks that meet, and the columns."""
+    # No more slices than rows; if sliceable variables differ in length, the shortest counts.
+    shortest = min([len(column.rows) for column in columns if column.rows is not None])
+    by_rank: Sequence[int]
+    n_slices, by_rank = min(call.num_slices, max(shortest, 1)), [n_rows]
+    if replica.has_collectives and state.size > 1:
+        told = state.transport.exchange(_COUNTS.pack(n_slices, n_rows))
+        most, by_rank = zip(*map(_COUNTS.unpack, told))
+        n_slices = max(most)
+    for index in range(n_slices):
+        own, *each = [
+            stop - start for start, stop in (share(item, n_slices, index) for item in (n_rows, *by_rank))
+        ]
+        yield (
+            own,
+            sum(each),
+            [
+                column
+                if column.rows is None
+                else column._replace(rows=part_of(column.rows, n_slices, index))
+                for column in columns
+            ],
+        )
+
+
+def distinct(values: Sequence[Any]) -> list[Any]:
+    """Copy outputs that a subset names twice, so that the caller gets separate arrays."""
+    return [
+        value.copy()
+        if value is not None and any([value is other for other in values[:position]])
+        else value
+        for position, value in enumerate(values)
+    ]

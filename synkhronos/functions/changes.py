@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -24,12 +24,9 @@ from synkhronos.arithmetic.comparison import checksum, sample
 from synkhronos.arrays.data import as_data
 from synkhronos.functions.replica_tracker import labels, replica_tracker_of
 from synkhronos.host.log import logger
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import Handle, RequiredRows
 from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World, current_world, with_call_lock
-
-if TYPE_CHECKING:
-    from synkhronos.stores.handle import Handle
 
 _WHOLE = 1 << 22  # bytes of an array that are compared before each command
 _SAMPLED = 1 << 14  # elements of a larger array

@@ -1,19 +1,23 @@
-"""The parts of copies and pickles of a function, and its specification, by which programs call it."""
+"""Compiling, the parts of copies and pickles of a function, and the specification for programs."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Mapping, NamedTuple
+import contextlib
+import os
+import time
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple
 
 from synkhronos._errors import SynkhronosError
 from synkhronos._typing import Compiled, SharedVariable
-from synkhronos.engines.swap_argument import check_swap
+from synkhronos.engines.base import check_swap
 from synkhronos.functions.changes import Changes
-from synkhronos.functions.compiling import compiling
-from synkhronos.functions.replica import Replica
+from synkhronos.functions.replica import Replica, Window
 from synkhronos.functions.replica_tracker import labels, replica_tracker_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.functions.signature import Input
-from synkhronos.functions.window import Window
+from synkhronos.host import compiler
+from synkhronos.host.log import logger
+from synkhronos.host.progress import Progress
 from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World
 
@@ -205,3 +209,16 @@ def duplicate_replicas(world: World, pairs: Iterable[tuple[SharedVariable, Share
     agreement = replica_tracker_of(world)
     for group in (agreement.scattered, agreement.assigned):
         group.update([numbers[number] for number in group.intersection(numbers)])
+
+
+@contextlib.contextmanager
+def compiling(world: World, name: str) -> Iterator[None]:
+    """Show that a function is being compiled, if this takes long, and log the time it took."""
+    called = f"function {world.registry.n_functions + 1} ({os.path.basename(name)})"
+    remark = (
+        f"the first time this can take minutes; later the code is taken from {compiler.TITLE}'s cache"
+    )
+    start = time.perf_counter()
+    with world.part(Progress).show(f"compiling {called}", remark):
+        yield
+    logger.info("%s compiled in %.3f s", called, time.perf_counter() - start)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Mapping, Sequence, TypeVar, overload
+from typing import Any, Mapping, Sequence, TypeVar, overload
 
 from synkhronos import _html
 from synkhronos._errors import BUSY, ClosedError, SynkhronosError
 from synkhronos._typing import ArrayLike, Batch, Finish, Result, SharedVariable
 from synkhronos.arrays.binding import bind, find_bound, rebind
 from synkhronos.arrays.data import Data
+from synkhronos.engines.base import Analysis
 from synkhronos.functions import arguments, outputs
 from synkhronos.functions.changes import Changes
+from synkhronos.functions.comparing.first_calls import Verification
 from synkhronos.functions.comparing.serial_comparison import Comparison, check_call
 from synkhronos.functions.comparing.watch import DivergenceCheck, DivergenceWarner, watch
 from synkhronos.functions.copies import (
@@ -25,18 +27,14 @@ from synkhronos.functions.copies import (
     specify,
     swapped,
 )
-from synkhronos.functions.description import describe
 from synkhronos.functions.replica import Replica, serial_arguments
 from synkhronos.functions.replicate import Sending, check_sent, replicate
-from synkhronos.functions.signature import Input, Output
+from synkhronos.functions.signature import Input, Output, describe
 from synkhronos.world.call_lock import CallLock, takes_call_lock
 from synkhronos.world.rank_state import Command
-from synkhronos.world.schedule import Schedule
+from synkhronos.world.schedule import Schedule, ScheduledRun
 from synkhronos.world.world import World, current_world, world_exists
 
-if TYPE_CHECKING:
-    from synkhronos.engines.base import Analysis
-    from synkhronos.functions.comparing.first_calls import Verification
 #: An output of a copy: the script is not warned about it again
 _STATED = Output(None, None, None, False, 0, True)  # type: ignore[arg-type]  # without a variable
 
@@ -214,34 +212,34 @@ class Function:
             if command is None:
                 self._usable_world()
                 self.schedule = None
-                values = arguments.match(world, self, args, inputs_by_name)
-                datas = [arguments.in_store(world, *pair) for pair in zip(self.inputs, values)]
-                command = arguments.plan(world, self, datas, output_subset, batch, batch_s, num_slices)
+                command, datas, are_given = arguments.compile_call(
+                    world, self, args, inputs_by_name, output_subset, batch, batch_s, num_slices
+                )
                 replicate(world)
                 check_sent(world, self)
-                if plain and all([type(value) is Data for value in values]):
-                    command = self.schedule = Schedule(world, command, datas, batch is None)
-            if world.is_recording:  # the script may free arrays before the command runs
-                return self._submit(command, [data.data for data in datas])
+                if plain and are_given:
+                    self.schedule = Schedule(world, command, datas, batch is None)
+                    command = ScheduledRun(self.schedule)
+            if (
+                world.recorder is not None and world.is_recording
+            ):  # the script may free arrays before the command runs
+                return self._submit(command, [getattr(data, "stored", data) for data in datas])
             if plain and self.watch is None:
-                values = outputs.collect(world, self, world.run(command), None)
-                return outputs.in_form(self, values, None)
+                return outputs.collect(world, self, None, world.run(command))
             return self._submit(command)
 
     def _submit(self, command: Command, kept: Sequence[Any] | None = None) -> Result:
         """Run or record a command, or an observed form of it; `kept` lives until it has run."""
-        finish: Finish = functools.partial(self._finish, getattr(command, "subset", None))
+        world: Any = self._world  # it is usable
+        subset = getattr(command, "subset", None)
+        finish: Finish = functools.partial(outputs.collect, world, self, subset)
         if self.verification is not None:
             self.verification.before(self, command.plain)  # type: ignore[arg-type]  # it is a call
         if self.watch is not None:
             observed, finish = self.watch.observe(command.plain, finish)
             if observed is not command.plain:
                 command = observed
-        return self._world.submit(command, finish, kept)  # type: ignore[union-attr]  # it is usable
-
-    def _finish(self, subset: Sequence[int] | None, results: Sequence[tuple[Any, ...]]) -> Result:
-        values = outputs.collect(self._world, self, results, subset)  # type: ignore[arg-type]  # as above
-        return outputs.in_form(self, values, subset)
+        return world.submit(command, finish, kept)
 
     @property
     def call_lock(self) -> CallLock:
@@ -339,9 +337,9 @@ class Function:
         world = self._usable_world()
         if world.is_recording:
             raise RuntimeError("check(): not inside a fuse() block; call it before or after")
-        values = arguments.match(world, self, args, inputs_by_name)
-        datas = [arguments.in_store(world, *pair) for pair in zip(self.inputs, values)]
-        command = arguments.plan(world, self, datas, output_subset, batch, batch_s, num_slices)
+        command, *_ = arguments.compile_call(
+            world, self, args, inputs_by_name, output_subset, batch, batch_s, num_slices
+        )
         check_sent(world, self)
         return check_call(world, self, command, rtol, atol)
 

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import time
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
+from types import TracebackType
+from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
 from synkhronos.functions.call import CallFunction
-from synkhronos.functions.comparing.replicas import Observed
 from synkhronos.functions.replica import Replica
-from synkhronos.world.schedule import FusedCommand
+from synkhronos.functions.replica_tracker import Observed
+from synkhronos.world.rank_state import Command, FusedCommand
 from synkhronos.world.world import World, current_world
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from synkhronos.world.rank_state import Command
 
 
 class StepReport(NamedTuple):
@@ -216,6 +212,5 @@ def on_step(told: Told) -> StepHook:
     if not callable(told):
         raise TypeError(f"on_step: expected a function that takes a StepReport, got {told!r}")
     world = current_world()
-    hooks = world.part(Hooks)
-    world.report_steps(hooks)
+    world.step_hooks = hooks = world.part(Hooks)
     return hooks.add(told)

@@ -17,7 +17,7 @@ communicator has reduced it
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, Sequence, Tuple
+from typing import Any, Sequence, Tuple
 
 import numpy as np
 
@@ -26,9 +26,7 @@ from synkhronos.arithmetic.averages import PIECE_BYTES
 from synkhronos.arithmetic.operations import GATHER, NUMPY, OPERATIONS
 from synkhronos.stores.handle import Handle
 from synkhronos.world.rank_state import RankState
-
-if TYPE_CHECKING:
-    from synkhronos.world.world import World
+from synkhronos.world.world import World
 
 #: For each rank, its number of rows, followed by its outputs in the form in which they were sent
 _Results = Sequence[Tuple[Any, ...]]
@@ -70,13 +68,6 @@ def unpack(state: RankState, packed: Any) -> Any:
         dtype, shape, data = packed
         return np.ndarray(shape, dtype, data)
     return state.store.get(packed) if isinstance(packed, Handle) else packed
-
-
-def shape_of(packed: Any) -> tuple[int, ...]:
-    """Return the shape of an output that has been sent."""
-    if type(packed) is tuple:
-        return packed[1]
-    return getattr(packed, "shape", ())
 
 
 # Reduced by the communicator
@@ -147,21 +138,16 @@ def _check_are_arrays(
 # Reduced by the master
 
 
-def collect(
-    world: World,
-    function: Any,
-    results: _Results,
-    subset: Sequence[int] | None,
-) -> list[Any]:
-    """Return the list of outputs, each reduced over the ranks that had rows.
+def collect(world: World, function: Any, subset: Sequence[int] | None, results: _Results) -> Any:
+    """Return the outputs as the Theano function would, each reduced over the ranks that had rows.
 
     Parameters
     ----------
+    subset : list of int or None
+        The indices of the outputs; None for all.
     results : list of tuple
         For each rank, its number of rows, followed by its outputs in the form in which they were sent.
         A rank without rows has no outputs.
-    subset : list of int or None
-        The indices of the outputs; None for all.
     """
     columns = zip(*results)
     weights: Any = next(columns)
@@ -185,7 +171,7 @@ def collect(
             outputs.append(_of_master(world, function, index, results)[len(outputs)])
         else:
             outputs.append(_of_ranks(world, function, index, values, weights, results))
-    return outputs
+    return outputs if function.form is True else in_form(function, outputs, subset)
 
 
 def in_form(function: Any, values: list[Any], subset: Sequence[int] | None) -> Any:

@@ -15,21 +15,17 @@ import math
 import pickle
 import struct
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
 from synkhronos._errors import SynkhronosError
 from synkhronos._typing import Array
-from synkhronos.arithmetic.buckets import Buckets
-from synkhronos.arithmetic.operations import find_operation
-from synkhronos.comms.base import RepeatingCommunicator
+from synkhronos.arithmetic.operations import Operation, find_operation
+from synkhronos.arithmetic.partition import Buckets
+from synkhronos.comms.base import Communicator, RepeatingCommunicator
+from synkhronos.stores.base import Store
 from synkhronos.world.rank_state import RankState
-
-if TYPE_CHECKING:
-    from synkhronos.arithmetic.operations import Operation
-    from synkhronos.comms.base import Communicator
-    from synkhronos.stores.base import Store
 
 _SMALL = 1 << 14  # bytes; arrays up to this size are part of the exchange
 _NUMBERS = struct.Struct("3q")

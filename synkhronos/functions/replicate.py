@@ -11,25 +11,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pickle
-from typing import TYPE_CHECKING, Any, Iterator, Mapping
+from typing import Any, Iterator, Mapping
 
 import numpy as np
 
 from synkhronos._errors import SynkhronosError, WorkerError
+from synkhronos._typing import Buffer, SharedVariable
 from synkhronos.functions.changes import Changes
+from synkhronos.functions.replica import Replica
 from synkhronos.host import heap
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
-from synkhronos.stores.handle import Handle
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import Handle, RequiredRows
 from synkhronos.world import generators
 from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World, current_world, with_call_lock
-
-if TYPE_CHECKING:
-    from synkhronos._typing import Buffer, SharedVariable
-    from synkhronos.functions.replica import Replica
 
 
 class Sending:
@@ -194,7 +191,7 @@ def _find_unpicklable(
             raise
         except Exception as error:
             reraise_if_handlers(error)
-            world.registry.mark_unsent(replica.number, f"{type(error).__name__}: {error}")
+            world.registry.unsent[replica.number] = f"{type(error).__name__}: {error}"
 
 
 class _TryToLoad(Command):
@@ -227,7 +224,7 @@ def _find_unloadable(world: World, replicas: list[Replica], known: Mapping[Share
             with _stored(world, world.rank_state.engine.dumps(replica, known)) as payload:
                 reasons = world.run(_TryToLoad(payload))
             for reason in filter(None, reasons):
-                world.registry.mark_unsent(replica.number, reason)
+                unsent[replica.number] = reason
     return len(unsent) > before
 
 

@@ -1,13 +1,16 @@
-"""For extensions: functions for steps, which are several calls and collectives in a block of `fuse`.
+"""For extensions: functions for steps, and workers that stay in a function while the script goes on.
 
-Scripts do not need it. Apart from this, extensions use the public names of the library only.
+A step is several calls and collectives in a block of `fuse`. Workers that stay leave the function with
+the next command of the world, so nothing else differs for the script. Scripts do not need this module.
+Apart from it, extensions use the public names of the library only.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
+import dataclasses
+from typing import Any, Callable, Iterable, Mapping, Sequence, TypeVar
 
-from synkhronos._typing import Batch, SharedVariable
+from synkhronos._typing import Batch, Compiled, Finish, SharedVariable
 from synkhronos.arrays.data import Data
 from synkhronos.functions.arguments import check_indices as check_indices
 from synkhronos.functions.call import CallFunction
@@ -15,14 +18,12 @@ from synkhronos.functions.changes import carry
 from synkhronos.functions.comparing.serial_comparison import Comparison, check_commands
 from synkhronos.functions.function import Function
 from synkhronos.functions.outputs import in_form
+from synkhronos.functions.replicate import replicate
+from synkhronos.stores.handle import Handle, RequiredRows
 from synkhronos.world.call_lock import CallLock, WaitedFor
-from synkhronos.world.fuse import finished, fuse
-from synkhronos.world.world import current_world, world_exists
-
-if TYPE_CHECKING:
-    from synkhronos._typing import Finish
-    from synkhronos.world.rank_state import Command
-    from synkhronos.world.schedule import Schedule
+from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.schedule import Schedule, finished, fuse
+from synkhronos.world.world import World, current_world, world_exists
 
 
 def turn_of(function: Function, waits: bool = False) -> CallLock | WaitedFor:
@@ -40,8 +41,8 @@ def turn_of(function: Function, waits: bool = False) -> CallLock | WaitedFor:
     return function.call_lock.waited_for if waits else function.call_lock
 
 
-def reported(function: Function, name: str, take: Callable[[], Any]) -> Any:
-    """Return ``take()``, which takes a step, and report the step if there are functions of `on_step`.
+def reported(function: Function, name: str, take: Callable[..., Any], *arguments: Any) -> Any:
+    """Return ``take(*arguments)``, a step, and report it if there are functions of `on_step`.
 
     Parameters
     ----------
@@ -51,12 +52,14 @@ def reported(function: Function, name: str, take: Callable[[], Any]) -> Any:
         The name of the step.
     take : callable
         Takes the step, and returns its outputs in the script's form.
+    *arguments
+        Its arguments.
     """
     world = function._world
     hooks = None if world is None else world.step_hooks
     if hooks is None or not hooks.are_due(world):
-        return take()
-    return hooks.run(world, name, function.replica.number, take)
+        return take(*arguments)
+    return hooks.run(world, name, function.replica.number, lambda: take(*arguments))
 
 
 def report_step(name: str, seconds: float, rows: int, outputs: Any) -> None:
@@ -121,7 +124,8 @@ class RepeatedStep:
         with world.call_lock:
             if world.before_command is not None:
                 world.before_command()
-            if schedule is not None and not has_options and not world.is_recording:
+            is_recording = world.recorder is not None and world.is_recording
+            if schedule is not None and not has_options and not is_recording:
                 run = schedule.again(values, batch)
                 if run is not None:
                     return finished(self._finishes, world.run(run))
@@ -239,3 +243,138 @@ def compare_step(
         block.instead = compare
         take_step()
     return found[0]
+
+
+# Workers that stay in a function
+
+
+_Part = TypeVar("_Part")
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Stay(Command):
+    """Calls a function on a worker, which returns when it is told to.
+
+    Parameters
+    ----------
+    serve : callable
+        It belongs to a module. See `Workers.stay`.
+    uses : list of (int, list of Handle)
+        The numbers of functions, and arrays.
+    arguments : tuple
+        Others.
+    """
+
+    serve: Callable[..., Any]
+    uses: Sequence[tuple[int, list[Handle]]]
+    arguments: tuple
+
+    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
+        return [RequiredRows(handle) for _, handles in self.uses for handle in handles]
+
+    def run(self, state: RankState) -> None:
+        uses = [
+            (state.functions[number].compiled, [state.store.get(handle) for handle in handles])
+            for number, handles in self.uses
+        ]
+        self.serve(state.rank, state.transport.check, uses, *self.arguments)
+
+
+class Workers:
+    """The workers of a world whose ranks share their memory.
+
+    Parameters
+    ----------
+    world : World
+        The world.
+
+    Attributes
+    ----------
+    size, rank : int
+        The number of ranks, and the rank of the script's process.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.size, self.rank = world.size, world.master_rank
+
+    def part(self, kind: type[_Part]) -> _Part:
+        """Return the world's only object of a class; see `World.part`."""
+        return self._world.part(kind)
+
+    def stay(
+        self,
+        serve: Callable[..., Any],
+        uses: Sequence[tuple[Function, Sequence[Data]]],
+        arguments: tuple,
+        leave: Callable[[], None],
+    ) -> None:
+        """Have each worker call ``serve(rank, check, uses, *arguments)``, and go on.
+
+        Parameters
+        ----------
+        serve : callable
+            A function of a module. Instead of each function and its data, it gets the compiled function
+            and arrays. It calls ``check()`` several times per second, which may raise, and returns soon
+            after `leave` was called.
+        uses : list of (Function, list of Data)
+            The functions and their data.
+        arguments : tuple
+            Others, which are pickled.
+        leave : callable
+            Called once, before the next command or the end of the world.
+        """
+        replicate(self._world)
+        sent = [(item.replica.number, [each.handle() for each in datas]) for item, datas in uses]
+        self._world.stay(Stay(serve, sent, arguments), leave)
+
+    def check(self, waited: float) -> None:
+        """Raise if it is useless to wait for the workers, after these seconds of waiting.
+
+        Raises
+        ------
+        WorldBrokenError
+            If a worker died or the timeout expired. All workers are ended first.
+        """
+        self._world.check_waiting(waited)
+
+
+def workers_of(function: Function) -> Workers | None:
+    """Return the workers that have a function, or None if they cannot stay in a command."""
+    world = function._usable_world()
+    return Workers(world) if world.transport.can_stay else None
+
+
+def call_on_change(
+    function: Function, shareds: Iterable[SharedVariable], call: Callable[[], None]
+) -> None:
+    """Have a function called whenever the script has given one of some variables a new value.
+
+    Parameters
+    ----------
+    function : Function
+        A function of the world with whose engine the variables are used.
+    shareds : iterable of shared variables
+        Variables that the world's functions do not use.
+    call : callable
+        Called without arguments, after what was asked for before.
+    """
+    engine = function._usable_world().rank_state.engine
+    for shared in shareds:
+        container: Any = getattr(shared, "container", None)
+        before = getattr(container, "notify", None)
+
+        def notify(how: str, before: Callable[[str], None] | None = before) -> None:
+            if before is not None:
+                before(how)
+            if how != "read":
+                call()
+
+        engine.notice_changes(shared, notify)
+
+
+def compiled_of(function: Function) -> Compiled:
+    """Return the compiled function of this rank, also in a program."""
+    if function._world is None:
+        return current_world().rank_state.functions[function.specification.number].compiled
+    return function.replica.compiled

@@ -7,7 +7,6 @@ waits for that process ten times for two minutes. So the free space is checked f
 """
 
 import errno
-import logging
 import os
 import resource
 import shutil
@@ -18,24 +17,12 @@ from pathlib import Path
 from typing import Iterator, Mapping, Optional, Tuple
 
 from synkhronos.host import environment
+from synkhronos.host.compiler import TITLES
 from synkhronos.host.handler_errors import reraise_if_handlers
 
 LEAST = 1 << 20  # bytes; a module takes at least a tenth of this
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_TITLES = {"theano": "Theano", "pytensor": "PyTensor"}
-_LOCK = "theano.gof.compilelock"
 _DEPTH = 3  # of the cache: a folder per platform, in it one per module, in it files
-
-#: The beginnings of Theano's messages about its lock, and their replacements
-_SENTENCES = {
-    "Waiting for existing lock": "%s is compiling with Theano, and only one process at a time may "
-    "change the cache of compiled code; process '%s', this one, waits until that one has finished",
-    "To manually release": "if no other process is compiling, delete this folder, and the wait ends: %s",
-    "Overriding existing lock by dead": "%s ended while it was compiling; process '%s', this one, "
-    "removes its lock on the cache of compiled code",
-    "Overriding existing lock by %s": "%s has kept the cache of compiled code locked for too long; "
-    "process '%s', this one, removes the lock",
-}
 
 
 def check() -> None:
@@ -44,19 +31,6 @@ def check() -> None:
         found = complaint(folder(os.environ))
         if found:
             raise ImportError(found)
-
-
-def explain_lock() -> None:
-    """Make Theano's messages about its lock on the cache explain the situation and the remedy."""
-    logging.getLogger(_LOCK).addFilter(_explain_record)
-
-
-def _explain_record(record: logging.LogRecord) -> bool:
-    for beginning, sentence in _SENTENCES.items():
-        if str(record.msg).startswith(beginning):
-            record.msg = sentence
-            break
-    return True
 
 
 def folder(environ: Mapping[str, str], compiler: str = "theano") -> Optional[Path]:
@@ -117,7 +91,7 @@ def fault(cache: Optional[Path], compiler: str = "theano") -> Optional[Tuple[str
 
 
 def _title(compiler: str) -> str:
-    return f"{_TITLES[compiler]}'s cache of compiled code"
+    return f"{TITLES[compiler]}'s cache of compiled code"
 
 
 def _why_not_writable(place: Path) -> Optional[str]:

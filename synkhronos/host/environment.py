@@ -1,7 +1,7 @@
-"""Making Theano 1.0.5 importable.
+"""The versions and the BLAS that the graph compilers need; the user's settings of them.
 
 Theano asks NumPy which BLAS it was built with, in a way that NumPy 1.22 and newer no longer support, so
-a plain ``import theano`` fails. ``repairs`` lets Theano take `find_ldflags` instead, unless the user has
+a plain ``import theano`` fails. ``imports`` lets Theano take `find_ldflags` instead, unless the user has
 set ``blas.ldflags``, and replaces the other parts of Theano that do not work with this version of Python
 or NumPy; ``installation`` installs it.
 
@@ -12,13 +12,25 @@ this file without the package.
 import configparser
 import importlib.util
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 PYTHON_VERSIONS = ((3, 8), (3, 15))  # with Theano; other compilers have no upper bound
-NUMPY_VERSIONS = ((1, 23), (3, 0))
+#: For each compiler: the versions of NumPy, in words, too, and how to install them and the compiler
+NUMPY = {
+    "theano": ((1, 23), (3, 0), "NumPy 1.23 or newer but before 3.0"),
+    "pytensor": ((2, 0), (1000,), "NumPy 2"),
+}
+REMEDIES = {
+    "theano": "To fix this: python -m synkhronos install",
+    "pytensor": 'To fix this: python -m pip install "pytensor>=2.38.3,<4" "numpy>=2"',
+}
+# Older versions lack the guard against https://github.com/numba/numba/issues/10486: sibling processes,
+# as the ranks are, give the same name to different functions that they compile at once, and crash later.
+PYTENSOR_VERSIONS = ((2, 38, 3), (4, 0))
 MPI_VARIABLES = ("MPI4PY_RC_INITIALIZE", "MPI4PY_RC_FINALIZE")
 
 # The BLAS functions that C code of Theano and PyTensor calls. In the OpenBLAS of newer wheels of SciPy,
@@ -49,25 +61,13 @@ def _forget_failed_import() -> None:
         del sys.modules[name]
 
 
-def check() -> None:
-    """Check the versions of Python and NumPy.
-
-    Raises
-    ------
-    ImportError
-        If Theano cannot work here. The message says why, and how to fix it.
-    """
-    complaint = theano_python_complaint(sys.version_info[:3]) or package_complaint()
-    if complaint:
-        raise ImportError(complaint)
+def package_complaint(compiler: str = "theano") -> Optional[str]:
+    """Return an error message if the installed NumPy or compiler cannot be used, else None."""
+    of_compiler = installed_theano_complaint if compiler == "theano" else installed_pytensor_complaint
+    return installed_numpy_complaint(compiler) or of_compiler()
 
 
-def package_complaint() -> Optional[str]:
-    """Return an error message if the installed NumPy or Theano cannot be used, else None."""
-    return installed_numpy_complaint() or installed_theano_complaint()
-
-
-def installed_numpy_complaint() -> Optional[str]:
+def installed_numpy_complaint(compiler: str = "theano") -> Optional[str]:
     """Return an error message if there is no NumPy, or it cannot be used, else None."""
     of_file = complaint_of_file("numpy")
     if of_file:
@@ -75,8 +75,8 @@ def installed_numpy_complaint() -> Optional[str]:
     try:
         import numpy
     except ImportError as error:
-        return f"Synkhronos needs NumPy, and importing it failed: {error}. {_remedy()}"
-    return numpy_complaint(numpy.__version__)
+        return f"Synkhronos needs NumPy, and importing it failed: {error}. {REMEDIES[compiler]}"
+    return numpy_complaint(numpy.__version__, compiler)
 
 
 def installed_theano_complaint() -> Optional[str]:
@@ -86,7 +86,7 @@ def installed_theano_complaint() -> Optional[str]:
         return of_file
     theano = importlib.util.find_spec("theano")
     if theano is None:
-        return f"Synkhronos needs Theano 1.0.5, and no Theano is installed. {_remedy()}"
+        return f"Synkhronos needs Theano 1.0.5, and no Theano is installed. {REMEDIES['theano']}"
     return theano_complaint([Path(folder) for folder in theano.submodule_search_locations or []])
 
 
@@ -129,26 +129,57 @@ def theano_complaint(folders: Iterable[Path]) -> Optional[str]:
             return (
                 f"Synkhronos needs Theano 1.0.5, and got Theano-PyMC {version}, which is installed in "
                 f"its place: {folder}. Remove both with: python -m pip uninstall Theano-PyMC Theano. "
-                f"{_remedy()}"
+                f"{REMEDIES['theano']}"
             )
         if not (folder / "gof").is_dir():
             return (
                 f"Synkhronos needs Theano 1.0.5, and got another package of this name, {folder}: remove "
-                f"it. {_remedy()}"
+                f"it. {REMEDIES['theano']}"
             )
     return None
 
 
-def numpy_complaint(version: str) -> Optional[str]:
-    """Return an error message if this version of NumPy cannot be used, else None."""
-    oldest, too_new = NUMPY_VERSIONS
-    numbers = tuple(int(part) for part in version.split(".")[:2])
-    if oldest <= numbers < too_new:
+def installed_pytensor_complaint() -> Optional[str]:
+    """Return an error message if there is no PyTensor, or another version of it, else None."""
+    from importlib import metadata
+
+    of_file = complaint_of_file("pytensor")
+    if of_file:
+        return of_file
+    if importlib.util.find_spec("pytensor") is None:
+        return (
+            f"Synkhronos was told by SYNKHRONOS_COMPILER to use PyTensor, and no PyTensor is installed. "
+            f"{REMEDIES['pytensor']}"
+        )
+    try:
+        return pytensor_complaint(metadata.version("pytensor"))
+    except metadata.PackageNotFoundError:  # a copy of its source
+        return None
+
+
+def pytensor_complaint(version: str) -> Optional[str]:
+    """Return an error message if this version of PyTensor cannot be used, else None."""
+    oldest, too_new = PYTENSOR_VERSIONS
+    if oldest <= _numbers(version) < too_new:
         return None
     return (
-        f"With Theano, Synkhronos needs NumPy {_dotted(oldest)} or newer but before {_dotted(too_new)}, "
-        f"and got NumPy {version}. {_remedy()}"
+        f"Synkhronos needs PyTensor 2.38.3 or newer, before 4, and got PyTensor {version}. "
+        f"{REMEDIES['pytensor']}"
     )
+
+
+def numpy_complaint(version: str, compiler: str = "theano") -> Optional[str]:
+    """Return an error message if this version of NumPy cannot be used, else None."""
+    oldest, too_new, wanted = NUMPY[compiler]
+    if oldest <= _numbers(version) < too_new:
+        return None
+    title = {"theano": "Theano", "pytensor": "PyTensor"}[compiler]
+    return f"With {title}, Synkhronos needs {wanted}, and got NumPy {version}. {REMEDIES[compiler]}"
+
+
+def _numbers(version: str) -> Tuple[int, ...]:
+    found: Any = re.match(r"\d+(\.\d+){0,2}", version)  # each version begins with a number
+    return tuple(int(number) for number in found[0].split("."))
 
 
 def user_setting(name: str, environ: Mapping[str, str], compiler: str = "theano") -> Optional[str]:
@@ -261,7 +292,7 @@ def fresh_python(code: str) -> List[str]:
     It imports nothing from the current directory, which ``python -c`` searches first, because another
     user may have put a module there.
     """
-    return [sys.executable, "-c", f"import sys; sys.path = [one for one in sys.path if one]\n{code}"]
+    return [sys.executable, "-c", f"import sys; sys.path = [path for path in sys.path if path]\n{code}"]
 
 
 def _ways_to_python() -> str:
@@ -273,7 +304,3 @@ def _ways_to_python() -> str:
 
 def _dotted(version: Sequence[int]) -> str:
     return ".".join(str(number) for number in version)
-
-
-def _remedy() -> str:
-    return "To fix this: python -m synkhronos install"

@@ -1,39 +1,93 @@
 """Loading Theano, Lasagne and Keras with the repairs that this version of Python and NumPy needs.
 
 They were written for older versions, and use names that have since been removed. `Finder` provides the
-modules in ``repairs.MODULES``, under the names that they have in Theano, and loads the modules in
-``repairs.REPAIRS`` with the parts of their source code replaced that no longer work. Nothing else
+modules of ``engines/theano/repairs`` under the names that they have in Theano, and loads other modules
+with the parts of their source code replaced that no longer work, as the table there says. Nothing else
 changes: neither their files, nor NumPy or Python as a script sees them.
 
-Nothing here imports Theano. This file and ``repairs`` import nothing of this package either, because
-``startup`` runs them in processes that do not import the package.
+Scripts written for Platoon and Theano-MPI find the modules of ``compat`` under the names of those. A
+library that is installed comes first, and so does any module of the script.
+
+Nothing here imports Theano. This file imports nothing of this package either, because ``startup`` runs
+it in processes that do not import the package.
 """
 
+import importlib
 import os
 import sys
 import warnings
 import zlib
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _STARTUP = _PACKAGE / "startup"
+_TABLE = _PACKAGE / "engines" / "theano" / "repairs" / "table.txt"
 _PACKAGES = ("theano", "lasagne", "keras", "keras_preprocessing")
 
+#: The modules of this package by the names of the libraries that they stand for
+ALIASES = {"platoon": "synkhronos.compat.platoon", "theanompi": "synkhronos.compat.theanompi"}
+#: Modules that scripts of a library also import without its name, out of a folder of their own. They are
+#: found after the library was imported.
+SHORT_NAMES = {
+    "models": "theanompi",
+    "models.layers2": "theanompi",
+    "models.data": "theanompi",
+    "models.data.utils": "theanompi",
+}
 
-class _Needed(NamedTuple):
-    """The rows that these versions of Python and NumPy need, and their files and repairs by module."""
 
-    rows: List[Any]
-    files: Dict[str, Path]
-    repairs: Dict[str, List[Any]]
+class Repair(NamedTuple):
+    """A text that is replaced in the source code of modules, or the file that one is loaded from."""
+
+    modules: str  # with spaces in between; each of them contains the text
+    why: str
+    old: str = ""
+    new: str = ""
+    file: str = ""
+    since: str = "always"  # or the version of Python or NumPy from which on it is needed
+
+
+def read_table(path: Path = _TABLE) -> List[Repair]:
+    """Return the rows of the table of repairs."""
+    found, modules, why, since, old = [], "", "", "", ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        mark, text = line[:2], line[2:].replace("\\n", "\n")
+        if mark == "- ":
+            old = text
+        elif mark == "+ ":
+            found.append(Repair(modules, why, old, text, since=since))
+        elif mark == "= ":
+            found.append(Repair(modules, why, file=text, since=since))
+        elif mark[:1] == "[":
+            since, why = line[1:].split("] ")
+        elif mark[:1] not in ("", "#"):
+            modules = line
+    return found
+
+
+def needed_repairs() -> List[Repair]:
+    """Return the repairs that these versions of Python and NumPy need. It imports NumPy."""
+    import numpy
+
+    here = {"python": sys.version_info[:2], "numpy": _numbers(numpy.__version__)}
+    return [
+        repair
+        for repair in read_table()
+        if repair.since == "always" or here[repair.since.split()[0]] >= _numbers(repair.since.split()[1])
+    ]
+
+
+def _numbers(version: str) -> Any:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 class Finder:
-    """Finds the modules in ``repairs``, before Python looks for them."""
+    """Finds the modules in the table of repairs, before Python looks for them."""
 
-    _needed: Optional[_Needed] = None
+    _needed: Optional[Dict[str, List[Repair]]] = None  # by module
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
@@ -41,43 +95,28 @@ class Finder:
         if name.partition(".")[0] not in _PACKAGES:
             return None
         try:
-            needed = cls.needed()
+            repairs = cls.needed().get(name, [])
         except (ImportError, AttributeError):  # without NumPy none works; importing them reports that
             return None
-        if name in needed.files:
+        if repairs and repairs[0].file:
             from importlib.util import spec_from_file_location  # takes a millisecond
 
-            return spec_from_file_location(name, needed.files[name])
-        if name in needed.repairs:
-            spec = PathFinder.find_spec(name, path, target)
-            if spec is not None and type(spec.loader) is SourceFileLoader:
-                spec.loader = RepairingLoader(name, spec.loader.path, needed.repairs[name])
-            return spec
-        return None
+            return spec_from_file_location(name, _PACKAGE / repairs[0].file)
+        spec = PathFinder.find_spec(name, path, target) if repairs else None
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = RepairingLoader(name, spec.loader.path, repairs)
+        return spec
 
     @classmethod
-    def needed(cls) -> _Needed:
-        """Return the repairs that are needed here. NumPy's version is looked up at the first call."""
+    def needed(cls) -> Dict[str, List[Repair]]:
+        """Return the needed repairs of each module. NumPy's version is looked up at the first call."""
         if cls._needed is None:
-            needed = _Needed(_table().needed_here(), {}, {})
-            for row in needed.rows:
-                if hasattr(row, "file"):
-                    needed.files[row.name] = _PACKAGE / row.file
-                else:
-                    for module in row.names():
-                        needed.repairs.setdefault(module, []).append(row)
-            cls._needed = needed
+            found: Dict[str, List[Repair]] = {}
+            for repair in needed_repairs():
+                for module in repair.modules.split():
+                    found.setdefault(module, []).append(repair)
+            cls._needed = found
         return cls._needed
-
-
-def _table() -> Any:
-    """Return the module ``repairs``, which is loaded without the package."""
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    spec = spec_from_file_location("_synkhronos_repairs", Path(__file__).with_name("repairs.py"))
-    module = module_from_spec(spec)  # type: ignore[arg-type]  # the file is there
-    spec.loader.exec_module(module)  # type: ignore[union-attr]
-    return module
 
 
 class RepairingLoader(SourceFileLoader):
@@ -87,7 +126,7 @@ class RepairingLoader(SourceFileLoader):
     them does not find it.
     """
 
-    def __init__(self, name: str, path: str, repairs: List[Any]) -> None:
+    def __init__(self, name: str, path: str, repairs: List[Repair]) -> None:
         super().__init__(name, path)
         self._repair: Callable[[str], str] = lambda text: repaired(text, repairs)
         self._digest = f"{zlib.crc32(repr([tuple(repair) for repair in repairs]).encode()):08x}"
@@ -116,7 +155,7 @@ class RepairingLoader(SourceFileLoader):
         return f"{stem}.repaired-{self._digest}{extension}"
 
 
-def repaired(text: str, repairs: List[Any]) -> str:
+def repaired(text: str, repairs: List[Repair]) -> str:
     """Return source code with its repairs. A repair whose text is not there is left out."""
     for repair in repairs:
         text = text.replace(repair.old, repair.new)
@@ -124,8 +163,8 @@ def repaired(text: str, repairs: List[Any]) -> str:
 
 
 def provide() -> None:
-    """Let Python find the modules in ``repairs``. Calling it again changes nothing."""
-    if Finder not in sys.meta_path:
+    """Let Python find the modules in the table. Calling it again changes nothing."""
+    if not any(hasattr(finder, "needed") for finder in sys.meta_path):  # also that of the start
         sys.meta_path.insert(0, Finder)
 
 
@@ -138,3 +177,85 @@ def variables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
         return {}
     present = environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(_STARTUP), present]))}
+
+
+# Modules of other libraries
+
+
+class AliasFinder:
+    """Finds the modules in `ALIASES`, and those inside them, unless Python finds the library itself.
+
+    It comes before the other finders, as Python would find the modules inside by their paths, a second
+    time.
+    """
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
+        """Return how to load a module; None for all other modules. Python calls this."""
+        first, dot, rest = name.partition(".")
+        if first in ALIASES and (is_alias(first) if dot else not is_installed(name)):
+            return _spec(name, f"{ALIASES[first]}{dot}{rest}")
+        if name in SHORT_NAMES and dot and _is_ours(first):
+            return ShortNameFinder.find_spec(name)
+        return None
+
+
+class ShortNameFinder:
+    """Finds the modules in `SHORT_NAMES`, after the other finders have found none."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
+        """Return how to load a module; None for all other modules. Python calls this."""
+        library = SHORT_NAMES.get(name, "")
+        return _spec(name, f"{ALIASES[library]}.{name}") if library and is_alias(library) else None
+
+
+class AliasLoader:
+    """Gives a module that is loaded already, under another name."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module itself, so that there is one of it under both names."""
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module back its own description, which Python has replaced."""
+        module.__spec__ = self._spec
+
+
+def _spec(name: str, real: str) -> Optional[ModuleSpec]:
+    """Return how to load a module of this package under another name; None if there is none."""
+    try:
+        module = importlib.import_module(real)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{real}.".startswith(f"{error.name}."):
+            raise
+        return None
+    loader: Any = AliasLoader(module)  # with what Python calls; `importlib.abc` takes a millisecond
+    return ModuleSpec(name, loader, is_package=hasattr(module, "__path__"))
+
+
+def is_installed(name: str) -> bool:
+    """Whether another finder finds a module at the top level."""
+    own = AliasFinder.__name__, ShortNameFinder.__name__
+    others = [item for item in sys.meta_path if getattr(item, "__name__", "") not in own]
+    return any(other.find_spec(name, None) is not None for other in others)
+
+
+def is_alias(name: str) -> bool:
+    """Whether the module with the name of a library is of this package."""
+    return getattr(sys.modules.get(name), "__name__", "") == ALIASES[name]
+
+
+def _is_ours(name: str) -> bool:
+    """Whether the module with a short name is of this package."""
+    return getattr(sys.modules.get(name), "__name__", "").startswith(ALIASES[SHORT_NAMES[name]])
+
+
+def provide_aliases() -> None:
+    """Let Python find the modules in `ALIASES`. Calling it again changes nothing."""
+    if all(getattr(item, "__name__", "") != AliasFinder.__name__ for item in sys.meta_path):
+        sys.meta_path.insert(0, AliasFinder)
+        sys.meta_path.append(ShortNameFinder)

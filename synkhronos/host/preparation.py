@@ -8,18 +8,25 @@ import sys
 import warnings
 from typing import Iterator, List, MutableMapping, Optional
 
-from synkhronos.host import compile_cache, compiler, environment, imports, pytensor_environment
+from synkhronos.host import compile_cache, compiler, environment, imports
+
+_LDFLAGS = "blas__ldflags"
 
 
 def apply() -> None:
     """Set up this process for the compiler, before it is imported."""
     if compiler.NAME not in sys.modules and type(os.environ) is os._Environ:
         os.environ.__class__ = _Environ
-    if compiler.NAME == "pytensor":
-        pytensor_environment.apply()
-    else:
+    if compiler.NAME == "theano":
         environment.apply()
         imports.provide()
+        return
+    ldflags = set_flags(os.environ)
+    # A script may have imported PyMC first. To read the value would search for a BLAS, and warn.
+    config = getattr(sys.modules.get("pytensor"), "config", None)
+    parameter = vars(type(config)).get(_LDFLAGS)
+    if ldflags and parameter is not None and not getattr(parameter, "val", ""):
+        setattr(config, _LDFLAGS, ldflags)
 
 
 class _Environ(os._Environ):
@@ -75,24 +82,19 @@ def no_collection() -> Iterator[None]:
 
 def check() -> None:
     """Raise `ImportError` if the compiler cannot work here. The message says why, and gives a remedy."""
-    if compiler.NAME == "pytensor":
-        pytensor_environment.check()
-    else:
-        environment.check()
+    found = python_complaint() or environment.package_complaint(compiler.NAME)
+    if found:
+        raise ImportError(found)
+    if compiler.NAME == "theano":
         compile_cache.check()
-        compile_cache.explain_lock()
 
 
 def complaint() -> Optional[str]:
     """Return an error message if a script could not use the compiler, else None."""
-    of_python = python_complaint()
-    if compiler.NAME == "pytensor":
-        return of_python or pytensor_environment.package_complaint()
-    return (
-        of_python
-        or environment.package_complaint()
-        or compile_cache.complaint(compile_cache.folder(os.environ))
-    )
+    found = python_complaint() or environment.package_complaint(compiler.NAME)
+    if found or compiler.NAME == "pytensor":
+        return found
+    return compile_cache.complaint(compile_cache.folder(os.environ))
 
 
 def python_complaint() -> Optional[str]:
@@ -102,7 +104,16 @@ def python_complaint() -> Optional[str]:
     return environment.theano_python_complaint(sys.version_info[:3])
 
 
-def set_flags(environ: MutableMapping[str, str]) -> None:
-    """Add the compiler's flags to the environment of a script."""
-    if compiler.NAME == "pytensor":
-        pytensor_environment.set_flags(environ)
+def set_flags(environ: MutableMapping[str, str], name: str = compiler.NAME) -> str:
+    """Add the compiler's flags to the environment of a script; return the flags for the linker.
+
+    PyTensor that pip has installed often finds no BLAS, says so in a long warning, and computes products
+    slowly. So a BLAS is named in ``PYTENSOR_FLAGS``, unless the user has.
+    """
+    names = ("blas.ldflags", _LDFLAGS)
+    is_set = any(environment.user_setting(item, environ, name) is not None for item in names)
+    ldflags = "" if name == "theano" or is_set else environment.find_ldflags()
+    if ldflags:
+        flags = environ.get("PYTENSOR_FLAGS", "")
+        environ["PYTENSOR_FLAGS"] = f'{_LDFLAGS}="{ldflags}"' + (flags and f",{flags}")
+    return ldflags

@@ -16,7 +16,7 @@ import itertools
 import os
 import sys
 import time
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from typing import TYPE_CHECKING, Any, Callable, Iterator, TextIO
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _animate(stream: TextIO, work: str, start: float, done: threading.Event) -> 
 
 
 class Finder:
-    """Finds Theano's module like Python, but has `FUNCTION` replaced when the module is loaded."""
+    """Finds Theano's module as others do, but has `FUNCTION` replaced when the module is loaded."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -130,16 +130,18 @@ class Finder:
         if name != MODULE:
             return None
         sys.meta_path.remove(Finder)  # its work is done
-        spec = PathFinder.find_spec(name, path)
-        if spec is not None and type(spec.loader) is SourceFileLoader:
-            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        found = (finder.find_spec(name, path, target) for finder in sys.meta_path)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader.exec_module = functools.partial(  # type: ignore[method-assign]
+                _load_and_replace, spec.loader.exec_module
+            )
         return spec
 
 
-class _Loader(SourceFileLoader):
-    def exec_module(self, module: Any) -> None:
-        super().exec_module(module)
-        setattr(module, FUNCTION, shown(getattr(module, FUNCTION)))
+def _load_and_replace(load: Callable[[Any], None], module: Any) -> None:
+    load(module)
+    setattr(module, FUNCTION, shown(getattr(module, FUNCTION)))
 
 
 def shown(compile_function: Callable[..., Any]) -> Callable[..., Any]:

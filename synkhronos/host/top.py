@@ -1,13 +1,20 @@
-"""The command ``python -m synkhronos top``: a live view of the ranks, or lines of text."""
+"""The command ``python -m synkhronos top``: what the ranks do, in a live view or in lines of text.
+
+The ranks do nothing for it. What they have written to their status is read some hundred times per
+second; the share of samples in which a rank waits is the share of its time.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-from typing import Any, Sequence
+import time
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
-from synkhronos.host.watching import RankReport, Report, Watch
+from synkhronos.host.handler_errors import suppress
+from synkhronos.host.status import Snapshot, StatusReader, find
 
 COLUMNS = ("rank", "process", "rows/s", "computing", "waiting", "CPU", "memory", "shared")
 NO_RICH = (
@@ -17,6 +24,11 @@ NO_RANKS = "no ranks: no script of yours on this machine has called synk.fork(),
 _LONGEST = 100  # characters of a command line
 _BAR = 20  # characters
 _LONG = 2.0  # seconds after which a command is said to be running for so long
+_NAP = 0.005  # seconds between two samples
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+if TYPE_CHECKING:
+    _Show = Callable[[Sequence["Report"]], None]
 
 
 def top(process: int | None = None, once: bool = False, interval: float = 1.0) -> int:
@@ -31,36 +43,26 @@ def top(process: int | None = None, once: bool = False, interval: float = 1.0) -
     interval : float
         The seconds between two reports.
     """
-    watch = Watch(process)
-    show: Any = _write
-    if not once and sys.stdout.isatty():
-        live = _live_view()
-        if live is None:
-            _complain(NO_RICH)
-        else:
-            show = live
-    try:
-        return _show_all(watch, show, once, interval)
-    except KeyboardInterrupt:
-        return 0
-    except BrokenPipeError:  # the reader, such as head, has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
-        return 128 + signal.SIGPIPE
-    finally:
-        if show is not _write:
-            show.close()
+    with contextlib.ExitStack() as stack:
+        show = _write if once or not sys.stdout.isatty() else _live_view(stack)
+        try:
+            return _show_all(Watch(process), show, once, interval)
+        except KeyboardInterrupt:
+            return 0
+        except BrokenPipeError:  # the reader, such as head, has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
+            return 128 + signal.SIGPIPE
 
 
-def _show_all(watch: Watch, show: Any, once: bool, interval: float) -> int:
+def _show_all(watch: Watch, show: _Show, once: bool, interval: float) -> int:
     seen = False
     while True:
         try:
             reports = watch.reports(interval)
         except OSError as error:
-            reports = []
             if not seen:
                 _complain(_complaint(error))
-                return 1
+            return int(not seen)
         if not reports:
             if not seen:
                 _complain(NO_RANKS)
@@ -128,29 +130,18 @@ def _complain(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def _live_view() -> Any:
-    """Return a function that shows reports in place, or None without rich."""
+def _live_view(stack: contextlib.ExitStack) -> _Show:
+    """Return a function that shows reports in place, or as lines of text without rich."""
     try:
+        from rich.console import Group
         from rich.live import Live
     except ImportError:
-        return None
-    return _LiveView(Live(auto_refresh=False))
-
-
-class _LiveView:
-    """Shows reports in the same place of the terminal."""
-
-    def __init__(self, live: Any) -> None:
-        self._live = live
-        live.start()
-
-    def __call__(self, reports: Sequence[Report]) -> None:
-        from rich.console import Group
-
-        self._live.update(Group(*map(drawn, reports)), refresh=True)
-
-    def close(self) -> None:
-        self._live.stop()
+        _complain(NO_RICH)
+        return _write
+    live = Live(auto_refresh=False)
+    live.start()
+    stack.callback(live.stop)
+    return lambda reports: live.update(Group(*map(drawn, reports)), refresh=True)
 
 
 def drawn(report: Report) -> Any:
@@ -172,3 +163,215 @@ def drawn(report: Report) -> Any:
         style = "red" if not rank.is_alive and rank.process else ""
         table.add_row(*cells(rank), bar, style=style)
     return table
+
+
+# Reports
+
+
+class RankReport(NamedTuple):
+    """What a rank has done in an interval.
+
+    Attributes
+    ----------
+    rank, process : int
+        Its number, and its process; 0 before it was started.
+    is_alive : bool
+        Whether the process runs.
+    rows : float
+        The rows per second that functions have computed on.
+    computing, waiting : float
+        The shares of the time inside commands, without and with waits for other ranks.
+    cores : float
+        How many cores it has used.
+    memory, shared : int
+        The bytes of its own memory, and of the memory that it shares and has used.
+    """
+
+    rank: int
+    process: int
+    is_alive: bool
+    rows: float
+    computing: float
+    waiting: float
+    cores: float
+    memory: int
+    shared: int
+
+
+class Report(NamedTuple):
+    """What the ranks of a script on this machine have done in an interval.
+
+    Attributes
+    ----------
+    script : str
+        The command line of the script.
+    process : int
+        The process of its master.
+    commands : float
+        The commands per second.
+    between : float
+        The share of the time between commands, in which the script itself works.
+    last : str
+        What the last command does.
+    seconds : float
+        For how long it is the last one, as far as is known.
+    ranks : list of RankReport
+        One for each rank.
+    """
+
+    script: str
+    process: int
+    commands: float
+    between: float
+    last: str
+    seconds: float
+    ranks: list[RankReport]
+
+
+class Watched:
+    """The ranks of a script on this machine.
+
+    Parameters
+    ----------
+    reader : StatusReader
+        Reads their status.
+    """
+
+    def __init__(self, reader: StatusReader) -> None:
+        self._reader = reader
+        self._now = self._first = reader.read()
+        self._since = time.monotonic()  # when the last command was first seen
+        self._began = self._since
+        self._start()
+
+    def _start(self) -> None:
+        self._first, self._began = self._now, time.monotonic()
+        self._cores = [_processor_seconds(line.process) for line in self._now.lines]
+        self._samples = self._between = 0
+        self._waits = [0] * len(self._now.lines)
+
+    def sample(self) -> None:
+        """Look once."""
+        before, self._now = self._now, self._reader.read()
+        if self._now.command != before.command:
+            self._since = time.monotonic()
+        self._samples += 1
+        waiting = self._now.waiting()
+        if waiting is None:
+            self._between += 1
+        else:
+            self._waits = [count + item for count, item in zip(self._waits, waiting)]
+
+    def is_alive(self) -> bool:
+        """Whether the master's process runs."""
+        return _is_alive(self._master(self._now))
+
+    def _master(self, snapshot: Snapshot) -> int:
+        return snapshot.lines[self._reader.master].process
+
+    def report(self) -> Report:
+        """Return what was seen since the last report, and begin anew."""
+        seconds = max(time.monotonic() - self._began, 1e-9)
+        samples = max(self._samples, 1)
+        ranks = []
+        for before, now, waits, cores in zip(
+            self._first.lines, self._now.lines, self._waits, self._cores
+        ):
+            memory, shared = _memory(now.process)
+            ranks.append(
+                RankReport(
+                    now.number,
+                    now.process,
+                    _is_alive(now.process),
+                    (now.rows - before.rows) / seconds,
+                    (samples - self._between - waits) / samples,
+                    waits / samples,
+                    max(_processor_seconds(now.process) - cores, 0.0) / seconds,
+                    memory,
+                    shared,
+                )
+            )
+        process = self._master(self._now)
+        made = Report(
+            _command_line(process),
+            process,
+            (self._now.command - self._first.command) / seconds,
+            self._between / samples,
+            self._reader.last_command(),
+            time.monotonic() - self._since,
+            ranks,
+        )
+        self._start()
+        return made
+
+
+class Watch:
+    """All ranks that this user may look at, or those of one script.
+
+    Parameters
+    ----------
+    process : int, optional
+        The process of a rank.
+    """
+
+    def __init__(self, process: int | None = None) -> None:
+        self._process = process
+        self._watched: dict[tuple[int, int], Watched] = {}
+
+    def reports(self, seconds: float) -> list[Report]:
+        """Look for some seconds, and return a report for each script.
+
+        Raises
+        ------
+        OSError
+            If the process does not exist, or its files cannot be read.
+        """
+        self._find()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for value in self._watched.values():
+                value.sample()
+            time.sleep(_NAP)
+        return [value.report() for value in self._watched.values()]
+
+    def _find(self) -> None:
+        found = find(self._process)
+        for key, path in found.items():
+            if key not in self._watched:
+                with suppress(OSError, ValueError):  # it has ended, or is of another version
+                    self._watched[key] = Watched(StatusReader(path))
+        for key in [*self._watched]:
+            if key not in found or not self._watched[key].is_alive():
+                del self._watched[key]
+
+
+def _read(process: int, name: str) -> str:
+    with suppress(OSError), open(f"/proc/{process}/{name}", errors="replace") as file:
+        return file.read()
+    return ""
+
+
+def _is_alive(process: int) -> bool:
+    """Whether a process runs; one that has ended may still have an entry."""
+    return _read(process, "stat").rpartition(")")[2].strip()[:1] not in ("", "Z", "X")
+
+
+def _processor_seconds(process: int) -> float:
+    fields = _read(process, "stat").rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / _TICKS if fields else 0.0
+
+
+def _memory(process: int) -> tuple[int, int]:
+    """Return the bytes of the memory of a process alone, and of memory that it shares."""
+    sizes = {"RssAnon": 0, "RssShmem": 0}
+    for line in _read(process, "status").splitlines():
+        name, _, value = line.partition(":")
+        if name in sizes:
+            sizes[name] = 1024 * int(value.split()[0])
+    return sizes["RssAnon"], sizes["RssShmem"]
+
+
+def _command_line(process: int) -> str:
+    """Return the script of a process with its arguments, without the interpreter."""
+    words = _read(process, "cmdline").rstrip("\0").split("\0")
+    return " ".join(words[1:] or words)

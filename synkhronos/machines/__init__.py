@@ -3,15 +3,13 @@
 A world of one machine imports nothing of this folder. ``transport``, ``store`` and ``communicator`` have
 the same interfaces as the objects of one machine, which they join.
 
-``links`` is the interface for messages between leaders, and ``mpi`` implements it. ``leaders`` meet,
-abort and wait by means of messages. ``commands`` is how a command and its arrays get to the ranks of
-other machines, and how the replies get back. ``communicator`` has the meetings and collectives of all
-ranks.
+``leaders`` meet, abort and wait by means of messages, which ``mpi`` implements. ``commands`` is how a
+command and its arrays get to the ranks of other machines, and how the replies get back. ``communicator``
+has the meetings and collectives of all ranks.
 
 The ``progress_process`` of a machine is a process that communicates while its ranks compute. ``overlap``
-lets it reduce in buckets what the ranks compute, and ``relay`` is its work in programs. With
-``remote_stripes``, ranks use a center on another machine. ``neighbours`` are the machines that a
-progress process watches, and reports when they are lost.
+lets it reduce in buckets what the ranks compute, and ``relay`` is its work in programs. ``neighbours``
+are the machines that a progress process watches, and reports when they are lost.
 
 The folder ``job`` starts and ends an MPI job.
 """

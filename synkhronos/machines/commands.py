@@ -29,7 +29,7 @@ from typing import Hashable, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from synkhronos._errors import WorldBrokenError
-from synkhronos.arithmetic import trees
+from synkhronos.arithmetic.machines import children, parent, subtree
 from synkhronos.machines.leaders import (
     CONTROL,
     OF_COMMAND,
@@ -38,11 +38,10 @@ from synkhronos.machines.leaders import (
     SMALL,
     ControlMessage,
     Leaders,
+    as_bytes,
 )
-from synkhronos.machines.links import as_bytes
 from synkhronos.machines.store import MachineHandle, MachinesStore, ReceivedRows, lasts, name_of
-from synkhronos.stores.files import FileHandle, digest, find_same_file
-from synkhronos.stores.required_rows import Needs, RequiredRows, combine
+from synkhronos.stores.handle import FileHandle, Needs, RequiredRows, combine, digest, find_same_file
 
 KEPT = 1 << 16  # bytes of a message that is kept in case it is sent or comes again
 _MASTER = 0
@@ -224,8 +223,8 @@ class CommandSender:
 
 def _children(leaders: Leaders) -> list[tuple[int, range]]:
     """Return the children of a leader in the tree, and the machines to which each of them passes on."""
-    found = trees.children(leaders.rank, leaders.size)
-    return [(child, trees.subtree(child, leaders.size)) for child in found]
+    found = children(leaders.rank, leaders.size)
+    return [(child, subtree(child, leaders.size)) for child in found]
 
 
 class _Opened(NamedTuple):
@@ -405,7 +404,7 @@ class Replies:
 
     def __init__(self, leaders: Leaders, store: MachinesStore) -> None:
         self._leaders, self._store = leaders, store
-        self._children = trees.children(leaders.rank, leaders.size)
+        self._children = children(leaders.rank, leaders.size)
         self._number = -1
         self._arrived: dict[int, bytes] = {}  # from children, for this command
 
@@ -444,7 +443,7 @@ class Replies:
         leaders = self._leaders
         body = pickle.dumps(every, pickle.HIGHEST_PROTOCOL)
         letter = ControlMessage(leaders.number, leaders.first_number, body)
-        leaders.send(trees.parent(leaders.rank), REPLY, letter)
+        leaders.send(parent(leaders.rank), REPLY, letter)
         for array in arrays:
             leaders.send_array(_MASTER, array, OF_REPLIES)
 

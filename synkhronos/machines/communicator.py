@@ -15,13 +15,13 @@ import numpy as np
 from synkhronos._errors import CollectiveAbortedError
 from synkhronos.arithmetic.averages import normalized
 from synkhronos.arithmetic.operations import find_operation
-from synkhronos.comms.base import ArraySpec, PreparingCommunicator
+from synkhronos.comms.base import ArraySpec, Communicator
 from synkhronos.comms.wires import WireReduction
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import RequiredRows
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, T
-    from synkhronos.comms.base import Broadcast, Communicator, Group, Reduction
+    from synkhronos.comms.base import Broadcast, Group, Reduction
     from synkhronos.comms.linked import LinkedCommunicator
     from synkhronos.comms.wires import Wire
     from synkhronos.machines.leaders import Leaders
@@ -144,7 +144,7 @@ def set_items(items: list[Any], ranks: range, given: Sequence[Any]) -> None:
     items[ranks.start : ranks.stop] = given
 
 
-class MachinesCommunicator(PreparingCommunicator):
+class MachinesCommunicator(Communicator):
     """Hierarchical collectives.
 
     Parameters

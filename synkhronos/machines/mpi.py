@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Collection, Iterable, Sequence
 from mpi4py import rc
 
 from synkhronos.machines.job import ending
-from synkhronos.machines.links import LONGEST, Links, LostError, Receipt, as_bytes
+from synkhronos.machines.leaders import LONGEST, Links, LostError, Receipt, as_bytes
 from synkhronos.machines.neighbours import Neighbour, Neighbours, connections
 
 rc.initialize = rc.finalize = False

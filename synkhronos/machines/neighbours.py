@@ -25,17 +25,7 @@ import socket
 import struct
 import threading
 import time
-from typing import (
-    Any,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    NamedTuple,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Callable, Collection, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 from synkhronos.host.handler_errors import suppress
 from synkhronos.host.signals import do_nothing
@@ -199,12 +189,12 @@ class Neighbours:
             for item in self._watched
             if (item.is_progress_process or not progress_process) and item.machine != self._of_mpirun
         ]
-        closed = {
-            item: seconds_silent(item.descriptor, item.addresses) == math.inf for item in considered
+        open_to = {
+            item.machine
+            for item in considered
+            if seconds_silent(item.descriptor, item.addresses) < math.inf
         }
-        return {item.machine for item in considered} - {
-            item.machine for item in considered if not closed[item]
-        }
+        return {item.machine for item in considered} - open_to
 
 
 class _Connection(NamedTuple):

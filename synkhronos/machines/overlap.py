@@ -26,13 +26,12 @@ from typing import Any, Callable, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos._errors import CollectiveAbortedError
-from synkhronos.arithmetic.buckets import Buckets
 from synkhronos.arithmetic.operations import find_operation
+from synkhronos.arithmetic.partition import Buckets
 from synkhronos.comms.base import Linked
 from synkhronos.comms.formats import make_wire
 from synkhronos.comms.linked import LinkedCommunicator
-from synkhronos.comms.wire_state import Kept, kept_by, restore
-from synkhronos.comms.wires import Wire, WireReduction
+from synkhronos.comms.wires import Kept, Wire, WireReduction, kept_by, restore
 from synkhronos.machines.communicator import MachineGroup
 from synkhronos.machines.leaders import LONGEST_NAP, SHARE, SHORTEST_NAP, Leaders
 from synkhronos.machines.progress_process import ProgressProcess, WorkContext
@@ -75,7 +74,7 @@ class OverlappedReduction:
         Raises if the command cannot continue.
     is_free : callable
         Whether the progress process is free; in a program it is not.
-    progress process : Progress process
+    progress_process : ProgressProcess
         The progress process of this machine.
     first : int
         The rank of the leader in `group`.
@@ -179,7 +178,7 @@ class OverlappedReduction:
         state = WireState(self._progress_process.named_memory, buckets)
         self._table = state.table
         self._progress_process.start(leaders.number, TransferWireState(buckets, is_given))
-        leaders.wait_inside(state.is_done, meets=False)
+        leaders.wait_inside(lambda: state.table[_DONE], meets=False)
         return state
 
     def _wait(self, ready: Callable[[], Any]) -> None:
@@ -280,7 +279,7 @@ class WireState(NamedTuple):
 
     Attributes
     ----------
-    named memory : Commons
+    named_memory : NamedMemory
         The named memory of the machine.
     buckets : Buckets
         The buckets of the vector.
@@ -313,14 +312,6 @@ class WireState(NamedTuple):
             factors = self.named_memory.array(f"kept factors {length}", length, np.float32)
         return rest[: table[_REST]], factors
 
-    def mark_done(self) -> None:
-        """Let the leader continue."""
-        self.table[_DONE] = 1
-
-    def is_done(self) -> bool:
-        """Whether the progress process has done its work."""
-        return bool(self.table[_DONE])
-
 
 class TransferWireState:
     """A progress process's part of the transfer of a wire format's state. It is a `Work`.
@@ -343,7 +334,7 @@ class TransferWireState:
             restore(wires, self._buckets.sizes(), state.get())
         else:
             state.put(kept_by(wires))
-        state.mark_done()
+        state.table[_DONE] = 1  # the leader continues
 
 
 # Reducing buckets
@@ -364,11 +355,7 @@ class BucketCommunicator:
         self._kept: dict[int, list[Wire]] = {}  # by the number of the vector
 
     def all_reduce(
-        self,
-        buckets: Buckets,
-        number: int,
-        vectors: Sequence[np.ndarray],
-        weights: Sequence[int],
+        self, buckets: Buckets, number: int, vectors: Sequence[np.ndarray], weights: Sequence[int]
     ) -> None:
         """Set a bucket of the first vector to its reduction over all ranks.
 

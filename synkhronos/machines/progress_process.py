@@ -14,17 +14,17 @@ import os
 import pickle
 import time
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
 from synkhronos._errors import SynkhronosError
-from synkhronos.machines.links import Links, LostError
+from synkhronos.machines.leaders import Links, LostError
 from synkhronos.machines.neighbours import Neighbours
-from synkhronos.stores.memory import SharedMemory
-from synkhronos.stores.named_memory import LockFile, NamedMemory, SharedNamedMemory, open_unnamed
+from synkhronos.stores.named_memory import JointNamedMemory, NamedMemory
 from synkhronos.transports.children import has_ended
-from synkhronos.transports.semaphore import NBYTES, Semaphore
+from synkhronos.transports.waiting import NBYTES, Semaphore
 
 _LEADER, _PROGRESS_PROCESS = 0, 1  # their ranks among the tasks of the machine
 _TAG = 0
@@ -41,12 +41,13 @@ _WANTED, _RUNNING, _SEEN, _FAILED = range(4)
 _WORDS = 8
 
 
+@dataclass(frozen=True)
 class WorkContext:
     """The objects with which the progress process of a machine works.
 
     Attributes
     ----------
-    named memory : Commons
+    named_memory : NamedMemory
         The named memory of this machine.
     links : Links
         The links between the progress processes; the number of a machine is the rank of its progress
@@ -61,18 +62,12 @@ class WorkContext:
         State that a `Work` of this world leaves for later `Work`, by name.
     """
 
-    def __init__(
-        self,
-        named_memory: NamedMemory,
-        links: Links,
-        number: int,
-        is_over: Callable[[], bool],
-        wait: Callable[[float], Any] = time.sleep,
-        kept: dict[str, Any] | None = None,
-    ) -> None:
-        self.named_memory, self.links, self.number = named_memory, links, number
-        self.is_over, self.wait = is_over, wait
-        self.kept = {} if kept is None else kept
+    named_memory: NamedMemory
+    links: Links
+    number: int
+    is_over: Callable[[], bool]
+    wait: Callable[[float], Any] = time.sleep
+    kept: dict[str, Any] = field(default_factory=dict)
 
 
 class Work(Protocol):
@@ -87,7 +82,7 @@ class ProgressProcess(ABC):
 
     Attributes
     ----------
-    named memory : Commons
+    named_memory : NamedMemory
         The objects that belong to no rank, for the ranks of this machine and its progress process.
     """
 
@@ -131,52 +126,6 @@ class NoProgressProcess(ProgressProcess):
         return True
 
 
-class Address(NamedTuple):
-    """Where another process finds the files of `JointNamedMemory`."""
-
-    pid: int
-    memory: int
-    locks: int
-
-
-class JointNamedMemory(SharedNamedMemory):
-    """Commons that can be joined by a process that was not forked from their creator.
-
-    Their memory and their locks are files without names. A process of the same user opens them by the
-    process id of their creator and the numbers of its descriptors.
-
-    Parameters
-    ----------
-    address : Address, optional
-        The address of the named memory to join. By default, new named memory is created.
-
-    Attributes
-    ----------
-    address : Address
-        The address of the named memory.
-    """
-
-    def __init__(self, address: Address | None = None) -> None:
-        if address is None:
-            self._memory_file = open_unnamed("synkhronos-named memory")
-            locks = open_unnamed("synkhronos-locks")
-            self.address = Address(os.getpid(), self._memory_file.fileno(), locks.fileno())
-        else:
-            self._memory_file, locks = (
-                open(f"/proc/{address.pid}/fd/{number}", "r+b", buffering=0) for number in address[1:]
-            )
-            self.address = address
-        super().__init__(SharedMemory(1, self._memory_file.fileno()), LockFile(locks))
-
-    def use_in_fork(self) -> None:
-        """Called in a process that was forked from a rank and is itself a rank."""
-        self.memory.use_span(0)  # nothing is allocated from it
-
-    def close(self) -> None:
-        super().close()
-        self._memory_file.close()
-
-
 class TaskProgressProcess(ProgressProcess):
     """A progress process that is a task of the MPI job. It joins the named memory when first needed.
 
@@ -188,13 +137,17 @@ class TaskProgressProcess(ProgressProcess):
 
     def __init__(self, links: Links) -> None:
         self._links = links
-        self.named_memory = JointNamedMemory()
+        self.named_memory = JointNamedMemory(1)
         memory = self.named_memory.memory
         table, bell = memory.allocate(8 * _WORDS), memory.allocate(NBYTES)
         self._table, self._bell = table.view(np.int64), Semaphore(array=bell)
         self._table[:] = 0
         self._world = _World(
-            next(_worlds), self.named_memory.address, memory.offset(table), memory.offset(bell)
+            next(_worlds),
+            os.getpid(),
+            tuple(file.fileno() for file in self.named_memory.files),
+            memory.offset(table),
+            memory.offset(bell),
         )
         self._started = 0
 
@@ -218,7 +171,8 @@ class TaskProgressProcess(ProgressProcess):
             self._links.receive(_PROGRESS_PROCESS, _TAG)  # no message, but this raises if it has died
 
     def use_in_fork(self) -> None:
-        self.named_memory.use_in_fork()  # type: ignore[attr-defined]  # `JointNamedMemory`
+        memory: Any = self.named_memory.memory  # type: ignore[attr-defined]  # `JointNamedMemory`
+        memory.use_span(0)  # nothing is allocated from it
 
     def close(self) -> None:
         self.end()
@@ -234,14 +188,17 @@ class _World(NamedTuple):
     ----------
     number : int
         Numbers the worlds of the leader.
-    address : Address
-        The address of the named memory.
+    pid : int
+        The process of the leader.
+    files : tuple of int
+        The numbers of its descriptors of the files of the named memory.
     table, bell : int
         Offsets in the memory of the named memory.
     """
 
     number: int
-    address: Address
+    pid: int
+    files: tuple[int, ...]
     table: int
     bell: int
 
@@ -251,14 +208,17 @@ _worlds = itertools.count()
 
 def send_home(links: Links) -> None:
     """Let the progress process of this machine leave `serve`, if it is alive."""
-    with contextlib.suppress(LostError):
-        links.send(_PROGRESS_PROCESS, _TAG, pickle.dumps(None))
+    _tell(links, None)
 
 
 def send_names(links: Links, names: Sequence[str]) -> None:
     """Tell a living progress process the names of the machines in messages."""
+    _tell(links, list(names))
+
+
+def _tell(links: Links, content: Any) -> None:
     with contextlib.suppress(LostError):
-        links.send(_PROGRESS_PROCESS, _TAG, pickle.dumps(list(names)))
+        links.send(_PROGRESS_PROCESS, _TAG, pickle.dumps(content))
 
 
 def serve(state: Links, progress_processes: Links, neighbours: Neighbours) -> None:
@@ -315,7 +275,7 @@ def _join(world: _World) -> _Joined | None:
     try:
         return _Joined(world)
     except OSError as error:
-        if has_ended(world.address.pid):
+        if has_ended(world.pid):
             return None
         raise SynkhronosError(
             f"the second task on this machine cannot open the memory of the first: {error}; start both "
@@ -328,7 +288,9 @@ class _Joined:
     """The memory of the world to which this machine's ranks belong."""
 
     def __init__(self, world: _World) -> None:
-        self.world, self.named_memory = world, JointNamedMemory(world.address)
+        paths = [f"/proc/{world.pid}/fd/{number}" for number in world.files]
+        files = [open(path, "r+b", buffering=0) for path in paths]
+        self.world, self.named_memory = world, JointNamedMemory(1, files)
         mapping = self.named_memory.memory.mapping
         self._table: np.ndarray = np.ndarray(_WORDS, np.int64, mapping, world.table)
         self.bell = Semaphore(array=np.ndarray(NBYTES, np.uint8, mapping, world.bell), is_new=False)

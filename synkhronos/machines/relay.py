@@ -3,7 +3,7 @@
 `Relay` is the work of a progress process, which runs the parts. `MirroredNumbers` copy numbers and
 reports of each machine's ranks to all machines. `RelayedMessages` go to their receivers, and
 `RelayedQuestions` to the controller; `RelayedStripes` are the stripes of a center for ranks of other
-machines, on whose side ``remote_stripes`` is.
+machines.
 """
 
 from __future__ import annotations
@@ -13,40 +13,56 @@ import math
 import pickle
 import time
 from abc import ABC, abstractmethod
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
 from synkhronos.machines.leaders import END_OF_TAGS
-from synkhronos.machines.links import Links
 from synkhronos.machines.progress_process import WorkContext
-from synkhronos.machines.remote_stripes import Request, StripeChannel
-from synkhronos.services import controller
-from synkhronos.services.mailbox import Mailbox, Taken
-from synkhronos.services.messages import BELLS, box_of, full_boxes
-from synkhronos.services.reports import ENDED, NUMBERS, RESTARTS, LatestReports
-from synkhronos.services.stripes import Stripes
-from synkhronos.services.wakeups import wakeup_semaphores
+from synkhronos.services.controller import READY, ControllerMemory
+from synkhronos.services.messages import BELLS, Mailbox, Taken, box_of, full_boxes
+from synkhronos.services.registers import ENDED, NUMBERS, RESTARTS, LatestReports, wakeup_semaphores
+from synkhronos.services.stripes import Request, StripeChannel, Stripes
 from synkhronos.stores.named_memory import NamedMemory
 
 _FIRST_TAG, _TAGS = END_OF_TAGS, 2  # progress processes also meet as leaders do
 _NUMBERS = 1 << 20
 
 
-class RelayLinks:
-    """Messages between the parts of the relays of all machines.
+class RelayContext:
+    """The objects with which the parts of the relay of a machine work, and their messages.
 
     Parameters
     ----------
-    links : Links
-        The links between the progress processes.
-    number : int
-        The number of the program.
+    work : WorkContext
+        The objects with which the progress process works.
+    machines : list of range
+        The ranks of each machine.
+
+    Attributes
+    ----------
+    named_memory : NamedMemory
+        The named memory of the machine.
+    machine : int
+        The number of the machine.
+    own : range
+        The ranks of this machine.
+    others : list of int
+        The other machines.
+    size : int
+        The number of all ranks.
     """
 
-    def __init__(self, links: Links, number: int) -> None:
-        self._links = links
-        self._tag = _FIRST_TAG + _TAGS * (number % _NUMBERS)
+    def __init__(self, work: WorkContext, machines: Sequence[range]) -> None:
+        self.named_memory, self._links, self.machine = work.named_memory, work.links, work.links.rank
+        self._tag = _FIRST_TAG + _TAGS * (work.number % _NUMBERS)
+        self.machines, self.own = machines, machines[self.machine]
+        self.others = [machine for machine in range(len(machines)) if machine != self.machine]
+        self.size = sum(map(len, machines))
+
+    def machine_of(self, rank: int) -> int:
+        """Return the machine of a rank."""
+        return next(machine for machine, ranks in enumerate(self.machines) if rank in ranks)
 
     def send(self, to: int, part: str, *content: Any) -> None:
         """Send to the same part on another machine."""
@@ -55,9 +71,7 @@ class RelayLinks:
     def receive(self) -> tuple[int, str, tuple[Any, ...]] | None:
         """Return the machine, the part and the content of the next message; None if there is none."""
         received = self._links.receive(None, self._tag)
-        if received is None:
-            return None
-        return (received[0], *pickle.loads(received[1]))
+        return None if received is None else (received[0], *pickle.loads(received[1]))
 
     def send_piece(self, to: int, piece: np.ndarray) -> None:
         """Start to send memory, which must not change until it has arrived."""
@@ -74,53 +88,13 @@ class RelayLinks:
         self._links.discard(self._tag + 1)
 
 
-class RelayContext(NamedTuple):
-    """The objects with which the parts of the relay of a machine work.
-
-    Attributes
-    ----------
-    named memory : Commons
-        The named memory of the machine.
-    links : RelayLinks
-        The messages to other machines.
-    machine : int
-        The number of the machine.
-    machines : list of range
-        The ranks of each machine.
-    """
-
-    named_memory: NamedMemory
-    links: RelayLinks
-    machine: int
-    machines: Sequence[range]
-
-    @property
-    def own(self) -> range:
-        """The ranks of this machine."""
-        return self.machines[self.machine]
-
-    @property
-    def size(self) -> int:
-        """The number of all ranks."""
-        return sum(map(len, self.machines))
-
-    @property
-    def others(self) -> list[int]:
-        """The other machines."""
-        return [machine for machine in range(len(self.machines)) if machine != self.machine]
-
-    def machine_of(self, rank: int) -> int:
-        """Return the machine of a rank."""
-        return next(machine for machine, ranks in enumerate(self.machines) if rank in ranks)
-
-
 class RelayPart(ABC):
     """A part of the relay of one machine."""
 
     name: str
 
     def __init__(self, context: RelayContext) -> None:
-        self.context, self.named_memory, self.links = context, context.named_memory, context.links
+        self.context, self.named_memory = context, context.named_memory
 
     @abstractmethod
     def look(self) -> bool:
@@ -129,6 +103,15 @@ class RelayPart(ABC):
     @abstractmethod
     def take(self, source: int, *content: Any) -> None:
         """Handle a message of the same part on another machine."""
+
+    def send(self, to: int, *content: Any) -> None:
+        """Send to the same part on another machine."""
+        self.context.send(to, self.name, *content)
+
+    def send_to_others(self, *content: Any) -> None:
+        """Send to the same part on all other machines."""
+        for machine in self.context.others:
+            self.send(machine, *content)
 
 
 # Messages to ranks of other machines
@@ -139,28 +122,19 @@ _PATIENCE = 1.0  # seconds without room after which a mailbox counts as not bein
 
 
 class _Expected:
-    """A message that was accepted for a rank of this machine.
-
-    Attributes
-    ----------
-    rank : int
-        The receiver.
-    left : int
-        How many bytes have not arrived.
-    more : bool
-        Whether the machine has more messages for this rank.
-    """
+    """A message from another machine that was accepted for a rank, and whether there are more for it."""
 
     def __init__(self, box: Mailbox, rank: int, slot: int, nbytes: int, more: bool) -> None:
-        self._box, self._slot = box, slot
-        self.rank, self.left, self.more = rank, nbytes, more
-        self._pieces: Iterator[np.ndarray] = box.pieces(slot, nbytes)
+        self._box, self._slot, self._pieces = box, slot, box.pieces(slot, nbytes)
+        self.rank, self.more, self._left = rank, more, nbytes
 
-    def add(self, piece: np.ndarray) -> None:
+    def add(self, piece: np.ndarray) -> bool:
+        """Write the next piece; return whether it was the last."""
         next(self._pieces)[...] = piece
-        self.left -= piece.size
-        if not self.left:
+        self._left -= piece.size
+        if not self._left:
             self._box.publish(self._slot)
+        return not self._left
 
 
 class RelayedMessages(RelayPart):
@@ -209,8 +183,7 @@ class RelayedMessages(RelayPart):
         if taken is None:
             return False
         self._sending[rank] = taken
-        offer = "offer", rank, *taken[1:], box.has_messages()
-        self.links.send(self.context.machine_of(rank), self.name, *offer)
+        self.send(self.context.machine_of(rank), "offer", rank, *taken[1:], box.has_messages())
         return True
 
     def have_arrived(self) -> bool:
@@ -237,7 +210,7 @@ class RelayedMessages(RelayPart):
             self._full[rank] = 0
             taken = self._sending[rank]
             for piece in self._boxes[rank].pieces(taken.slot, taken.nbytes):
-                self.links.send_piece(source, piece)
+                self.context.send_piece(source, piece)
         else:
             self._boxes[rank].free(self._sending.pop(rank).slot)
 
@@ -253,29 +226,28 @@ class RelayedMessages(RelayPart):
         slot = box.reserve(nbytes, head, sender, tag)
         if slot is None:
             self._note_more(rank, source, True)
-            self.links.send(source, self.name, "full", rank)
+            self.send(source, "full", rank)
             return
         self._expected[source].append(_Expected(box, rank, slot, nbytes, more))
-        self.links.send(source, self.name, "accepted", rank)
+        self.send(source, "accepted", rank)
 
     def _receive(self, source: int) -> bool:
         expected = self._expected[source]
-        received = self.links.receive_piece(source) if expected else None
+        received = self.context.receive_piece(source) if expected else None
         if received is None:
             return False
-        expected[0].add(received)
-        if not expected[0].left:
+        if expected[0].add(received):
             rank, more = expected[0].rank, expected.popleft().more
             self._note_more(rank, source, more)
             self._bells[rank].post()
-            self.links.send(source, self.name, "arrived", rank)
+            self.send(source, "arrived", rank)
         return True
 
 
 # Questions to the controller, which is a process on the first machine
 
 
-_HOME = 0  # the machine of the controller and of the centers
+_HOME = 0  # the machine of the master, the controller and the centers
 
 
 class RelayedQuestions(RelayPart):
@@ -290,10 +262,10 @@ class RelayedQuestions(RelayPart):
     def __init__(self, context: RelayContext) -> None:
         super().__init__(context)
         self._is_home = context.machine == _HOME
-        self._state = controller.state_of(self.named_memory)
-        self._alive = controller.is_alive_lock(self.named_memory)
+        memory = ControllerMemory(self.named_memory, context.size)
+        self._state, self._alive = memory.state, memory.alive
         ranks = [rank for rank in range(context.size) if (rank in context.own) != self._is_home]
-        self._channels = controller.channels_of(self.named_memory, ranks, context.size)
+        self._channels = memory.channels(ranks)
         self._told = 0, False  # the state, and whether the controller is alive, as last sent
 
     def look(self) -> bool:
@@ -302,19 +274,18 @@ class RelayedQuestions(RelayPart):
             complete = (channel.answer if self._is_home else channel.question).read_new()
             if complete is not None:
                 to = self.context.machine_of(rank) if self._is_home else _HOME
-                self.links.send(to, self.name, rank, *complete)
+                self.send(to, rank, *complete)
                 changed = True
         return changed
 
     def _tell(self) -> bool:
         """Tell the other machines when the controller has started, and when it has died."""
         state = int(self._state[0])
-        now = state, state == controller.READY and not self._alive.is_free()
+        now = state, state == READY and not self._alive.is_free()
         if now == self._told:
             return False
         self._told = now
-        for machine in self.context.others:
-            self.links.send(machine, self.name, None, *now)
+        self.send_to_others(None, *now)
         return True
 
     def take(self, source: int, rank: int | None, *content: Any) -> None:
@@ -341,16 +312,8 @@ class RelayedQuestions(RelayPart):
 # The stripes of a center
 
 
-class _Busy(Exception):
-    """Another rank holds a lock."""
-
-
-class _Absent(Exception):
-    """There is no center of this name yet."""
-
-
-class _Other(Exception):
-    """The center has another layout, which is the argument."""
+class _Refused(Exception):
+    """A center cannot be opened; the arguments are the answer to the rank."""
 
 
 class _RemoteRank:
@@ -379,28 +342,28 @@ class _RemoteRank:
         return self._visit(stripes, *arguments, data)  # type: ignore[call-arg]  # three
 
     def _open(self, name: str, layout: bytes, count: int, nbytes: int) -> tuple[str, Any]:
-        filling = self._fillings.pop(name, None)
+        filling = self._fillings.get(name)
 
         def check(there: bytes) -> None:
             if there != layout:
-                raise _Other(there)
+                raise _Refused("other", there)
 
         def fill(number: int, memory: np.ndarray) -> None:
             if filling is None:
-                raise _Absent
+                raise _Refused("absent", None)
             memory[...] = filling[number]
 
+        def refuse_to_wait() -> None:
+            raise _Refused("busy", None)
+
+        arguments = name, layout, check, count, nbytes, fill, refuse_to_wait
         try:
-            stripes = Stripes(self._named_memory, name, layout, check, count, nbytes, fill, _raise_busy)
-        except _Busy:
-            if filling is not None:
-                self._fillings[name] = filling
-            return "busy", None
-        except _Absent:
-            return "absent", None
-        except _Other as error:
-            return "other", error.args[0]
-        self._stripes[name] = stripes
+            stripes = self._stripes[name] = Stripes(self._named_memory, *arguments)
+        except _Refused as refused:
+            if refused.args[0] != "busy":
+                self._fillings.pop(name, None)
+            return refused.args
+        self._fillings.pop(name, None)
         return "opened", (stripes.is_first, stripes.member)
 
     def _visit(
@@ -438,10 +401,6 @@ class _RemoteRank:
             stripes.resign()
 
 
-def _raise_busy() -> None:
-    raise _Busy
-
-
 class RelayedStripes(RelayPart):
     """Passes on requests of this machine's ranks, or serves requests of other machines."""
 
@@ -468,7 +427,7 @@ class RelayedStripes(RelayPart):
         self._asked[rank] = number, request
         data = channel.memories(request.restarts, request.nbytes)[0] if request.has_data else None
         content = request.restarts, request.kind, request.name, request.arguments
-        self.links.send(_HOME, self.name, rank, number, content, data)
+        self.send(_HOME, rank, number, content, data)
 
     def take(self, source: int, rank: int, number: int, content: Any, data: np.ndarray | None) -> None:
         if self.context.machine == _HOME:
@@ -476,7 +435,7 @@ class RelayedStripes(RelayPart):
             self.drop(rank, before=restarts)
             rank_there = self._ranks.setdefault(rank, _RemoteRank(self.named_memory, restarts))
             answer, memory = rank_there.do(kind, name, arguments, data)
-            self.links.send(source, self.name, rank, number, answer, memory)
+            self.send(source, rank, number, answer, memory)
             return
         asked, request = self._asked[rank]
         if asked == number:
@@ -530,7 +489,7 @@ class MirroredNumbers(RelayPart):
             name: self.named_memory.array(name, (context.size,), "int64") for name in NUMBERS
         }
         self._sent = {name: [0] * len(context.own) for name in NUMBERS}
-        self._reports = LatestReports(self.named_memory, context.size)
+        self._reports = LatestReports(self.named_memory)
         self._reported = [0] * len(context.own)
         self._next = 0.0
 
@@ -541,7 +500,7 @@ class MirroredNumbers(RelayPart):
             numbers = array[own.start : own.stop].tolist()
             if numbers != self._sent[name] and self._messages.have_arrived():
                 self._sent[name] = numbers
-                self._send(name, numbers)
+                self.send_to_others(name, numbers)
                 changed = True
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _REPORT_INTERVAL
@@ -556,12 +515,8 @@ class MirroredNumbers(RelayPart):
                 self._reported[index] = number
                 found.append((rank, number, text))
         if found:
-            self._send(_REPORTS, found)
+            self.send_to_others(_REPORTS, found)
         return bool(found)
-
-    def _send(self, name: str, content: Any) -> None:
-        for machine in self.context.others:
-            self.links.send(machine, self.name, name, content)
 
     def take(self, source: int, name: str, content: Any) -> None:
         if name == _REPORTS:
@@ -587,8 +542,7 @@ _SHARE = 0.02
 _SHORTEST_NAP = 2e-5  # seconds
 _LONGEST_NAP = 2e-2
 
-_FIRST = 0  # the machine of the master
-_OVER = "over"  # a message of its progress process
+_OVER = "over"  # a message of the progress process of the master's machine
 
 
 class _Over(Exception):
@@ -608,16 +562,15 @@ class Relay:
         self._machines = machines
 
     def run(self, work: WorkContext) -> None:
-        links = RelayLinks(work.links, work.number)
-        context = RelayContext(work.named_memory, links, work.links.rank, self._machines)
+        context = RelayContext(work, self._machines)
         messages, stripes = RelayedMessages(context), RelayedStripes(context)
         numbers = MirroredNumbers(context, messages, stripes)
-        parts = [messages, RelayedQuestions(context), stripes, numbers]
-        by_name: dict[str, RelayPart] = {part.name: part for part in parts}
+        parts: list[RelayPart] = [messages, RelayedQuestions(context), stripes, numbers]
+        by_name = {part.name: part for part in parts}
         active = time.monotonic()
         try:
             while not work.is_over():
-                if self._turn(links, by_name):
+                if self._turn(context, by_name):
                     active = time.monotonic()
                 waited = time.monotonic() - active
                 work.wait(min(max(_SHARE * waited, _SHORTEST_NAP), _LONGEST_NAP))
@@ -625,15 +578,15 @@ class Relay:
             pass
         finally:
             stripes.close()
-            if context.machine == _FIRST:  # its leader knows when all ranks have ended
+            if context.machine == _HOME:  # its leader knows when all ranks have ended
                 for machine in context.others:
-                    links.send(machine, _OVER)
-            links.discard()  # messages that are no longer needed
+                    context.send(machine, _OVER)
+            context.discard()  # messages that are no longer needed
 
-    def _turn(self, links: RelayLinks, parts: Mapping[str, RelayPart]) -> bool:
+    def _turn(self, context: RelayContext, parts: Mapping[str, RelayPart]) -> bool:
         """Pass on new messages and numbers; return whether there were any."""
         is_active = False
-        while (received := links.receive()) is not None:
+        while (received := context.receive()) is not None:
             source, name, content = received
             if name == _OVER:
                 raise _Over

@@ -16,10 +16,8 @@ import numpy as np
 from synkhronos._typing import DTypeLike, Rows
 from synkhronos.arithmetic.partition import take_along
 from synkhronos.stores.base import Store
-from synkhronos.stores.files import FileHandle
-from synkhronos.stores.handle import Handle
+from synkhronos.stores.handle import FileHandle, Handle, RequiredRows, positions
 from synkhronos.stores.named_memory import NamedMemory
-from synkhronos.stores.required_rows import RequiredRows, positions
 
 
 class MachineHandle(Handle):
@@ -94,9 +92,6 @@ class MachinesStore(Store):
         self.dropped: list[tuple[int, int]] = []
         self._received: dict[Hashable, ReceivedRows] = {}
         self._lasting: dict[Hashable, ReceivedRows] = {}
-        # In a leader, the arrays in which these rows are
-        self._arrays: list[np.ndarray] = []
-        self._lasting_arrays: dict[Hashable, np.ndarray] = {}
         self._exports: list[MachineHandle] | None = None
         self._of_command: Sequence[ReceivedRows] = ()  # that came with the last command
 
@@ -173,7 +168,6 @@ class MachinesStore(Store):
     def begin(self) -> None:
         """Forget the rows for the last command; arrays put from now on are exported."""
         self._received.clear()
-        self._arrays.clear()
         self._exports = []
 
     def end(self) -> list[MachineHandle]:
@@ -197,12 +191,12 @@ class MachinesStore(Store):
 
     def receive(self, needs: Sequence[RequiredRows], arrays: Sequence[np.ndarray]) -> list[ReceivedRows]:
         """Leader: put rows of arrays of other machines into this machine's store."""
+        rows = []
         for need, array in zip(needs, arrays):
-            if need.lasts:
-                self._lasting_arrays[name_of(need.handle)] = array
-            else:
-                self._arrays.append(array)
-        rows = [ReceivedRows(need, self.local.put(array)) for need, array in zip(needs, arrays)]
+            local: Any = self.local.put(array)
+            if local.copy is None:  # it is in the store
+                local.copy = array  # which lives as long as this handle
+            rows.append(ReceivedRows(need, local))
         self.keep(rows)
         return rows
 
@@ -225,4 +219,3 @@ class MachinesStore(Store):
         """Forget kept rows."""
         for key in keys:
             self._lasting.pop(key, None)
-            self._lasting_arrays.pop(key, None)

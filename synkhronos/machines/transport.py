@@ -17,8 +17,8 @@ from synkhronos._errors import (
     SynkhronosError,
     WorldBrokenError,
 )
+from synkhronos.comms.base import SingleRankCommunicator
 from synkhronos.comms.linked import LinkedCommunicator
-from synkhronos.comms.single_rank import SingleRankCommunicator
 from synkhronos.host.machine import cores
 from synkhronos.machines.commands import CommandReceiver, CommandSender, Frames, Replies
 from synkhronos.machines.communicator import MachinesCommunicator, Meetings, set_items
@@ -32,12 +32,12 @@ from synkhronos.transports.base import OnDeath, Transport, do_nothing
 if TYPE_CHECKING:
     import numpy as np
 
-    from synkhronos.arithmetic.clocks import Reading
+    from synkhronos.arithmetic.machines import Reading
     from synkhronos.comms.base import Communicator, Group
     from synkhronos.machines.leaders import Leaders
     from synkhronos.machines.progress_process import ProgressProcess
     from synkhronos.machines.store import MachineHandle
-    from synkhronos.stores.required_rows import Needs
+    from synkhronos.stores.handle import Needs
     from synkhronos.transports.base import ServiceProcess
 
 NO_PROGRESS_PROCESS = NoProgressProcess()

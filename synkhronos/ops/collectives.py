@@ -8,8 +8,7 @@ from synkhronos._checks import check_choice
 from synkhronos._typing import ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.formats import Format, PowerSGD, check_format
-from synkhronos.engines.bucketed_vector import fill_in_buckets, is_on_host
-from synkhronos.engines.collectives import AllGather, AllReduce, Broadcast
+from synkhronos.engines.collectives import AllGather, AllReduce, Broadcast, fill_in_buckets, is_on_host
 from synkhronos.engines.names import AsTensorError, tensor
 from synkhronos.world.world import current_world
 

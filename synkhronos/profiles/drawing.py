@@ -1,24 +1,115 @@
-"""The drawing of a profile, by matplotlib."""
+"""Drawing a profile by matplotlib: a timeline of some steps, and bars of ranks and operations."""
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos.profiles.categories import COLORS
+from synkhronos.profiles.log import CATEGORIES, COMMAND, Event
 from synkhronos.profiles.operations import Operation, by_function, shortened
-from synkhronos.profiles.timeline import Timeline
+from synkhronos.profiles.trace import find_waits
 
+#: The color of each category
+COLORS = dict(zip(CATEGORIES, ("#1f6fb4", "#8fbfe3", "#2e8b57", "#8e6bb0", "#e8862e", "#c9ccd1")))
+_STEPS = 5  # that are drawn by default
+_MOST = 2000  # events of a rank that are drawn
 _NARROW = 0.78  # of the timeline's width: beside it are the shares of waiting
 _FAST, _OWN, _OTHERS = "#2e8b57", "#8a8f98", "#d9dbde"
 _LEAST_SHARE = 0.02  # of the time of all functions, for a function to be drawn
 _ROOM = 1.28  # to the right of the longest bar, for its text
 
 
+class Span(NamedTuple):
+    """An interval of a rank: its start and length in seconds, and its category.
+
+    A span hides what is below it, which is any span before it.
+    """
+
+    start: float
+    seconds: float
+    category: str
+
+
+class Timeline(NamedTuple):
+    """A part of a profile that is drawn.
+
+    Attributes
+    ----------
+    title : str
+        Which steps they are.
+    seconds : float
+        The length of the part.
+    spans : list of list of Span
+        For each rank, in the order in which they are drawn.
+    notes : list of str
+        For each rank, the share of its time in all steps in which it waits, and for whom.
+    """
+
+    title: str
+    seconds: float
+    spans: list[list[Span]]
+    notes: list[str]
+
+
+def make_timeline(
+    events: Sequence[Sequence[Event]], waiting: Sequence[float], steps: slice | None
+) -> Timeline | None:
+    """Return the timeline of some steps; None if nothing was measured in them.
+
+    Parameters
+    ----------
+    events : list of list of Event
+        The events of each rank.
+    waiting : list of float
+        The share of waiting of each rank.
+    steps : slice or None
+        The steps to draw; by default five in the middle.
+    """
+    count = max((event.step + 1 for own in events for event in own), default=0)
+    middle = max((count - _STEPS) // 2, 0)
+    chosen = range(count)[slice(middle, middle + _STEPS) if steps is None else steps]
+    if not chosen:
+        return None
+    first, last = min(chosen), max(chosen)
+    drawn = [[event for event in own if first <= event.step <= last] for own in events]
+    if not any(drawn):
+        return None
+    begin = min(event.start for own in drawn for event in own)
+    end = max(event.start + event.seconds for own in drawn for event in own)
+    title = f"step {first}" if first == last else f"steps {first} to {last}"
+    title = f"{title} of {count}"
+    for own in drawn:
+        own.sort(key=lambda event: (event.start, -event.seconds))
+    crowded = [own[_MOST].start for own in drawn if len(own) > _MOST]
+    if crowded:
+        end = min(crowded)
+        title = f"the first {1e3 * (end - begin):.3g} ms of {title}"
+    spans = [[_span(event, begin, end) for event in own if event.start < end] for own in drawn]
+    return Timeline(f"Timeline: {title}", end - begin, spans, _notes(events, waiting))
+
+
+def _span(event: Event, begin: float, end: float) -> Span:
+    category = "other" if event.category == COMMAND else event.category
+    return Span(event.start - begin, min(event.start + event.seconds, end) - event.start, category)
+
+
+def _notes(events: Sequence[Sequence[Event]], waiting: Sequence[float]) -> list[str]:
+    size = len(events)
+    seconds = np.zeros((size, size))
+    for wait in find_waits(events):
+        seconds[wait.rank, wait.late] += wait.seconds
+    return [
+        f"waits {share:.0%}" + (f", for rank {own.argmax()}" if own.any() and share >= 0.005 else "")
+        for share, own in zip(waiting, seconds)
+    ]
+
+
+# Figures
+
+
 def make_figure(
     seconds: np.ndarray,
-    categories: Sequence[str],
     ranks: Sequence[str],
     operations: Sequence[Operation],
     most: int,
@@ -30,8 +121,8 @@ def make_figure(
     ----------
     seconds : numpy.ndarray
         Of shape ``(steps, ranks, categories)``.
-    categories, ranks : list of str
-        The names.
+    ranks : list of str
+        The names of the ranks.
     operations : list of Operation
         Functions that take little time are left out.
     most : int
@@ -55,9 +146,9 @@ def make_figure(
     panels = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
     top = panels[0]
     if timeline is not None:
-        _draw_timeline(panels.pop(0), timeline, dict(zip(categories, COLORS)), ranks)
-    _draw_ranks(panels[0], 1e3 * seconds, categories, ranks)
-    _explain(top, dict(zip(categories, COLORS)))
+        _draw_timeline(panels.pop(0), timeline, ranks)
+    _draw_ranks(panels[0], 1e3 * seconds, ranks)
+    _explain(top, COLORS)
     for axes, (function, every) in zip(panels[1:], functions):
         _draw_operations(axes, function, every)
     if functions:
@@ -67,24 +158,22 @@ def make_figure(
     return figure
 
 
-def draw_timeline(timeline: Timeline, categories: Sequence[str], ranks: Sequence[str]) -> Any:
+def draw_timeline(timeline: Timeline, ranks: Sequence[str]) -> Any:
     """Return a figure with a timeline alone; see `make_figure`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 0.35 * len(ranks) + 0.9), layout="constrained")
-    axes, colours = figure.subplots(), dict(zip(categories, COLORS))
-    _draw_timeline(axes, timeline, colours, ranks)
-    _explain(axes, colours)
+    axes = figure.subplots()
+    _draw_timeline(axes, timeline, ranks)
+    _explain(axes, COLORS)
     return figure
 
 
-def _draw_timeline(
-    axes: Any, timeline: Timeline, colours: Mapping[str, str], ranks: Sequence[str]
-) -> None:
+def _draw_timeline(axes: Any, timeline: Timeline, ranks: Sequence[str]) -> None:
     places, whole = np.arange(len(ranks))[::-1], 1e3 * timeline.seconds
     for place, spans, note in zip(places, timeline.spans, timeline.notes):
         intervals = [(1e3 * span.start, 1e3 * span.seconds) for span in spans]
-        shades = [colours[span.category] for span in spans]
+        shades = [COLORS[span.category] for span in spans]
         axes.broken_barh(intervals, (place - 0.35, 0.7), facecolors=shades, linewidth=0)
         _write(axes, note, whole, place)
     _finish(axes, timeline.title, ranks, np.array([whole]))
@@ -93,13 +182,11 @@ def _draw_timeline(
     axes.set_xlabel("ms", fontsize=9)
 
 
-def _draw_ranks(
-    axes: Any, milliseconds: np.ndarray, categories: Sequence[str], ranks: Sequence[str]
-) -> None:
+def _draw_ranks(axes: Any, milliseconds: np.ndarray, ranks: Sequence[str]) -> None:
     steps = len(milliseconds)
     each = milliseconds.sum(axis=0) / max(steps, 1)
     places, begin = np.arange(len(ranks))[::-1], np.zeros(len(ranks))
-    for own, colour in zip(each.T, COLORS):
+    for own, colour in zip(each.T, COLORS.values()):
         axes.barh(places, own, 0.7, left=begin, color=colour)
         begin = begin + own
     for place, end in zip(places, begin):

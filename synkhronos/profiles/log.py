@@ -17,9 +17,11 @@ from synkhronos.world.world import current_world, world_exists
 
 if TYPE_CHECKING:
     from synkhronos._typing import AnyArray, Compiled
-    from synkhronos.arithmetic.clocks import Reading
+    from synkhronos.arithmetic.machines import Reading
     from synkhronos.engines.timing import OperationTime, Timing
 
+#: The categories of a profile, in their order
+CATEGORIES = ("compute", "copy", "load", "reduce", "wait", "other")
 COMMAND = "command"
 _MOST_NODES = 1 << 20  # times of single nodes that a rank keeps, for the trace
 
@@ -104,7 +106,7 @@ class Log:
         self._timing = contextlib.ExitStack()
 
     def replace(self, owner: Any, method: str, category: str) -> None:
-        """Time every call of a method of one object."""
+        """Time every call of a method of one object, and count its commands as steps."""
         original, clock = getattr(owner, method), self.clock
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -115,6 +117,7 @@ class Log:
                 seconds = clock() - start
                 name = _name_of(args[0]) if category == "compute" else method
                 self.events.append(Event(self.step, category, name, start, seconds))
+                self.step += category == COMMAND
 
         setattr(owner, method, timed)
         self._replaced.append((owner, method))
@@ -149,19 +152,6 @@ class Log:
     def add(self, category: str, name: str, start: float) -> None:
         """Add an event that ends now."""
         self.events.append(Event(self.step, category, name, start, self.clock() - start))
-
-    def replace_command(self, owner: Any, method: str) -> None:
-        """Time every command, and count the commands as steps."""
-        self.replace(owner, method, COMMAND)
-        timed = getattr(owner, method)
-
-        def counted(command: Any) -> Any:
-            try:
-                return timed(command)
-            finally:
-                self.step += 1
-
-        setattr(owner, method, counted)
 
     def stop(self) -> None:
         for owner, method in self._replaced:
@@ -215,7 +205,7 @@ class Begin(Command):
         for category, owner, method in state.comm.timed():
             log.replace(owner, method, category)
         if not state.is_master:
-            log.replace_command(state, "execute")
+            log.replace(state, "execute", COMMAND)
         return readings
 
 
@@ -242,19 +232,18 @@ class OfRank(NamedTuple):
 
     Attributes
     ----------
-    events : list of tuple
-        The fields of each `Event`.
+    events : list of Event
     functions : list of Timed
         The functions whose operations were timed.
-    node_times : list of tuple
-        The fields of the `NodeTimes` of each call of these functions.
+    node_times : list of NodeTimes
+        One for each call of these functions.
     machine, host : int, str
         The number and the name of its machine.
     """
 
-    events: list[tuple[Any, ...]]
+    events: list[Event]
     functions: list[Timed]
-    node_times: list[tuple[Any, ...]]
+    node_times: list[NodeTimes]
     machine: int
     host: str
 
@@ -264,12 +253,9 @@ class End(Command):
 
     def run(self, state: RankState) -> tuple[OfRank, list[Reading]]:
         log = stop(state)
-        events = [tuple(event) for event in log.events]
         readings = state.transport.compare_clocks()
-        host = socket.gethostname()
-        node_times = [tuple(node_time) for node_time in log.node_times]
-        machine = state.transport.machine
-        return OfRank(events, log.functions(), node_times, machine, host), readings
+        measured = log.events, log.functions(), log.node_times
+        return OfRank(*measured, state.transport.machine, socket.gethostname()), readings
 
 
 def stop(state: RankState) -> Log:

@@ -12,14 +12,12 @@ from synkhronos import _html
 from synkhronos._checks import check_flag
 from synkhronos._errors import FuseError
 from synkhronos._typing import AnyArray, PathLike
-from synkhronos.arithmetic.clocks import Reading, to_own
+from synkhronos.arithmetic.machines import Reading, to_own
 from synkhronos.functions.replicate import replicate
 from synkhronos.profiles import operations as tables
-from synkhronos.profiles.categories import CATEGORIES
-from synkhronos.profiles.drawing import draw_timeline, make_figure
-from synkhronos.profiles.log import COMMAND, Begin, End, Event, OfRank, stop
+from synkhronos.profiles.drawing import Timeline, draw_timeline, make_figure, make_timeline
+from synkhronos.profiles.log import CATEGORIES, COMMAND, Begin, End, Event, OfRank, stop
 from synkhronos.profiles.operations import Operation
-from synkhronos.profiles.timeline import Timeline, make_timeline
 from synkhronos.profiles.trace import Nodes, make_trace
 from synkhronos.world.world import current_world
 
@@ -67,13 +65,11 @@ class Profile:
         self.hosts = [item.host for item in found]
         self._names_hosts = len(begin) > 1
         self.clock_error = max((item.error for item in (*begin, *end)), default=0.0)
-        by_rank = [[Event(*event) for event in item.events] for item in found]
+        by_rank = [item.events for item in found]
         for rank, item in enumerate(found):
             if item.machine:  # not the script's
                 pair = begin[item.machine], end[item.machine]
-                by_rank[rank] = [
-                    event._replace(start=to_own(*pair, event.start)) for event in by_rank[rank]
-                ]
+                by_rank[rank] = [e._replace(start=to_own(*pair, e.start)) for e in item.events]
         self._take(by_rank)
         timed = [[(each.name, each.times) for each in item.functions] for item in found]
         self.operations = tables.of_ranks(timed, len(self.seconds))
@@ -142,7 +138,7 @@ class Profile:
         if timeline is None:
             return ""
         try:
-            figure = draw_timeline(timeline, CATEGORIES, self._labels())
+            figure = draw_timeline(timeline, self._labels())
         except ImportError:
             return ""
         return _html.picture(figure, timeline.title)
@@ -205,7 +201,7 @@ class Profile:
             raise TypeError(f"Profile.plot: steps: expected a slice, such as slice(0, 3), got {steps!r}")
         timeline, labels = self._timeline(steps), self._labels()
         try:
-            figure = make_figure(self.seconds, CATEGORIES, labels, self.operations, most, timeline)
+            figure = make_figure(self.seconds, labels, self.operations, most, timeline)
         except ImportError as error:
             raise ImportError(
                 "Profile.plot needs matplotlib: pip install matplotlib; or print the profile"
@@ -293,7 +289,7 @@ def profile(path: PathLike | None = None, operations: bool = False) -> Iterator[
         begin = world.run(Begin(operations))[world.master_rank]
         log = world.rank_state.log
         log.events.clear()  # they are about the wait for the workers in that command
-        log.replace_command(world, "run")
+        log.replace(world, "run", COMMAND)
         yield measured
     finally:
         if world.rank_state.log:

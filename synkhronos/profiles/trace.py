@@ -1,40 +1,106 @@
-"""A profile as a Chrome trace: the events of each rank, the operations in them, and arrows."""
+"""A profile as a Chrome trace: the events of each rank, the operations in them, and arrows.
+
+An arrow points from a rank that others wait for to the wait, which is found from the events of all
+ranks.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Sequence
+from collections import defaultdict
+from typing import Any, Iterator, NamedTuple, Sequence
 
-from synkhronos.profiles.log import Event, NodeTimes, Timed
+from synkhronos.profiles.log import COMMAND, Event, NodeTimes, Timed
 from synkhronos.profiles.operations import shortened
-from synkhronos.profiles.waits import Wait, find_waits
 
 _SHORTEST = 1e-6  # seconds of a node in the trace
 _INSIDE = 0.99  # of an event: where an arrow ends in it
+_MEETING, _END = "barrier", "collect"  # the events in which ranks wait for others
 
 
-class Nodes:
+class Wait(NamedTuple):
+    """A wait of one rank for another one.
+
+    Attributes
+    ----------
+    rank, late : int
+        The rank that waits, and the rank that comes last.
+    event, cause : Event
+        The wait, and what the late rank does when it comes: its own event at the barrier, or its
+        command, at the end of which the master waits for it.
+    seconds : float
+        How long the rank has waited for the late one to come.
+    """
+
+    rank: int
+    late: int
+    event: Event
+    cause: Event
+    seconds: float
+
+
+def find_waits(events: Sequence[Sequence[Event]]) -> Iterator[Wait]:
+    """Yield the waits of all ranks, given the events of each.
+
+    All ranks meet at each barrier of a command, and the master waits for the end of each worker's
+    command. Steps in which ranks have met in groups are left out.
+    """
+    meetings: defaultdict[int, list[list[Event]]] = defaultdict(lambda: [[] for _ in events])
+    ends: defaultdict[int, dict[int, Event]] = defaultdict(dict)
+    for rank, own in enumerate(events):
+        for event in own:
+            if event.name == _MEETING:
+                meetings[event.step][rank].append(event)
+            elif event.category == COMMAND:
+                ends[event.step][rank] = event
+    for by_rank in meetings.values():
+        if len({len(own) for own in by_rank}) == 1:
+            for together in zip(*by_rank):
+                late = max(range(len(events)), key=lambda rank: together[rank].start)  # noqa: B023
+                yield from _waits_for(late, together)
+    for rank, own in enumerate(events):
+        for event in own:
+            others = {item: end for item, end in ends[event.step].items() if item != rank}
+            if event.name == _END and others:
+                late = max(others, key=lambda one: _stop(others[one]))  # noqa: B023
+                seconds = min(_stop(others[late]), _stop(event)) - event.start
+                if seconds > 0:
+                    yield Wait(rank, late, event, others[late], seconds)
+
+
+def _waits_for(late: int, together: Sequence[Event]) -> Iterator[Wait]:
+    cause = together[late]
+    for rank, event in enumerate(together):
+        seconds = min(cause.start, _stop(event)) - event.start
+        if rank != late and seconds > 0:
+            yield Wait(rank, late, event, cause, seconds)
+
+
+def _stop(event: Event) -> float:
+    return event.start + event.seconds
+
+
+class Nodes(NamedTuple):
     """The times of single operations on a rank.
 
-    Parameters
+    Attributes
     ----------
     functions : list of Timed
         The functions whose operations were timed.
-    node_times : list of tuple
-        The fields of the `NodeTimes` of each call.
+    node_times : list of NodeTimes
+        One for each call of these functions.
     """
 
-    def __init__(self, functions: Sequence[Timed] = (), node_times: Sequence[Any] = ()) -> None:
-        self._nodes = [function.nodes for function in functions]
-        self._calls = [NodeTimes(*node_time) for node_time in node_times]
+    functions: Sequence[Timed] = ()
+    node_times: Sequence[NodeTimes] = ()
 
     def spans(self, events: Sequence[Event]) -> Iterator[Event]:
         """Yield the operations inside the events of the rank.
 
         Only their durations are known, so each begins where the one before it has ended.
         """
-        for index, function, seconds in self._calls:
+        for index, function, seconds in self.node_times:
             step, _, _, start, _ = events[index]
-            for name, each in zip(self._nodes[function], seconds.tolist()):
+            for name, each in zip(self.functions[function].nodes, seconds.tolist()):
                 if each >= _SHORTEST:
                     yield Event(step, "operation", name, start, each)
                 start += each

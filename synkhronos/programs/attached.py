@@ -2,6 +2,13 @@
 
 A listener answers questions, as a controller of `spmd` does, and owns the memory. The processes that
 attach to it have a center, locks and collectives, as the ranks of a program have.
+
+The name is the address of a Unix socket in Linux's abstract namespace, which is no file and ends with
+its process. Through it, a process that attaches gets the descriptors of two files without names: the
+shared memory and the locks. So nothing has a name in a file system, and nothing remains, even if all
+processes are killed. Each connection lasts as long as the process is attached. It carries the questions
+and the answers, and its end tells either side that the other has ended. Only processes of the same user
+are accepted; the kernel says whose they are.
 """
 
 from __future__ import annotations
@@ -9,8 +16,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import os
+import socket
+import struct
 import time
+import traceback
 import weakref
+from multiprocessing import reduction
+from multiprocessing.connection import Connection, wait
 from typing import Any, Callable
 
 import numpy as np
@@ -20,21 +33,24 @@ from synkhronos._errors import SynkhronosError
 from synkhronos._typing import SharedVariables
 from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.engines.names import package
-from synkhronos.host.handler_errors import reraise_if_handlers
-from synkhronos.programs.center import Center
+from synkhronos.host.handler_errors import reraise_if_handlers, suppress
+from synkhronos.programs.center import Center, ProgramLock
 from synkhronos.programs.group_collectives import GroupCollectives
-from synkhronos.programs.lock import ProgramLock
-from synkhronos.services.listener import ASK, ATTACHED, DIED, LEFT, Client, Server, answer_to, failure_of
-from synkhronos.services.mailbox import Mailbox
-from synkhronos.services.messages import put, take
-from synkhronos.services.register_group import RegisterGroup
+from synkhronos.services.messages import Mailbox, put, take
+from synkhronos.services.registers import RegisterGroup
 from synkhronos.services.stripes import Stripes
+from synkhronos.stores.base import SharedMemoryStore
+from synkhronos.stores.named_memory import JointNamedMemory
 from synkhronos.world.devices import make_engine
 
 _MOST = 16  # attached processes at once, if their number is not given
 _NAP = 2e-4  # seconds between two attempts
 _CHECKED = 0.2  # seconds between two checks of `serve` whether to end
 _BOX = "minibatches"  # of the mailbox from which attached processes take arrays
+_ATTACHED, _LEFT, _DIED = 1, 2, 3  # what an attached process is, in the named memory
+_PEER = struct.Struct("3i")  # struct ucred of Linux: process, user, group
+_SEARCH_NAP = 0.02  # seconds between two attempts to find a listener
+_BACKLOG = 128
 
 
 class Listener:
@@ -71,19 +87,23 @@ class Listener:
     """
 
     def __init__(
-        self,
-        name: str,
-        size: int | None = None,
-        rank_of: Callable[[int], int | None] = lambda pid: None,
+        self, name: str, size: int | None = None, rank_of: Callable[[int], int | None] = lambda pid: None
     ) -> None:
         check_string(name, "Listener: name")
         if size is not None:
             size = check_int(size, "Listener: size", 1)
-        self._name, self._size = name, size
-        self._server = Server(name, size, size or _MOST, rank_of)
+        self._name, self._size, self._rank_of = name, size, rank_of
+        self._places = size or _MOST
+        self._socket = _listen(name)
+        self._named_memory = JointNamedMemory(self._places)
+        self._named_memory.memory.use_span(self._places + 1)  # which belongs to no attached process
+        self._states = _states_of(self._named_memory, self._places)
+        self._members: dict[Connection, tuple[int, int]] = {}  # the rank and the process of each
         self._came, self._died = 0, 0
         self._box: Mailbox | None = None
         self._is_closed = False
+        # A forked process would keep the connections open.
+        os.register_at_fork(after_in_child=_weakly(self._disconnect))
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{self._came} came, {self._died} died"
@@ -123,40 +143,83 @@ class Listener:
         limit = None if timeout is None else check_in_range(timeout, "Listener.serve: timeout", 0)
         latest = time.monotonic()
         while not (self._all_have_ended() if is_over is None else is_over()):
-            ready = self._server.wait(_CHECKED)
+            ready = wait([self._socket, *self._members], _CHECKED)
+            if self._socket in ready:
+                self._accept()
             if is_over is None and limit is not None:
                 latest = self._wait_for_more(latest, limit)
-            for member, connection in ready:
-                try:
-                    message = connection.recv()
-                except (EOFError, OSError) as error:
-                    reraise_if_handlers(error)
-                    self._died += 1
-                    self._server.drop(connection, DIED)
-                    continue
-                if message[0] != ASK:
-                    self._server.drop(connection, LEFT)
-                    continue
-                try:
-                    value = answer(message[1], member.pid, message[2])
-                except BaseException as error:
-                    answer_to(connection, (None, failure_of(error)))
-                    raise
-                answer_to(connection, (value, None))
+            for connection in ready:
+                if connection in self._members:
+                    self._hear(connection, answer)
         return self._died
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # it has gone away
+            accepted, _ = self._socket.accept()
+            connection = Connection(accepted.detach())
+            pid, user = _peer(connection)
+            rank = self._find_rank(pid) if user == os.geteuid() else None
+            try:
+                connection.send(None if rank is None else (rank, self._size, self._places))
+                for file in self._named_memory.files if rank is not None else ():
+                    reduction.send_handle(connection, file.fileno(), pid)
+            except BaseException:
+                connection.close()
+                raise
+            if rank is None:
+                connection.close()
+            else:
+                self._states[rank] = _ATTACHED
+                self._members[connection] = rank, pid
+
+    def _find_rank(self, pid: int) -> int | None:
+        """Return the number of a process that attaches; None if there is no place."""
+        rank = self._rank_of(pid)
+        if rank is not None:
+            return rank if not self._states[rank] else None
+        free = [rank for rank in range(self._places) if not self._states[rank]]
+        if not free and self._size is None:
+            free = [rank for rank in range(self._places) if self._states[rank] != _ATTACHED]
+        return free[0] if free else None
+
+    def _hear(self, connection: Connection, answer: Callable[[Any, int, Any], Any]) -> None:
+        """Answer the question of an attached process, or forget it if it has left or died."""
+        rank, pid = self._members[connection]
+        try:
+            message = connection.recv()
+        except (EOFError, OSError) as error:
+            reraise_if_handlers(error)
+            self._died += 1
+            self._drop(connection, rank, _DIED)
+            return
+        if message is None:
+            self._drop(connection, rank, _LEFT)
+            return
+        request, info = message
+        try:
+            reply = answer(request, pid, info), None
+        except BaseException:
+            _reply(connection, (None, traceback.format_exc()))
+            raise
+        _reply(connection, reply)
+
+    def _drop(self, connection: Connection, rank: int, state: int) -> None:
+        self._states[rank] = state
+        del self._members[connection]
+        connection.close()
 
     @property
     def pids(self) -> list[int]:
         """The attached processes."""
-        return [member.pid for member in self._server.members.values()]
+        return [pid for _, pid in self._members.values()]
 
     def _all_have_ended(self) -> bool:
-        states = self._server.states
-        return not (states == ATTACHED).any() and np.count_nonzero(states) >= (self._size or 1)
+        states = self._states
+        return not (states == _ATTACHED).any() and np.count_nonzero(states) >= (self._size or 1)
 
     def _wait_for_more(self, latest: float, limit: float) -> float:
         """Return when the latest process has attached; raise if the next one is late."""
-        now, came, needed = time.monotonic(), np.count_nonzero(self._server.states), self._size or 1
+        now, came, needed = time.monotonic(), np.count_nonzero(self._states), self._size or 1
         if came != self._came:
             self._came = came
             return now
@@ -183,8 +246,8 @@ class Listener:
             Called from time to time while it waits.
         """
         if self._box is None:
-            self._server.memory.use_span(self._server.places + 1)  # also in a forked process
-            self._box = Mailbox(self._server.named_memory, _BOX)
+            self._named_memory.memory.use_span(self._places + 1)  # also in a forked process
+            self._box = Mailbox(self._named_memory, _BOX)
         while not put(self._box, arrays, 0):
             pause()
             time.sleep(_NAP)
@@ -193,7 +256,15 @@ class Listener:
         """Accept no process any more. The attached processes get errors."""
         if not self._is_closed:
             self._is_closed, self._box = True, None
-            self._server.close()
+            self._disconnect()
+            self._named_memory.close()
+
+    def _disconnect(self) -> None:
+        """Close the socket and the connections, which the attached processes notice."""
+        self._socket.close()
+        for connection in self._members:
+            connection.close()
+        self._members.clear()
 
     def __enter__(self) -> Listener:
         return self
@@ -241,16 +312,18 @@ class Attached(GroupCollectives):
 
     def __init__(self, name: str, timeout: float) -> None:
         super().__init__()
-        self._client = Client(name, timeout)
-        assignment = self._client.assignment
-        self.rank, self.size = assignment.rank, assignment.size
-        self._named_memory = self._client.store.named_memory
+        self._name = name
+        self._connection, (self.rank, self.size, places), files = _connect(name, timeout)
+        self._named_memory = JointNamedMemory(places, files)
+        self._named_memory.memory.use_span(self.rank)
+        self._states = _states_of(self._named_memory, places)
         self._engine = make_engine([str(getattr(package.config, "device", "cpu"))])
         self._communicator: SharedMemoryCommunicator | None = None
         self._centers: dict[str, Center] = {}
         self._locks: dict[str, ProgramLock] = {}
         self._box: Mailbox | None = None
-        self._leave_at_exit = _leave_at_exit(self)
+        # A process that ends without `close` leaves, unless it is killed.
+        self._leave_at_exit = atexit.register(_weakly(self.close))
 
     def __repr__(self) -> str:
         return f"<synkhronos.Attached {self.rank}{f' of {self.size}' if self.size else ''}>"
@@ -271,12 +344,24 @@ class Attached(GroupCollectives):
             If the listener has ended, its function raised an exception, or the time is over.
         """
         self._check()
-        return self._client.ask(request, info, timeout)
+        try:
+            self._connection.send((request, info))
+            if not self._connection.poll(timeout):
+                raise SynkhronosError(
+                    f"ask: no answer within {timeout} seconds; see what the controller does, or wait "
+                    f"longer"
+                )
+            value, failure = self._connection.recv()
+        except (EOFError, ConnectionError) as error:
+            raise SynkhronosError(self._ended()) from error
+        if failure is not None:
+            raise SynkhronosError(f"ask: the controller raised an exception:\n{failure}")
+        return value
 
     @property
     def attached(self) -> int:
         """The number of processes that are attached now."""
-        return int(np.count_nonzero(self._client.states == ATTACHED))
+        return int(np.count_nonzero(self._states == _ATTACHED))
 
     def center(self, shared_vars: SharedVariables, name: str = "center") -> Center:
         """Return the center of shared variables; see `Rank.center`.
@@ -350,13 +435,14 @@ class Attached(GroupCollectives):
             )
         if self._communicator is None:
             group = RegisterGroup(self._named_memory, self.rank, self.size, self._check_comes)
-            self._communicator = SharedMemoryCommunicator(group, self._client.store)
+            store = SharedMemoryStore(self._named_memory.memory, self._named_memory)
+            self._communicator = SharedMemoryCommunicator(group, store)
         return self._communicator
 
     def _check_comes(self, rank: int) -> None:
         """Raise if a process will not come to a collective any more."""
         self._check()
-        if self._client.states[rank] in (LEFT, DIED):
+        if self._states[rank] in (_LEFT, _DIED):
             raise SynkhronosError(
                 f"the attached process {rank} has ended, and the others wait for it in a collective; "
                 f"let every process call the same collectives"
@@ -365,7 +451,16 @@ class Attached(GroupCollectives):
     # Internal
 
     def _check(self) -> None:
-        self._client.check()
+        """Raise if the listener has ended."""
+        if self._connection.closed:
+            raise SynkhronosError("this process is no longer attached; use it before close() only")
+        if self._connection.poll(0):  # nothing comes unasked but the end
+            raise SynkhronosError(self._ended())
+
+    def _ended(self) -> str:
+        return (
+            f"the controller {self._name!r} has ended, or has ended this process's part; see its output"
+        )
 
     def _pause(self) -> None:
         self._check()
@@ -376,7 +471,11 @@ class Attached(GroupCollectives):
         atexit.unregister(self._leave_at_exit)
         self._communicator, self._box = None, None
         self._reductions.clear()
-        self._client.leave()
+        if not self._connection.closed:
+            with suppress(OSError):  # it has ended before
+                self._connection.send(None)
+            self._connection.close()
+            self._named_memory.close()
 
     def __enter__(self) -> Attached:
         return self
@@ -385,14 +484,101 @@ class Attached(GroupCollectives):
         self.close()
 
 
-def _leave_at_exit(attached: Attached) -> Callable[[], None]:
-    """Let a process that ends without `close` leave, unless it is killed."""
-    reference = weakref.ref(attached)
+# The socket
 
-    def leave() -> None:
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that calls a method, if its object still exists."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
         found = reference()
         if found is not None:
-            found.close()
+            found()
 
-    atexit.register(leave)
-    return leave
+    return call
+
+
+def _states_of(named_memory: JointNamedMemory, places: int) -> Any:
+    """Return what the process with each number is: 0, `_ATTACHED`, `_LEFT` or `_DIED`."""
+    return named_memory.array("attached", (places,), "int64")
+
+
+def _address_of(name: str) -> str:
+    """Return the address of the socket of a name, which each user has for himself."""
+    return f"\0synkhronos-{os.geteuid()}-{name}"
+
+
+def _reply(connection: Connection, reply: Any) -> None:
+    """Send ``(value, failure)`` to an attached process, if it still lives."""
+    with suppress(ConnectionError):  # it has died meanwhile; its end comes next
+        connection.send(reply)
+
+
+def _peer(connected: Any) -> tuple[int, int]:
+    """Return the process and the user at the other end."""
+    with socket.fromfd(connected.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as copy:
+        data = copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    return _PEER.unpack(data)[:2]
+
+
+def _listen(name: str) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(_address_of(name))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise SynkhronosError(
+            f"listener: the name {name!r} cannot be used: {error.strerror}; if another process listens "
+            f"there, end it or take another name"
+        ) from error
+    return listening
+
+
+def _connect(name: str, timeout: float) -> tuple[Connection, tuple[int, int | None, int], list[Any]]:
+    """Return the connection to a listener, what it says first, and the files of the named memory."""
+    until = time.monotonic() + timeout
+    with _find(name, until) as connected:
+        if _peer(connected)[1] != os.geteuid():
+            raise SynkhronosError(f"attach: the controller {name!r} belongs to another user")
+        connected.settimeout(None)
+        connection = Connection(connected.detach())
+    try:
+        if not connection.poll(max(until - time.monotonic(), _SEARCH_NAP)):
+            raise SynkhronosError(
+                f"attach: the controller {name!r} does not answer; it has to serve, or wait longer"
+            )
+        given = connection.recv()
+        if given is None:
+            raise SynkhronosError(
+                f"attach: the controller {name!r} has no place for another process; start it for more"
+            )
+        numbers = [reduction.recv_handle(connection) for _ in range(2)]
+        return connection, given, [os.fdopen(number, "r+b", buffering=0) for number in numbers]
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, (EOFError, ConnectionError)):
+            raise SynkhronosError(f"attach: the controller {name!r} has ended") from error
+        raise
+
+
+def _find(name: str, until: float) -> socket.socket:
+    """Return a socket that is connected to the listener of a name, when there is one."""
+    while True:
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connected.settimeout(max(until - time.monotonic(), _SEARCH_NAP))
+            connected.connect(_address_of(name))
+            return connected
+        except (ConnectionRefusedError, BlockingIOError) as error:  # not there yet, or too many come
+            reraise_if_handlers(error)
+            connected.close()
+            if time.monotonic() >= until:
+                raise SynkhronosError(
+                    f"attach: there is no controller {name!r}; start it before, or wait longer"
+                ) from error
+            time.sleep(_SEARCH_NAP)
+        except BaseException:
+            connected.close()
+            raise

@@ -17,7 +17,7 @@ from synkhronos._typing import ArrayLike, ReduceOp, SharedVariable, SharedVariab
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.arithmetic.partition import select
 from synkhronos.comms.formats import Format, check_format
-from synkhronos.programs.array_reductions import ArrayReductions, check_weight
+from synkhronos.programs.group_collectives import ArrayReductions, check_weight
 from synkhronos.programs.stopping import Run, StopProgram
 from synkhronos.variables.arguments import as_list, check_has_rows, conditioned
 from synkhronos.variables.collectives import Broadcast, Gather, join

@@ -12,7 +12,7 @@ from synkhronos.arithmetic.conversion import usable
 from synkhronos.arithmetic.partition import select, take_along
 from synkhronos.arrays.data import Data
 from synkhronos.functions import arguments
-from synkhronos.functions.call import CallFunction
+from synkhronos.functions.call import CallFunction, compute_in_slices
 from synkhronos.functions.copies import Specification
 from synkhronos.functions.function import Function
 from synkhronos.functions.outputs import in_form
@@ -35,7 +35,10 @@ class OwnCall(CallFunction):
         state.rows[self.number] = n_rows
         if self.has_rows(replica):
             state.progress[ROWS] += n_rows
-        values = self._compute(state, replica, arguments, n_rows)
+        if self.num_slices > 1:
+            values = compute_in_slices(self, state, replica, arguments, n_rows)
+        else:
+            values = self.execute(state, replica, arguments, n_rows)
         return [state.engine.to_host(value) for value in values]
 
     def _arguments(self, state: RankState, replica: Replica) -> tuple[int, list[Any]]:

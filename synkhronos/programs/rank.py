@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -16,21 +16,17 @@ from synkhronos.arithmetic.partition import share
 from synkhronos.functions.function import Function
 from synkhronos.host.progress import REMARK, Progress
 from synkhronos.programs import own_call, saving
-from synkhronos.programs.center import Center
+from synkhronos.programs.center import Center, ProgramLock
 from synkhronos.programs.collectives import Collectives
-from synkhronos.programs.lock import ProgramLock
-from synkhronos.programs.rank_group import RankGroup
+from synkhronos.programs.group_collectives import RankGroup
 from synkhronos.programs.stopping import ASKED, Run
 from synkhronos.services.controller import ControllerChannel
 from synkhronos.services.messages import Messages
-from synkhronos.services.reports import CLOCKS, ENDED, RESTARTS, Reports
-from synkhronos.services.stripes import Stripes
+from synkhronos.services.registers import CLOCKS, ENDED, RESTARTS, Reports
+from synkhronos.services.stripes import RemoteStripes, StripeChannel, Stripes
 from synkhronos.stores.named_memory import NamedMemory
 from synkhronos.world.call_lock import takes_call_lock
 from synkhronos.world.rank_state import RankState
-
-if TYPE_CHECKING:  # for several machines only
-    from synkhronos.machines.remote_stripes import RemoteStripes
 
 _AWAKE = 0.1  # seconds between two checks of a rank that waits for a message
 
@@ -136,31 +132,19 @@ class Rank(Collectives):
             For a function with collectives, in a program with ``on_death="continue"``.
         """
         self._enter()
+        options = batch, batch_s, num_slices, output_subset
         if not isinstance(f, Function) and self._rank_state.engine.is_function(f):
-            own_call.check_no_options(f, batch, batch_s, num_slices, output_subset)
+            own_call.check_no_options(f, *options)
             with self._timed("compute", getattr(f, "name", None) or "function"):
                 return f(*inputs, **inputs_by_name)
         command, form = own_call.prepare(
-            self._rank_state,
-            self._token,
-            f,
-            inputs,
-            inputs_by_name,
-            batch,
-            batch_s,
-            num_slices,
-            output_subset,
+            self._rank_state, self._token, f, inputs, inputs_by_name, *options
         )
         if not self._rank_state.functions[command.number].has_collectives:
             return form(command.run(self._rank_state))
         self._enter_meeting()
-        what: tuple[Any, ...] = (
-            getattr(f, "name", None),
-            command.number,
-            command.num_slices,
-            command.subset,
-        )
-        self._meet("call", *what)
+        name: Any = getattr(f, "name", None)
+        self._meet("call", name, command.number, command.num_slices, command.subset)  # type: ignore[arg-type]  # a list
         with self._stopped_by_others():
             outputs = command.run(self._rank_state)
         return form(outputs)
@@ -294,7 +278,7 @@ class Rank(Collectives):
     @in_step.setter
     def in_step(self, value: bool) -> None:
         self._program.check_running()
-        self._stop.meet_in_step(bool(value))
+        self._stop.in_step = bool(value)
 
     def stop(self) -> None:
         """Ask all ranks to stop: at their next minibatch, or at their next call of a method."""
@@ -385,8 +369,6 @@ class Rank(Collectives):
         named_memory = self._named_memory(method)
         if self._rank_state.transport.is_home:
             return Stripes(named_memory, *args)
-        from synkhronos.machines.remote_stripes import RemoteStripes, StripeChannel
-
         return RemoteStripes(StripeChannel(named_memory, self.rank), self.restarts, *args)
 
     @takes_call_lock

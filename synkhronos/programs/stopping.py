@@ -58,10 +58,6 @@ class Stop:
         """Ask all ranks to stop."""
         self._flag[0] = max(self._flag[0], how)  # an interrupt is not overwritten
 
-    def meet_in_step(self, value: bool) -> None:
-        """Set `in_step`."""
-        self.in_step = value
-
     def watch(self) -> bool:
         """Return whether this rank has to stop, for a program that ends its loops by itself."""
         self._is_watched = True
@@ -74,7 +70,7 @@ class Stop:
 
     def met(self, asked: bool) -> None:
         """Record a collective, and whether any rank had noticed a request before it."""
-        self.meet_in_step(self.in_step or self._is_watched)
+        self.in_step = self.in_step or self._is_watched
         self._is_agreed = self._is_agreed or asked
 
 

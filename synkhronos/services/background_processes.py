@@ -27,14 +27,14 @@ import numpy as np
 from synkhronos._errors import SynkhronosError
 from synkhronos.host.descriptors import descriptors, give_up
 from synkhronos.host.handler_errors import reraise_if_handlers
-from synkhronos.stores.mapped import MappedMemory as MappedMemory
-from synkhronos.stores.mapped import map_memory as map_memory
+from synkhronos.stores.base import MappedMemory as MappedMemory
+from synkhronos.stores.base import map_memory as map_memory
 from synkhronos.stores.named_memory import open_unnamed
 from synkhronos.transports import limits
 from synkhronos.transports.children import Children, find_dead, status
 from synkhronos.transports.children import has_ended as has_ended
 from synkhronos.transports.fork_locks import threads_of_libraries, warn_of_threads
-from synkhronos.transports.semaphore import NBYTES, Semaphore
+from synkhronos.transports.waiting import NBYTES, Semaphore
 
 _CHECK_INTERVAL = 0.1  # seconds between two checks that a process is alive
 _LONGEST_ANSWER = 2.0  # seconds for a process to write its stack

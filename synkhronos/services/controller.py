@@ -14,23 +14,20 @@ import traceback
 from typing import Any, Callable, Iterable, Mapping
 
 import cloudpickle
-import numpy as np
 
 from synkhronos._errors import SynkhronosError
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.signals import DeferredSignals
-from synkhronos.services.channel import Channel
-from synkhronos.services.wakeups import wakeup_semaphores
-from synkhronos.stores.named_memory import Lock, NamedMemory
+from synkhronos.services.registers import Channel, wakeup_semaphores
+from synkhronos.stores.named_memory import NamedMemory
 from synkhronos.transports.base import ServiceProcess, Transport
-from synkhronos.transports.semaphore import Semaphore
 
 _NAME = "controller"
 _AWAKE = 0.2  # seconds between two checks of a rank that waits
 _LONGEST = 60.0  # seconds of one wait of the controller, which is woken at the end of a program
 _NAP = 1e-3
 _GRACE = 1.0  # seconds for the controller to end by itself
-_STATES = READY, ENDING = 1, 2
+READY, ENDING = 1, 2  # states
 
 Answer = Callable[[Any, int, Any], Any]
 
@@ -48,9 +45,8 @@ class Controller:
 
     def __init__(self, transport: Transport, answer: Answer) -> None:
         self._transport, self._answer = transport, answer
-        self._state = state_of(transport.store.named_memory)
+        self._memory = ControllerMemory(transport.store.named_memory, transport.size)
         self._service_process: ServiceProcess | None = None
-        self._bell = bells_of(transport.store.named_memory, transport.size)[-1]
 
     def start(self) -> None:
         """Start the process, and wait until the ranks can see whether it is alive.
@@ -60,18 +56,12 @@ class Controller:
         SynkhronosError
             If it has ended, or is stopped for longer than the time limit.
         """
-        named_memory, size, answer = (
-            self._transport.store.named_memory,
-            self._transport.size,
-            self._answer,
-        )
-        self._state[0] = 0
+        memory, size, answer = self._memory, self._transport.size, self._answer
+        memory.state[0] = 0
         with DeferredSignals():  # `end` must know the process
-            self._service_process = self._transport.attend(
-                _NAME, lambda: _serve(named_memory, size, answer)
-            )
+            self._service_process = self._transport.attend(_NAME, lambda: _serve(memory, size, answer))
         limit, began = self._transport.timeout, time.monotonic()
-        while not self._state[0]:
+        while not memory.state[0]:
             if not self._service_process.is_alive():
                 raise SynkhronosError("spmd: the process of the controller has ended before the program")
             if limit is not None and time.monotonic() - began > limit:
@@ -83,42 +73,53 @@ class Controller:
 
     def end(self) -> None:
         """End the process."""
-        self._state[0] = ENDING
-        self._bell.post()
+        self._memory.state[0] = ENDING
+        self._memory.bell.post()
         if self._service_process is not None:
             self._service_process.end(_GRACE)
 
 
-def state_of(named_memory: NamedMemory) -> np.ndarray:
-    """Return one number, which becomes `READY` when the controller has started."""
-    return named_memory.array("controller state", (1,), "int64")
+class ControllerMemory:
+    """What the controller and the ranks share.
+
+    Parameters
+    ----------
+    named_memory : NamedMemory
+        Where it is.
+    size : int
+        The number of ranks.
+
+    Attributes
+    ----------
+    state : numpy.ndarray
+        One number, which becomes `READY` when the controller has started, and `ENDING` at its end.
+    alive : Lock
+        The controller holds it while it lives.
+    bell : Semaphore
+        Posted for the controller.
+    """
+
+    def __init__(self, named_memory: NamedMemory, size: int) -> None:
+        self._named_memory = named_memory
+        self.state = named_memory.array("controller state", (1,), "int64")
+        [self.alive] = named_memory.locks("controller is alive", 1)
+        *self._bells, self.bell = wakeup_semaphores(named_memory, "controller", size + 1)
+
+    def channels(self, ranks: Iterable[int]) -> dict[int, Channel]:
+        """Return the channel to the controller of each of these ranks, by rank."""
+        return {
+            rank: Channel(
+                self._named_memory, f"controller, rank {rank}", self._bells[rank], self.bell.post
+            )
+            for rank in ranks
+        }
 
 
-def bells_of(named_memory: NamedMemory, size: int) -> list[Semaphore]:
-    """Return the semaphores that are posted: for each rank, with an answer; last, for the controller."""
-    return wakeup_semaphores(named_memory, "controller", size + 1)
-
-
-def channels_of(named_memory: NamedMemory, ranks: Iterable[int], size: int) -> dict[int, Channel]:
-    """Return the channel to the controller of each of these ranks, by rank."""
-    *bells, own = bells_of(named_memory, size)
-    return {
-        rank: Channel(named_memory, f"controller, rank {rank}", bells[rank], own.post) for rank in ranks
-    }
-
-
-def is_alive_lock(named_memory: NamedMemory) -> Lock:
-    """Return the lock that the controller holds while it lives."""
-    return named_memory.locks("controller is alive", 1)[0]
-
-
-def _serve(named_memory: NamedMemory, size: int, answer: Answer) -> None:
+def _serve(memory: ControllerMemory, size: int, answer: Answer) -> None:
     """Answer questions until the program ends."""
-    state = state_of(named_memory)
-    alive = is_alive_lock(named_memory)
-    alive.try_acquire()
-    bell = bells_of(named_memory, size)[-1]
-    channels = channels_of(named_memory, range(size), size)
+    state, bell = memory.state, memory.bell
+    memory.alive.try_acquire()
+    channels = memory.channels(range(size))
     if not state[0]:
         state[0] = READY
     while state[0] != ENDING:
@@ -129,7 +130,7 @@ def _serve(named_memory: NamedMemory, size: int, answer: Answer) -> None:
             continue
         rank, number, question = found
         _reply(channels[rank], number, _answered(answer, rank, question))
-    alive.release()
+    memory.alive.release()
 
 
 def _oldest(channels: Mapping[int, Channel]) -> tuple[int, int, bytes] | None:
@@ -181,7 +182,7 @@ class ControllerChannel:
 
     Parameters
     ----------
-    named memory : Commons
+    named_memory : NamedMemory
         Where its memory is.
     rank, size : int
         This rank, and the number of ranks.
@@ -192,12 +193,8 @@ class ControllerChannel:
     def __init__(
         self, named_memory: NamedMemory, rank: int, size: int, pause: Callable[[float], None]
     ) -> None:
-        self._channel = channels_of(named_memory, [rank], size)[rank]
-        self._state, self._alive, self._pause = (
-            state_of(named_memory),
-            is_alive_lock(named_memory),
-            pause,
-        )
+        self._memory, self._pause = ControllerMemory(named_memory, size), pause
+        self._channel = self._memory.channels([rank])[rank]
 
     def ask(self, request: Any, info: Any) -> Any:
         """Return the controller's answer.
@@ -225,7 +222,7 @@ class ControllerChannel:
         return value
 
     def _check(self) -> None:
-        if self._state[0] == READY and self._alive.is_free():
+        if self._memory.state[0] == READY and self._memory.alive.is_free():
             raise SynkhronosError(
                 "rank.ask: the controller has died; ranks that need its answers cannot continue"
             )

@@ -10,14 +10,22 @@ holding a lock. After its death or the end of its program, the number and the sp
 rank. A rank may die between the store in the table and the store of its next spare. Then its spare is
 the memory in the table. The next rank that holds the lock of the stripe or has the member's number
 completes the change: the spare is the previous memory.
+
+Stripes on another machine are visited through the progress processes. A rank writes its request to a
+channel, and the new contents of a stripe to memory beside it. The progress process of its machine sends
+both to the progress process of the center's machine, which visits the stripe for the rank and sends back
+its contents. While the rank computes, the progress process there holds the lock of the stripe. The
+request that stores a stripe also takes the next one, so that there is one round trip for each.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+import pickle
+from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
+from synkhronos.services.registers import Channel, wakeup_semaphores
 from synkhronos.stores.named_memory import Lock, NamedMemory
 
 _MEMBERS = 1024  # ranks that may have stripes of one name at once
@@ -25,6 +33,7 @@ _READY, _LAYOUT = 0, 1  # words of the header: whether it is complete, the lengt
 _SPARE, _FORMER, _STRIPE = 0, 1, 2  # words of a member. Memories and members are numbered from 1.
 _MEMORY, _LAST = 0, 1  # words of a stripe: its memory, the member that changed it last
 _SPREAD = 0.618034  # the part of a cycle between the places where members start
+_AWAKE = 0.1  # seconds between two checks of a rank that waits for another machine
 
 
 class Stripes:
@@ -32,7 +41,7 @@ class Stripes:
 
     Parameters
     ----------
-    named memory : Commons
+    named_memory : NamedMemory
         Where the stripes are.
     name : str
         The name by which all ranks know them.
@@ -247,3 +256,146 @@ def order_of(member: int, count: int) -> list[int]:
     """Return the order in which a member visits the stripes. Members start at different stripes."""
     start = int(member * _SPREAD % 1 * count)
     return [*range(start, count), *range(start)]
+
+
+# On another machine
+
+
+class Request(NamedTuple):
+    """A request of a rank.
+
+    Attributes
+    ----------
+    restarts : int
+        How often the rank was replaced, to distinguish its requests from a dead rank's.
+    kind : str
+        ``"open"``, ``"fill"``, ``"visit"``, ``"hold"`` or ``"let go"``.
+    name : str
+        The name of the stripes.
+    arguments : tuple
+        The arguments of the request.
+    nbytes : int
+        The length of each of the two memories beside the channel; 0 for none.
+    has_data : bool
+        Whether the first one has data to send.
+    """
+
+    restarts: int
+    kind: str
+    name: str
+    arguments: tuple[Any, ...]
+    nbytes: int
+    has_data: bool
+
+
+class StripeChannel(Channel):
+    """Where a rank and its progress process exchange requests, answers and contents of stripes.
+
+    Parameters
+    ----------
+    named_memory : NamedMemory
+        The named memory of the machine.
+    rank : int
+        The rank that asks.
+    """
+
+    def __init__(self, named_memory: NamedMemory, rank: int) -> None:
+        self._named_memory, self._name = named_memory, f"stripes for rank {rank}"
+        [bell] = wakeup_semaphores(named_memory, self._name, 1)
+        super().__init__(named_memory, self._name, bell)
+
+    def memories(self, restarts: int, nbytes: int) -> Sequence[np.ndarray]:
+        """Return the memory for a rank's own contents, and the memory for contents that it receives."""
+        name = f"{self._name}: {nbytes} bytes after {restarts} restarts"
+        return list(self._named_memory.array(name, (2, nbytes), "uint8"))
+
+
+class RemoteStripes:
+    """Like `Stripes`, for a rank on another machine.
+
+    Parameters
+    ----------
+    channel : StripeChannel
+        The channel to the progress process.
+    restarts : int
+        How often the rank has died and was replaced.
+    name, layout, check, count, nbytes, fill, pause
+        As for `Stripes`.
+
+    Attributes
+    ----------
+    is_first : bool
+        Whether this rank has called `fill`, and the center has these contents.
+    """
+
+    def __init__(
+        self,
+        channel: StripeChannel,
+        restarts: int,
+        name: str,
+        layout: bytes,
+        check: Callable[[bytes], None],
+        count: int,
+        nbytes: int,
+        fill: Callable[[int, np.ndarray], None],
+        pause: Callable[[], None],
+    ) -> None:
+        self._channel, self._restarts, self._name, self._pause = channel, restarts, name, pause
+        self._nbytes = nbytes
+        self._sent, self._received = channel.memories(restarts, nbytes)
+        answer = "busy"
+        while True:
+            answer, found = self._ask("open", layout, count, nbytes)
+            if answer == "opened":
+                break
+            if answer == "other":
+                check(found)
+            elif answer == "absent":
+                for number in range(count):
+                    fill(number, self._sent)
+                    self._ask("fill", number, has_data=True)
+            pause()
+        self.is_first, member = found
+        self.order = order_of(member, count)
+
+    def read(self, work: Callable[[int, np.ndarray], None]) -> None:
+        """As `Stripes.read`."""
+        self._visit(False, work)
+
+    def change(self, work: Callable[[int, np.ndarray, np.ndarray], None]) -> None:
+        """Like `Stripes.change`."""
+        self._visit(True, lambda number, memory: work(number, memory, self._sent))
+
+    def try_hold(self) -> bool:
+        """As `Stripes.try_hold`."""
+        return self._ask("hold")
+
+    def let_go(self) -> None:
+        """As `Stripes.let_go`."""
+        self._ask("let go")
+
+    def _visit(self, changes: bool, work: Callable[[int, np.ndarray], None]) -> None:
+        changed = None  # the stripe that was entered and has to be replaced
+
+        def visit(number: int) -> bool:
+            nonlocal changed
+            stored, changed = changed, None
+            if not self._ask("visit", stored, number, changes, has_data=stored is not None):
+                return False
+            work(number, self._received)
+            changed = number if changes else None
+            return True
+
+        try:
+            visit_all(self.order, visit, self._pause)
+        except Exception:
+            changed = None
+            self._ask("visit", None, None, changes)  # so that it leaves the stripe it has entered
+            raise
+        if changed is not None:
+            self._ask("visit", changed, None, changes, has_data=True)
+
+    def _ask(self, kind: str, *arguments: Any, has_data: bool = False) -> Any:
+        request = Request(self._restarts, kind, self._name, arguments, self._nbytes, has_data)
+        asked = pickle.dumps(tuple(request))
+        return pickle.loads(self._channel.ask(asked, _AWAKE, self._pause))

@@ -1,7 +1,7 @@
 """Prepares a script that ``python -m synkhronos run`` starts, before its first line.
 
 The command puts this folder first in ``PYTHONPATH``, so Python runs this file when it starts. This file
-removes the folder again, lets Python find the modules of ``imports`` and ``aliases``, has Theano show
+removes the folder again, lets Python find the modules of ``host/imports``, has Theano show
 that it compiles, and then runs the ``sitecustomize`` that Python would have run otherwise. The script,
 and the processes that it starts, have the same paths as without the command.
 """
@@ -49,8 +49,9 @@ def _end_job() -> None:
 
 
 _leave_path()
-_host("imports.py")["provide"]()
-_host("aliases.py")["provide"]()
+_imports = _host("imports.py")
+_imports["provide"]()
+_imports["provide_aliases"]()
 _host("progress.py")["provide"]()
 _host("job.py")["provide"](_end_job)
 _run_other()

@@ -1,9 +1,7 @@
 """Stores: arrays that every rank can access through a small handle.
 
-``base`` is the interface, which ``tests/specifications`` specifies. ``handle`` defines the handles that
-ranks send to each other. ``shared`` keeps arrays in the shared memory of one machine, which ``memory``
-allocates by ``free_list``; ``deallocations`` tells it which arrays have been deallocated. ``files`` maps
-the files of ``numpy.memmap``, and ``mapped`` has memory that looks like such a file. ``named_memory``
-has the arrays and locks that belong to no rank. ``required_rows`` says which rows of arrays other ranks
-need.
+``base`` is the interface, which ``tests/specifications`` specifies, and the store of ranks that share
+the memory of one machine, which ``memory`` allocates by ``free_list``. ``handle`` defines the handles
+that ranks send to each other, also those of arrays in files, and which rows of arrays other ranks need.
+``named_memory`` has the arrays and locks that belong to no rank.
 """

@@ -9,7 +9,8 @@ from typing import Any, Iterable
 
 from synkhronos.host.handler_errors import may_be_running
 
-_RANGES, _NEXT = "ranges", "next"
+#: Of the state of a list: its ranges, and the state that has replaced it
+RANGES, NEXT = "ranges", "next"
 
 
 def gaps(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
@@ -32,17 +33,17 @@ class FreeList:
 
     def __init__(self, start: int, stop: int) -> None:
         self.lowest, self.end = start, stop
-        self._state: dict[str, Any] = {_RANGES: [(start, stop)] if start < stop else []}
+        self._state: dict[str, Any] = {RANGES: [(start, stop)] if start < stop else []}
 
     def holes(self) -> list[tuple[int, int]]:
         """Return the free ranges, a list of ``(start, stop)``, in order."""
-        return list(self._newest()[_RANGES])
+        return list(self.newest()[RANGES])
 
     def take(self, nbytes: int) -> int | None:
         """Allocate `nbytes` bytes; return their offset, or None if there is no room."""
         while True:
-            state = self._newest()
-            holes = state[_RANGES]
+            state = self.newest()
+            holes = state[RANGES]
             fitting = (index for index, (low, high) in enumerate(holes) if high - low >= nbytes)
             index = next(fitting, None)
             if index is None:
@@ -55,8 +56,8 @@ class FreeList:
     def give(self, start: int, nbytes: int) -> None:
         """Free the bytes."""
         while True:
-            state = self._newest()
-            holes = state[_RANGES]
+            state = self.newest()
+            holes = state[RANGES]
             low, high = start, start + nbytes
             first = last = bisect.bisect(holes, (low,))
             if first > 0 and holes[first - 1][1] == low:
@@ -71,9 +72,9 @@ class FreeList:
     def cut(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Allocate all that is free between two bounds; return the ranges that were free."""
         while True:
-            state = self._newest()
+            state = self.newest()
             found, left = [], []
-            for low, high in state[_RANGES]:
+            for low, high in state[RANGES]:
                 inside = max(low, start), min(high, stop)
                 if inside[0] >= inside[1]:
                     left.append((low, high))
@@ -83,16 +84,17 @@ class FreeList:
             if not found or self._change(state, left):
                 return found
 
-    def _newest(self) -> dict[str, Any]:
+    def newest(self) -> dict[str, Any]:
+        """Return the state of the list, which has a `NEXT` from the next change on."""
         state = self._state
-        while _NEXT in state:
-            state = state[_NEXT]
+        while NEXT in state:
+            state = state[NEXT]
         return state
 
     def _change(self, state: dict[str, Any], ranges: list[tuple[int, int]]) -> bool:
         """Let a new list follow another list; return False if that has a follower already."""
-        new = {_RANGES: ranges}
-        if state.setdefault(_NEXT, new) is not new:
+        new = {RANGES: ranges}
+        if state.setdefault(NEXT, new) is not new:
             return False
         self._state = new
         return True

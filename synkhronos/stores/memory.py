@@ -16,7 +16,9 @@ import gc
 import mmap
 import os
 import sys
-from typing import Iterable
+import weakref
+from collections import deque
+from typing import Any, Hashable, Iterable, Iterator
 
 import numpy as np
 
@@ -24,8 +26,7 @@ from synkhronos._errors import ClosedError, SynkhronosError
 from synkhronos.host import heap
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.machine import cores, memory_room
-from synkhronos.stores.deallocations import Deallocations
-from synkhronos.stores.free_list import Changes, FreeList, gaps
+from synkhronos.stores.free_list import NEXT, RANGES, Changes, FreeList, gaps
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _ALIGNMENT = 64
@@ -40,6 +41,54 @@ _CLOSED = 0  # in place of a process
 def most_ranks() -> int:
     """Return how many ranks there is memory for; at least one for each core."""
     return max(cores(), _memory_left() // RESERVED - 1)
+
+
+class _Reference(weakref.ref):
+    __slots__ = ("key",)
+
+    key: Hashable
+
+
+class Deallocations:
+    """The keys of objects that have been deallocated since they were last asked for.
+
+    No Python code runs when an object is deallocated, as in a method ``__del__``: a signal handler may
+    run there, and Python drops the exception that it raises. The callback of a weak reference here is a
+    method written in C.
+    """
+
+    def __init__(self) -> None:
+        # Threads and signal handlers may come between any two steps, so each of them is atomic.
+        self._references: dict[int, Any] = {}
+        self._ended: deque[Any] = deque()
+
+    def watch(self, item: Any, key: Hashable) -> None:
+        """Note the end of an object under this key."""
+        reference = _Reference(item, self._ended.append)
+        reference.key = key
+        self._references[id(reference)] = reference
+
+    @property
+    def any_ended(self) -> bool:
+        """Whether there may be such keys."""
+        return bool(self._ended)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the keys of the objects that have ended, each of them once."""
+        while self._ended:
+            try:
+                reference = self._ended.popleft()
+            except IndexError:  # another thread has taken the last reference
+                return
+            if self._references.pop(id(reference), None) is not None:
+                yield reference.key
+
+    def living(self) -> list[Any]:
+        """Return the keys of the objects that have not ended; forget those that have."""
+        for number, reference in self._references.copy().items():
+            if reference() is None:
+                self._references.pop(number, None)
+        return [reference.key for reference in self._references.copy().values()]
 
 
 class _Block:
@@ -191,13 +240,16 @@ class SharedMemory:
         """
         with self._changes:
             lists = self._small, self._large
-            free = [item.holes() for item in lists]
+            states = [item.newest() for item in lists]
+            if not self._changes.is_alone():
+                return
             used = [(offset, offset + nbytes) for offset, nbytes in self._blocks.living()]
-            if not self._changes.is_alone() or free != [item.holes() for item in lists]:
+            # A change that has begun since then is either in progress or has replaced a list.
+            if not self._changes.is_alone() or any(NEXT in state for state in states):
                 return
             self._changes.any_lost = False
-            for item, holes in zip(lists, free):
-                for start, stop in gaps([*holes, *used], item.lowest, item.end):
+            for item, state in zip(lists, states):
+                for start, stop in gaps([*state[RANGES], *used], item.lowest, item.end):
                     if item is self._large:
                         self.give_back(start, stop)
                         self._resident.cut(start, stop)

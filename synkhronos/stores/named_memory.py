@@ -374,6 +374,30 @@ class SharedNamedMemory(NamedMemory):
             self._forget()
 
 
+class JointNamedMemory(SharedNamedMemory):
+    """Named memory that can be joined by a process that was not forked from its creator.
+
+    Its memory and its locks are files without names. A process gets them from the creator, or opens them
+    by their paths in ``/proc``.
+
+    Parameters
+    ----------
+    ranks : int
+        As for `SharedMemory`.
+    files : sequence of file objects, optional
+        The files of the named memory to join: of the memory, and of the locks. By default, new named
+        memory is created.
+    """
+
+    def __init__(self, ranks: int, files: Sequence[Any] = ()) -> None:
+        self.files = files or [open_unnamed(f"synkhronos-{label}") for label in ("memory", "locks")]
+        super().__init__(SharedMemory(ranks, self.files[0].fileno()), LockFile(self.files[1]))
+
+    def close(self) -> None:
+        super().close()
+        self.files[0].close()
+
+
 def _round_up(number: int, unit: int) -> int:
     return -(-number // unit) * unit
 

@@ -2,8 +2,8 @@
 
 ``base`` is the interface, which ``tests/specifications`` implements with threads as ranks. ``local``
 forks processes on one machine. Its ``children`` are the processes, of which it says whether they live
-and why they died; ``barriers`` say how far each rank is in a command. It sends with ``mailbox``,
-signals with ``semaphore`` and waits with ``waiting``. With many ranks, these start each other along a
-``tree``, and their ``replies`` are side by side. ``fork_locks`` holds locks while a worker is forked,
-and ``limits`` explains why a worker could not be started.
+and why they died. It sends with ``mailbox``. ``waiting`` has semaphores, says how long a rank polls, and
+how far each rank is in a command. With many ranks, these start each other along a ``tree``.
+``fork_locks`` holds locks while a worker is forked, and ``limits`` explains why a worker could not be
+started.
 """

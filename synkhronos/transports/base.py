@@ -11,11 +11,11 @@ from typing import Any, Callable, Protocol, Sequence
 
 import numpy as np
 
-from synkhronos.arithmetic.clocks import Reading
+from synkhronos.arithmetic.machines import Reading
 from synkhronos.comms.base import Communicator, Group
 from synkhronos.host.status import StatusPage
 from synkhronos.stores.base import Store
-from synkhronos.stores.required_rows import Needs
+from synkhronos.stores.handle import Needs
 
 
 def do_nothing(*args: object) -> None:

@@ -11,7 +11,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping
 
-from synkhronos.host.log_relay import LogRelay, handlers_with_state
+from synkhronos.host.log import LogRelay, handlers_with_state
 from synkhronos.host.signals import (
     ENDING,
     DeferredSignals,

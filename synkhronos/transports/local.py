@@ -20,7 +20,7 @@ import functools
 import itertools
 import os
 import time
-from typing import TYPE_CHECKING, Callable, Mapping, NoReturn, Sequence
+from typing import Callable, Mapping, NoReturn, Sequence
 
 from synkhronos._errors import (
     REMEDY,
@@ -29,23 +29,19 @@ from synkhronos._errors import (
     SynkhronosError,
     WorldBrokenError,
 )
+from synkhronos.comms.base import Communicator, Group
 from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.host.descriptors import OpenFile, descriptors, give_up
 from synkhronos.host.machine import affinity, cores, leave_core_of
-from synkhronos.host.status import PROCESS, StatusPage
+from synkhronos.host.status import PROCESS, REACHED, REACHED_IN, StatusPage
+from synkhronos.stores.base import SharedMemoryStore
+from synkhronos.stores.handle import Needs
 from synkhronos.stores.memory import SharedMemory
-from synkhronos.stores.shared import SharedMemoryStore
 from synkhronos.transports import limits
-from synkhronos.transports.barriers import BarrierProgress
 from synkhronos.transports.base import ServiceProcess, Transport, do_nothing
 from synkhronos.transports.children import Children
 from synkhronos.transports.mailbox import Mailbox
-from synkhronos.transports.semaphore import Semaphore
-from synkhronos.transports.waiting import SpinPolicy
-
-if TYPE_CHECKING:
-    from synkhronos.comms.base import Communicator, Group
-    from synkhronos.stores.required_rows import Needs
+from synkhronos.transports.waiting import BarrierProgress, Semaphore, SpinPolicy
 
 CHECK_INTERVAL = 0.2  # seconds between checks that the other processes are alive
 _START = 60.0  # seconds for a worker to start, if there is no other limit
@@ -306,7 +302,7 @@ class LocalTransport(Transport):
         self.posted = False
         if self.in_program:
             self._end_program()
-        self._progress.begin()
+        self._progress.command[0] += 1
         self._mailbox.put(payload)
         self.posted = True
         for rank in self._workers:
@@ -320,9 +316,10 @@ class LocalTransport(Transport):
         self._commands += 1
         self._progress.finish(self.rank, self._passed)
         replies = self._wait_for_replies()
-        self._emit_records()
-        self._mailbox.clear()
-        if self._progress.aborted or self.in_program:
+        if self._children.log is not None:
+            self._emit_records()
+        self._mailbox.long = None  # it has been read
+        if self._progress.aborted[0] or self.in_program:
             self._reset()
         return replies
 
@@ -339,13 +336,14 @@ class LocalTransport(Transport):
 
     def _reset(self) -> None:
         """Undo what a failed command or a program may have left."""
-        self._progress.abort(0)
+        self._progress.aborted[0] = 0
         self._end_program()
         for semaphore in itertools.chain.from_iterable(self._barriers):
             semaphore.drain()
 
     def receive(self, when_idle: Callable[[], None] = do_nothing) -> bytes:
-        self.end_copy()
+        if self.is_copy:
+            self.end_copy()
         self._turn = self._passed = 0
         self.posted = False
         if self.in_program:
@@ -354,7 +352,8 @@ class LocalTransport(Transport):
         return self._mailbox.get()
 
     def reply(self, payload: bytes) -> None:
-        self.end_copy()
+        if self.is_copy:
+            self.end_copy()
         self._replies[self.rank].put(payload)
         self.posted = True
         self._progress.finish(self.rank, self._passed)
@@ -363,31 +362,37 @@ class LocalTransport(Transport):
     # Among all ranks
 
     def barrier(self) -> None:
-        self.end_copy()
-        waited = 0.0
-        self._progress.reach(self.rank, self._passed + 1)
+        if self.is_copy:
+            self.end_copy()
+        waited, barrier, progress = 0.0, self._passed + 1, self._progress
+        self.progress[REACHED] = barrier
+        self.progress[REACHED_IN] = progress.command[0]
         for theirs, ours in self._partners:
             theirs.post()
             waited = self._wait(ours, self._inside, waited)
             # A rank that failed later has passed this barrier; then all ranks pass it.
-            if 0 < self._progress.aborted <= self._passed + 1:
+            if 0 < progress.aborted[0] <= barrier:
                 raise CollectiveAbortedError(
                     f"rank {self.labels[self.rank]} left a collective: another rank failed in this "
                     f"command"
                 )
-        self._passed += 1
+        self._passed = barrier
 
     def exchange(self, item: bytes) -> list[bytes]:
-        self.end_copy()
+        if self.is_copy:
+            self.end_copy()
         self._turn = 1 - self._turn
-        slots = self._slots[self._turn]
-        slots[self.rank].put(item)
+        slots, received = self._slots[self._turn], []
+        own = slots[self.rank]
+        own.put(item)
         self.barrier()
-        return [slot.get() for slot in slots]
+        for slot in slots:
+            received.append(item if slot is own else slot.get())
+        return received
 
     def abort(self) -> None:
         self.end_copy()
-        self._progress.abort(self._passed + 1)
+        self._progress.aborted[0] = self._passed + 1
         for rank, semaphores in enumerate(self._barriers):
             if rank != self.rank:
                 for semaphore in semaphores:
@@ -400,7 +405,7 @@ class LocalTransport(Transport):
         semaphore: Semaphore,
         patience: SpinPolicy,
         waited: float = 0.0,
-        when_idle: Callable[[], None] = do_nothing,
+        when_idle: Callable[[], None] | None = None,
     ) -> float:
         """Wait for a post; return the total seconds of waiting at this barrier, `waited` included."""
         if not semaphore.try_wait():
@@ -428,7 +433,7 @@ class LocalTransport(Transport):
                 f"this process was forked from rank {self.labels[self.rank]}, and only that one may use "
                 f"the other ranks; end this one by os._exit()"
             )
-        if self._progress.aborted:
+        if self._progress.aborted[0]:
             raise CollectiveAbortedError(
                 f"rank {self.labels[self.rank]} left the program: another rank failed in it"
             )
@@ -457,7 +462,7 @@ class LocalTransport(Transport):
             return waited
         self._check_workers()
         self._while_waiting()
-        if self.in_program and not inside and not self._progress.aborted:
+        if self.in_program and not inside and not self._progress.aborted[0]:
             if self.timeout is None or not self._children.find_stopped():
                 return 0.0  # a program may take any time
         self._check_late(waited)
@@ -485,7 +490,7 @@ class LocalTransport(Transport):
     def _check_missing(self) -> None:
         """Raise if a rank has ended the command and will never reach this barrier."""
         missing = self._progress.missing(self._passed)
-        if missing and not self._progress.aborted:
+        if missing and not self._progress.aborted[0]:
             listed = (
                 "rank"
                 + "s" * (len(missing) > 1)

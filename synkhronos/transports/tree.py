@@ -15,19 +15,17 @@ post too many is harmless. A post is missing only where a worker has died, and t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import Any, Callable, Sequence
 
-from synkhronos.arithmetic.trees import children, parent
+from synkhronos.arithmetic.machines import children, parent
 from synkhronos.host.machine import leave_core_of
 from synkhronos.host.status import PROCESS
+from synkhronos.stores.base import SharedMemoryStore
+from synkhronos.stores.handle import Needs
 from synkhronos.transports.base import do_nothing
 from synkhronos.transports.local import LocalTransport
-from synkhronos.transports.replies import Replies
-from synkhronos.transports.semaphore import Counter, Semaphore
-
-if TYPE_CHECKING:
-    from synkhronos.stores.required_rows import Needs
-    from synkhronos.stores.shared import SharedMemoryStore
+from synkhronos.transports.mailbox import Replies
+from synkhronos.transports.waiting import Counter, Semaphore
 
 # A rank starts seven others in each level. With a larger radix the last of these start later; with a
 # smaller one there are more levels, each of which takes 50 microseconds if the workers sleep.
@@ -56,7 +54,7 @@ class TreeTransport(LocalTransport):
     *args, **kwargs
         The parameters of `LocalTransport`.
     radix : int
-        Of the tree; see `synkhronos.arithmetic.trees`.
+        Of the tree; see `synkhronos.arithmetic.machines`.
     """
 
     def __init__(self, *args: Any, radix: int = RADIX, **kwargs: Any) -> None:
@@ -107,7 +105,7 @@ class TreeTransport(LocalTransport):
         self._mailbox.put(payload)  # first: a worker may find the number before a post
         self._replied.reset()
         self._all_replied.drain()  # two workers may have found that they were the last
-        self._progress.begin()
+        self._progress.command[0] += 1
         self.posted = True
         for post in self._post_below:
             post()
@@ -124,7 +122,8 @@ class TreeTransport(LocalTransport):
         return replies
 
     def receive(self, when_idle: Callable[[], None] = do_nothing) -> bytes:
-        self.end_copy()
+        if self.is_copy:
+            self.end_copy()
         self._turn = self._passed = 0
         self.posted = False
         if self.in_program:
@@ -137,7 +136,7 @@ class TreeTransport(LocalTransport):
 
     def _take(self) -> None:
         """Take a new command, after a post, and pass it on to the workers below this one."""
-        number = self._progress.number
+        number = self._progress.command[0]
         if number != self._taken:
             self._taken = number
             for post in self._post_below:
@@ -145,7 +144,8 @@ class TreeTransport(LocalTransport):
             self._progress.begin_on(self.rank)
 
     def reply(self, payload: bytes) -> None:
-        self.end_copy()
+        if self.is_copy:
+            self.end_copy()
         self._put_reply(self.rank, payload)
         self.posted = True
         self._progress.finish(self.rank, self._passed)
@@ -166,7 +166,7 @@ class TreeTransport(LocalTransport):
 
     def _fork_replacement(self, rank: int, prepare: Callable[[bool], None]) -> None:
         # For the new worker. It starts the workers below it, whether the dead one has done so or not.
-        self._taken = self._progress.number - (not self._progress.has_finished(rank))
+        self._taken = self._progress.command[0] - (not self._progress.has_finished(rank))
         super()._fork_replacement(rank, prepare)
 
     def answer_for(self, rank: int, payload: bytes) -> None:

@@ -1,4 +1,8 @@
-"""How, and for how long, a waiting rank polls before it sleeps.
+"""How ranks wait: semaphores, how long a rank polls before it sleeps, and how far each rank has come.
+
+Semaphores have no name: a named one is a file in ``/dev/shm`` between its creation and its unlinking,
+and the file remains if the process is killed in between. One in an anonymous mapping needs no file and
+no descriptor, and disappears with the last process that has the mapping.
 
 A sleeping core takes about 50 microseconds to respond. On some processors it also computes 15 to 20%
 slower for a while afterwards. A rank that has its own core therefore polls first. Polling occupies the
@@ -14,9 +18,17 @@ ran within the last half millisecond. So a woken rank leaves the waker's core by
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import time
-from typing import Callable
+from functools import partial
+from typing import Callable, Collection, Sequence
+
+import numpy as np
+
+from synkhronos.host.status import BEGUN, FINISHED, LINE, NONE, PASSED, REACHED, REACHED_IN, StatusPage
+from synkhronos.stores.memory import SharedMemory
 
 SHARE = 0.25
 SHORTEST = 2e-4  # seconds
@@ -28,6 +40,117 @@ AFTER_MOVE = 5.0  # limits to poll after a move to another core; other ranks may
 # takes about 80 nanoseconds, so the next short call usually comes before that.
 _POLLS = range(128)
 _COLD = 1e-3  # seconds of work that leave little else in the processor's caches
+
+_ALL = 1 << 62  # more barriers than there are in any command
+
+#: The memory of a semaphore. sem_t is smaller on all systems; each gets its own cache line.
+NBYTES = 64
+
+_PLACE = ctypes.c_char * NBYTES
+
+
+class _Time(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+# Calls that never wait keep the interpreter's lock, which is faster, as is omitting the argument types.
+_NON_BLOCKING = ctypes.PyDLL(None)
+_BLOCKING = ctypes.CDLL(None, use_errno=True)
+if hasattr(_BLOCKING, "sem_clockwait"):
+    _CLOCK = time.CLOCK_MONOTONIC
+    _WAIT: tuple = (_BLOCKING.sem_clockwait, _CLOCK)
+else:  # glibc before 2.30
+    _CLOCK = time.CLOCK_REALTIME
+    _WAIT = (_BLOCKING.sem_timedwait,)
+
+
+class Semaphore:
+    """A POSIX semaphore, initially zero.
+
+    Parameters
+    ----------
+    memory : SharedMemory, optional
+        Where to allocate it.
+    array : numpy.ndarray, optional
+        Used instead of `memory`: the `NBYTES` bytes of the semaphore, shared with other processes.
+    is_new : bool
+        Whether to initialize it. Do not initialize a semaphore that other processes already use.
+
+    Attributes
+    ----------
+    post : callable
+        ``post()`` increments it.
+    try_wait : callable
+        ``try_wait()`` decrements it and returns 0, or returns another number if it is zero.
+    """
+
+    __slots__ = ("post", "try_wait", "_wait")
+
+    def __init__(
+        self, memory: SharedMemory | None = None, array: np.ndarray | None = None, is_new: bool = True
+    ) -> None:
+        if array is None:
+            array = memory.allocate(NBYTES)  # type: ignore[union-attr]  # one of the two is given
+        place = ctypes.byref(_PLACE.from_buffer(array))  # type: ignore[arg-type]  # NumPy has no hint
+        if is_new and _BLOCKING.sem_init(place, 1, 0):
+            raise _error("sem_init")
+        self.post = partial(_NON_BLOCKING.sem_post, place)
+        self.try_wait = partial(_NON_BLOCKING.sem_trywait, place)
+        function, *clock = _WAIT
+        self._wait = partial(function, place, *clock)
+
+    def wait(self, seconds: float) -> bool:
+        """Decrement it. Return False after `seconds`, or if a signal handler must run."""
+        until = time.clock_gettime(_CLOCK) + seconds
+        whole = int(until)
+        if not self._wait(ctypes.byref(_Time(whole, int((until - whole) * 1e9)))):
+            return True
+        if ctypes.get_errno() in (errno.ETIMEDOUT, errno.EINTR):
+            return False
+        raise _error("sem_wait")
+
+    def drain(self) -> None:
+        """Set it to zero."""
+        while not self.try_wait():
+            pass
+
+
+class Counter:
+    """A number that several processes increase: a semaphore for which none ever waits.
+
+    Parameters
+    ----------
+    memory : SharedMemory
+        Where to allocate it.
+
+    Attributes
+    ----------
+    increase : callable
+        ``increase()`` adds 1 to it.
+    reset : callable
+        ``reset()`` sets it to 0.
+    """
+
+    __slots__ = ("increase", "reset", "_read", "_found")
+
+    def __init__(self, memory: SharedMemory) -> None:
+        place = ctypes.byref(_PLACE.from_buffer(memory.allocate(NBYTES)))  # type: ignore[arg-type]  # as above
+        if _BLOCKING.sem_init(place, 1, 0):
+            raise _error("sem_init")
+        self.increase = partial(_NON_BLOCKING.sem_post, place)
+        self.reset = partial(_NON_BLOCKING.sem_init, place, 1, 0)
+        self._found = ctypes.c_int()
+        self._read = partial(_NON_BLOCKING.sem_getvalue, place, ctypes.byref(self._found))
+
+    def read(self) -> int:
+        """Return the number. Who has increased it last finds all increases in it."""
+        self._read()
+        return self._found.value
+
+
+def _error(name: str) -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, os.strerror(code), name)
 
 
 class SpinPolicy:
@@ -131,3 +254,80 @@ class SpinPolicy:
             self.fraction = 1.0
         else:
             self.fraction = max(self.fraction / 2, LEAST)
+
+
+class BarrierProgress:
+    """The barriers that each rank has reached, in memory that all ranks share.
+
+    Each rank writes to a cache line of its own, with the number of the command. So nothing has to be
+    reset before the next command, and a short command takes no time for memory that another core has
+    written to.
+
+    Parameters
+    ----------
+    page : StatusPage
+        Their memory, which other processes can read.
+
+    Attributes
+    ----------
+    command, aborted : memoryview
+        The number of the last command, and the first barrier at which it is aborted, from 1; 0 for none.
+    """
+
+    def __init__(self, page: StatusPage) -> None:
+        self._lines = page.lines
+        self._size = len(page.lines) // LINE
+        self._finished = page.lines[FINISHED::LINE]
+        self.command, self.aborted = page.command, page.aborted
+        for rank in range(self._size):
+            self.forget(rank)
+
+    def begin_on(self, rank: int) -> None:
+        """Record that a rank has begun the command, and has started the ranks below it in a tree."""
+        self._lines[rank * LINE + BEGUN] = self.command[0]
+
+    def has_begun(self, rank: int) -> bool:
+        """Whether a rank of a tree has recorded that."""
+        return self._lines[rank * LINE + BEGUN] == self.command[0]
+
+    def forget(self, rank: int) -> None:
+        """Record that a rank has not reached anything: another process has its place."""
+        line = rank * LINE
+        self._lines[line + FINISHED] = self._lines[line + REACHED_IN] = NONE
+
+    def finish(self, rank: int, passed: int) -> None:
+        """Record that a rank has finished the command, and how many barriers it has passed."""
+        line = rank * LINE
+        self._lines[line + PASSED] = passed
+        self._lines[line + FINISHED] = self.command[0]
+
+    def has_finished(self, rank: int) -> bool:
+        """Whether a rank has finished the command."""
+        return self._lines[rank * LINE + FINISHED] == self.command[0]
+
+    def all_finished(self) -> bool:
+        """Whether all ranks have finished the command."""
+        return self._finished.tolist().count(self.command[0]) == self._size
+
+    def missing(self, passed: int) -> list[int]:
+        """Return the ranks that have finished without reaching the barrier after the first `passed`."""
+        return [
+            rank
+            for rank in range(self._size)
+            if self.has_finished(rank) and self._lines[rank * LINE + PASSED] <= passed
+        ]
+
+    def describe_late(self, without: Collection[int], labels: Sequence[int]) -> str:
+        """Name the ranks, except some, that have reached the fewest barriers."""
+        reached = {other: self._reached(other) for other in range(self._size) if other not in without}
+        first = min(reached.values())
+        doing = "computing" if first == 0 else f"after barrier {first} of the command"
+        behind = [other for other in reached if reached[other] == first]
+        return ", ".join(f"rank {labels[other]} (running, {doing})" for other in behind)
+
+    def _reached(self, rank: int) -> int:
+        """Return how many barriers a rank has reached."""
+        if self.has_finished(rank):
+            return _ALL
+        line = rank * LINE
+        return self._lines[line + REACHED] if self._lines[line + REACHED_IN] == self.command[0] else 0

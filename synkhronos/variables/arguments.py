@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Sequence
+import functools
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -11,14 +12,12 @@ from synkhronos._text import shortened
 from synkhronos._typing import Finish, SharedVariable, SharedVariables, Values
 from synkhronos.arithmetic.conversion import condition, in_order_of
 from synkhronos.arrays.data import Data
-from synkhronos.engines.base import NO_VALUE, Engine, dims_of
+from synkhronos.engines.base import Engine, dims_of
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.replicate import replicate
-from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.rank_state import Command
+from synkhronos.world.schedule import Pending, ScheduledRun
 from synkhronos.world.world import World, current_world
-
-if TYPE_CHECKING:
-    from synkhronos.world.fuse import Pending
 
 
 def resolve(
@@ -64,22 +63,25 @@ def register(world: World, variables: Sequence[SharedVariable]) -> None:
 
 def submit(world: World, command: Command, finish: Finish, used: Any) -> Any:
     """Replicate missing functions and variables, then run a command; see `World.submit`."""
-    replicate(world)
+    if type(command) is not ScheduledRun:  # with which nothing new has come
+        replicate(world)
     return world.submit(command, finish, used)
 
 
-def submit_equalizing(world: World, command: Any, variables: Sequence[SharedVariable]) -> Pending | None:
+def submit_equalizing(
+    world: World, command: Command, numbers: Sequence[int], variables: Sequence[SharedVariable]
+) -> Pending | None:
     """Like `submit`, for a collective after which the replicas of its variables are equal.
 
     A repeated collective is not submitted again, so its end is noted, too.
     """
-    agreement, numbers = replica_tracker_of(world), command.plain.numbers
-
-    def note(_: Any = None) -> None:
-        agreement.equalized(numbers)
-
+    tracker = replica_tracker_of(world)
+    if type(command) is ScheduledRun and world.recorder is None:
+        tracker.equalized(numbers, world.run(command))
+        return None
     if world.is_recording:
-        note()  # for the next calls of the block
+        tracker.equalized(numbers)  # for the next calls of the block
+    note = functools.partial(tracker.equalized, numbers)
     pending: Pending | None = submit(world, command, note, variables)
     return pending
 
@@ -87,15 +89,6 @@ def submit_equalizing(world: World, command: Any, variables: Sequence[SharedVari
 def numbers_of(world: World, variables: Sequence[SharedVariable]) -> list[int]:
     """Return the numbers by which the ranks know the variables."""
     return [world.registry.numbers[variable] for variable in variables]
-
-
-def storages(state: RankState, numbers: Sequence[int]) -> list[Any]:
-    """Return the arrays of this rank's replicas, or raise ``ValueError`` if an array is None."""
-    found = [state.engine.storage(state.shareds[number]) for number in numbers]
-    for number, array in zip(numbers, found):
-        if array is None:
-            raise ValueError(f"{state.shareds[number]} has no value on rank {state.rank}: {NO_VALUE}")
-    return found
 
 
 def as_list(shared_vars: SharedVariables, values: Values, what: str) -> list[Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Literal, Sequence, overload
+from typing import Any, Callable, Literal, Sequence, overload
 
 import numpy as np
 
 from synkhronos._checks import check_flag
+from synkhronos._errors import MismatchError
+from synkhronos._text import listed
 from synkhronos._typing import (
     AnyArray,
     ArrayLike,
@@ -17,9 +19,15 @@ from synkhronos._typing import (
     SharedVariables,
     Values,
 )
+from synkhronos.arithmetic.comparison import difference
 from synkhronos.comms.formats import Format
 from synkhronos.functions.function import Function
-from synkhronos.functions.replica_tracker import replica_tracker_of
+from synkhronos.functions.replica_tracker import (
+    expected_equal,
+    find_different,
+    label,
+    replica_tracker_of,
+)
 from synkhronos.variables.arguments import (
     as_list,
     check_has_rows,
@@ -27,18 +35,14 @@ from synkhronos.variables.arguments import (
     numbers_of,
     register,
     resolve,
-    storages,
     submit,
     submit_equalizing,
 )
 from synkhronos.variables.reductions import plan_reduction
 from synkhronos.variables.replicas import assign
-from synkhronos.world.fuse import Pending
-from synkhronos.world.rank_state import Command
-from synkhronos.world.world import with_call_lock
-
-if TYPE_CHECKING:
-    from synkhronos.world.rank_state import RankState
+from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.schedule import Pending
+from synkhronos.world.world import World, current_world, with_call_lock
 
 
 class Broadcast(Command):
@@ -56,7 +60,7 @@ class Broadcast(Command):
         broadcast = state.communicator(self.nccl).prepare_broadcast(state.master_rank)
 
         def run(_: Any) -> None:
-            values = broadcast(storages(state, self.numbers))
+            values = broadcast(state.storages(self.numbers))
             for number, value in zip(self.numbers, values):
                 state.engine.store(state.shareds[number], value)
 
@@ -124,7 +128,7 @@ def broadcast(
         replica_tracker_of(world).equalized(numbers)
         return assign(world, variables, arrays)
     replica_tracker_of(world).changed.difference_update(numbers)  # it is sent by this command
-    return submit_equalizing(world, Broadcast(numbers, nccl), variables)
+    return submit_equalizing(world, Broadcast(numbers, nccl), numbers, variables)
 
 
 class Gather(Command):
@@ -136,7 +140,7 @@ class Gather(Command):
     def run(self, state: RankState) -> list[Any] | None:
         comm = state.communicator(self.nccl)
         variables = [state.shareds[number] for number in self.numbers]
-        own = storages(state, self.numbers)
+        own = state.storages(self.numbers)
         if not self.to_all:
             return comm.gather(own, state.master_rank)
         for variable, arrays in zip(variables, comm.all_gather(own)):
@@ -281,7 +285,7 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | Non
         if extent is not None:
             raise ValueError(f"all_gather: {variable} has extent {extent} on axis 0 by its type")
     command = Gather(numbers_of(world, variables), to_all=True, nccl=check_flag(nccl, "nccl"))
-    return submit_equalizing(world, command, variables)
+    return submit_equalizing(world, command, command.numbers, variables)
 
 
 @overload
@@ -375,9 +379,7 @@ def reduce(
     >>> synk.close()
     """
     target = "master" if in_place else "new"
-    world, variables, command = plan_reduction(shared_vars, op, target, weights, nccl)
-    plain: Any = command.plain  # a `Reduce`
-    numbers = plain.numbers
+    world, variables, numbers, command = plan_reduction(shared_vars, op, target, weights, nccl)
     replica_tracker_of(world).compared(numbers)
     if in_place:
         replica_tracker_of(world).local.update(numbers)
@@ -447,5 +449,108 @@ def all_reduce(
     array([2., 3.])
     >>> synk.close()
     """
-    world, variables, command = plan_reduction(shared_vars, op, "all", weights, nccl, wire)
-    return submit_equalizing(world, command, variables)
+    world, variables, numbers, command = plan_reduction(shared_vars, op, "all", weights, nccl, wire)
+    return submit_equalizing(world, command, numbers, variables)
+
+
+_MOST_MEASURED = 10  # variables whose values are fetched, too
+_MOST_LISTED = 20  # variables in the message
+
+
+@with_call_lock
+def in_sync(shared_vars: SharedVariables | None = None) -> bool:
+    """Check that all ranks have the same values of shared variables, bit for bit.
+
+    Each rank sends digests of its replicas, so little data is transferred, regardless of their size.
+
+    Parameters
+    ----------
+    shared_vars : shared variable, or list of these, optional
+        Each must be used by a function built with `function`. By default all such variables, except the
+        states of random streams, and variables that hold each rank's own rows because they were
+        scattered or are sliceable.
+
+    Returns
+    -------
+    bool
+        True. Before the workers are started, there are no replicas that could differ.
+
+    Raises
+    ------
+    MismatchError
+        If replicas differ. It names the variables, the ranks that differ from the master, and by how
+        much.
+    TypeError
+        If a variable is not a shared tensor.
+    ValueError
+        If no function uses a variable, or a variable is given twice.
+    RuntimeError
+        Inside a ``fuse()`` block.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> w = theano.shared(np.zeros(3), name="w")
+    >>> f = synk.function([], w.mean())
+    >>> synk.distribute()
+    >>> synk.in_sync()
+    True
+    >>> w.set_value(np.ones(3))  # the master's replica only
+    >>> try:
+    ...     synk.in_sync(w)
+    ... except synk.MismatchError as error:
+    ...     print(error)
+    replicas that differ from the master's (make them equal with synk.broadcast() or synk.all_reduce()):
+    - w: rank 1, by up to 1 (1 of the largest value)
+    >>> synk.broadcast(w)
+    >>> synk.in_sync(w)
+    True
+    >>> synk.close()
+    """
+    world = current_world()
+    world.check_usable()
+    if world.is_recording:
+        raise RuntimeError("in_sync(): not inside a fuse() block; call it after the block")
+    if shared_vars is None:
+        numbers = expected_equal(world)
+    else:
+        _, variables, _ = resolve(shared_vars)
+        replicated = world.registry.replicated
+        numbers = [item for item in numbers_of(world, variables) if item < replicated]
+    kept = [
+        world.rank_state.shareds[item] for item in numbers
+    ]  # Python's collector may run before they are compared
+    if not world.started or world.size == 1 or not numbers:
+        return True
+    found = find_different(world, numbers)
+    del kept
+    if not found:
+        return True
+    names = [label(world, number) for number in found]
+    lines: list[str] = []
+    for name, (number, ranks) in zip(names[:_MOST_LISTED], found.items()):
+        line = f"- {listed([name])}: rank {listed(ranks)}"
+        if len(lines) < _MOST_MEASURED:
+            line += f", {_amount(world, number)}"
+        lines.append(line)
+    if len(names) > _MOST_LISTED:
+        lines.append(f"- {len(names) - _MOST_LISTED} more")
+    raise MismatchError(
+        "replicas that differ from the master's (make them equal with synk.broadcast() or "
+        "synk.all_reduce()):\n" + "\n".join(lines),
+        names,
+    )
+
+
+def _amount(world: World, number: int) -> str:
+    """Return by how much replicas differ from the master's."""
+    by_rank = world.run(Gather([number], to_all=False, nccl=False))[world.master_rank]
+    (arrays,) = by_rank
+    own = arrays[world.master_rank]
+    if any(array.shape != own.shape for array in arrays):
+        return f"in their shapes: {[array.shape for array in arrays]} by rank"
+    return str(max(difference(array, own) for array in arrays))

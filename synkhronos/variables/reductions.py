@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from typing import (
-    TYPE_CHECKING,
     Any,
     Callable,
     Dict,
@@ -20,18 +19,15 @@ import numpy as np
 from synkhronos._checks import check_flag
 from synkhronos._typing import ArrayLike, ReduceOp, SharedVariable, SharedVariables
 from synkhronos.arithmetic.conversion import as_array
-from synkhronos.arithmetic.operations import find_operation
+from synkhronos.arithmetic.operations import Operation, find_operation
 from synkhronos.comms.formats import Format, check_arrays, check_format
 from synkhronos.engines.base import Engine
 from synkhronos.functions.function import Function
-from synkhronos.variables.arguments import numbers_of, resolve, storages
-from synkhronos.world.rank_state import Command
-from synkhronos.world.schedule import Schedule
+from synkhronos.functions.replicate import replicate
+from synkhronos.variables.arguments import numbers_of, resolve
+from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.schedule import Schedule, ScheduledRun
 from synkhronos.world.world import World, current_world
-
-if TYPE_CHECKING:
-    from synkhronos.arithmetic.operations import Operation
-    from synkhronos.world.rank_state import RankState
 
 #: The weight of each rank, the number of a function, or None
 Weights = Union[Sequence[float], Mapping[int, float], int, None]
@@ -90,6 +86,8 @@ class Reduce(Command):
         if is_wired:
             comm = comm.over_cpu
         reduce = comm.prepare_reduction(self.op, None if self.target == "all" else state.master_rank)
+        function = self.weights if isinstance(self.weights, int) else None
+        weight = 1 if self.weights is None or isinstance(self.weights, int) else self.weights[state.rank]
 
         def run(weights: Any) -> list[np.ndarray] | None:
             numbers = self.numbers
@@ -97,10 +95,12 @@ class Reduce(Command):
                 numbers = [number for number in numbers if not _has_completed(state, self, number)]
                 if not numbers:
                     return None
-            arrays = storages(state, numbers)
+            arrays = state.storages(numbers)
             if self.target == "new" and state.is_master:
                 arrays = [array.copy() for array in arrays]
-            own = [self._weight(state) if weights is None else weights[state.rank]]
+            own: list[Any] = [weight if function is None else state.rows.get(function, 0)]
+            if weights is not None:
+                own = [weights[state.rank]]
             if is_wired:
                 own.append(
                     [state.wire(item, self.wire, array.shape) for item, array in zip(numbers, arrays)]
@@ -108,18 +108,12 @@ class Reduce(Command):
             reduced = reduce(arrays, *own)
             if self.target == "new" and state.is_master:
                 return [np.array(state.engine.to_host(array)) for array in reduced]
-            for number, array in zip(numbers, reduced):
-                state.engine.store(state.shareds[number], array)
+            for number, former, array in zip(numbers, arrays, reduced):
+                if array is not former:
+                    state.engine.store(state.shareds[number], array)
             return None
 
         return run
-
-    def _weight(self, state: RankState) -> float:
-        if self.weights is None:
-            return 1
-        if isinstance(self.weights, int):
-            return state.rows.get(self.weights, 0)
-        return self.weights[state.rank]
 
 
 # All-reduces of vectors that began while a function computed the vectors, which fills them in buckets.
@@ -152,8 +146,8 @@ def _has_completed(state: RankState, command: Reduce, number: int) -> bool:
     return True
 
 
-class _Reductions(Dict[Tuple[Hashable, ...], Schedule]):
-    """The schedules of a world's reductions, by the arguments, which are checked once.
+class _Reductions(Dict[Tuple[Hashable, ...], Tuple[Schedule, Sequence[int]]]):
+    """The schedules of a world's reductions and the numbers of the variables, by the arguments.
 
     A function and variables are represented by their ids: a schedule is outdated when one is dropped.
     """
@@ -166,20 +160,19 @@ def plan_reduction(
     weights: Function | ArrayLike | None,
     nccl: bool,
     wire: Format | None = None,
-) -> tuple[World, list[SharedVariable], Command]:
-    """Return the world, the variables and the command, after checking the arguments."""
+) -> tuple[World, list[SharedVariable], Sequence[int], Command]:
+    """Return the world, the variables, their numbers and the command, after checking the arguments."""
     world = current_world()
-    world.check_usable()
     objects = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
     known, key = world.part(_Reductions), None
     if wire is not None and type(op) is str:  # another type is refused below
         wire = check_format(wire, op)
     if (weights is None or isinstance(weights, Function)) and type(op) is str and type(nccl) is bool:
         key = op, target, nccl, wire, *map(id, [*objects, weights])
-        schedule = known.get(key)
+        schedule, numbers = known.get(key, (None, []))
         run = None if schedule is None else schedule.again()
         if run is not None:
-            return world, objects, run
+            return world, objects, numbers, run
     _, variables, _ = resolve(shared_vars)
     operation, numbers = find_operation(op), numbers_of(world, variables)
     engine = world.rank_state.engine
@@ -192,8 +185,10 @@ def plan_reduction(
     if key is not None:
         if len(known) >= _MOST_SCHEDULES:
             known.clear()
-        command = known[key] = Schedule(world, command)
-    return world, variables, command
+        schedule = Schedule(world, command)
+        known[key], command = (schedule, numbers), ScheduledRun(schedule)
+    replicate(world)
+    return world, variables, numbers, command
 
 
 def check_wire(engine: Engine, wire: Format | None, variables: Sequence[SharedVariable]) -> None:

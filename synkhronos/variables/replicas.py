@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Callable, Sequence, overload
+from typing import Any, Callable, Sequence, overload
 
 import numpy as np
 
@@ -21,8 +21,9 @@ from synkhronos._typing import (
 from synkhronos.arithmetic.partition import select, share
 from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
+from synkhronos.functions.arguments import Shapes
 from synkhronos.functions.replica_tracker import replica_tracker_of
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import Handle, RequiredRows
 from synkhronos.variables.arguments import (
     as_list,
     check_has_rows,
@@ -30,16 +31,11 @@ from synkhronos.variables.arguments import (
     conditioned,
     numbers_of,
     resolve,
-    storages,
     submit,
 )
-from synkhronos.world.fuse import Pending
-from synkhronos.world.rank_state import Command
+from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.schedule import Pending
 from synkhronos.world.world import World, with_call_lock
-
-if TYPE_CHECKING:
-    from synkhronos.stores.handle import Handle
-    from synkhronos.world.rank_state import RankState
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -103,7 +99,7 @@ def assign(
     """Set replicas to arrays or `Data` of matching types, as `Assign` does."""
     datas = [as_data(world, array) for array in arrays]
     command = Assign(numbers_of(world, variables), [data.handle() for data in datas], rows, only)
-    used = variables, [data.data for data in datas]
+    used = variables, [data.stored for data in datas]
     pending: Pending | None = submit(world, command, lambda results: None, used)
     return pending
 
@@ -234,7 +230,7 @@ class _Fetch(Command):
     def run(self, state: RankState) -> Sequence[AnyArray | Handle] | None:
         if state.rank != self.rank:
             return None
-        arrays = storages(state, self.numbers)
+        arrays = state.storages(self.numbers)
         if state.is_master:
             return [np.array(state.engine.to_host(array)) for array in arrays]
         copies = [state.store.empty(np.shape(item), item.dtype) for item in arrays]
@@ -306,14 +302,6 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Any:
     return submit(world, command, finish, variables)
 
 
-class _Shapes(Command):
-    def __init__(self, numbers: Sequence[int]) -> None:
-        self.numbers = numbers
-
-    def run(self, state: RankState) -> list[tuple[int, ...]]:
-        return [np.shape(array) for array in storages(state, self.numbers)]
-
-
 @overload
 def get_shapes(shared_vars: Sequence[SharedVariable]) -> ComputedList[list[tuple[int, ...]]]: ...
 
@@ -371,7 +359,7 @@ def _of_shapes(
         found = [[of(shape) for shape in by_rank] for by_rank in zip(*results)]
         return found[0] if single else found
 
-    return submit(world, _Shapes(numbers_of(world, variables)), finish, variables)
+    return submit(world, Shapes(numbers_of(world, variables)), finish, variables)
 
 
 @overload

@@ -20,7 +20,7 @@ import numpy as np
 
 from synkhronos._errors import SynkhronosError, WorldBrokenError, text_of
 from synkhronos._version import __version__
-from synkhronos.arithmetic.rank_ranges import fewer_on_machines, nearest_master, ranks_of_machines
+from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.engines.names import package
 from synkhronos.host import job
 from synkhronos.host.compiler import TITLE
@@ -28,16 +28,13 @@ from synkhronos.host.log import logger
 from synkhronos.host.machine import cores, use_cores
 from synkhronos.machines import progress_process as progress_processes
 from synkhronos.machines.job import reports
-from synkhronos.machines.leaders import BROKEN, CONTROL, Leaders
-from synkhronos.machines.links import LostError
+from synkhronos.machines.leaders import BROKEN, CONTROL, Leaders, LostError
 from synkhronos.machines.progress_process import TaskProgressProcess
 from synkhronos.machines.transport import NO_PROGRESS_PROCESS, MachinesTransport
 from synkhronos.transports.tree import make_local
-from synkhronos.world.devices import get_n_gpu, make_engine
-from synkhronos.world.options import Options
-from synkhronos.world.placement import Fact, check_versions, digest_of, place
+from synkhronos.world.devices import Fact, check_versions, digest_of, get_n_gpu, make_engine, place
 from synkhronos.world.threads import ThreadLimits, use_more_cores
-from synkhronos.world.world import World, enter_world
+from synkhronos.world.world import Options, World, enter_world
 
 _CLOSING = 2.0  # seconds for a worker to end by itself
 _LEAVING = 2.5  # seconds for the other machines to end at the end of the script

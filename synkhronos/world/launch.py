@@ -15,8 +15,7 @@ from synkhronos._checks import check_flag, check_int, check_number
 from synkhronos._errors import AlreadyForkedError
 from synkhronos.host import job
 from synkhronos.host.log import logger
-from synkhronos.host.machine import affinity
-from synkhronos.host.other_programs import OtherPrograms
+from synkhronos.host.machine import OtherPrograms, affinity
 from synkhronos.host.progress import Progress
 from synkhronos.host.signals import DeferredSignals
 from synkhronos.transports.base import Transport
@@ -24,16 +23,27 @@ from synkhronos.transports.limits import too_many_files
 from synkhronos.transports.tree import make_local
 from synkhronos.world.devices import (
     Bind,
+    by_rank,
     choose_devices,
     kind_of,
     log_communicator,
     make_engine,
 )
 from synkhronos.world.logged import LoggedWorld
-from synkhronos.world.options import CHOICES, FAST, MODES, REFUSE, THREADS, WAIT, Options
-from synkhronos.world.placement import by_rank
 from synkhronos.world.threads import ThreadLimits
-from synkhronos.world.world import World, current_world, enter_world, world_exists
+from synkhronos.world.world import (
+    CHOICES,
+    FAST,
+    MODES,
+    REFUSE,
+    THREADS,
+    WAIT,
+    Options,
+    World,
+    current_world,
+    enter_world,
+    world_exists,
+)
 
 if TYPE_CHECKING:
     from synkhronos.world.job import Machines
@@ -346,7 +356,7 @@ def close() -> None:
 def _watch_others(world: World, by_machine: list[list[str]]) -> None:
     """Have the use of the cores by other programs compared with the number of ranks at the end."""
     if len(by_machine) == 1 and set(by_machine[0]) == {"cpu"}:
-        world.remark(functools.partial(_remark_on_others, OtherPrograms(), weakref.ref(world)))
+        world.remarks.append(functools.partial(_remark_on_others, OtherPrograms(), weakref.ref(world)))
 
 
 def _remark_on_others(others: OtherPrograms, reference: weakref.ref[World]) -> None:

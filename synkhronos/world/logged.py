@@ -9,17 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import TYPE_CHECKING
 
+from synkhronos.engines.base import Engine
 from synkhronos.host import log
 from synkhronos.host.doctor import blas_kernels
 from synkhronos.host.log import logger
 from synkhronos.transports.base import Transport
-from synkhronos.world.rank_state import Command, RankState, Received
+from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.world import World
-
-if TYPE_CHECKING:
-    from synkhronos.engines.base import Engine
 
 
 class LoggedWorld(World):
@@ -77,7 +74,7 @@ class LoggedRankState(RankState):
         start = time.perf_counter()
         reply = super().execute(payload)
         if self._last is not None:
-            logger.debug("%s: %s", Received(self._last).describe(self), _since(start))
+            logger.debug("%s: %s", self.describe_last(), _since(start))
         return reply
 
     def failure(self, error: Exception) -> bytes:

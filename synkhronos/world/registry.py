@@ -6,12 +6,11 @@ import gc
 import itertools
 import os
 import weakref
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Sequence
 
 from synkhronos._typing import SharedVariable
 from synkhronos.host import heap
-from synkhronos.stores.required_rows import RequiredRows
-from synkhronos.world.rank_state import Command, RankState, Received
+from synkhronos.world.rank_state import Command, FusedCommand, RankState
 
 _MANY_SCHEDULES = 32
 
@@ -141,10 +140,6 @@ class Registry:
         self.dropped.append(number)
         self.has_dropped = True
 
-    def mark_unsent(self, number: int, reason: str) -> None:
-        """Record why a function cannot be sent to the workers."""
-        self.unsent[number] = reason
-
     @property
     def may_have_new(self) -> bool:
         """Whether there may be functions or shared variables that are not replicated yet."""
@@ -180,7 +175,10 @@ class Registry:
         if numbers:
             forget(numbers)
         known = [number for number in numbers if number < self.replicated]
-        results = run(Drop(known, schedules, command) if known or schedules else command)
+        if known or schedules:
+            results = [own for _, own in run(FusedCommand([Drop(known, schedules), command]))]
+        else:
+            results = run(command)
         del self.dropped[: len(numbers)], self._dropped_schedules[: len(schedules)]
         self.has_dropped = False
         if self.dropped:  # meanwhile
@@ -193,39 +191,26 @@ class Registry:
 
 
 class Drop(Command):
-    """Free the objects that the script has dropped, then run another command.
+    """Free the objects that the script has dropped.
 
     Parameters
     ----------
     numbers : list of int
         The functions and shared variables that the script has dropped.
-    schedules : list of int
+    schedule_numbers : list of int
         The schedules that it has dropped.
-    command : Command
-        The command to run afterwards.
     """
 
-    def __init__(self, numbers: list[int], schedules: list[int], command: Command) -> None:
-        self.numbers, self.schedules, self.command = numbers, schedules, command
+    def __init__(self, numbers: list[int], schedule_numbers: list[int]) -> None:
+        self.numbers, self.schedule_numbers = numbers, schedule_numbers
 
-    def __reduce__(self) -> tuple:
-        return Drop, (self.numbers, self.schedules, Received(self.command.sent()))
-
-    def mark_sent(self) -> None:
-        self.command.mark_sent()
-
-    def needs(self, ranks: range, size: int) -> Iterable[RequiredRows]:
-        return self.command.needs(ranks, size)
-
-    def run(self, state: RankState) -> Any:
-        state.schedules.drop(self.schedules)
-        if self.numbers:
-            state.forget(self.numbers)
-            if not state.is_master:
-                self._drop(state)
-        return self.command.run(state)
-
-    def _drop(self, state: RankState) -> None:
+    def run(self, state: RankState) -> None:
+        state.schedules.drop(self.schedule_numbers)
+        if not self.numbers:
+            return
+        state.forget(self.numbers)
+        if state.is_master:
+            return
         for number in self.numbers:
             state.functions.pop(number, None)
         shareds = [state.shareds.pop(number) for number in self.numbers if number in state.shareds]
@@ -233,9 +218,6 @@ class Drop(Command):
         state.engine.release(shareds, state.shareds.values())
         del shareds
         _collect()
-
-    def describe(self, state: RankState) -> str:
-        return self.command.describe(state)
 
 
 def _collect() -> None:

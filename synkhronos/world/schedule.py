@@ -1,34 +1,27 @@
-"""Schedules: what is repeated is compiled once, sent once, and bound by each rank once.
+"""Schedules: what is repeated is compiled, sent, and bound by each rank once. Blocks of `fuse`.
 
 The first time, the master checks the arguments of a call, a collective or a training step, and compiles
 them to a `Schedule`: commands, with the arrays that they take rows of. As long as the schedule is
-current, a repetition sends its number, and a change: the rows of a call, for example. The sent form of a
-command is one of these:
-
-=============================  ==============================================================
-Sent                           Command
-=============================  ==============================================================
-a `Command`                    itself
-``(number,)``                  a schedule of the rank; only the number's eight bytes are sent
-``(number, change)``           a schedule of the rank, with a change
-``(number, change, command)``  a schedule that the rank may not have
-a list of sent forms           a block of commands, in order
-=============================  ==============================================================
-
-Tuples and lists, because they are pickled faster than objects, by 20 microseconds when a gradient has
-emptied the processor's caches.
+current, a repetition sends its number, and a change: the rows of a call, for example.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import pickle
+import weakref
 from typing import Any, Callable, Iterable, Sequence
 
-from synkhronos.stores.required_rows import RequiredRows
-from synkhronos.world.rank_state import SCHEDULE_NUMBER, Command, RankState
-from synkhronos.world.world import World
+from synkhronos._errors import FuseError
+from synkhronos._text import shortened
+from synkhronos._typing import Finish
+from synkhronos.stores.handle import RequiredRows
+from synkhronos.world.rank_state import SCHEDULE_NUMBER, Command, FusedCommand, RankState
+from synkhronos.world.world import World, current_world
 
 
-class Schedule(Command):
+class Schedule:
     """What every rank does in a call, a collective or a step that is repeated.
 
     The ranks drop it when the script has no reference to it any more.
@@ -43,96 +36,82 @@ class Schedule(Command):
         The arguments of the call or step.
     is_whole : bool
         Whether the command is on all rows, without a batch.
-    """
 
-    change: Any = None  # as in `ChangedRun`
+    Attributes
+    ----------
+    is_sent : bool
+        Whether all ranks have it.
+    """
 
     def __init__(
         self, world: World, command: Command, values: Sequence[Any] = (), is_whole: bool = True
     ) -> None:
         self.command = command
         self.number = world.registry.add_schedule(self)
-        self.needs = command.needs  # type: ignore[method-assign]  # saves a call
-        self._payload = SCHEDULE_NUMBER.pack(self.number)
-        self._is_sent = False  # whether all ranks have it
+        self.is_sent = False
         # The world itself would be kept in a cycle.
         self._registry, self._version = world.registry, world.registry.version
         self._size = world.size
         self._handles, self._is_whole = [value.last_handle for value in values], is_whole
 
-    def is_current(self, values: Sequence[Any] = ()) -> bool:
-        """Whether these values would be compiled to the same schedule.
+    def again(self, values: Sequence[Any] = (), batch: Any = None) -> ScheduledRun | None:
+        """Return a run on a batch of these values, or None if they have to be checked and compiled.
 
         Functions or variables may have been added or dropped, the workers replaced, the world closed;
         a `Data` may be another one or have moved; and the next call of a function may be observed.
 
         Raises
         ------
+        TypeError, IndexError
+            For a wrong batch.
         ValueError
             If the script has changed the layout of an array.
         """
         if self._version is not self._registry.version or len(values) != len(self._handles):
-            return False
+            return None
         for value, handle in zip(values, self._handles):
             if getattr(value, "last_handle", None) is not handle:
-                return False
+                return None
             if value.is_shown:
                 value.check_layout()
-        return True
-
-    def again(self, values: Sequence[Any] = (), batch: Any = None) -> Schedule | ChangedRun | None:
-        """Return a run on a batch of these values, or None if they have to be checked and compiled.
-
-        Raises
-        ------
-        TypeError, IndexError
-            For a wrong batch.
-        ValueError
-            As `is_current`.
-        """
-        if not self.is_current(values):
-            return None
-        if batch is None and self._is_whole:
-            return self
-        change = self.command.change_to(batch, self._size)
-        return None if change is None else ChangedRun(self, change)
-
-    def sent(self, change: Any = None) -> tuple:
-        return (self.number, change) if self._is_sent else (self.number, change, self.command)
-
-    def packed(self) -> bytes:
-        return self._payload if self._is_sent else super().packed()
-
-    def mark_sent(self) -> None:
-        self._is_sent = True
-
-    def run(self, state: RankState, change: Any = None) -> Any:
-        return state.schedules.run(state, self.number, change, self.command)
-
-    @property
-    def plain(self) -> Command:
-        return self.command
-
-    def describe(self, state: RankState) -> str:
-        return self.command.describe(state)
+        change = None
+        if batch is not None or not self._is_whole:
+            change = self.command.change_to(batch, self._size)
+            if change is None:
+                return None
+        return ScheduledRun(self, change)
 
 
-class ChangedRun(Command):
+class ScheduledRun(Command):
     """A run of a schedule, changed as in `Command.changed`."""
 
     _plain: Command | None = None
 
-    def __init__(self, schedule: Schedule, change: Any) -> None:
-        self.schedule, self.change = schedule, change
+    def __init__(self, schedule: Schedule, change: Any = None) -> None:
+        self.schedule, self.change, self.schedules = schedule, change, (schedule,)
+        if change is None:  # for other machines, equal needs are found once
+            self.needs = schedule.command.needs  # type: ignore[method-assign]
 
-    def sent(self) -> tuple:
-        return self.schedule.sent(self.change)
+    def sent(self) -> tuple[Any, ...]:
+        schedule = self.schedule
+        if not schedule.is_sent:
+            return schedule.number, self.change, schedule.command
+        return (schedule.number,) if self.change is None else (schedule.number, self.change)
 
-    def mark_sent(self) -> None:
-        self.schedule.mark_sent()
+    def packed(self) -> bytes:
+        schedule = self.schedule
+        if not schedule.is_sent:
+            return super().packed()
+        if self.change is None:
+            return SCHEDULE_NUMBER.pack(schedule.number)
+        return pickle.dumps((schedule.number, self.change), pickle.HIGHEST_PROTOCOL)
 
     def run(self, state: RankState) -> Any:
-        return self.schedule.run(state, self.change)
+        schedule, schedules = self.schedule, state.schedules
+        bound = schedules.bound.get(schedule.number)
+        if bound is None:
+            bound = schedules.bind(state, schedule.number, schedule.command)
+        return bound(self.change)
 
     def needs(self, ranks: range, size: int) -> Iterable[RequiredRows]:
         return self.plain.needs(ranks, size)
@@ -144,63 +123,198 @@ class ChangedRun(Command):
         return self._plain
 
     def describe(self, state: RankState) -> str:
-        return self.schedule.describe(state)
+        return self.schedule.command.describe(state)
 
 
-class FusedCommand(Command):
-    """Several commands, run in order. A change ``(place, change)`` changes the command in this place.
+# Blocks
 
-    Parameters
-    ----------
-    commands : list of Command
-        The commands.
-    place : int
-        The place of the command that takes the rows of a batch.
+
+class Pending:
+    """The pending result of a call inside a `fuse` block."""
+
+    def __init__(self) -> None:
+        self._results: tuple[Any] | None = None
+        self._failed = False
+
+    def result(self) -> Any:
+        """Return the result of the call. It is available after the block.
+
+        Raises
+        ------
+        FuseError
+            Before the block has ended, or if it ended with an error.
+        """
+        if self._results is None:
+            raise FuseError(
+                "result(): the fuse() block of this call ended with an error, so there is no result"
+                if self._failed
+                else "result(): the fuse() block has not ended, and its calls run when it ends; ask for "
+                "the result after the block"
+            )
+        return self._results[0]
+
+    def __repr__(self) -> str:
+        if self._results is not None:
+            return f"<pending result: {shortened(self._results[0])}>"
+        state = "its block ended with an error" if self._failed else "after the block, call result()"
+        return f"<pending result: {state}>"
+
+    def _refuse(self, *_: object) -> Any:
+        raise FuseError(
+            "this is the pending result of a call inside fuse(), and not a value; after the block, call "
+            "result() and use its return value"
+        )
+
+    # Without these, Python and NumPy would use the object itself as a value and raise nothing.
+    __array__ = __bool__ = __eq__ = __ne__ = __format__ = _refuse
+    __hash__ = object.__hash__
+
+
+class _Exit:
+    """The method ``__exit__`` of a block, to which only the ``with`` statement has a reference.
+
+    A signal handler may raise an exception at its start, before it does anything. Python then drops the
+    reference, so the block is known to be over, even while the traceback keeps the block.
     """
 
-    def __init__(self, commands: Sequence[Command], place: int = 0) -> None:
-        self.commands, self.place = commands, place
+    def __get__(self, block: _Block | None, owner: type[_Block]) -> Callable[..., None]:
+        if block is None:
+            return owner._end_block  # for `ExitStack`
+        held = functools.partial(block._end_block)
+        block._held = weakref.ref(held)
+        return held
 
-    def sent(self) -> list[Any]:
-        return [command.sent() for command in self.commands]
 
-    def mark_sent(self) -> None:
-        for command in self.commands:
-            command.mark_sent()
+class _Block(contextlib.ContextDecorator):
+    """A block that `fuse` begins. It records the calls, and runs them at the end.
 
-    def changed(self, change: tuple[int, Any] | None) -> FusedCommand:
-        if change is None:
+    Attributes
+    ----------
+    instead : callable or None
+        If it is set in the block, the commands are not run, but given to it.
+    observers : list of callable
+        They are called with the commands before these are run.
+    """
+
+    _held: Callable[[], Any] | None = None
+    __exit__ = _Exit()
+
+    def __enter__(self) -> _Block:
+        self._world = world = current_world()
+        self._calls: list[tuple[Command, Finish, Pending]] = []
+        self._used: list[Any] = []
+        self.observers: list[Callable[[list[Command]], None]] = []
+        self.instead: Callable[[list[Command]], Any] | None = None
+        has_begun = False
+        try:
+            with world.call_lock:
+                world.check_usable()
+                if world.is_recording:
+                    raise FuseError(
+                        "fuse(): already inside a fuse() block, and blocks cannot be nested; remove the "
+                        "inner one: its calls are part of the outer block"
+                    )
+                has_begun = True
+                world.call_lock.begin_block()
+                world.recorder = self
             return self
-        commands = list(self.commands)
-        commands[change[0]] = commands[change[0]].changed(change[1])
-        return FusedCommand(commands, self.place)
+        except BaseException:
+            if has_begun:  # a signal handler has raised it
+                self.leave()
+            raise
 
-    def change_to(self, batch: Any, size: int) -> tuple[int, Any] | None:
-        change = self.commands[self.place].change_to(batch, size)
-        return None if change is None else (self.place, change)
+    def leave(self) -> None:
+        """Let commands run again."""
+        self._world.recorder = None
+        self._world.call_lock.end_block()
 
-    def bind(self, state: RankState) -> Callable[[tuple[int, Any] | None], list[Any]]:
-        bound = [command.bind(state) for command in self.commands]
+    def is_over(self) -> bool:
+        """Whether the ``with`` statement has ended, although `__exit__` may not have run."""
+        return self._held is not None and self._held() is None
 
-        def run(change: tuple[int, Any] | None) -> list[Any]:
-            place, part = (-1, None) if change is None else change
-            return [item(part if at == place else None) for at, item in enumerate(bound)]
+    def _end_block(self, kind: type | None, *error: Any) -> None:
+        with self._world.call_lock:
+            self.leave()
+            for _, _, pending in self._calls:
+                pending._failed = True  # until there are results
+            try:
+                if kind is None and self._calls:
+                    (self.instead or self._run)([command for command, _, _ in self._calls])
+            finally:
+                self._used.clear()
+                self.observers.clear()
 
-        return run
+    def add(self, command: Command, finish: Finish, used: Any) -> Pending:
+        pending = Pending()
+        self._calls.append((command, finish, pending))
+        self._used.append(used)
+        return pending
 
-    def run(self, state: RankState) -> list[Any]:
-        return [command.run(state) for command in self.commands]
+    def notify(self, commands: list[Command]) -> None:
+        """Call the observers."""
+        for observe in self.observers:
+            observe(commands)
 
-    def warm_caches(self, state: RankState, change: tuple[int, Any] | None = None) -> None:
-        place, part = (0, None) if change is None else change
-        for command in self.commands[:1]:  # its work empties the caches again
-            command.warm_caches(state, None if place else part)
+    def _run(self, commands: list[Command]) -> None:
+        self.notify(commands)
+        results = finished(self.finishes, self._world.run(FusedCommand(commands)))
+        for (_, _, pending), result in zip(self._calls, results):
+            pending._results = (result,)
 
-    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
-        return [need for command in self.commands for need in command.needs(ranks, size)]
+    @property
+    def finishes(self) -> list[Finish]:
+        """The functions that convert the results of the calls."""
+        return [finish for _, finish, _ in self._calls]
 
-    def title(self, state: RankState) -> str:
-        return " + ".join(command.title(state) for command in self.commands)
+    def compile(self, place: int, values: Sequence[Any], is_whole: bool) -> Schedule:
+        """Return a schedule of the calls, in which the call in a place is on a batch of values."""
+        commands = [command.plain for command, _, _ in self._calls]
+        return Schedule(self._world, FusedCommand(commands, place), values, is_whole)
 
-    def describe(self, state: RankState) -> str:
-        return " + ".join(command.describe(state) for command in self.commands)
+    def results(self) -> list[Any]:
+        """Return the results of the calls, after the block."""
+        return [pending.result() for _, _, pending in self._calls]
+
+
+def finished(finishes: Sequence[Finish], by_rank: Sequence[list[Any]]) -> list[Any]:
+    """Return the results of the calls of a block, given the list of the results by rank."""
+    found = []
+    for finish, results in zip(finishes, zip(*by_rank)):
+        found.append(finish(list(results)))
+    return found
+
+
+def fuse() -> contextlib.AbstractContextManager[Any]:
+    """Combine the calls of functions and collectives in the block into one command.
+
+    Every rank runs the calls in order at the end of the block, between one start and one finish barrier.
+    Inside the block, a call returns an object whose ``result()`` is available after the block. Errors of
+    the calls are raised at the end of the block.
+
+    Raises
+    ------
+    FuseError
+        If the block is inside another ``fuse()`` block, or if ``result()`` is called before its end.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano
+    >>> import theano.tensor as T
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x = T.dvector("x")
+    >>> mean = theano.shared(0.0, name="mean")
+    >>> compute = synk.function([x], (x.sum(), "sum"), updates=[(mean, x.mean())])
+    >>> synk.distribute()
+    >>> with synk.fuse():
+    ...     pending = compute(np.arange(3.0))  # two rows on this process, one on the worker
+    ...     _ = synk.all_reduce(mean, weights=compute)
+    >>> mean.get_value()
+    array(1.)
+    >>> pending.result()
+    array(3.)
+    >>> synk.close()
+    """
+    return _Block()

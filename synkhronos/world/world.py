@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import signal
+import tempfile
+import threading
+import warnings
 from threading import get_ident
-from typing import Any, Callable, Iterator, Sequence, TypeVar
+from typing import Any, Callable, Iterator, NamedTuple, Sequence, TypeVar
 
 from synkhronos._errors import (
     BUSY,
@@ -29,12 +33,43 @@ from synkhronos.host.signals import DeferredSignal, DeferredSignals
 from synkhronos.transports.base import Transport
 from synkhronos.transports.fork_locks import warn_of_threads
 from synkhronos.world.call_lock import CallLock
-from synkhronos.world.options import Options
-from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.rank_state import Command, RankState, results_of
 from synkhronos.world.registry import Registry
-from synkhronos.world.replies import results_of
 from synkhronos.world.threads import ThreadLimits
-from synkhronos.world.worker import work
+
+#: The calls that are verified: the first; all; none; the first, with an error in place of a warning.
+FIRST, ALWAYS, OFF, RAISE = MODES = ("first", "always", "off", "raise")
+
+#: The operations of Theano's functions: this library's where possible, or only Theano's.
+FAST, THEANO = CHOICES = ("fast", "theano")
+
+#: A call during a call of another thread is refused, or waits.
+REFUSE, WAIT = THREADS = ("refuse", "wait")
+
+
+class Options(NamedTuple):
+    """The options of a world.
+
+    Attributes
+    ----------
+    profile_workers : bool
+        Whether each worker writes a cProfile file.
+    audits : bool
+        Whether every call compares the replicas of shared variables.
+    verify : str
+        Which calls are compared with one rank: one of `MODES`.
+    waits : bool
+        Whether a call waits during a call of another thread; otherwise it is refused.
+    pass_fds : sequence of int
+        The file descriptors that workers inherit in any case.
+    """
+
+    profile_workers: bool = False
+    audits: bool = False
+    verify: str = FIRST
+    waits: bool = False
+    pass_fds: Sequence[int] = ()
+
 
 _CLOSING = 2.0  # seconds for a worker to end by itself
 
@@ -61,8 +96,10 @@ class World:
 
     Attributes
     ----------
-    state : RankState
+    rank_state : RankState
         The master's own state.
+    transport, size, master_rank
+        As of this state.
     registry : Registry
         The functions and shared variables.
     started, closed : bool
@@ -75,10 +112,13 @@ class World:
         Whether this rank is inside a program of `spmd`.
     defer_interrupt : DeferredSignal
         Defers Ctrl-C.
+    recorder : object or None
+        Inside `fuse`, `submit` calls ``recorder.add(command, finish, used)``, until `is_recording` finds
+        that ``recorder.is_over()``. Its `observers` are called with the commands before these are run.
     step_hooks : Hooks or None
         The functions that are told of steps, once there was one.
     remarks : list of callable
-        Each issues a warning; `remark` adds one. They are called when the world is closed.
+        Each issues a warning. They are called when the world is closed.
     before_command, after_command : callable or None
         Called before the next command, or call of a function, and after each command.
     """
@@ -102,12 +142,17 @@ class World:
         self._threads = threads
         self.call_lock = CallLock(options.waits, self.check_usable)
         self._parts: dict[type, Any] = {}
-        self._recorder: Any = None  # receives the commands inside `fuse`
+        self.recorder: Any = None
         self._leave: Callable[[], None] | None = None  # ends the command in which the workers stay
         self._connect(transport, engine)
 
     def _connect(self, transport: Transport, engine: Engine) -> None:
+        self.transport = transport
+        self.size, self.master_rank = transport.size, transport.master_rank
         self.rank_state = self._make_rank_state(transport, engine)
+        # Most engines have nothing to do in another thread.
+        has_threads = type(engine).enter_thread is not Engine.enter_thread
+        self._enter_thread = engine.enter_thread if has_threads else None
         self.registry.forget_workers()
         self.registry.attach(self.rank_state)
         self._threads.limit(transport.ranks_here)
@@ -116,18 +161,6 @@ class World:
 
     def _make_rank_state(self, transport: Transport, engine: Engine) -> RankState:
         return RankState(transport, engine)
-
-    @property
-    def transport(self) -> Transport:
-        return self.rank_state.transport
-
-    @property
-    def size(self) -> int:
-        return self.rank_state.size
-
-    @property
-    def master_rank(self) -> int:
-        return self.rank_state.master_rank
 
     @property
     def workers_inherit(self) -> bool:
@@ -160,7 +193,7 @@ class World:
                     announce = self.defer_interrupt.announce
                     self.transport.start(self.work, announce, self.options.pass_fds)
                 except WorldBrokenError as broken:
-                    self.mark_broken(str(broken))
+                    self.broken = str(broken)
                     raise
             self.started = True
 
@@ -169,7 +202,7 @@ class World:
         forked = transport is self.transport  # a copy of the master's
         state = self.rank_state if forked else self._make_rank_state(transport, self.rank_state.engine)
         if forked:
-            self.mark_broken("this process is a worker, and only the master may use the workers")
+            self.broken = "this process is a worker, and only the master may use the workers"
         state.keep_replicas()
         work(state, self._threads, self.options.profile_workers)
 
@@ -177,7 +210,7 @@ class World:
         """End the workers and continue with new workers, which will inherit the state of the master."""
         with DeferredSignals(), self.call_lock:
             former, usable = self.rank_state, self.broken is None
-            self.mark_broken(f"a restart has begun, but has not ended; {REMEDY}")
+            self.broken = f"a restart has begun, but has not ended; {REMEDY}"
             self._end_workers(usable)
             self.registry.collect()  # new workers need not inherit dropped objects
             self._forget(list(self.registry.dropped))
@@ -228,28 +261,12 @@ class World:
                 raise SynkhronosError(BUSY)
             raise WorldBrokenError(self.broken)
 
-    def mark_broken(self, reason: str) -> None:
-        """Refuse all further commands, for this reason."""
-        self.broken = reason
-
     @property
     def is_recording(self) -> bool:
         """Whether commands are recorded, inside a `fuse` block, instead of run."""
-        if self._recorder is not None and self._recorder.is_over():
-            self._recorder.leave()
-        return self._recorder is not None
-
-    def record(self, recorder: Any) -> None:
-        """Let `submit` call ``recorder.add(command, finish, used)`` until ``recorder.is_over()``."""
-        self._recorder = recorder
-
-    def observe_block(self, observe: Callable[[list[Command]], None]) -> None:
-        """Have `observe` called with the recorded commands before they are run."""
-        self._recorder.observers.append(observe)
-
-    def report_steps(self, hooks: Any) -> None:
-        """Let calls be reported to these functions, while there are any."""
-        self.step_hooks = hooks
+        if self.recorder is not None and self.recorder.is_over():
+            self.recorder.leave()
+        return self.recorder is not None
 
     @contextlib.contextmanager
     def observed(self, see: Callable[[Command, list], object]) -> Iterator[None]:
@@ -277,7 +294,7 @@ class World:
         """
         if not self.is_recording:
             return finish(self.run(command))
-        return self._recorder.add(command, finish, used)
+        return self.recorder.add(command, finish, used)
 
     def run(self, command: Command) -> list:
         """Run the command on every rank; return the list of the return values by rank.
@@ -293,9 +310,11 @@ class World:
         Exception
             Any exception that the command raised in the master.
         """
-        # `self.here` has no local name here: tracebacks would keep it, and its memory, after a restart.
-        self.check_usable()
-        self.rank_state.engine.enter_thread()
+        # The state has no local name: tracebacks would keep it, and its memory, after a restart.
+        if self.broken is not None or self.in_program or self.closed:
+            self.check_usable()
+        if self._enter_thread is not None:
+            self._enter_thread()
         if self.rank_state.size == 1:
             return self._run_and_drop(command, lambda command: [command.run(self.rank_state)])
         if self.before_command is not None:
@@ -371,7 +390,8 @@ class World:
             self._break(raised)
             raise
         results = results_of(replies, own, error)
-        command.mark_sent()
+        for schedule in command.schedules:
+            schedule.is_sent = True
         if self.after_command is not None:
             self.after_command()
         return results
@@ -379,18 +399,14 @@ class World:
     def _break(self, error: BaseException) -> None:
         """End the workers after an exception between the barriers, unless no worker has noticed."""
         if isinstance(error, WorldBrokenError):
-            self.mark_broken(str(error))
+            self.broken = str(error)
             self.transport.kill()
         elif self.transport.posted or not isinstance(error, MemoryError):
             # The ranks may no longer be in step.
-            self.mark_broken(f"a command was interrupted; the workers were ended; {REMEDY}")
+            self.broken = f"a command was interrupted; the workers were ended; {REMEDY}"
             self.transport.kill()
 
     # Closing
-
-    def remark(self, issue_warning: Callable[[], None]) -> None:
-        """Have a warning issued when the world is closed."""
-        self.remarks.append(issue_warning)
 
     def close(self) -> None:
         """End the workers and free all resources of this world."""
@@ -403,7 +419,7 @@ class World:
             )
         with DeferredSignals():
             alone, usable = self.call_lock.take_within(0), self.broken is None
-            self.mark_broken("close() has begun and not ended; if it was interrupted, call it again")
+            self.broken = "close() has begun and not ended; if it was interrupted, call it again"
             try:
                 if not alone:  # another thread is running a command, which must be ended
                     self.transport.kill()
@@ -469,7 +485,7 @@ def _refuse_in_child() -> None:
     """In a process that the script forks: it has copies of the objects, but must not use the workers."""
     if _current is not None and not _current.closed:
         _current.transport.is_copy = True
-        _current.mark_broken(
+        _current.broken = (
             "this process was forked from the master, and only the master may use the workers; the "
             "world is not broken: compute in the master, or call close() and then fork() for workers "
             "of this process"
@@ -477,3 +493,62 @@ def _refuse_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_refuse_in_child)
+
+
+# The loop of a worker
+
+
+def work(state: RankState, threads: ThreadLimits, profile: bool = False) -> None:
+    """Run the master's commands until it sends an empty command.
+
+    Parameters
+    ----------
+    state : RankState
+        This worker's state.
+    threads : ThreadLimits
+        The thread limits of this process.
+    profile : bool
+        Whether to write a cProfile file at the end.
+    """
+    if not profile:
+        return _run_commands(state, threads)
+    import cProfile
+
+    profiler = cProfile.Profile()
+    try:
+        profiler.runcall(_run_commands, state, threads)
+    finally:
+        _write_profile(profiler, f"synk_worker_{state.rank}.prof")
+
+
+def _run_commands(state: RankState, threads: ThreadLimits) -> None:
+    threads.limit(state.transport.ranks_here)
+    if threading.current_thread() is threading.main_thread():  # this process is the rank's own
+        gc.freeze()  # garbage collection then neither scans nor copies the master's objects
+    while True:
+        payload = state.transport.receive(state.warm_caches)
+        if payload == b"":
+            return
+        reply = state.execute(payload)
+        try:
+            state.transport.reply(reply)
+        except MemoryError as error:  # no room for the reply
+            if state.transport.posted:
+                raise
+            state.transport.reply(state.failure(error))
+        state.store.collect()  # a rank that does not allocate would never do it otherwise
+
+
+def _write_profile(profiler: Any, name: str) -> None:
+    """Replace a file of this name; never write through it if it is a link or a pipe."""
+    try:
+        descriptor, unfinished = tempfile.mkstemp(prefix=f"{name}.", dir=os.curdir)
+        os.close(descriptor)
+        try:
+            profiler.dump_stats(unfinished)
+            os.replace(unfinished, name)
+        except OSError:
+            os.unlink(unfinished)
+            raise
+    except OSError as error:
+        warnings.warn(f"profile_workers: {name} was not written: {error}", RuntimeWarning, stacklevel=2)

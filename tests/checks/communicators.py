@@ -24,9 +24,6 @@ OPS = {
 SHAPES = [(), (0,), (1,), (3,), (2, 0, 3), (2, 3, 2), (40_001,)]
 
 
-# Programs that run on each rank
-
-
 def single(comm, name, array, *args, **kwargs):
     """Call a collective with one array, and return this rank's result."""
     result = getattr(comm, name)([array], *args, **kwargs)
@@ -101,9 +98,6 @@ def hurried(comm, name, args, slow):
     return pickle.loads(kept)
 
 
-# Helpers
-
-
 def draw(size, shape, dtype, low=1):
     """Return one array of small numbers per rank."""
     rng = np.random.default_rng(len(shape) + size)
@@ -139,9 +133,6 @@ def assert_reduced(got, wanted, dtype, shape):
 
 def same_bits(arrays):
     return len({np.ascontiguousarray(array).tobytes() for array in arrays}) == 1
-
-
-# Checks
 
 
 def check_all_reduce_is_the_numpy_reduction_with_the_same_bits_everywhere(ranks):

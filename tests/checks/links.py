@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from synkhronos.machines.links import as_bytes
+from synkhronos.machines.leaders import as_bytes
 
 # Some are multiples of the pieces in which MPI sends, or about as long.
 LENGTHS = [0, 1, 7, 4096, 49_151, 49_152, 65_536, 98_304, 294_912, 294_913, 5_000_000]

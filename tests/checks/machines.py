@@ -4,27 +4,29 @@ import threading
 import time
 
 from synkhronos._errors import WorldBrokenError
-from synkhronos.arithmetic.rank_ranges import fewer_on_machines, nearest_master, ranks_of_machines
+from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.machines.leaders import Leaders
 from specifications.links import NaiveProgressProcess, NaiveNetwork
 from synkhronos.machines.transport import NO_PROGRESS_PROCESS, MachinesTransport
 from specifications.transport import NaiveTransport
+from synkhronos.world.threads import ThreadLimits
+from synkhronos.world.world import World, enter_world
+
+
+def start_world(transport, engine):
+    """Start a world of ranks with a transport and an engine, and return it."""
+    world = World(transport, engine, ThreadLimits())
+    enter_world(world)
+    if not world.workers_inherit:
+        world.start()
+    return world
 
 
 class ThreadedMachines(MachinesTransport):
     """The master's transport of machines with `sizes` ranks; all ranks are threads.
 
-    Parameters
-    ----------
-    sizes : list of int
-    master_rank : int
-    timeout : float, optional
-    have_progress_processes : bool
-        Whether each machine has a progress process, a thread, too.
-    clocks : list of callable, optional
-        The clock of each machine.
-    former : ThreadedMachines, optional
-        Whose successor this is.
+    So are progress processes. Each machine may have a clock of its own, and the transport be the
+    successor of a former one.
     """
 
     def __init__(

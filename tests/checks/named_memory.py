@@ -18,9 +18,6 @@ def fresh(name):
     return f"{name} {next(FRESH)}"
 
 
-# Programs that run on each rank
-
-
 def create_many(transport, name):
     """Create arrays in an order of the rank's own, each rank at once; return what they were."""
     named_memory = transport.store.named_memory
@@ -131,9 +128,6 @@ def fill_and_clear(transport, name):
     again[0][...] = again[1][...] = 1
     transport.barrier()
     return [bool(one) for one in seen], [int(one.sum()) for one in again]
-
-
-# Checks
 
 
 def check_ranks_that_create_the_same_names_at_once_get_the_same_arrays(ranks):

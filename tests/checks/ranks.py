@@ -15,16 +15,10 @@ class Outcome(NamedTuple):
 
 
 class Ranks:
-    """The ranks of a transport. They run ``program(subject, *args)``.
+    """The ranks of a transport, not started yet; they run ``program(subject, *args)``.
 
-    Parameters
-    ----------
-    transport : Transport
-        The master's transport, not started yet.
-    make : callable, optional
-        ``make(transport)`` returns the subject of a rank. By default, the subject is the transport.
-    *options
-        Further arguments of the start of the transport.
+    ``make(transport)`` returns the subject of a rank, which is the transport by default. `options` are
+    further arguments of the start of the transport.
     """
 
     def __init__(self, transport, make=lambda transport: transport, *options):

@@ -29,9 +29,6 @@ def laid_out(kind):
     }[kind]
 
 
-# Programs that run on each rank
-
-
 def share(transport, array):
     """Put this rank's array into the store; return its handle, and the handles of all ranks."""
     handle = transport.store.put(array)
@@ -109,15 +106,12 @@ def keep_copies(transport, number):
 
 def map_file(transport, path):
     """Get an array, and rows of it, by a handle of its location in a file."""
-    from synkhronos.stores.files import locate_in_file
+    from synkhronos.stores.handle import locate_in_file
 
     mapped = np.memmap(path, "float32", "r", shape=(10, 3))
     place = pickle.loads(pickle.dumps(locate_in_file(mapped[2:])))
     whole, rows = transport.store.get(place), transport.store.rows(place, np.array([7, 0]))
     return whole.copy(), rows, whole.flags.writeable
-
-
-# Checks
 
 
 def check_every_rank_gets_what_any_rank_has_put(ranks):

@@ -17,9 +17,6 @@ LENGTHS = [0, 1, 7, 32_700, 32_768, 40_000, 200_000]
 forking = threading.Lock()
 
 
-# Programs that run on each rank
-
-
 def identify(transport):
     master, worker = transport.is_master_process(), transport.is_worker_process()
     return transport.rank, transport.size, transport.master_rank, transport.distance, master, worker
@@ -95,9 +92,6 @@ def meet_without(transport, missing, before):
         transport.barrier()
     if transport.rank != missing:
         transport.barrier()
-
-
-# Checks
 
 
 def check_every_rank_knows_itself(ranks):

@@ -58,17 +58,8 @@ def rounded(wire, numbers):
 class Naive:
     """All reductions of an array in a format, given the arrays of all machines.
 
-    Parameters
-    ----------
-    wire : Format
-    machines : int
-    shapes : list of tuple of int, optional
-        Of the matrices that the array consists of; by default those for the checks of the format.
-
-    Attributes
-    ----------
-    rests : list of numpy.ndarray
-        What each machine keeps.
+    The array consists of matrices of some shapes, by default those for the checks of the format.
+    `rests` are what each machine keeps.
     """
 
     def __init__(self, wire, machines, shapes=None):

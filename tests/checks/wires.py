@@ -10,27 +10,17 @@ import numpy as np
 from checks.communicators import same_bits
 from checks.ranks import values
 from checks.wire_specification import (
-    FORMATS,
-    LENGTH,
-    LOW_RANK,
-    SHAPES,
-    Naive,
-    is_low_rank,
-    is_product,
-    length_of,
-)
+    FORMATS, LENGTH, LOW_RANK, SHAPES, Naive, is_low_rank, is_product, length_of,
+)  # fmt: skip
 
 from synkhronos.comms.formats import PowerSGD, TopK, make_wire
-from synkhronos.comms.wire_state import Kept, kept_by, restore
+from synkhronos.comms.wires import Kept, kept_by, restore
 
 
 def draw(wire, seed, rank):
     """Return integers, so that sums are exact."""
     rng = np.random.default_rng([seed, rank])
     return rng.integers(-60, 60, length_of(wire)).astype("float32")
-
-
-# Programs that run on each rank
 
 
 def reduce_in(comm, wire, seeds, op="sum", weights=None, spoil=None):
@@ -100,9 +90,6 @@ def reduce_and_show(comm, wire, arrays, factors=None):
         total = np.array(comm.all_reduce_in([kept], [own[comm.rank].copy()], "sum")[0])
         found.append((total, np.array(kept_by([kept]).rest)))
     return found
-
-
-# Checks
 
 
 def machines_of(ranks):

@@ -15,8 +15,7 @@ from synkhronos.arithmetic.pairwise import PairwiseReduction
 from synkhronos.comms.direct import CHUNK
 from synkhronos.comms import linked
 from synkhronos.comms.linked import LinkedCommunicator
-from synkhronos.machines.leaders import _FIRST, _MEETING, _STREAMS, Leaders
-from synkhronos.machines.links import as_bytes
+from synkhronos.machines.leaders import _FIRST, _MEETING, _STREAMS, Leaders, as_bytes
 from specifications.links import NaiveLinks, NaiveNetwork
 
 WAYS = {"meeting": 1 << 40, "direct": 0}  # the bytes of small arrays
@@ -119,9 +118,6 @@ def test_they_do_with_arrays_of_several_chunks(size, monkeypatch):
     check_bits(size, 9 * CHUNK // 8 + 5, monkeypatch)
 
 
-# The conformance checks
-
-
 REDUCTIONS = [
     check
     for check in communicators.CHECKS
@@ -190,9 +186,6 @@ def test_an_all_reduce_that_is_aborted_on_its_way_is_left_by_all(monkeypatch):
         assert set(found) <= {KeyError, CollectiveAbortedError, meetings[0]}
 
 
-# How much is sent
-
-
 @pytest.fixture
 def messages(monkeypatch):
     """The sender and the bytes of each message of a meeting, and of each array."""
@@ -218,9 +211,6 @@ def test_messages_and_bytes_of_a_large_array_are_the_fewest(size, messages, monk
         own = [nbytes for one, nbytes in arrays if one == rank]
         assert (len(own), sum(own)) == (2 * (size - 1), 2 * nbytes * (size - 1) // size)
     assert len(meeting) == size * (size - 1).bit_length()
-
-
-# The order of the operands
 
 
 def test_neighbours_are_added_first():

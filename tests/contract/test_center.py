@@ -11,12 +11,12 @@ import pytest
 from checks.children import as_rank, begin, die, end, kill, wait_until
 
 from specifications.engine import NaiveEngine, Shared
-from synkhronos.programs import layout
+from synkhronos.programs import center as module
 from synkhronos.programs.center import Center
 from synkhronos.services.stripes import Stripes
 from synkhronos.stores.memory import SharedMemory
 from specifications.store import NaiveNamedMemory
-from synkhronos.stores.shared import SharedMemoryStore
+from synkhronos.stores.base import SharedMemoryStore
 
 ENGINE = NaiveEngine()
 STRIPE = 512  # bytes, in all tests
@@ -38,8 +38,8 @@ def refuse():
 
 @pytest.fixture(autouse=True)
 def small_stripes(monkeypatch):
-    monkeypatch.setattr(layout, "_STRIPE_BYTES", STRIPE)
-    monkeypatch.setattr(layout, "_PIECE_BYTES", 192)
+    monkeypatch.setattr(module, "_STRIPE_BYTES", STRIPE)
+    monkeypatch.setattr(module, "_PIECE_BYTES", 192)
 
 
 @pytest.fixture
@@ -51,8 +51,6 @@ def store():
 def named_memory(request, store):
     return NaiveNamedMemory() if request.param == "naive" else store.named_memory
 
-
-# Operations, against NumPy
 
 VALUES = [((7, 30), "float32"), ((), "float32"), ((0, 3), "float64"), ((100,), "float16"),
           ((3, 4, 5), "float64"), ((65,), "int64"), ((40,), "uint8"), ((20,), "complex64")]  # fmt: skip
@@ -303,9 +301,6 @@ def test_wrong_arguments_are_refused_in_words(store):
     assert not center.value()[0].any()
 
 
-# Ranks at once
-
-
 def make_integers(store, value=0):
     variable = Shared(np.full(SIZE, value), "w")
     return variable, center_in(store.named_memory, ENGINE, variable, "c", pause)
@@ -408,14 +403,10 @@ def test_no_other_rank_interrupts_an_update_or_loses_a_change_by_it(store, is_ki
     assert set(pushed - (60 + done[1] + done[4])) <= ({0, 1} if is_killed else {0})
 
 
-def update_endlessly(store, done):
-    update_often(store, 1, done, 10**9)
-
-
 def test_a_rank_that_is_killed_in_an_update_leaves_nothing_locked(store):
     _, center = make_pair(store)
     done = store.named_memory.array("done", 5, "int64")
-    pid = begin(as_rank, store, 1, update_endlessly, store, done)
+    pid = begin(as_rank, store, 1, update_often, store, 1, done, 10**9)
     wait_until(lambda: done[1] >= 5)
     kill(pid)
     before = center.value()

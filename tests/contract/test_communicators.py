@@ -6,9 +6,12 @@ from checks import wires
 from checks.communicators import CHECKS
 from checks.ranks import Ranks
 
-from synkhronos.comms.single_rank import SingleRankCommunicator
+from synkhronos.comms.base import SingleRankCommunicator
 from specifications.communicator import NaiveCommunicator
 from synkhronos.comms.base import RepeatingCommunicator
+from synkhronos.comms.shm import SharedMemoryCommunicator
+from synkhronos.stores.memory import SharedMemory
+from synkhronos.stores.base import SharedMemoryStore
 from synkhronos.transports.local import LocalTransport
 from specifications.transport import NaiveTransport
 
@@ -69,9 +72,6 @@ def test_wire_formats_have_no_effect_on_one_machine(check, ranks):
     check(ranks)
 
 
-# Behaviour that is specific to arrays in CPU memory
-
-
 def describe(comm):
     is_over_cpu = comm.over_cpu is comm
     return comm.rank, comm.size, comm.reduces_in_place, comm.takes(np.ones(3)), is_over_cpu
@@ -93,3 +93,29 @@ def test_a_broadcast_replaces_arrays_of_another_dtype(ranks):
     for result in ranks.values(broadcast_dtypes, root):
         assert result.dtype == "float64"
         np.testing.assert_array_equal(result, np.arange(4) + root)
+
+
+def test_a_reduction_in_which_a_handler_has_raised_sends_its_new_arrays_the_next_time(monkeypatch):
+    store, sent = SharedMemoryStore(SharedMemory(1)), []
+
+    class Alone:
+        rank, size = 0, 1
+
+        def barrier(self):
+            pass
+
+        def exchange(self, item):
+            sent.append(item)
+            return [item]
+
+    def interrupt(array):
+        raise KeyboardInterrupt
+
+    reduce = SharedMemoryCommunicator(Alone(), store).prepare_reduction("sum")
+    reduce([np.ones(3)])
+    other = store.place(np.ones(3))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(store, "put", interrupt)
+        reduce([other])
+    reduce([other])
+    assert len(sent) == 2 and sent[0] != sent[1]

@@ -10,37 +10,38 @@ from checks.machines import ThreadedMachines
 from checks.ranks import Ranks
 
 from synkhronos._errors import CollectiveAbortedError, SynkhronosError, WorldBrokenError
-from synkhronos.arithmetic.rank_ranges import ranks_of_machines
-from synkhronos.comms import wire_state as kept
+from synkhronos.arithmetic.machines import ranks_of_machines
+from synkhronos.comms import wires as kept
 from synkhronos.comms.formats import PowerSGD, TopK, make_wire
 from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.comms.staged import StagedCommunicator
 from synkhronos.comms.base import RepeatingCommunicator
 from synkhronos.machines.store import MachinesStore
 from specifications.store import NaiveStore
-from synkhronos.stores.required_rows import RequiredRows, combine, positions
+from synkhronos.stores.handle import RequiredRows, combine, positions
 from synkhronos.machines.leaders import CONTROL, END, REPLY, Leaders
 from specifications.links import NaiveLinks, NaiveNetwork
 from synkhronos.machines.commands import CommandReceiver, CommandSender
 from synkhronos.machines.transport import MachinesTransport
 from specifications.transport import NaiveTransport
-from synkhronos.world.placement import Fact, check_versions
+from synkhronos.world.devices import Fact, check_versions
 
 WORLDS = {
     "1+1": ([1, 1], 0), "2+1": ([2, 1], 1), "1+2": ([1, 2], 2), "2+2+1": ([2, 2, 1], 3),
     "1+2+1+1": ([1, 2, 1, 1], 2),  # the last one is below the third
+    "1+1+1+1": ([1, 1, 1, 1], 0),
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=WORLDS.values(), ids=WORLDS)
+@pytest.fixture(scope="module", params=list(WORLDS)[:5])
 def machines(request):
-    transport = ThreadedMachines(*request.param, timeout=30)
+    transport = ThreadedMachines(*WORLDS[request.param], timeout=30)
     ranks = Ranks(transport)
     yield ranks
     ranks.close()
 
 
-COMMUNICATING = [(world, False) for world in list(WORLDS)[:4]] + [("2+2+1", True)]
+COMMUNICATING = [(world, False) for world in WORLDS if world != "1+2+1+1"] + [("2+2+1", True)]
 
 
 @pytest.fixture(scope="module", params=COMMUNICATING, ids=lambda one: one[0] + ", prepared" * one[1])
@@ -169,15 +170,6 @@ def test_low_rank_has_the_same_bits_where_blas_has_not(communicating, monkeypatc
     monkeypatch.setattr("synkhronos.comms.low_rank.signature", lambda *args: os.urandom(8))
     monkeypatch.setattr(wires, "FORMATS", [wires.LOW_RANK])
     wires.check_sums_are_those_of_the_specification(communicating)
-
-
-@pytest.mark.parametrize("check", wires.CHECKS, ids=named)
-def test_wire_format_between_four_machines(check):
-    ranks = Ranks(ThreadedMachines([1, 1, 1, 1], timeout=30), lambda one: one.communicator())
-    try:
-        check(ranks)
-    finally:
-        ranks.close()
 
 
 @pytest.fixture(scope="module")

@@ -9,20 +9,19 @@ import numpy as np
 import pytest
 from checks.children import as_rank, begin, die, end, kill, wait_until
 
-from synkhronos.services import mailbox
-from synkhronos.services.mailbox import Mailbox
-from synkhronos.services.messages import Messages
+from synkhronos.services import messages
+from synkhronos.services.messages import Mailbox, Messages
 from synkhronos.stores.memory import SharedMemory
 from specifications.store import NaiveNamedMemory
-from synkhronos.stores.shared import SharedMemoryStore
+from synkhronos.stores.base import SharedMemoryStore
 
 CHUNK = 4096
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(mailbox, "_CHUNK_BYTES", CHUNK)
-    monkeypatch.setattr(mailbox, "BOX_BYTES", 64 * CHUNK)
+    monkeypatch.setattr(messages, "_CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(messages, "BOX_BYTES", 64 * CHUNK)
 
 
 @pytest.fixture
@@ -144,9 +143,6 @@ def test_a_message_that_cannot_be_written_or_read_leaves_the_box_as_it_was(ranks
     assert second.receive() == (0, 1) and second.receive() is None
 
 
-# Waiting
-
-
 def test_a_wait_ends_with_a_message_or_when_its_time_is_up(store):
     own = Messages(store.named_memory, 0, 2)
 
@@ -167,9 +163,6 @@ def test_a_wait_ends_with_a_message_or_when_its_time_is_up(store):
     own.send(0, 1)
     own.wait(30)  # it has arrived before
     assert own.receive() == (0, 1)
-
-
-# Ranks at once
 
 
 def talk(store, rank, times):

@@ -10,15 +10,14 @@ import time
 import pytest
 from checks.ranks import Outcome, Ranks
 from checks.transports import CHECKS
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from oracle import examples
 
 from synkhronos._errors import SynkhronosError, WorldBrokenError
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.mailbox import Mailbox
-from synkhronos.transports.barriers import BarrierProgress
+from synkhronos.transports.waiting import BarrierProgress
 from specifications.transport import NaiveTransport
 from synkhronos.transports.tree import RADIX, TreeTransport
 
@@ -91,9 +90,6 @@ def test_an_attendant_has_memory_of_its_own():
     assert words.tolist() == [1, 1, 9]
 
 
-# Time-outs and deaths
-
-
 def itself(transport):
     return transport
 
@@ -124,16 +120,12 @@ def test_the_master_is_told_if_another_thread_has_ended_the_workers(make):
     ranks.transport.close(0)
 
 
-def sleep(transport):
-    time.sleep(1.5 if transport.rank == 1 else 0)
-
-
 @pytest.mark.parametrize("make", TRANSPORTS, ids=lambda make: make.__name__)
 def test_a_barrier_that_lasts_too_long_breaks_the_world(make):
     ranks = Ranks(make(2, 0, timeout=0.3))
     began = time.monotonic()
     with pytest.raises(WorldBrokenError, match="timeout=0.3.* for rank 1"):
-        ranks.run(sleep)
+        ranks.run(nap, 1.5)
     assert time.monotonic() - began < 1.4
     ranks.transport.close(1)
 
@@ -368,9 +360,6 @@ def test_a_death_is_seen_in_a_script_with_a_timer():
         ranks.transport.close(1)
 
 
-# Processes
-
-
 def fill_span(transport, nbytes):
     """Allocate more memory than the master did, so that a shared span would be overwritten."""
     block = transport.store.memory.allocate(nbytes)
@@ -400,4 +389,4 @@ def test_a_box_contains_what_was_put_in_it_last(payloads, clears):
         box.put(PAYLOADS[payload])
         assert box.get() == PAYLOADS[payload]
         if clears:
-            box.clear()
+            box.long = None

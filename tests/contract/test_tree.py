@@ -14,8 +14,7 @@ from checks.ranks import Outcome, Ranks
 from synkhronos._errors import WorldBrokenError
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.transports.local import LocalTransport
-from synkhronos.transports.mailbox import Mailbox
-from synkhronos.transports.replies import Replies
+from synkhronos.transports.mailbox import Mailbox, Replies
 from synkhronos.transports.tree import MOST_WITHOUT, RADIX, TreeTransport, make_local
 
 SIZE, MASTER = 8, 2
@@ -35,7 +34,7 @@ def at_start(transport, rank, after, do):
     posts = transport._post_below
 
     def reach(at):
-        if transport.rank == rank and transport._progress.number == COMMAND and at == after:
+        if transport.rank == rank and transport._progress.command[0] == COMMAND and at == after:
             do()
 
     def set_place():
@@ -53,9 +52,6 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-# Kinds
-
-
 def test_few_ranks_have_no_tree_and_a_successor_has_what_its_size_needs():
     assert type(make_local(MOST_WITHOUT)) is LocalTransport
     many = make_local(MOST_WITHOUT + 1, 3, timeout=30, may_poll=False, labels=range(100, 110))
@@ -64,9 +60,6 @@ def test_few_ranks_have_no_tree_and_a_successor_has_what_its_size_needs():
     few = many.successor(2, 1)
     assert type(few) is LocalTransport and few.store is many.store
     assert type(few.successor(10, 0)) is TreeTransport
-
-
-# Deaths
 
 
 DEATHS = [(6, 0), (6, 1), (6, 2), (0, 0), (3, 0)]
@@ -148,7 +141,7 @@ def test_a_reply_counts_if_the_worker_dies_before_it_has_posted(when, answers, l
 
     def dying(function):
         def call():
-            if transport.rank == 1 and transport._progress.number == COMMAND:
+            if transport.rank == 1 and transport._progress.command[0] == COMMAND:
                 die()
             return function()
 
@@ -175,9 +168,6 @@ def test_a_reply_counts_if_the_worker_dies_before_it_has_posted(when, answers, l
 def sleep_in_program(transport, last):
     transport.begin_program(handlers[-1] if transport.is_master_process() else None)
     return sleep_on(transport, last, 0.1 if last == 1 else 0.7)
-
-
-# Late ranks
 
 
 def test_the_ranks_below_one_that_has_not_begun_are_not_named_as_late():
@@ -253,9 +243,6 @@ def sleep_on(transport, rank, seconds):
     return transport.rank
 
 
-# Posts that come too often or too early
-
-
 def test_posts_that_come_too_often_change_nothing():
     transport = binary(timeout=30)
     runs = transport.store.named_memory.array("runs", (SIZE,), "int64")
@@ -279,9 +266,6 @@ def test_posts_that_come_too_often_change_nothing():
         assert values == [None if rank == MASTER else rank for rank in range(SIZE)]
         assert runs.tolist() == [turn] * SIZE
     ranks.close()
-
-
-# Replies
 
 
 def test_replies_of_any_length_are_read_together():

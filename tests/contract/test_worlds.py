@@ -9,16 +9,15 @@ import itertools
 
 import numpy as np
 import pytest
-from checks.machines import ThreadedMachines
+from checks.machines import ThreadedMachines, start_world
 from test_engines import NaiveLab, CompilerLab
 
 import synkhronos as synk
 from synkhronos.transports.local import LocalTransport
 from specifications.transport import NaiveTransport
 from synkhronos.world.rank_state import Command, sent_form
-from synkhronos.world.schedule import ChangedRun, Schedule
-from synkhronos.world.threads import ThreadLimits
-from synkhronos.world.world import World, current_world, enter_world, world_exists
+from synkhronos.world.schedule import Schedule, ScheduledRun
+from synkhronos.world.world import current_world, world_exists
 
 RANKS, MASTER = 3, 1
 
@@ -39,10 +38,7 @@ def lab(request):
     made = make_lab()
     if world_exists():
         synk.close()
-    world = World(make_transport(RANKS, MASTER, timeout=60), made.engine, ThreadLimits())
-    enter_world(world)
-    if not world.workers_inherit:
-        world.start()
+    start_world(make_transport(RANKS, MASTER, timeout=60), made.engine)
     yield made
     if world_exists():
         synk.close()
@@ -227,7 +223,7 @@ def test_a_schedule_is_sent_and_bound_once(lab, sent):
     world = current_world()
     schedule = Schedule(world, Counted("a"))
     for number, change in enumerate((None, "b", None, "c"), 1):
-        results = world.run(schedule if change is None else ChangedRun(schedule, change))
+        results = world.run(ScheduledRun(schedule, change))
         assert results == [("a" + (change or ""), number)] * world.size
     number = schedule.number
     assert sent[0][:2] == (number, None) and sent[0][2].name == "a"
@@ -236,10 +232,10 @@ def test_a_schedule_is_sent_and_bound_once(lab, sent):
 
 def test_a_schedule_that_has_failed_is_sent_again(lab, sent):
     world = current_world()
-    run = Schedule(world, Fail([2]))
+    schedule = Schedule(world, Fail([2]))
     for _ in range(2):
         with pytest.raises(synk.WorkerError, match="lost on rank 2"):
-            world.run(run)
+            world.run(schedule.again())
     assert [len(one) for one in sent] == [3, 3]
 
 
@@ -248,10 +244,10 @@ def test_a_schedule_is_current_for_the_same_data_in_the_same_place(lab):
     for one in (data, other):
         one.handle()
     schedule = Schedule(world, Counted("a"), [data])
-    assert schedule.again([data]) is schedule
-    assert not any(schedule.is_current(values) for values in ([], [other], [data, other], [np.zeros(3)]))
+    assert schedule.again([data]).change is None
+    assert not any(schedule.again(values) for values in ([], [other], [data, other], [np.zeros(3)]))
     data[:] = 1
-    assert schedule.is_current([data])
+    assert schedule.again([data])
     data.set_value(np.zeros(4))
     assert schedule.again([data]) is None
 
@@ -259,14 +255,14 @@ def test_a_schedule_is_current_for_the_same_data_in_the_same_place(lab):
 def test_a_schedule_is_current_until_functions_change(lab):
     world, x = current_world(), lab.tensor("x", 1)
     before = Schedule(world, Counted("a"))
-    assert before.is_current()
+    assert before.again()
     total = synk.function([x], (x.sum(), "sum"))
-    assert not before.is_current()
+    assert not before.again()
     before = Schedule(world, Counted("a"))
-    assert before.is_current()
+    assert before.again()
     del total
     gc.collect()
-    assert not before.is_current()
+    assert not before.again()
     last = Schedule(world, Counted("a"))
     synk.close()
     assert last.again() is None
@@ -283,13 +279,13 @@ def test_schedules_that_are_dropped_do_not_accumulate(lab):
     world = current_world()
     world.start()
     for number in range(100):
-        world.run(Schedule(world, Counted(str(number))))
+        world.run(Schedule(world, Counted(str(number))).again())
     assert max(world.run(Kept())) < 40
     kept = Schedule(world, Counted("kept"))
-    world.run(kept)
+    world.run(kept.again())
     for number in range(100):
-        world.run(Schedule(world, Counted(str(number))))
-    assert world.run(kept) == [("kept", 2)] * world.size
+        world.run(Schedule(world, Counted(str(number))).again())
+    assert world.run(kept.again()) == [("kept", 2)] * world.size
 
 
 def test_an_exception_of_a_worker_leaves_the_world_usable(lab, rows):

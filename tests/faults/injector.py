@@ -17,17 +17,16 @@ import psutil
 from compilers import Apply, Op, tt
 from scenarios import EXIT_CODE, PROGRAM, SIGNALS, STEPS
 
-from synkhronos.functions import call as _call
-from synkhronos.functions import replicate
+from synkhronos.functions import call as _call, replicate
 from synkhronos.programs.center import Center
-from synkhronos.services.channel import Channel, Register
-from synkhronos.services.mailbox import Mailbox
+from synkhronos.services.messages import Mailbox
+from synkhronos.services.registers import Channel, Register
 from synkhronos.services.stripes import Stripes
 from synkhronos.stores.named_memory import SharedNamedMemory
 from synkhronos.transports import children, local
-from synkhronos.transports.barriers import BarrierProgress
+from synkhronos.transports.waiting import BarrierProgress
 from synkhronos.variables import replicas as _replicas
-from synkhronos.world import worker
+from synkhronos.world import world
 from synkhronos.world.rank_state import RankState
 
 HEADROOM = 16 << 20  # bytes that a rank may still allocate after its memory limit is set
@@ -163,7 +162,7 @@ class Injector:
                 (transport, "barrier", self.barrier),
                 (transport, "close", self.close),
                 (children, "ignore_signals_for_the_master", self.keep_alarm),
-                (worker, "_run_commands", self.serve),
+                (world, "_run_commands", self.serve),
                 (replicate.Replicate, "run", self.command),
                 (_replicas.Assign, "run", self.command),
                 (_replicas._Fetch, "run", self.command),

@@ -10,8 +10,8 @@ import time
 
 import numpy as np
 
-from synkhronos.programs import layout
-from synkhronos.services import mailbox
+from synkhronos.programs import center
+from synkhronos.services import messages
 
 ROUNDS = 4
 MOST_MESSAGES = 200  # of a rank, until it dies or ends
@@ -21,8 +21,8 @@ _PAYLOAD = 3000  # items of a message: several chunks
 _RESTARTS, _MOST_RANKS = 5, 4
 
 # Several stripes and several chunks with little to copy.
-layout._STRIPE_BYTES, layout._PIECE_BYTES = 4096, 2048
-mailbox._CHUNK_BYTES, mailbox.BOX_BYTES = 4096, 256 * 4096
+center._STRIPE_BYTES, center._PIECE_BYTES = 4096, 2048
+messages._CHUNK_BYTES, messages.BOX_BYTES = 4096, 256 * 4096
 ITEMS = 1500  # of the variables of a center: three stripes
 
 
@@ -126,7 +126,7 @@ def push_one(rank, count, center):
 
 def check_whole(values):
     """Check that no stripe is a mixture of two states."""
-    items = layout._STRIPE_BYTES // values.itemsize
+    items = center._STRIPE_BYTES // values.itemsize
     for start in range(0, values.size, items):
         assert len(set(values[start : start + items].tolist())) == 1, "a stripe is torn"
 

@@ -26,20 +26,11 @@ import program
 import psutil
 from compilers import compiler, tt
 from injector import Board, Fault, Injector, Point
+from processes import exit_code
 from program import FADES
-from scenarios import (
-    BOUND,
-    COMMANDS,
-    EXCEPTIONS,
-    EXIT_CODE,
-    PROGRAM,
-    SIGNALS,
-    STEPS,
-    TIMEOUT,
-    scenario,
-)
+from scenarios import BOUND, COMMANDS, EXCEPTIONS, EXIT_CODE, PROGRAM, SIGNALS, STEPS, TIMEOUT, scenario
 
-from synkhronos.services import mailbox
+from synkhronos.services import messages
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -171,7 +162,7 @@ class ProgramRanks(Ranks):
         deaths = sum(fault.deaths)
         lost = deaths if fault.seam == "moment" or fault.others == "killed" else 0
         if fault.how == "stop" and fault.seam in ("box", "moment"):
-            lost = mailbox.SLOTS  # the box may still be locked when its rank looks for the last time
+            lost = messages.SLOTS  # the box may still be locked when its rank looks for the last time
         program.judge(results, restarts, lost, deaths)
 
     def program(self):
@@ -372,10 +363,6 @@ class ProgramPlay(Play):
         assert len(psutil.Process().children()) == self.fault.size - 1, "the controller is left"
         ranks.do("function")
         ranks.do(PROGRAM)
-
-
-def exit_code(status):
-    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def seconds_of(call):

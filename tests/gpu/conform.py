@@ -1,6 +1,6 @@
 """Conformance checks of `checks.communicators` on a communicator for arrays on devices.
 
-Call ``conform(kind, devices)``, where `kind` is "staged" or "nccl". NCCL needs CUDA devices, either real
+Call ``main(kind, *devices)``, where `kind` is "staged" or "nccl". NCCL needs CUDA devices, either real
 ones or emulated by `emulator`.
 """
 
@@ -121,7 +121,7 @@ def check_unequal_dtypes(ranks):
         assert [one.error for one in outcomes] == [ValueError] * ranks.size, outcomes
 
 
-def conform(kind, devices):
+def main(kind, *devices):
     nccl._MOST_ITEMS = MOST_ITEMS
     size = len(devices)
     # The timeout is long because kernels are compiled.

@@ -204,11 +204,11 @@ def check_one_order_in_every_mode(modes=MODES):
 CHECKS = [item for name, item in sorted(globals().items()) if name.startswith("check_")]
 
 
-def check(devices):
+def main(*devices):
     """Run all checks on these devices, and then on the master's; print the name of each that passed."""
     master = len(devices) // 2
     for chosen, rank in ((devices, master), (devices[master : master + 1], 0)):
-        synk.fork(devices=chosen, master_rank=rank)
+        synk.fork(devices=list(chosen), master_rank=rank)
         for one in CHECKS:
             one()
             print("passed", one.__name__, "on", len(chosen), flush=True)

@@ -1,7 +1,7 @@
 """Comparison of convolutions, pooling and batch normalization over ranks with a serial function.
 
-Call ``check(devices, dnn)``, where `dnn` says whether Theano may use cuDNN. Any device may be used. The
-serial results are computed on the CPU.
+Call ``main(kind, *devices)``, where `kind` is "cudnn" or "no cudnn". Any device may be used. The serial
+results are computed on the CPU.
 """
 
 import numpy as np
@@ -23,12 +23,10 @@ def layers(tt, pool, bn, x, weights, gamma, beta):
     )
 
 
-def check(devices, dnn):
-    """Compare outputs and gradients with the results of a serial function.
-
-    Raise an exception if they differ, or if the use of cuDNN does not match `dnn`.
-    """
-    synk.fork(devices=devices)
+def main(kind, *devices):
+    """Compare outputs and gradients with a serial function, and whether cuDNN is used as it should."""
+    dnn = kind == "cudnn"
+    synk.fork(devices=list(devices))
     import theano
     import theano.tensor as tt
     from theano.tensor.nnet import bn

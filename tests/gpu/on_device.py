@@ -45,7 +45,7 @@ print(json.dumps(found))
 """
 LIBRARIES = """
 import json
-from synkhronos.host import nvidia_libraries as libraries
+from synkhronos.host import nvidia as libraries
 found = {name: str(one.file) for name, one in libraries.find().items()}
 print(json.dumps({"missing": libraries.explain_missing(), "found": found}))
 """
@@ -215,7 +215,7 @@ class Checks:
         libraries = self.report["installed"]["libraries"]
         if not any("nccl" in name for name in libraries["found"]) and not self.options.emulated:
             raise Stopped("not run", "NCCL was not found")
-        said = self.program("nccl", "run_conform.py", "nccl", self.device)
+        said = self.program("nccl", "run_module.py", "conform", "nccl", self.device)
         passed = [line.split()[1] for line in said.splitlines() if line.startswith("passed")]
         if not passed:
             raise Stopped("failed", "no check has passed")

@@ -1,12 +1,10 @@
 """Tests of cuDNN, ResNet-50 and NCCL in separate processes. Most of them need CUDA devices."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from processes import ROOT
+from processes import ROOT, run_interpreter
 
 import synkhronos as synk
 
@@ -34,26 +32,25 @@ def many(cuda):
 
 @pytest.mark.slow
 def test_conv_pooling_and_batch_norm_without_cudnn(run_python, devices):
-    run_python(PROGRAMS / "run_networks.py", "no cudnn", *devices, timeout=500)
+    run_python(PROGRAMS / "run_module.py", "networks", "no cudnn", *devices, timeout=500)
 
 
 def test_conv_pooling_and_batch_norm_with_cudnn(run_python, cuda, devices):
     asked = run_python(PROGRAMS / "ask_for_cudnn.py", cuda, timeout=500)
     if "dnn: True" not in asked.stdout:
         pytest.skip(f"Theano cannot use cuDNN here: {asked.stdout} {asked.stderr[-300:]}")
-    run_python(PROGRAMS / "run_networks.py", "cudnn", *devices, timeout=500)
+    run_python(PROGRAMS / "run_module.py", "networks", "cudnn", *devices, timeout=500)
 
 
 def test_resnet_50_trains_and_is_compared_with_plain_theano(cuda, devices):
-    command = [sys.executable, RESNET, "--small", "--compare", "--devices", *devices]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = RESNET, "--small", "--compare", "--devices", *devices
+    done = run_interpreter(*words, timeout=900, cwd=ROOT)
     assert "50 layers" in done.stdout
     assert re.search(r"process\(es\) are [0-9.]+ times as fast as one of plain", done.stdout)
 
 
 def test_nccl_conforms_on_all_gpus(run_python, many):
-    done = run_python(PROGRAMS / "run_conform.py", "nccl", *many, timeout=500)
+    done = run_python(PROGRAMS / "run_module.py", "conform", "nccl", *many, timeout=500)
     passed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("passed")]
     assert passed == [*NAMES, "check_unequal_dtypes"], done.stdout + done.stderr
 

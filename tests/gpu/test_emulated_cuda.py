@@ -10,7 +10,7 @@ import pytest
 from namespaces import Machines, why_no_mpi
 from processes import FOLDER, MODULES, Programs
 
-from synkhronos.host import nvidia_libraries
+from synkhronos.host import nvidia
 
 from .emulator import fixture_emulator  # noqa: F401
 from .graphs import CHECKS
@@ -21,7 +21,7 @@ COMMAND_LINE = FOLDER / "programs" / "command_line.py"
 GRAPH_CHECKS = [one.__name__ for one in CHECKS]
 pygpu = pytest.importorskip("pygpu")
 without_nvidia = pytest.mark.skipif(
-    bool(nvidia_libraries.find()),
+    bool(nvidia.find()),
     reason="NVIDIA's libraries are here, and the test is about their absence",
 )
 REFUSAL = "collectives use shared memory, not NCCL: rank 0: ncclCommInitRank: invalid usage"
@@ -78,7 +78,7 @@ def calls(tmp_path):
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_the_communicator_conforms_over_pygpus_collectives(run, ranks):
     devices = [f"cuda{number}" for number in range(ranks)]
-    done = run("run_conform.py", "nccl", *devices, gpus=ranks)
+    done = run("run_module.py", "conform", "nccl", *devices, gpus=ranks)
     passed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("passed")]
     assert passed == [*NAMES, "check_unequal_dtypes"], done.stdout + done.stderr
 
@@ -102,7 +102,7 @@ def test_many_variables_are_one_call_and_unequal_shapes_are_found_before_it(run,
 
 
 def test_collectives_in_graphs_and_their_gradients_are_right_over_nccl(run, calls):
-    done = run("run_graphs.py", "cuda0", "cuda1", EMULATED_CALLS=calls.path)
+    done = run("run_module.py", "graphs", "cuda0", "cuda1", EMULATED_CALLS=calls.path)
     expected = [f"passed {one} on {n}" for n in (2, 1) for one in GRAPH_CHECKS]
     assert done.stdout.splitlines() == expected, done.stdout + done.stderr
     # Unequal numbers of rows are broadcast one after another.

@@ -9,8 +9,7 @@ NAMES = [*(check.__name__ for check in CHECKS), "check_join"]
 
 
 def test_staging_through_shared_memory_conforms(programs, tmp_path, devices):
-    done = programs.run_script(
-        PROGRAMS / "run_conform.py", "staged", *devices, timeout=500, cwd=tmp_path
-    )
+    words = PROGRAMS / "run_module.py", "conform", "staged", *devices
+    done = programs.run_script(*words, timeout=500, cwd=tmp_path)
     passed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("passed")]
     assert passed == NAMES, done.stdout + done.stderr

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.usefixtures("world")
 
 
 def test_in_worlds_of_one_and_three_ranks(programs, devices, tmp_path):
-    program, three = PROGRAMS / "run_graphs.py", devices[:1] * 3
-    done = programs.run_script(program, *three, timeout=500, cwd=tmp_path)
+    words = PROGRAMS / "run_module.py", "graphs", *devices[:1] * 3
+    done = programs.run_script(*words, timeout=500, cwd=tmp_path)
     expected = [f"passed {one.__name__} on {n}" for n in (3, 1) for one in graphs.CHECKS]
     assert done.stdout.splitlines() == expected
 

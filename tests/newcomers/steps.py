@@ -37,14 +37,9 @@ def examples(page):
 
 
 class Newcomer:
-    """Somebody who follows the pages in a folder.
+    """Somebody who follows the pages in a folder, where everything is written.
 
-    Parameters
-    ----------
-    folder : Path
-        Where everything is written.
-    python : str, optional
-        The interpreter of an environment that has everything; else `install` makes one.
+    The Python may be that of an environment that has everything; else `install` makes one.
     """
 
     def __init__(self, folder, python=None):

@@ -16,7 +16,7 @@ from checks import communicators, links, stores, transports, wires
 from checks.ranks import Ranks
 
 from synkhronos._errors import WorldBrokenError
-from synkhronos.arithmetic.rank_ranges import ranks_of_machines
+from synkhronos.arithmetic.machines import ranks_of_machines
 from synkhronos.transports.local import LocalTransport
 from synkhronos.machines.leaders import Leaders
 from synkhronos.machines.mpi import Tasks, abort

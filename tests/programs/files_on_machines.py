@@ -9,7 +9,7 @@ import sys
 import synkhronos as synk
 import numpy as np
 from compilers import default_mode, tt
-from synkhronos.machines.links import as_bytes
+from synkhronos.machines.leaders import as_bytes
 
 
 def main(files):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from synkhronos.machines.progress_process import ProgressProcess, Work, WorkContext
-from synkhronos.machines.links import Links, Receipt, as_bytes
+from synkhronos.machines.leaders import Links, Receipt, as_bytes
 
 if TYPE_CHECKING:
     from synkhronos.stores.named_memory import NamedMemory

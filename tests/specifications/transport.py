@@ -26,7 +26,7 @@ from synkhronos.transports.base import ServiceProcess, Transport, do_nothing
 
 if TYPE_CHECKING:
     from synkhronos.comms.base import Group
-    from synkhronos.stores.required_rows import Needs
+    from synkhronos.stores.handle import Needs
 
 
 class _Ranks:
@@ -66,16 +66,8 @@ class _Ranks:
 class NaiveTransport(Transport):
     """The transport of one rank.
 
-    Parameters
-    ----------
-    size, master_rank : int
-        The number of ranks, and the rank of this object.
-    timeout : float, optional
-        Seconds after which a barrier fails.
-    store : NaiveStore, optional
-        The store of a former transport; by default a new store.
-    labels : sequence of int, optional
-        The number of each rank in messages to users; by default the rank itself.
+    A barrier fails after `timeout` seconds. The store may be that of a former transport, and `labels`
+    have the numbers of ranks in messages to users.
     """
 
     store: NaiveStore

@@ -6,7 +6,6 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-import theano
 from processes import ROOT
 
 
@@ -25,6 +24,7 @@ def modules_of(folder, *names):
 
     @pytest.fixture(scope="module")
     def demo():
+        theano = pytest.importorskip("theano")
         float_x = theano.config.floatX
         sys.path.insert(0, str(ROOT / "demos" / folder))
         try:

@@ -30,25 +30,10 @@ STEPS = 2
 class Idiom(NamedTuple):
     """A script's function, and the data of one call.
 
-    Attributes
-    ----------
-    inputs : list of variables, or of `synk.In`
-    loss : variable
-    params : list of shared variables
-    data : list of arrays
-    givens : dict
-    updates : list
-        In place of plain gradient descent.
-    options : dict
-        Further arguments of the functions of `train`, such as ``loss_op``.
-    output : variable, (variable, op) or None
-        In place of the loss in a plain function.
-    before : callable or None
-        What the script does before each call.
-    is_random : bool
-        Whether results depend on random numbers, which other ranks draw.
-    mode : str
-        How it has to be compiled.
+    In place of plain gradient descent it may have `updates`, and in place of the loss a plain function
+    may have an `output`. `options` are further arguments of the functions of `train`, such as
+    ``loss_op``, and `before` is what the script does before each call. `is_random` says whether results
+    depend on random numbers, which other ranks draw, and `mode` how it has to be compiled.
     """
 
     inputs: List[Any]
@@ -444,9 +429,6 @@ IDIOMS = {
         lambda e, x, *_: tt.sqr(e * MRG_RandomStreams(3).uniform(e.shape)).mean(), is_random=True
     ),
 }
-
-
-# Trials
 
 
 def serial(made):

@@ -81,13 +81,7 @@ def _execute(request, files):
 
 
 class Remote:
-    """A command on a machine, with the files 0, 1 and 2 as given.
-
-    Attributes
-    ----------
-    pid : int
-        As the machine sees it.
-    """
+    """A command on a machine, with the files 0, 1 and 2 as given; `pid` is as the machine sees it."""
 
     def __init__(self, folder, host, command, environment, files, cwd="/"):
         self._connection = socket.socket(socket.AF_UNIX)

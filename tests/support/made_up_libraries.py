@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from synkhronos.host import nvidia_libraries
+from synkhronos.host import nvidia
 
 SOURCE = """
 extern "C" int cuDriverGetVersion(int *version) { *version = DRIVER; return DRIVER ? 0 : 34; }
@@ -51,18 +51,18 @@ def fixture_put(binaries, tmp_path):
 def fixture_bare_machine(monkeypatch, tmp_path):
     """Hide this machine's own libraries from the search in this process."""
     for name in ("OF_DRIVERS", "LOADERS_OWN", "RELEASES"):
-        monkeypatch.setattr(nvidia_libraries, name, ())
-    monkeypatch.setattr(nvidia_libraries, "loader_cache", lambda: [])
-    monkeypatch.setattr(nvidia_libraries.sys, "path", [])
+        monkeypatch.setattr(nvidia, name, ())
+    monkeypatch.setattr(nvidia, "loader_cache", lambda: [])
+    monkeypatch.setattr(nvidia.sys, "path", [])
     for name in ("prefix", "base_prefix"):
-        monkeypatch.setattr(nvidia_libraries.sys, name, str(tmp_path / "no-prefix"))
+        monkeypatch.setattr(nvidia.sys, name, str(tmp_path / "no-prefix"))
     for name in ("LD_LIBRARY_PATH", "CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
 
 
 def all_are_visible():
     """Return whether the loader finds all libraries of this machine under their bare names."""
-    return all(nvidia_libraries.visible(f"{name}.so") for name in nvidia_libraries.NAMES)
+    return all(nvidia.visible(f"{name}.so") for name in nvidia.NAMES)
 
 
 def path_of(*folders):

@@ -48,12 +48,8 @@ class Argument(NamedTuple):
 class World:
     """The ranks, and the values of the shared variables on each.
 
-    Attributes
-    ----------
-    values : dict
-        Maps the name of a variable to the list of its arrays, one per rank.
-    rows : dict
-        Maps the name of a formula to the number of rows that each rank had in the last call.
+    `values` has a list of arrays for each variable, one per rank, and `rows` how many rows each rank
+    had in the last call of each formula.
     """
 
     def __init__(self, size, master_rank):
@@ -115,9 +111,6 @@ class Together(ABC):
 
     def finish(self, world, by_rank):
         return self.result
-
-
-# Calls
 
 
 class Call(SerialRank):
@@ -217,9 +210,6 @@ def call_on_master(world, formula, arguments):
     return outputs[0] if formula.single else outputs
 
 
-# Replicas of shared variables
-
-
 class Assign(SerialRank):
     """Assigns arrays to all ranks or to one rank, or splits them over the ranks."""
 
@@ -296,16 +286,9 @@ class AllGather(Together):
 
 
 class Reduce(Together):
-    """Reduces variables.
+    """Reduces variables; the result goes to "all" ranks, the "master", or a "new" array.
 
-    Parameters
-    ----------
-    names : list of str
-    op : str
-    target : {"all", "master", "new"}
-        Where the result goes. "new" stands for a returned array.
-    weights : list or Formula, optional
-        The weights of an average, or the function whose last numbers of rows are the weights.
+    `weights` is None, a list, or the function whose last numbers of rows are the weights.
     """
 
     def __init__(self, names, op, target, weights=None):
@@ -331,9 +314,6 @@ class Reduce(Together):
     def _reduce(self, values, weights):
         weights = weights if self.op == "avg" else None
         return np.asarray(combine(self.op, values, weights)).astype(values[0].dtype)
-
-
-# Data
 
 
 class Data:

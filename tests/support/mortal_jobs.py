@@ -45,21 +45,9 @@ def slow(*values):
 
 
 class Job:
-    """A job with four ranks on its machines, which have begun to compute.
+    """A job with so many ranks on each machine, whose script has begun to do what `moment` says.
 
-    Parameters
-    ----------
-    machines : Machines
-    folder : Path
-    moment : str
-        What the script does.
-    ranks : sequence of int
-        The number of ranks on each machine.
-
-    Attributes
-    ----------
-    pids : list of int
-        Of each rank, as its machine sees it.
+    `pids` are those of the ranks, as their machines see them.
     """
 
     def __init__(self, machines, folder, moment, ranks=(2, 2), **options):

@@ -48,16 +48,7 @@ _HARMLESS = re.compile(r"^\[.*\] plm:[rs]sh: Warning: setpgid\(.*\n", re.MULTILI
 
 
 class Done(NamedTuple):
-    """The outcome of a job.
-
-    Attributes
-    ----------
-    returncode : int
-    output : str
-        What all tasks wrote, to stdout and stderr.
-    seconds : float
-        How long it took.
-    """
+    """The outcome of a job, with what all tasks wrote, and how many seconds it took."""
 
     returncode: int
     output: str
@@ -187,19 +178,10 @@ class _Switch(_Namespaces):
 
 
 class Machines:
-    """`count` machines, on which one job at a time runs. A context manager.
+    """`count` machines, on which one job at a time runs; a context manager.
 
-    Parameters
-    ----------
-    count : int
-    apart : bool, optional
-        Whether they are namespaces, by default if these are permitted; else they are tasks.
-    prefix : Path, optional
-        Where an OpenMPI 5 is installed, which ``launch`` uses then.
-
-    Attributes
-    ----------
-    hosts : list of str
+    They are namespaces if these are permitted, else tasks; `apart` says which of both. With `prefix`,
+    ``launch`` uses the OpenMPI 5 there.
     """
 
     def __init__(self, count=2, apart=None, prefix=None):
@@ -280,16 +262,7 @@ class Machines:
 
     @contextlib.contextmanager
     def mounted(self, number, path, *what):
-        """Mount something at a path of one machine only, inside the block.
-
-        Parameters
-        ----------
-        number : int
-        path : Path
-        *what
-            The arguments of ``mount``, for example ``"--bind", other`` for another file, or
-            ``"-t", "tmpfs", "tmpfs"`` for an empty folder.
-        """
+        """Mount something at a path of one machine, inside the block, by arguments of ``mount``."""
         entered = ["nsenter", "-t", str(self._machines[number].pid), "-m", "-p"]
         subprocess.run([*entered, "mount", *map(str, what), str(path)], check=True)
         try:
@@ -395,27 +368,12 @@ class Machines:
         self, *program, environment=None, tasks=1, mpi=(), cwd=None, plain=False, before_path=ROOT,
         btl="tcp,self", launch=None,
     ):  # fmt: skip
-        """Start a job; return the `Job`.
+        """Start a job of so many tasks on each machine; return the `Job`.
 
-        Parameters
-        ----------
-        *program
-            The arguments of ``python -m synkhronos run``, or of ``python`` if `plain`.
-        environment : dict, optional
-            Variables of every task.
-        tasks : int
-            On each machine.
-        mpi : sequence of str
-            Further options of ``mpirun``.
-        cwd : Path, optional
-            The working folder on every machine.
-        plain : bool
-        before_path : Path
-            A folder whose modules are found first.
-        btl : str or None
-            How MPI sends bytes; None for OpenMPI's own choice.
-        launch : sequence of str, optional
-            Options of ``launch``, which starts the job then. With OpenMPI 5 it does so in any case.
+        `program` are the arguments of ``python -m synkhronos run``, or of ``python`` if `plain`. Every
+        task gets the variables in `environment`, and finds modules in the folder `before_path` first.
+        `mpi` are options of ``mpirun``, and `launch` those of ``launch``, which starts the job if there
+        are any, and with OpenMPI 5. If `btl` is None, OpenMPI chooses how it sends bytes.
         """
         folder = str(cwd or self.folder)
         given = job_environment(environment, before_path)

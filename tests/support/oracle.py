@@ -10,8 +10,7 @@ from collections import namedtuple
 
 import numpy as np
 from compilers import ON_CPU, compiler, tt
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings, strategies as st
 
 import synkhronos as synk
 
@@ -31,8 +30,6 @@ def examples(number):
         database=None, suppress_health_check=list(HealthCheck),
     )  # fmt: skip
 
-
-# Graphs
 
 Graph = namedtuple("Graph", "inputs bcast outputs ops updates shared sliceable givens")
 Pair = namedtuple("Pair", "parallel serial graph serial_graph")
@@ -157,9 +154,6 @@ def build(make, *args):
     return Pair(parallel, serial, graph, copy)
 
 
-# Data to draw
-
-
 def exact(rng, shape, dtype):
     """Return random multiples of 1/8. Their sums have no rounding errors."""
     return (rng.integers(-32, 33, shape) / 8).astype(dtype)
@@ -263,9 +257,6 @@ def selected(batch, array):
 def parts(array, number):
     """Split rows as evenly as possible, the longer parts first."""
     return np.array_split(array, number)
-
-
-# Operations
 
 
 def combine(op, values, weights):

@@ -68,19 +68,11 @@ class Locked(Op):
 
 
 class Opened:
-    """A world of `n` ranks with two functions and a shared variable, created by `open_world`.
+    """A world of `n` ranks with two functions and a shared variable `w`, which is 0, 1, 2 first.
 
-    Its workers are started, unless ``start=False`` is given.
-
-    Attributes
-    ----------
-    f : Function
-        Takes a vector with one element per rank, which selects the rank's action from `ACTIONS`.
-        Returns the process ids.
-    plain : Function
-        Takes a vector. Returns its sum, plus the sum of `w` on each rank.
-    w : shared vector
-        Initially 0, 1, 2.
+    `f` takes a vector with an element for each rank, which selects the rank's action from `ACTIONS`; it
+    returns the process ids. `plain` returns the sum of a vector, plus the sum of `w` on each rank. The
+    workers are started, unless ``start=False`` is given.
     """
 
     def __init__(self, n, start=True, **kwargs):
@@ -207,31 +199,12 @@ _WAITING = re.compile(r"^INFO \(theano\.gof\.compilelock\): .*\n", re.MULTILINE)
 
 
 def run_file(file, *arguments, cwd, timeout=120, check=True, environment=None, command=()):
-    """Run a file as a script in a new Python process; return the completed process.
+    """Run a file of ``programs/`` as a script in a new Python process; return the completed process.
 
     This is for tests that need a script with a path, or a process that has not imported anything.
     Signals have their default actions in it. After the timeout, its processes write their tracebacks.
-
-    Parameters
-    ----------
-    file : str or Path
-        Relative to ``programs/``.
-    *arguments
-        The script's arguments. They are converted to `str`.
-    cwd : Path
-        The script's working folder. No process may be left running in it.
-    timeout : float
-        In seconds.
-    check : bool
-        Whether to fail if the exit status is not 0.
-    environment : dict, optional
-        Environment variables, in addition to the variables of this process. A value of None removes one.
-    command : sequence of str, optional
-        The start of a command that runs the rest of its arguments as a command, such as ``nice``.
-
-    Returns
-    -------
-    subprocess.CompletedProcess
+    It fails if the exit status is not 0, if `check` is true, or if a process is left in the folder
+    `cwd`. `environment` adds variables, and removes those with None; `command` begins the command line.
     """
     variables = {
         **os.environ,

@@ -62,6 +62,19 @@ class Done(NamedTuple):
         return self
 
 
+def run_interpreter(*words, code=0, environment=None, **options):
+    """Run Python with arguments; return the completed process, whose exit status has to be `code`.
+
+    With None any status will do. `environment` adds variables, and removes those with None.
+    """
+    variables = {**os.environ, **(environment or {})}
+    variables = {name: value for name, value in variables.items() if value is not None}
+    options = {"capture_output": True, "text": True, "timeout": 120, **options}
+    done = subprocess.run([sys.executable, *map(str, words)], env=variables, **options)
+    assert code in (None, done.returncode), (done.returncode, done.stdout, done.stderr)
+    return done
+
+
 def own_process(test=None, *, timeout=60):
     """Have the body of a test run in a process of its own, with this limit in seconds.
 
@@ -87,15 +100,9 @@ def own_process(test=None, *, timeout=60):
 
 
 class Programs:
-    """Runs functions in new processes.
+    """Runs functions in new processes, which are forked from one that has imported `modules`.
 
-    Parameters
-    ----------
-    modules : sequence of str
-        The modules that the server process imports. Those that are not installed are left out.
-    environment : dict, optional
-        Variables for the server process. Variables that are read at the start of a process, or when
-        Theano is imported, must be given here.
+    Variables that are read at the start of a process, or when Theano is imported, are in `environment`.
     """
 
     def __init__(self, modules=MODULES, environment=None):
@@ -125,18 +132,9 @@ class Programs:
         )
 
     def run_script(self, file, *arguments, timeout=120, cwd=None, environment=None, check=True):
-        """Run a file as a script in a new process; return a `Done`.
+        """Run a file in ``programs/`` as a script in a new process, as by `run`; return a `Done`.
 
-        Parameters
-        ----------
-        file : str or Path
-            Relative to ``programs/``.
-        *arguments
-            Command line arguments, converted by `str`.
-        timeout, cwd, environment
-            As in `run`.
-        check : bool
-            Whether to fail unless the process ends with 0.
+        It fails unless the process ends with 0, if `check` is true.
         """
         call = (str(FOLDER / "programs" / file), *map(str, arguments)), {}
         done = self._run((__name__, "be_script"), call, timeout, cwd, environment)

@@ -14,11 +14,8 @@ class Deadlock(AssertionError):
 class Schedule:
     """Runs functions in threads, of which one runs at a time; it changes at calls of `switch` only.
 
-    Parameters
-    ----------
-    choices : list of int
-        Which of the threads that can run goes on, at each place where there are several; the one that
-        runs is number 0 if it can go on. 0 later on.
+    Where several threads can run, the next of `choices` is the number of the one that does, and later
+    0: the one that runs, if it can go on.
     """
 
     def __init__(self, choices):
@@ -90,20 +87,10 @@ class Schedule:
 
 
 def all_schedules(functions_for, preemptions=None):
-    """Run functions in all schedules, or in those that preempt a thread a few times at most.
+    """Run functions in all schedules, or in those with few preemptions; return how many.
 
-    Parameters
-    ----------
-    functions_for : callable
-        Returns the functions to run, and a function to call after them, for a schedule.
-    preemptions : int, optional
-        How often a schedule may change from a thread that could go on. Changes from a thread that waits
-        or has ended do not count.
-
-    Returns
-    -------
-    int
-        The number of schedules.
+    ``functions_for(schedule)`` returns the functions to run, and one to call after them. A change from
+    a thread that waits or has ended is no preemption.
     """
     choices, count = [], 0
     while choices is not None:

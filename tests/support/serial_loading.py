@@ -79,18 +79,10 @@ def normalize_itself():
 
 
 def batches(rows, order, batch_size, changes=(), seed=0, epoch=0, left_out=()):
-    """Yield the batches of an epoch.
+    """Yield the batches of an epoch, with the rows in an order, but without those left out.
 
-    Parameters
-    ----------
-    rows : function
-        ``rows(number)`` returns a row of the source: a tuple of arrays or numbers.
-    order : list of int
-        The rows of the epoch in their order.
-    changes : list of functions
-        ``change(image, numbers)`` returns the image after a transform.
-    left_out : collection of int
-        Rows that cannot be read.
+    ``rows(number)`` returns a row of the source: a tuple of arrays or numbers. ``change(image,
+    numbers)`` returns the image after a transform.
     """
     for start in range(0, len(order), batch_size):
         chosen = [int(row) for row in order[start : start + batch_size]]

@@ -51,13 +51,7 @@ def why_no_slurm():
 
 
 class Slurm:
-    """A context manager.
-
-    Parameters
-    ----------
-    machines : namespaces.Machines
-        With namespaces.
-    """
+    """Slurm on machines made of namespaces; a context manager."""
 
     def __init__(self, machines):
         self._machines = machines

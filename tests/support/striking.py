@@ -16,16 +16,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Moment(NamedTuple):
-    """A moment in a phase of a program.
+    """A moment in a phase of a program, such as "fork": "before" or "after" a call at a place.
 
-    Attributes
-    ----------
-    phase : str
-        The phase of the program, such as "fork".
-    place : str
-        Where callers look up a function: ``"module:attribute.attribute"``.
-    when : {"before", "after"}
-        Whether the moment is before or after the call of this function.
+    The place is where callers look up the function: ``"module:attribute.attribute"``.
     """
 
     phase: str
@@ -84,19 +77,8 @@ def interrupted(call):
 def end_of(program, *args):
     """Run a function in a child process with its own process group; return the exit code.
 
-    If the function returns, the child exits immediately with status 0. Fail if a process that the child
-    has started is still running 2 seconds after the child has ended.
-
-    Parameters
-    ----------
-    program : callable
-    *args
-        The arguments of `program`.
-
-    Returns
-    -------
-    int
-        The exit code. As in ``subprocess``, it is negative if a signal ended the child.
+    As in ``subprocess``, it is negative if a signal ended the child; it is 0 after the function has
+    returned. Fail if a process that the child has started runs 2 seconds after the child has ended.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process
     faulthandler.cancel_dump_traceback_later()  # or the child waits for a thread that it does not have

@@ -1,6 +1,6 @@
 """What Theano computes, by the names of cases, to compare versions of Python and NumPy.
 
-``python theano_values.py record FILE`` writes the results, and needs only Theano and NumPy;
+``python theano_values.py FILE [FAMILY...]`` writes the results, and needs only Theano and NumPy;
 ``test_theano_values`` compares them. A case is a graph whose inputs carry their values. Its results are
 computed in several ways:
 
@@ -230,9 +230,6 @@ def joined(results):
     if len(dtypes) > 1:
         raise TypeError("several dtypes: " + ", ".join(dtypes))
     return np.array(results)
-
-
-# The families
 
 
 def expressions(text):
@@ -852,9 +849,6 @@ FAMILIES = {
 }
 
 
-# Computing the results
-
-
 def evaluate(output, values=()):
     """Return the value of an output, computed by the Python code of each operation."""
     values = dict(values)
@@ -1001,9 +995,6 @@ def compute(name, way, chosen=None):
     return results
 
 
-# Writing and comparing them
-
-
 def encode(result):
     """Return a result as text: the dtype, the shape and the bytes, or the type of an error."""
     if isinstance(result, Exception):
@@ -1125,20 +1116,6 @@ def differences(recorded, name, way, roundings=1, every=1):
     return lines
 
 
-def main(arguments):
-    """Record the results, or print how they differ from recorded ones."""
-    command, path = arguments[:2]
-    logging.disable(logging.CRITICAL)
-    if command == "record":
-        return record(path, arguments[2:])
-    recorded = read(path)
-    for key in recorded:
-        name, way = key.split(" ")
-        if not arguments[2:] or name in arguments[2:] or key in arguments[2:]:
-            lines = differences(recorded, name, way)
-            print(f"{key}: {len(lines)} of {len(recorded[key])} differ")
-            print("".join(f"    {line}\n" for line in lines), end="")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    logging.disable(logging.CRITICAL)
+    record(sys.argv[1], sys.argv[2:])

@@ -42,9 +42,6 @@ def wrong(name, error, words, call, **kwargs):
     ROWS.append(Row(name, error, (words,) if isinstance(words, str) else words, call, **kwargs))
 
 
-# The environment
-
-
 def compile_functions(e):
     def function(*args, **kwargs):
         return synk.function(*args, mode="FAST_COMPILE", **kwargs)
@@ -128,8 +125,6 @@ def state_of(e):
     )  # fmt: skip
 
 
-# fork and close
-
 for value, error, words in [
     (0, ValueError, "expected 1 or more, got 0"),
     (-1, ValueError, "expected 1 or more, got -1"),
@@ -151,6 +146,9 @@ for name, value, error, words in [
     ("check", 1, TypeError, "expected True or False, got 1"),
     ("restart", None, TypeError, "expected True or False, got None"),
     ("max_n_var", "many", TypeError, "expected an int, got 'many'"),
+    ("threads", "queue", ValueError, "expected 'refuse' or 'wait', got 'queue'"),
+    ("verify", "never", ValueError, "expected one of 'first', 'always', 'off'"),
+    ("verify", 1, ValueError, "expected one of 'first', 'always', 'off'"),
     ("max_dim", 2.5, TypeError, "expected an int, got 2.5"),
     ("devices", "cpu", TypeError, "expected a list of device names, got 'cpu'"),
     ("devices", [], ValueError, "expected at least one device name, got an empty list"),
@@ -172,8 +170,6 @@ if NAME == "theano" and importlib.util.find_spec("pygpu") is None:
           lambda e: synk.fork(2, use_gpu=True), state="unforked")  # fmt: skip
     wrong("fork: use_gpu with devices of the CPU", ValueError, ("use_gpu", "devices", "'cpu'"),
           lambda e: synk.fork(use_gpu=True, devices=["cpu"] * 2), state="unforked")  # fmt: skip
-
-# Every public function before fork() and after close()
 
 PUBLIC_CALLS = {
     "all_gather": lambda e: synk.all_gather(e.w), "all_reduce": lambda e: synk.all_reduce(e.w),
@@ -248,8 +244,6 @@ for kind, error, words in [
         wrong(f"{kind} Data given to {name}", error, words,
               lambda e, c=call, k=kind: c(e, e.freed if k == "freed" else e.closed.data)
               )  # fmt: skip
-
-# function
 
 for value, got in [("x", "'x'"), (5, "5"), ({}, "{}")]:
     wrong(f"function: inputs={value!r}", TypeError, ("inputs: expected a list", f"got {got}"),
@@ -327,8 +321,6 @@ wrong("function: sliceable replaced by givens", ValueError, ("sliceable_shareds"
       lambda e: e.function([], e.table.sum(), givens={e.table: e.table * 2},
                            sliceable_shareds=[e.table]))  # fmt: skip
 
-# Calls: matching
-
 wrong("call: too many inputs", TypeError, ("test_bad_input.py", "at most 3", "got 4"),
       lambda e: e.f(X, Y, 1, 2))  # fmt: skip
 wrong("call: an input missing", TypeError, ("no value for input 'b'", "set_shmems"),
@@ -379,8 +371,6 @@ wrong("call: minibatch too short", ValueError, ("input 'x'", "4 rows", "got 2"),
       lambda e: e.f(e.minibatch, Y, 1))  # fmt: skip
 wrong("call: master's own value, but no row for it", ValueError, ("output 0", "1 rows", "rank 1"),
       lambda e: e.own(X[:1]))  # fmt: skip
-
-# Calls: rows, slices, outputs
 
 BATCHES = [
     (1.5, TypeError, ("expected an int, a slice, a list", "1.5")),
@@ -452,8 +442,6 @@ wrong("build_inputs: too many", TypeError, ("1 to 1", "got 2"), lambda e: e.othe
 wrong("build_inputs: a function of no inputs", TypeError, ("build_inputs", "no inputs"),
       lambda e: e.plain.build_inputs(X))  # fmt: skip
 
-# Data
-
 for value, error, words in [
     (0.5, ValueError, "got 0.5"), (2.5, ValueError, "got 2.5"), (-1, ValueError, "got -1"),
     (float("nan"), ValueError, "got nan"), ("1", TypeError, "got '1'"), (True, TypeError, "got True"),
@@ -521,8 +509,6 @@ for name, error, words, call in [
 ]:  # fmt: skip
     wrong(f"Data: {name}", error, words, call)
 
-# Bound data
-
 for name, error, words, call in [
     ("an int", TypeError, ("dict or a list of pairs", "5"), lambda e: synk.set_shmems(5)),
     ("a variable", TypeError, ("dict or a list of pairs", "x"), lambda e: synk.set_shmems(e.x)),
@@ -544,8 +530,10 @@ for name in ("get_shmems", "free_shmems"):
               lambda e, n=name, m=make: getattr(synk, n)(*m(e)))  # fmt: skip
 wrong("set_input_shmems: unknown name", TypeError, "no input is named 'z'",
       lambda e: e.other.set_input_shmems(z=X))  # fmt: skip
-
-# Collectives
+wrong("set_input_shmems: too many", TypeError, "at most 1 inputs, got 2",
+      lambda e: e.other.set_input_shmems(X, X))  # fmt: skip
+wrong("set_input_shmems: given twice", TypeError, "'x' is given twice",
+      lambda e: e.other.set_input_shmems(X, x=X))  # fmt: skip
 
 COLLECTIVES = {
     "broadcast": synk.broadcast, "scatter": lambda v: synk.scatter(v, W), "gather": synk.gather,
@@ -643,14 +631,27 @@ wrong("all_gather: one row by its type", ValueError, ("all_gather", "single", "1
 wrong("get_lengths: a number", ValueError, ("get_lengths", "number", "axis 0"),
       lambda e: synk.get_lengths(e.number))  # fmt: skip
 
-# make_slices, fuse
-
 for value, words in [
     (5, "got int"), (None, "got NoneType"), ("ab", "got str"), ({}, "got dict"),
     ([3], "array 0"), ([X, np.float32(1)], "array 1"), ([X, None], "array 1"),
 ]:  # fmt: skip
     wrong(f"make_slices: {value!r}", TypeError, ("make_slices", words),
           lambda e, v=value: synk.make_slices(v))  # fmt: skip
+
+
+def inside_fuse(call):
+    with synk.fuse():
+        call()
+
+
+for name, error, call in [
+    ("save", RuntimeError, lambda: synk.save("nowhere.npz")),
+    ("load", RuntimeError, lambda: synk.load("nowhere.npz")),
+    ("in_sync", RuntimeError, synk.in_sync),
+    ("spmd", synk.FuseError, lambda: synk.spmd(print)),
+]:
+    wrong(f"{name}: inside fuse", error, (name, "not inside a fuse() block"),
+          lambda e, c=call: inside_fuse(c))  # fmt: skip
 
 
 def nested_fuse(e):
@@ -680,9 +681,6 @@ wrong("fuse: a block in a block", synk.FuseError, ("fuse()", "cannot be nested")
 wrong("fuse: a wrong call inside", IndexError, ("rank", "0 to 1", "7"), wrong_call_inside_fuse)
 wrong("fuse: result() inside", synk.FuseError, ("result()", "not ended"), result_inside_fuse)
 wrong("fuse: pending result as value", synk.FuseError, ("fuse()", "result()"), pending_result_as_value)
-
-
-# The tests
 
 
 @pytest.fixture
@@ -733,10 +731,9 @@ def test_what_needs_no_world_works_without_one(env, monkeypatch):
         synk.close()
 
 
-@pytest.mark.parametrize("error", [UnusedInputError])
-def test_what_theano_finds_in_a_graph_is_theanos_exception(env, error):
+def test_what_theano_finds_in_a_graph_is_theanos_exception(env):
     functions = len(env.world.rank_state.functions)
-    with pytest.raises(error, match="not part of"):
+    with pytest.raises(UnusedInputError, match="not part of"):
         synk.function([env.x, env.y], env.x.sum())
     with pytest.raises(MissingInputError):
         synk.function([], (env.x.sum(), "sum"))

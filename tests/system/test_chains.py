@@ -150,8 +150,7 @@ def test_an_error_of_a_sampler_ends_the_chains(world_of, in_python):
     assert drawn.posterior.sizes["chain"] == 2
 
 
-def test_wrong_arguments_are_named(world_of, in_python):
-    world_of(2)
+def test_wrong_arguments_are_named(two, in_python):
     parallel = parallelize(logistic())
     for wrong, error, words in (
         ({"chains": 0}, ValueError, "sample: chains"),

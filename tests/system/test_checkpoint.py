@@ -6,7 +6,6 @@ import os
 import re
 import resource
 import signal
-import stat
 import sys
 import zipfile
 from pathlib import Path
@@ -204,9 +203,6 @@ def test_what_is_no_tensor_is_refused_or_left_out(world_of, tmp_path):
     synk.load(tmp_path / "file")
 
 
-# Names
-
-
 def named(names, values):
     shareds = [compiler.shared(np.full(2, float(value)), name) for name, value in zip(names, values)]
     for shared in shareds:
@@ -233,10 +229,16 @@ def networks(order, names=True, shapes=(3, 3), same_line=False):
     return made, {name: weights[name] for name in order}
 
 
-def fill(weights):
+def save_networks(world_of, path, which, **options):
+    """Save the weights of networks, and open another world."""
+    world_of(1)
+    made, weights = networks(which, **options)
     for start, pair in zip((1, 3), weights.values()):
         for number, one in enumerate(pair):
             one.set_value(np.full_like(one.get_value(), start + number))
+    synk.save(path)
+    world_of(1)
+    del made
 
 
 def read(weights):
@@ -247,22 +249,14 @@ def read(weights):
     "options", [{}, {"names": False}, {"names": False, "shapes": (3, 4), "same_line": True}]
 )
 def test_equal_names_are_distinguished_by_functions_and_places_and_shapes(world_of, tmp_path, options):
-    world_of(1)
-    made, weights = networks("ab", **options)
-    fill(weights)
-    synk.save(tmp_path / "file")
-    world_of(1)
+    save_networks(world_of, tmp_path / "file", "ab", **options)
     made, weights = networks("ba", **options)  # noqa: F841  # keeps the functions
     synk.load(tmp_path / "file")
     assert read(weights) == {"a": [1, 2], "b": [3, 4]}
 
 
 def test_equal_names_that_nothing_distinguishes_are_an_error_or_a_warning(world_of, tmp_path):
-    world_of(1)
-    made, weights = networks("ab", names=False, same_line=True)
-    fill(weights)
-    synk.save(tmp_path / "file")
-    world_of(1)
+    save_networks(world_of, tmp_path / "file", "ab", names=False, same_line=True)
     again, weights = networks("ab", names=False, same_line=True)
     with pytest.warns(synk.SynkhronosWarning, match="variables 'W' are matched by the order"):
         synk.load(tmp_path / "file")
@@ -272,15 +266,11 @@ def test_equal_names_that_nothing_distinguishes_are_an_error_or_a_warning(world_
     with pytest.raises(ValueError, match="not certain which variable of the file is 'W'"):
         synk.load(tmp_path / "file")
     assert read(weights) == {"a": [0, 0], "b": [0, 0]}
-    del made, again
+    del again
 
 
 def test_a_part_is_loaded_if_the_script_asks_for_it(world_of, tmp_path):
-    world_of(1)
-    made, weights = networks("ab")
-    fill(weights)
-    synk.save(tmp_path / "file")
-    world_of(1)
+    save_networks(world_of, tmp_path / "file", "ab")
     made, weights = networks("b")
     new = compiler.shared(np.full(3, 7.0), "new")
     other = synk.function([], updates=[(new, new)], mode="FAST_COMPILE")
@@ -293,12 +283,8 @@ def test_a_part_is_loaded_if_the_script_asks_for_it(world_of, tmp_path):
 
 
 def test_a_file_without_functions_as_of_older_versions_is_loaded_by_order(world_of, tmp_path):
-    world_of(1)
-    made, weights = networks("ab")
-    fill(weights)
-    synk.save(tmp_path / "file")
+    save_networks(world_of, tmp_path / "file", "ab")
     path = rewritten(tmp_path, lambda description: description.pop("functions"))
-    world_of(1)
     made, weights = networks("ab", names=False)
     synk.load(path)
     assert read(weights) == {"a": [1, 2], "b": [3, 4]}
@@ -406,22 +392,6 @@ def test_another_number_of_ranks_loads_what_was_alike_and_separates_the_streams(
     for values, of_master in zip(other.draw(), masters):
         assert values[:2].tolist() == of_master
         assert len(np.unique(values)) == values.size
-
-
-# The file
-
-
-def test_a_private_checkpoint_stays_private_and_a_link_stays_a_link(made, tmp_path):
-    made(1)
-    (tmp_path / "folder").mkdir()
-    os.symlink("folder/file", tmp_path / "link")
-    for step in range(2):
-        synk.save(tmp_path / "link", {"step": step})
-        (tmp_path / "link").chmod(0o600)
-    synk.save(tmp_path / "link", {"step": 2})
-    assert stat.S_IMODE((tmp_path / "folder" / "file").stat().st_mode) == 0o600
-    assert (tmp_path / "link").is_symlink() and synk.load(tmp_path / "link") == {"step": 2}
-    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["file"]
 
 
 def test_paths_that_are_no_place_for_a_file_are_refused(made, tmp_path):
@@ -555,9 +525,6 @@ def test_a_process_that_is_killed_while_saving_leaves_a_whole_checkpoint():
     seen = [int(line) for line in Path("seen").read_text().split()][1:-1]
     new = np.diff(seen)
     assert len(new) == len(chosen) >= 30 and set(new) == {0, 1}
-
-
-# Damaged and hostile files
 
 
 @pytest.fixture
@@ -705,21 +672,6 @@ def test_hostile_descriptions_are_refused(small, tmp_path):
     deep = "[" * 100_000
     with pytest.raises(ValueError, match="is damaged"):
         synk.load(rewritten(tmp_path, members={"synkhronos.json": deep.encode()}))
-
-
-# When it may be called
-
-
-def test_save_and_load_say_where_they_cannot_be_called(world_of, tmp_path):
-    world_of(2)
-    w = compiler.shared(np.zeros(2), "w")
-    synk.function([], updates=[(w, w + 1)], mode="FAST_COMPILE")
-    for call in (synk.save, synk.load):
-        with synk.fuse(), pytest.raises(RuntimeError, match=r"not inside a fuse\(\) block"):
-            call(tmp_path / "file")
-
-
-# Training
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,12 @@ import time
 
 import numpy as np
 import pytest
-from checks.machines import ThreadedMachines
-from hypothesis import given
-from hypothesis import strategies as st
+from checks.machines import ThreadedMachines, start_world
+from hypothesis import given, strategies as st
 from test_engines import NaiveLab
 
 import synkhronos as synk
-from synkhronos.arithmetic.clocks import Ping, read_clock, to_own
-from synkhronos.world.threads import ThreadLimits
-from synkhronos.world.world import World, enter_world
-
-# Arithmetic
+from synkhronos.arithmetic.machines import Ping, read_clock, to_own
 
 DELAYS = st.lists(st.tuples(*[st.floats(0, 0.01)] * 2), min_size=1, max_size=20)
 SHIFTS, DRIFTS = st.floats(-1e6, 1e6), st.floats(-1e-3, 1e-3)
@@ -41,13 +36,9 @@ def test_times_are_wrong_by_the_error_of_the_readings_at_most(shift, drift, firs
     assert abs(found - moment) <= 1.01 * max(begin.error, end.error) + rounding
 
 
-# Profiles
-
-
 def open_world(sizes, clocks):
     lab = NaiveLab()
-    enter_world(World(ThreadedMachines(sizes, 0, 60, clocks=clocks), lab.engine, ThreadLimits()))
-    synk.world.world.current_world().start()
+    start_world(ThreadedMachines(sizes, 0, 60, clocks=clocks), lab.engine)
     x, w = lab.tensor("x", 1), lab.shared(np.zeros(9), "w")
     f = synk.function([x], (x.sum(), "sum"), updates=[(w, w + 1)])
     synk.distribute()

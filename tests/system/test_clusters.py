@@ -17,11 +17,8 @@ from slurm import Slurm, why_no_slurm
 
 CLUSTERS = ROOT / "demos" / "clusters"
 needs_mpi = pytest.mark.skipif(bool(why_no_mpi()), reason=why_no_mpi())
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="no Ray: pip install ray")
 LONG = 100_000  # epochs
-
-
-def has(module):
-    return importlib.util.find_spec(module) is not None
 
 
 def ranks_by_machine(output):
@@ -33,9 +30,6 @@ def ranks_by_machine(output):
 
 def losses(output):
     return [float(loss) for loss in re.findall(r"^epoch \d+: loss ([\d.]+)$", output, re.MULTILINE)]
-
-
-# Slurm
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +82,6 @@ def test_a_job_that_slurm_cancels_ends_on_all_nodes(slurm, submit):
     while any(re.search("train.py|orted", one) for found in slurm.processes() for one in found):
         assert time.monotonic() < until, slurm.processes()
         time.sleep(0.5)
-
-
-# Kubernetes
 
 
 @pytest.fixture(scope="module")
@@ -154,9 +145,6 @@ def test_the_launcher_of_the_manifest_runs_the_script_on_the_pods(manifest, tmp_
         assert not machines.left()
 
 
-# Dask and Ray
-
-
 @pytest.fixture(scope="module")
 def dask():
     pytest.importorskip("distributed")
@@ -208,29 +196,34 @@ def test_dask_starts_the_job_on_the_hosts_of_its_workers(dask):
     assert printed.strip().endswith("-m synkhronos run train.py")
 
 
+@pytest.fixture(params=["dask", pytest.param("ray", marks=needs_ray)])
+def scheduler(request):
+    """The script of a scheduler, and the address of its cluster."""
+    if request.param == "dask":
+        return "from_dask.py", request.getfixturevalue("dask")
+    return "from_ray.py", "local"
+
+
 @pytest.mark.slow
 @needs_mpi
-def test_dask_runs_a_job(dask):
-    code, printed, said = run("from_dask.py", dask, "--ranks", 2, "train.py", "--epochs", 2)
+def test_a_scheduler_runs_a_job(scheduler):
+    code, printed, said = run(*scheduler, "--ranks", 2, "train.py", "--epochs", 2)
     assert code == 0, printed + said
     assert ranks_by_machine(printed) == {os.uname().nodename: 2}
     assert losses(printed)[-1] < 0.1
-    code, printed, said = run("from_dask.py", dask, "-c", "import sys; print('end'); sys.exit(3)")
-    assert code == 3 and printed.startswith("end\n")
+    code, printed, said = run(*scheduler, "-c", "import sys; print('end'); sys.exit(3)")
+    assert code == 3 and printed.startswith("end\n"), said
 
 
 def processes_with(word):
-    found = []
-    for one in psutil.process_iter(["cmdline"]):
-        if word in (one.info["cmdline"] or []):
-            found.append(one)
-    return found
+    return [one for one in psutil.process_iter(["cmdline"]) if word in (one.info["cmdline"] or [])]
 
 
-def interrupt(script, *arguments):
-    """Start a job of many epochs, and interrupt the script; fail unless the job ends, too."""
+@pytest.mark.slow
+@needs_mpi
+def test_ctrl_c_ends_the_job_of_a_scheduler(scheduler):
     mark = str(LONG + os.getpid())
-    with start(script, *arguments, "--ranks", 2, "train.py", "--epochs", mark) as process:
+    with start(*scheduler, "--ranks", 2, "train.py", "--epochs", mark) as process:
         for line in process.stdout:
             if losses(line):
                 break
@@ -243,28 +236,3 @@ def interrupt(script, *arguments):
     while left := processes_with(mark):
         assert time.monotonic() < until, left
         time.sleep(0.2)
-
-
-@pytest.mark.slow
-@needs_mpi
-def test_ctrl_c_ends_the_job_on_dask(dask):
-    interrupt("from_dask.py", dask)
-
-
-@pytest.mark.slow
-@needs_mpi
-@pytest.mark.skipif(not has("ray"), reason="Ray is not installed: pip install ray")
-def test_ray_runs_a_job():
-    code, printed, said = run("from_ray.py", "local", "--ranks", 2, "train.py", "--epochs", 2)
-    assert code == 0, printed + said
-    assert ranks_by_machine(printed) == {os.uname().nodename: 2}
-    assert losses(printed)[-1] < 0.1
-    code, printed, said = run("from_ray.py", "local", "-c", "import sys; print('end'); sys.exit(3)")
-    assert code == 3 and printed.startswith("end\n"), said
-
-
-@pytest.mark.slow
-@needs_mpi
-@pytest.mark.skipif(not has("ray"), reason="Ray is not installed: pip install ray")
-def test_ctrl_c_ends_the_job_on_ray():
-    interrupt("from_ray.py", "local")

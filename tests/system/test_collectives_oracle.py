@@ -4,21 +4,11 @@ import numpy as np
 import pytest
 from checks.wire_specification import Naive
 from compilers import FLOAT16, compiler, tt
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from oracle import (
-    WORLD_IDS,
-    WORLDS,
-    as_given,
-    assert_same,
-    batches,
-    combine,
-    draw_names,
-    exact,
-    examples,
-    parts,
+    WORLD_IDS, WORLDS, as_given, assert_same, batches, combine, draw_names, exact, examples, parts,
     selected,
-)
+)  # fmt: skip
 
 import synkhronos as synk
 from synkhronos.world.world import current_world
@@ -413,8 +403,7 @@ def test_averages_of_numbers_near_the_largest_are_finite(world_of, dtype):
         np.testing.assert_allclose(got, value, rtol=1e-3)
 
 
-def test_numbers_that_python_code_computed_can_be_reduced_and_broadcast(world_of):
-    world_of(2)
+def test_numbers_that_python_code_computed_can_be_reduced_and_broadcast(two):
     s = compiler.shared(np.float32(1))
     v = tt.fscalar("v")
     step = synk.function([], [], bcast_inputs=[v], updates=[(s, s + v)], mode="FAST_COMPILE")

@@ -1,17 +1,14 @@
 """Tests of which graph compiler is chosen, and of what PyTensor needs."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 import synkhronos as synk
-from processes import ROOT
+from processes import ROOT, run_interpreter
 from synkhronos.engines import names
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import parallel_function
-from synkhronos.host import compiler, pytensor_environment
+from synkhronos.host import compiler, environment, preparation
 from synkhronos.host.compiler import VARIABLE, choose
 
 
@@ -84,46 +81,45 @@ def test_the_choice_is_made_from_this_process(run_python, tmp_path):
 
 
 def test_the_import_gives_no_warning():
-    command = [sys.executable, "-W", "error", "-c", "import synkhronos"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = run_interpreter("-W", "error", "-c", "import synkhronos", cwd=ROOT)
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("version", ["1.23.5", "1.26.4"])
 def test_pytensor_needs_numpy_2(version):
-    complaint = pytensor_environment.numpy_complaint(version)
+    complaint = environment.numpy_complaint(version, "pytensor")
     assert f"needs NumPy 2, and got NumPy {version}" in complaint and "pip install" in complaint
-    assert pytensor_environment.numpy_complaint("2.0.0rc1") is None
+    assert environment.numpy_complaint("2.0.0rc1", "pytensor") is None
 
 
 @pytest.mark.parametrize("version", ["2.18.6", "2.37.0", "2.38", "2.38.2", "4.0.0"])
 def test_other_versions_of_pytensor_are_named_with_the_remedy(version):
-    complaint = pytensor_environment.version_complaint(version)
+    complaint = environment.pytensor_complaint(version)
     assert f"needs PyTensor 2.38.3 or newer, before 4, and got PyTensor {version}" in complaint
     assert "pip install" in complaint
 
 
 @pytest.mark.parametrize("version", ["2.38.3", "2.38.3rc1", "2.39", "3.0.7", "3.3.7.post1"])
 def test_these_versions_of_pytensor_are_accepted(version):
-    assert pytensor_environment.version_complaint(version) is None
+    assert environment.pytensor_complaint(version) is None
 
 
 def test_a_blas_is_found_for_pytensor_unless_the_user_names_one(tmp_path, monkeypatch):
     settings = tmp_path / "rc"
     nothing = {"PYTENSORRC": str(settings)}
-    monkeypatch.setattr(pytensor_environment.environment, "find_ldflags", lambda: "-Wl,/a,-rpath,/b")
+    monkeypatch.setattr(environment, "find_ldflags", lambda: "-Wl,/a,-rpath,/b")
     for flags in ("", "floatX=float32"):
         environ = {**nothing, "PYTENSOR_FLAGS": flags}
-        pytensor_environment.set_flags(environ)
-        found = pytensor_environment.environment.flags_of(environ["PYTENSOR_FLAGS"])
+        preparation.set_flags(environ, "pytensor")
+        found = environment.flags_of(environ["PYTENSOR_FLAGS"])
         assert found["blas__ldflags"] == "-Wl,/a,-rpath,/b" and environ["PYTENSOR_FLAGS"].endswith(flags)
     for environ in ({**nothing, "PYTENSOR_FLAGS": "blas__ldflags="}, {"PYTENSORRC": str(settings)}):
         if "PYTENSOR_FLAGS" not in environ:
             settings.write_text("[blas]\nldflags = -lmine\n")
         before = dict(environ)
-        pytensor_environment.set_flags(environ)
+        preparation.set_flags(environ, "pytensor")
         assert environ == before
-    monkeypatch.setattr(pytensor_environment.environment, "find_ldflags", lambda: "")
+    monkeypatch.setattr(environment, "find_ldflags", lambda: "")
     environ = {"PYTENSORRC": "none"}
-    pytensor_environment.set_flags(environ)
+    preparation.set_flags(environ, "pytensor")
     assert "PYTENSOR_FLAGS" not in environ  # PyTensor searches itself

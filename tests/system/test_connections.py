@@ -91,9 +91,6 @@ def test_a_connection_without_a_network_is_silent():
         namespaces.close()
 
 
-# The machines next to one
-
-
 class Watched:
     """Neighbours whose connections to machine 0 have the silence, in seconds, that a test says."""
 
@@ -209,9 +206,6 @@ def test_nothing_is_named_at_the_end_of_the_job(watched, capfd):
     watched.neighbours.report()
     assert continued(capfd, 0.3) == "" and not watched.ends
     watched.neighbours.start()  # which the fixture stops
-
-
-# Ending a job
 
 
 MPIRUN = """import os, signal, time

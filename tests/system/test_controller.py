@@ -140,9 +140,7 @@ def test_a_controller_that_ends_at_once_is_an_error_before_the_program(world, mo
     assert synk.spmd(lambda rank: rank.rank) == [0, 1, 2]
 
 
-def test_a_fresh_rank_gets_no_answer_to_a_question_of_the_dead_one(world_of):
-    world_of(2)
-
+def test_a_fresh_rank_gets_no_answer_to_a_question_of_the_dead_one(two):
     def answer(request, rank, info):
         if request == "old":
             os.kill(info, signal.SIGKILL)
@@ -155,12 +153,8 @@ def test_a_fresh_rank_gets_no_answer_to_a_question_of_the_dead_one(world_of):
     assert synk.spmd(program, controller=answer, on_death="continue") == [None, "new"]
 
 
-# Registers
-
-
-def test_a_second_ctrl_c_at_the_start_leaves_no_controller(world_of, monkeypatch):
+def test_a_second_ctrl_c_at_the_start_leaves_no_controller(two, monkeypatch):
     """It would use the named memory while the master clears them."""
-    world_of(2)
     synk.distribute()
     transport, start = current_world().transport, Controller.start
     attend = transport.attend

@@ -22,11 +22,6 @@ def world(request, world_of):
     world_of(request.param)
 
 
-@pytest.fixture
-def two(world_of):
-    world_of(2)
-
-
 def from_pickle(item):
     return pickle.loads(pickle.dumps(item, -1))
 
@@ -39,9 +34,6 @@ each_time = pytest.mark.parametrize("is_late", [False, True])
 def assert_equal_on_every_rank(shared, value):
     for replica in synk.gather(shared):
         np.testing.assert_allclose(replica, value, rtol=1e-12)
-
-
-# copy()
 
 
 class Counting:
@@ -197,9 +189,6 @@ def test_a_copy_is_freed_on_every_rank(two):
     assert number not in state.functions and len(state.functions) == 1 and known
 
 
-# Deep copies and pickles
-
-
 class Net:
     """A network with a training step and a function, in the order in which scripts make them."""
 
@@ -225,23 +214,18 @@ def momentum(network):
     return [*pairs, *zip(velocities, news)]
 
 
-def ours_by_function(network):
-    inputs = [network.x, network.y]
-    return train.parallel_function(inputs, network.loss, updates=momentum(network))
+def by_function(make):
+    return lambda net: make([net.x, net.y], net.loss, updates=momentum(net))
 
 
-def theirs_by_function(network):
-    return compiler.function([network.x, network.y], network.loss, updates=momentum(network))
+def by_rule(make):
+    return lambda net: make(net.loss, net.params, net.x, net.y, updates.adam)
 
 
-def ours_by_rule(network):
-    return train.make_train_function(network.loss, network.params, network.x, network.y, updates.adam)
-
-
-def theirs_by_rule(network):
-    return train.make_train_function_theano(
-        network.loss, network.params, network.x, network.y, updates.adam
-    )
+STEPS = [
+    (by_function(train.parallel_function), by_function(compiler.function)),
+    (by_rule(train.make_train_function), by_rule(train.make_train_function_theano)),
+]
 
 
 def predict_gathered(inputs, output):
@@ -251,9 +235,7 @@ def predict_gathered(inputs, output):
 @each_way
 @each_time
 @pytest.mark.parametrize("variables_first", [True, False])
-@pytest.mark.parametrize(
-    "of_ours, of_theirs", [(ours_by_function, theirs_by_function), (ours_by_rule, theirs_by_rule)]
-)
+@pytest.mark.parametrize("of_ours, of_theirs", STEPS, ids=["function", "rule"])
 def test_copies_of_a_network_equal_the_compilers(
     two, duplicate, is_late, variables_first, of_ours, of_theirs
 ):
@@ -331,8 +313,7 @@ def test_an_object_with_collectives_and_windows_is_copied(two):
             np.testing.assert_allclose(each(k), (rows - rows.mean(axis=0)).sum(axis=1), atol=1e-12)
 
 
-def test_a_deep_copy_needs_the_processes(world_of):
-    world_of(2)
+def test_a_deep_copy_needs_the_processes(two):
     one = Counting()
     with pytest.raises(RuntimeError, match="not inside a fuse.. block"):
         with synk.fuse():
@@ -367,9 +348,6 @@ def test_a_pickle_without_the_rows_of_other_ranks_is_refused(two):
     with pytest.raises(synk.SynkhronosError, match="f> cannot be pickled: .* its own value of rows"):
         pickle.dumps(f)
     assert copy.deepcopy(f)() == pytest.approx(ROWS.sum())
-
-
-# Functions in programs
 
 
 def test_functions_go_to_programs_by_their_numbers(two):

@@ -12,17 +12,11 @@ from random import Random
 import numpy as np
 import pytest
 from compilers import compiler, tt
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from hypothesis.extra import numpy as arrays_of
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+    RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test,
+)  # fmt: skip
 from oracle import examples
 
 import synkhronos as synk
@@ -157,9 +151,6 @@ def test_data_that_changes_is_like_an_array_on_every_rank(world):
     run_state_machine_as_test(Growing, settings=examples(15))
 
 
-# Creation
-
-
 @given(
     data=st.data(),
     dtype=st.sampled_from(DTYPES),
@@ -204,9 +195,6 @@ def test_data_takes_dtype_ndim_and_name_from_a_variable(world):
     assert synk.data(1.5).shape == ()
     assert synk.data([1, 2]).dtype == "int64"
     assert synk.data([1], minibatch=True).minibatch and not synk.data([1]).minibatch
-
-
-# Casting
 
 
 @given(source=st.sampled_from(DTYPES), target=st.sampled_from(DTYPES))
@@ -259,9 +247,6 @@ def test_data_is_what_it_was_after_there_was_not_enough_memory(world):
         assert made.data.tolist() == [[1, 1, 1]] * 2
     with pytest.raises(MemoryError):
         synk.data(shape=(1 << 55,), dtype="int8")
-
-
-# Indexing
 
 
 @given(data=st.data())
@@ -399,9 +384,6 @@ def test_a_layout_that_was_set_is_refused_by_repeated_steps_and_in_programs(worl
     assert all((rows == 1).all() and rows.shape == (6, 4) for rows in synk.spmd(program, data))
 
 
-# Files
-
-
 @pytest.fixture
 def mapped(tmp_path):
     path = tmp_path / "rows.bin"
@@ -506,9 +488,6 @@ def test_a_file_that_was_removed_can_still_be_used(world, mapped):
     world.check_seen(synk.data(mapped))
 
 
-# Bound data
-
-
 def test_bound_data_that_were_freed_are_filled_again(world):
     number = tt.lvector("number")
     first = synk.set_shmems({world.matrix: np.ones((2, 3), "float32"), number: [1, 2]})
@@ -553,9 +532,6 @@ def test_inputs_of_a_function_are_bound_and_built_together(world):
     assert [one is other for one, other in zip(bound, (rows, matrix))] == [True, True]
     assert world.whole()[0].shape == (3, 2, 2)
     synk.free_shmems(world.matrix, world.vector)
-
-
-# Threads, finalizers and child processes
 
 
 def make_and_drop(mark, steps, kept=5):

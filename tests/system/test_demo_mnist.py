@@ -1,4 +1,4 @@
-"""Tests of the MNIST demo: its shared modules, and an epoch of each script."""
+"""Tests of the demos of MNIST and of reviews: their shared modules, and an epoch of each script."""
 
 import gzip
 import json
@@ -23,9 +23,6 @@ SCRIPTS = {
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lasagne")
 demo = modules_of("lasagne_mnist", *MODULES)
-
-
-# The digits
 
 
 def write_idx(path, array):
@@ -89,9 +86,6 @@ def test_a_download_is_kept_only_if_it_is_mnist(demo, tmp_path, monkeypatch):
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         f"{name}.gz" for name in demo.mnist.MNIST_FILES
     )
-
-
-# The scripts
 
 
 @pytest.mark.slow
@@ -213,3 +207,60 @@ def test_a_training_with_a_rule_that_diverges_is_one_line(run_demo):
     assert done.returncode == 1 and "Traceback" not in done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("train_mnist_rules.py: ") and "lower the learning rate" in last
+
+
+need("sklearn", "tqdm")
+
+LSTM = ROOT / "demos" / "lstm_imdb"
+SMALL = ["--processes", "2", "--cells", "16", "--epochs", "2", "--batch-size", "5"]
+
+lstm = modules_of("lstm_imdb", "reviews")
+
+
+@pytest.fixture(scope="module")
+def reviews(lstm):
+    return lstm.reviews
+
+
+def write_files(folder, texts):
+    for place, of_place in texts.items():
+        (folder / place).mkdir(parents=True)
+        for number, text in enumerate(of_place):
+            (folder / place / f"{number}_7.txt").write_text(text, encoding="utf-8")
+
+
+TEXTS = {
+    "train/neg": ["Dull, dull.", "It's bad!<br /><br />Bad"],
+    "train/pos": ["Très bon film", "good good good"],
+    "test/neg": ["bad unheard-of"],
+    "test/pos": ["one two three four five good film", ""],
+}
+
+
+def test_files_are_read_as_rows_of_word_numbers(reviews, tmp_path):
+    write_files(tmp_path, TEXTS)
+    found = reviews.load(tmp_path, n_words=100, length=4)
+    sizes = {part: rows.shape for part, (rows, _) in found.parts.items()}
+    assert sizes == {"train": (3, 4), "valid": (1, 4), "test": (3, 4)}
+    rows, labels = found.parts["test"]
+    assert labels.tolist() == [0, 1, 1] and rows.dtype == labels.dtype == np.int32
+    assert rows[0].tolist()[1:] == [1, 1, 0]  # unknown words, and padding
+    assert found.text(rows[1]).split()[:2] == ["?", "?"]  # of a long text the last words count
+    assert rows[2].tolist() == [1, 0, 0, 0]  # without words
+    seen = {found.text(row) for part in ("train", "valid") for row in found.parts[part][0]}
+    assert any("good good good" in text for text in seen)
+    assert sum(labels.sum() for _, labels in list(found.parts.values())[:2]) == 2
+
+
+@pytest.mark.slow
+def test_the_script_learns_from_made_reviews(run_demo, tmp_path):
+    arguments = ["--reviews", "2000", *SMALL, "--learning-rate", "0.04", "--plot", "loss.png"]
+    done = run_demo(LSTM / "train_lstm.py", *arguments, "--period", "2", timeout=300)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "Data:   2000 reviews made by a grammar, not by people"
+    assert "EASGD(alpha=0.5, period=2, momentum=0.0), 2 process(es)" in lines[2]
+    assert lines[3].split()[:3] == ["epoch", "validated", "by"] and "process 1" in lines[4]
+    accuracy = float(re.search(r"Test:   loss [0-9.]+, accuracy ([0-9.]+)%", done.stdout)[1])
+    assert accuracy > 75  # the words alone, without their order, tell 63%
+    assert len(re.findall(r"^positive by \d+%, and is (positive|negative): ", done.stdout, re.M)) == 3
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")

@@ -26,9 +26,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lasagne")
 demo = modules_of("resnet", *MODULES)
 
 
-# The network
-
-
 def options_of(demo, *arguments, processes=1):
     options = demo.command_line.parser("test").parse_args([*TINY, *map(str, arguments)])
     demo.command_line.complete(options, processes)
@@ -96,9 +93,6 @@ def test_evaluation_averages_the_running_averages_over_the_ranks_by_their_rows(d
     np.testing.assert_allclose(results, measure(x, y), rtol=1e-5)
 
 
-# The images
-
-
 COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}
 
 
@@ -150,9 +144,6 @@ def test_each_rank_loads_the_images_of_its_own_rows(world_of, demo, folder):
     assert by_rank.sum(axis=1).tolist() == [4, 4, 4]
 
 
-# The scripts
-
-
 def figures(line):
     return [float(number) for number in re.findall(r"(?<![\w.])\d+\.\d+", line)]
 
@@ -193,9 +184,6 @@ def test_a_script_names_the_broken_file_without_a_traceback(run_demo, folder):
     # Theano may have warned before that another process has removed a lock of its compiler.
     said = r"^train_resnet.py: .*\.png cannot be read as an image"
     assert re.search(said, done.stderr, re.MULTILINE)
-
-
-# Batch normalization over all ranks
 
 
 @pytest.fixture

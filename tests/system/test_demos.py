@@ -1,13 +1,16 @@
-"""Tests that the numbered demos run with any number of processes, and print their main points."""
+"""Tests of the demos: the numbered ones, those of a session, the notebook, and what they share."""
 
 import importlib
 import importlib.util
+import os
 import re
 
 import pytest
-from processes import ROOT
+from processes import own_process, ROOT
 
 from synkhronos.host.compiler import NAME, TITLE
+from demo_modules import modules_of, need
+import notebooks
 
 LINES = {
     1: {
@@ -99,3 +102,111 @@ def test_the_keras_demo_equals_keras(run_demo, tmp_path):
     assert done.stdout.splitlines()[-1].startswith("The history matches Keras on one process.")
     lines = done.stdout.splitlines()
     assert "Too small to be faster" in lines[0] and lines[1].startswith("epoch 1: loss ")
+
+
+demo = modules_of("", "comparison", "script")
+
+
+ALONE = """
+import os
+
+import synkhronos as synk
+
+def alone(kind, text):
+    assert (kind, text, synk.is_forked()) == ("theano", "a text", False)
+    assert os.environ["SYNKHRONOS_KEEP_MEMORY"] == "0"
+    print("this is no answer")
+    return lambda: None
+"""
+
+
+def test_a_process_alone_prepares_works_in_turns_and_ends(demo, tmp_path):
+    file = tmp_path / "prepared.py"
+    file.write_text(ALONE)
+    process = demo.comparison.SerialRank(file, "theano", "cpu", "a text")
+    try:
+        assert process.answer() >= 1  # BLAS threads
+        assert all(0 <= process.turn() < 10 for _ in range(2))
+    finally:
+        process.end()
+    assert process._process.poll() is not None
+
+
+def test_a_process_that_cannot_prepare_is_one_line(demo, tmp_path, capfd):
+    file = tmp_path / "broken.py"
+    file.write_text("raise ValueError('broken')")
+    process = demo.comparison.SerialRank(file, "theano", "cpu")
+    try:
+        with pytest.raises(demo.script.UserError, match=r"to compare with \(theano\) ended, see above"):
+            process.answer()
+    finally:
+        process.end()
+    assert "ValueError: broken" in capfd.readouterr().err
+
+
+SESSION = ROOT / "demos" / "session" / "train.py"
+
+
+def errors(stdout):
+    table = stdout.rpartition("\n\n")[2].splitlines()
+    assert table[0].split() == ["epoch", "seconds", "loss", "error", "error_top5"]
+    return [float(line.split()[3]) for line in table[1:]]
+
+
+@pytest.mark.parametrize(
+    "model, options",
+    [
+        ("theano", ["--sync-type", "cdd", "--plot", "session.png", "--warmup", "1"]),
+        pytest.param("lasagne", ["--rule", "EASGD", "--batch", "20"], marks=pytest.mark.slow),
+        pytest.param("keras", ["--rule", "LocalSGD", "--scale-lr"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_of_each_library_learns_the_digits(run_demo, tmp_path, model, options):
+    need("theano", "sklearn")
+    if model != "theano" and importlib.util.find_spec(model) is None:
+        pytest.skip(f"{model} is not installed")
+    home = {"KERAS_HOME": str(tmp_path)}  # where Keras writes a file
+    done = run_demo(
+        SESSION, "--model", model, "--epochs", "5", *options, "--print-every", "30", environment=home
+    )
+    found = errors(done.stdout)
+    assert len(found) == 5 and found[-1] < 0.2
+    assert "time per 30 batches: " in done.stdout and "\nvalidation cost:" in done.stdout
+    assert ("--plot" in options) == (tmp_path / "session.png").exists()
+
+
+def test_wrong_options_of_a_session_end_with_one_line(run_demo):
+    need("theano", "sklearn")
+    for options, words in (
+        (["--rule", "EASGD", "--sync-type", "cdd"], "nothing would be trained"),
+        (["--sync-type", "cdd", "--scale-lr"], "which scales the step"),
+    ):
+        done = run_demo(SESSION, *options, check=False)
+        assert words in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+PATH = ROOT / "demos" / "introduction.ipynb"
+
+
+@own_process(timeout=120)
+def test_its_outputs_are_those_of_its_cells(tmp_path):
+    need("theano", "IPython")
+    os.environ["IPYTHONDIR"] = str(tmp_path)
+    notebook = notebooks.read(PATH)
+    cells, stored = notebooks.code_cells(notebook), notebooks.stored(notebook)
+    for _ in range(2):  # the cell that forks can be run again, before the last one has closed
+        for cell, expected, got in zip(cells, stored, notebooks.run(notebook)):
+            assert notebooks.without_times(cell, got) == notebooks.without_times(cell, expected)
+        notebook["cells"] = notebook["cells"][:-1]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "demos").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_it_has_the_form_of_a_notebook(path):
+    notebook = notebooks.read(path)
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+    cells = notebooks.code_cells(notebook)
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert any("times" in cell["metadata"].get("tags", ()) for cell in cells)
+    if path == PATH:
+        assert sum("text/html" in str(cell["outputs"]) for cell in cells) >= 4

@@ -59,9 +59,6 @@ def test_ten_runs_have_the_same_bits_and_another_number_of_ranks_has_others(run_
     assert not [name for name in same if "Streams" in name or name.startswith("all_reduce")]
 
 
-# BLAS threads: their number determines the order of additions
-
-
 @pytest.mark.skipif(affinity() < 2, reason="OpenBLAS has one thread on one core")
 @pytest.mark.parametrize(
     "variables, threads",
@@ -77,9 +74,6 @@ def test_every_rank_has_the_threads_that_the_environment_asks_for(run_python, va
     done = run_python("blas_threads.py", environment={**unset, **variables})
     found = json.loads(done.stdout)
     assert found and set(found) == {threads}
-
-
-# Seeding again
 
 
 MAKERS = [MRG_RandomStreams, RandomStreams]
@@ -110,8 +104,7 @@ def test_reseeded_streams_draw_what_new_ones_would(world_of, streams, size, mast
     assert len(np.unique(after)) == np.size(after)  # no two ranks draw the same number
 
 
-def test_streams_can_be_seeded_before_and_between_distributes(world_of, streams):
-    world_of(2)
+def test_streams_can_be_seeded_before_and_between_distributes(two, streams):
     early = drawing(streams)
     synk.reseed(streams, 3)  # before the workers start
     first = early()
@@ -135,8 +128,7 @@ def test_the_masters_draws_after_reseeding_are_those_of_theano(world_of, streams
     np.testing.assert_array_equal(f()[20:], theano.function([], drawn, mode="FAST_COMPILE")())
 
 
-def test_what_cannot_be_reseeded_is_refused_and_nothing_is_seeded(world_of, streams):
-    world_of(2)
+def test_what_cannot_be_reseeded_is_refused_and_nothing_is_seeded(two, streams):
     f = drawing(streams)
     f()
     with pytest.raises(TypeError, match="expected MRG_RandomStreams or RandomStreams, got 5"):

@@ -51,8 +51,7 @@ def test_each_rank_draws_numbers_of_its_own_and_they_repeat(world_of):
     np.testing.assert_array_equal(drawn[0][0][:ROWS], own)  # the script's, as without other ranks
 
 
-def test_new_workers_draw_new_numbers(world_of):
-    world_of(2)
+def test_new_workers_draw_new_numbers(two):
     noise = noisy()
     first = noise(np.zeros(ROWS))
     synk.restart()
@@ -91,8 +90,7 @@ def test_a_rank_that_takes_the_place_of_a_dead_one_draws_its_own(world_of):
 
 
 @pytest.mark.parametrize("make", [Streams, RandomStreams])
-def test_no_rank_draws_what_one_before_it_has_drawn(world_of, make):
-    world_of(2)
+def test_no_rank_draws_what_one_before_it_has_drawn(two, make):
     draw = synk.function([], make(3).uniform(size=(4,)))
     before = synk.data(shape=(2, 3, 4), dtype="float64")  # drawn by ranks that then died
 

@@ -93,8 +93,7 @@ def test_dropped_functions_and_their_variables_are_dropped_by_every_rank(world_o
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["inherited", "sent"])
-def test_a_clone_that_is_dropped_leaves_the_value_to_the_original(world_of, late):
-    world_of(2)
+def test_a_clone_that_is_dropped_leaves_the_value_to_the_original(two, late):
     if late:
         synk.distribute()
     original = theano.shared(np.ones(3), "original")
@@ -108,8 +107,7 @@ def test_a_clone_that_is_dropped_leaves_the_value_to_the_original(world_of, late
     np.testing.assert_array_equal(read(), np.full(3, 2))
 
 
-def test_a_variable_that_only_a_recorded_call_uses_is_kept_until_the_call_runs(world_of):
-    world_of(2)
+def test_a_variable_that_only_a_recorded_call_uses_is_kept_until_the_call_runs(two):
     function = model()
     synk.distribute()
     variable = theano.shared(np.arange(3.0))
@@ -125,8 +123,7 @@ def test_a_variable_that_only_a_recorded_call_uses_is_kept_until_the_call_runs(w
     assert held() == [([], [])] * 2
 
 
-def test_a_checkpoint_does_not_contain_what_was_dropped(world_of, tmp_path):
-    world_of(2)
+def test_a_checkpoint_does_not_contain_what_was_dropped(two, tmp_path):
     weights = theano.shared(np.ones(2), "weights")
     update = synk.function([], updates=[(weights, weights + 1)], mode="FAST_COMPILE")
     model()()
@@ -140,8 +137,7 @@ def test_a_checkpoint_does_not_contain_what_was_dropped(world_of, tmp_path):
     np.testing.assert_array_equal(synk.gather(weights), np.ones((2, 2)))
 
 
-def test_what_is_dropped_while_a_command_runs_is_dropped_by_the_next_one(world_of):
-    world_of(2)
+def test_what_is_dropped_while_a_command_runs_is_dropped_by_the_next_one(two):
     before, during, kept = model(), model(), model()
     before(), during(), kept()
     OWNED.append(during)
@@ -152,8 +148,7 @@ def test_what_is_dropped_while_a_command_runs_is_dropped_by_the_next_one(world_o
     assert kept() == [2 * 3 * 4 * 2]
 
 
-def test_what_is_dropped_is_dropped_although_the_next_command_fails(world_of):
-    world_of(2)
+def test_what_is_dropped_is_dropped_although_the_next_command_fails(two):
     x = T.dvector("x")
     kept, dropped = synk.function([x], (x[1], "sum"), mode="FAST_COMPILE"), model()
     kept([1.0, 2.0, 3.0, 4.0]), dropped()
@@ -198,8 +193,7 @@ def test_of_dropped_functions_and_variables_nothing_is_left_on_any_rank(ranks):
     synk.close()
 
 
-def test_an_array_of_the_last_collective_is_freed_with_its_variable(world_of):
-    world_of(2)
+def test_an_array_of_the_last_collective_is_freed_with_its_variable(two):
     variable, other = theano.shared(np.ones(MEBIBYTE)), theano.shared(np.ones(3))
     synk.broadcast([variable, other])
     synk.all_reduce([variable, other])
@@ -212,8 +206,7 @@ def test_an_array_of_the_last_collective_is_freed_with_its_variable(world_of):
 
 
 @pytest.mark.parametrize("known_to_ranks", [False, True])
-def test_what_was_dropped_is_forgotten_before_a_restart(world_of, known_to_ranks):
-    world_of(2)
+def test_what_was_dropped_is_forgotten_before_a_restart(two, known_to_ranks):
     shared = theano.shared(1.0, "shared")
     synk.broadcast(shared)
     before = known()
@@ -223,9 +216,6 @@ def test_what_was_dropped_is_forgotten_before_a_restart(world_of, known_to_ranks
     del function
     synk.restart()
     assert known() == before
-
-
-# The shared memory of a closed world
 
 
 def is_mapped():
@@ -309,8 +299,7 @@ class KeptForCalls(Command):
         return len(state._buffers), len(state.schedules.commands), len(state.rows), are_free
 
 
-def test_calls_of_changing_shape_leave_nothing_behind(world_of):
-    world_of(2)
+def test_calls_of_changing_shape_leave_nothing_behind(two):
     x, random = T.dmatrix("x"), np.random.RandomState(0)
     function = synk.function([x], [(x.sum(), "sum"), (x * 2, "gather")], mode="FAST_COMPILE")
     values, kept, found = np.ones((20_000, 3)), [], []

@@ -4,7 +4,6 @@ import faulthandler
 import functools
 import gc
 import os
-import pstats
 import re
 import signal
 import subprocess
@@ -18,21 +17,9 @@ import psutil
 import pytest
 from compilers import compiler, tt
 from prelude import (
-    DOZE,
-    EXIT,
-    KILL,
-    NOTHING,
-    RAISE,
-    SLEEP,
-    WorkerTrouble,
-    all_gone_within,
-    check_in_fork,
-    error_of,
-    gone,
-    interrupt,
-    later,
-    open_world,
-)
+    DOZE, EXIT, KILL, NOTHING, RAISE, SLEEP, WorkerTrouble, all_gone_within, check_in_fork, error_of,
+    gone, interrupt, later, open_world,
+)  # fmt: skip
 from processes import own_process
 
 import synkhronos as synk
@@ -86,22 +73,6 @@ def test_an_exception_before_a_collective_makes_the_others_leave_it(master_rank)
     error = error_of(lambda: world.fused(SLEEP, RAISE, NOTHING))  # rank 0 arrives after the failure
     assert error.rank == 1
     world.check_usable()
-
-
-@own_process
-@pytest.mark.parametrize("shapes", [(3, 5), (5, 3), (0, 3)])
-def test_unequal_shapes_in_a_reduction_are_listed_and_no_rank_is_left_waiting(shapes):
-    world = open_world()
-    w = world.w
-    for reduction in (synk.reduce, synk.all_reduce, functools.partial(synk.reduce, in_place=False)):
-        for rank, length in enumerate(shapes):
-            synk.set_value(rank, w, np.ones(length))
-        error = error_of(functools.partial(reduction, w))
-        assert type(error) is ValueError, repr(error)
-        for rank, length in enumerate(shapes):
-            assert f"rank {rank}: ({length},)" in str(error), error
-        assert synk.get_lengths(w) == list(shapes)
-        world.check_usable()
 
 
 @own_process
@@ -178,9 +149,6 @@ def test_ctrl_c_at_any_moment_of_short_calls_leaves_the_world_in_step():
         check_in_step(world, error_of(functools.partial(work, moment), 3), workers)
 
 
-# How scripts end
-
-
 def use_and_end():
     open_world(3).check_usable()
 
@@ -228,9 +196,6 @@ def test_close_too_early_or_twice_warns():
     assert type(error_of(lambda: world.plain(np.ones(2)))) is synk.ClosedError
 
 
-# Threads and processes of the script's own
-
-
 def raise_value_error():
     raise ValueError("of the child")
 
@@ -267,9 +232,6 @@ def test_a_child_of_the_script_cannot_command_the_workers():
     world.check_usable()
 
 
-# Resources
-
-
 @own_process
 def test_a_world_has_no_file_in_dev_shm():
     """There is no temporary file either. A process killed before removing one would leave it behind."""
@@ -284,18 +246,6 @@ def test_a_world_has_no_file_in_dev_shm():
         mapped = Path(f"/proc/{pid}/maps").read_text()
         assert "/dev/shm" not in mapped and "(deleted)" in mapped  # the anonymous mapping
         assert not [one for one in psutil.Process(pid).open_files() if "/dev/shm" in one.path]
-
-
-@own_process
-def test_a_profile_of_each_worker_is_written(tmp_path):
-    open_world(3, profile_workers=True).check_usable()
-    synk.close()
-    assert sorted(path.name for path in tmp_path.glob("*.prof")) == [
-        "synk_worker_1.prof",
-        "synk_worker_2.prof",
-    ]
-    profile = pstats.Stats(str(tmp_path / "synk_worker_1.prof"))
-    assert any(function == "run" for _, _, function in profile.stats)
 
 
 @own_process
@@ -365,3 +315,47 @@ def test_closing_gives_all_memory_back_while_a_function_is_kept():
     assert s.get_value(borrow=True)[0] == 1
     assert shared_memory() - before < 1e6, shared_memory() - before
     del f, data  # they had to be alive until here
+
+
+MANY = 16
+
+
+@own_process
+def test_many_ranks_compute_die_and_are_replaced():
+    synk.fork(MANY, use_gpu=False, master_rank=5)
+    x = tt.dmatrix("x")
+    total = compiler.shared(np.zeros(3), "total")
+    step = synk.function(
+        [x], [(x.sum(axis=0), "sum"), (x[:, 0], "gather")],
+        updates=[(total, total + x.sum(axis=0))], mode="FAST_COMPILE",
+    )  # fmt: skip
+    rows = np.arange(300.0).reshape(100, 3)
+    data = synk.data(rows)
+
+    def check(times=5):
+        for _ in range(times):
+            sums, firsts = step(data)
+            assert sums.tolist() == rows.sum(axis=0).tolist()
+            assert firsts.tolist() == rows[:, 0].tolist()
+
+    check(10)
+    synk.all_reduce(total, op="sum")
+    assert total.get_value().tolist() == (10 * rows.sum(axis=0)).tolist()
+    long = synk.function([x], (x + 1, "gather"), mode="FAST_COMPILE")  # replies that are not short
+    assert long(data).tolist() == (rows + 1).tolist()
+    error = error_of(lambda: step(np.ones((100, 2))))
+    assert isinstance(error, Exception)
+    check()
+
+    def program(rank):
+        if rank.rank in (0, 13) and not rank.restarts:  # 13 starts others
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rank.restarts
+
+    restarts = [int(rank in (0, 13)) for rank in range(MANY)]
+    assert synk.spmd(program, on_death="continue") == restarts
+    check()
+    for n in (3, MANY):
+        assert synk.restart(n) == n
+        check()
+    synk.close()

@@ -5,27 +5,11 @@ import contextlib
 import numpy as np
 import pytest
 from compilers import NAME, compiler, default_mode, relu, tt
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from oracle import (
-    WORLD_IDS,
-    WORLDS,
-    assert_same,
-    batches,
-    both,
-    build,
-    collectives,
-    combine,
-    exact,
-    examples,
-    of_master,
-    parts,
-    reductions,
-    selected,
-    slice_batches,
-    sliceable,
-    training,
-)
+    WORLD_IDS, WORLDS, assert_same, batches, both, build, collectives, combine, exact, examples,
+    of_master, parts, reductions, selected, slice_batches, sliceable, training,
+)  # fmt: skip
 
 
 import synkhronos as synk

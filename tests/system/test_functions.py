@@ -14,11 +14,7 @@ pytestmark = [
 ]
 
 
-# Functions that are created after distribute()
-
-
-def test_shared_variables_updated_by_default_see_old_values_in_every_slice(world_of):
-    world_of(2)
+def test_shared_variables_updated_by_default_see_old_values_in_every_slice(two):
     x = tt.fvector("x")
     mean = compiler.shared(np.float64(0), "mean")
     mean.default_update = 0.5 * mean + x.mean()
@@ -28,8 +24,7 @@ def test_shared_variables_updated_by_default_see_old_values_in_every_slice(world
     assert_same(synk.get_value(1, mean), 5.5)
 
 
-def test_an_average_of_an_integer_update_under_slices_is_a_type_error(world_of):
-    world_of(2)
+def test_an_average_of_an_integer_update_under_slices_is_a_type_error(two):
     x = tt.fvector("x")
     calls = compiler.shared(np.int32(0))
     f = synk.function([x], x.mean(), updates=[(calls, calls + 1)])
@@ -43,8 +38,7 @@ def test_an_average_of_an_integer_update_under_slices_is_a_type_error(world_of):
         synk.function([x], (x > 0, "avg"))
 
 
-def test_an_unknown_option_of_a_function_is_named(world_of):
-    world_of(2)
+def test_an_unknown_option_of_a_function_is_named(two):
     x = tt.fvector("x")
     with pytest.raises(TypeError, match="^function: .*, got .op.; an operation is given with"):
         synk.function([x], x.sum(), op="sum")
@@ -69,8 +63,7 @@ def test_functions_without_inputs_and_with_broadcast_inputs_only_run_on_every_ra
             g(**options)
 
 
-def test_constants_may_be_updates_and_givens_of_a_function_with_sliceable_variables(world_of):
-    world_of(2)
+def test_constants_may_be_updates_and_givens_of_a_function_with_sliceable_variables(two):
     rows = compiler.shared(np.ones((4, 2)), "rows")
     scale = tt.dscalar("scale")
     shared = compiler.shared(np.ones(2)), compiler.shared(1.0)
@@ -83,8 +76,7 @@ def test_constants_may_be_updates_and_givens_of_a_function_with_sliceable_variab
             assert_same(got, expected)
 
 
-def test_updates_by_default_use_the_chosen_rows_of_sliceable_variables(world_of):
-    world_of(2)
+def test_updates_by_default_use_the_chosen_rows_of_sliceable_variables(two):
     rows = compiler.shared(np.ones((6, 2)), "rows")
     seen, given_seen = compiler.shared(0.0, "seen"), compiler.shared(0.0, "given_seen")
     through = tt.dmatrix("through")
@@ -98,8 +90,7 @@ def test_updates_by_default_use_the_chosen_rows_of_sliceable_variables(world_of)
 
 
 @pytest.mark.parametrize("streams", [Streams, RandomStreams])
-def test_random_numbers_in_the_shape_of_sliceable_rows_are_drawn_once(world_of, streams):
-    world_of(2)
+def test_random_numbers_in_the_shape_of_sliceable_rows_are_drawn_once(two, streams):
     rows = compiler.shared(np.ones((6, 2)), "rows")
     numbers = streams(1).uniform(size=rows.shape)
     f = synk.function([], (numbers, "gather"), sliceable_shareds=[rows])
@@ -109,8 +100,7 @@ def test_random_numbers_in_the_shape_of_sliceable_rows_are_drawn_once(world_of, 
     assert len(np.unique(np.concatenate(drawn))) == 32
 
 
-def test_a_value_that_may_not_be_written_to_is_replaced_by_accumulated_updates(world_of):
-    world_of(2)
+def test_a_value_that_may_not_be_written_to_is_replaced_by_accumulated_updates(two):
     x, value = tt.dmatrix("x"), np.arange(3.0)
     value.flags.writeable = False
     s = compiler.shared(value, "s", borrow=True)
@@ -120,8 +110,7 @@ def test_a_value_that_may_not_be_written_to_is_replaced_by_accumulated_updates(w
     assert_same(value, np.arange(3.0))
 
 
-def test_updates_of_what_is_no_tensor_cannot_accumulate(world_of):
-    world_of(2)
+def test_updates_of_what_is_no_tensor_cannot_accumulate(two):
     x, s = tt.dmatrix("x"), compiler.shared(scipy.sparse.identity(3, format="csr"), "s")
     f = synk.function([x], (sparse.dot(x, s), "gather"), updates=[(s, s + s)])
     assert_same(f(np.ones((2, 3))), np.ones((2, 3)))
@@ -130,8 +119,7 @@ def test_updates_of_what_is_no_tensor_cannot_accumulate(world_of):
     assert_same(f(np.ones((2, 3))), 2 * np.ones((2, 3)))
 
 
-def test_values_that_cannot_be_put_together_are_listed(world_of):
-    world_of(2)
+def test_values_that_cannot_be_put_together_are_listed(two):
     x, s = tt.dmatrix("x"), compiler.shared(np.zeros((1, 2)), "s")
     f = synk.function([x], (x.T, "gather"))
     g = synk.function([x], updates=[(s, x)])
@@ -142,8 +130,7 @@ def test_values_that_cannot_be_put_together_are_listed(world_of):
     assert_same(f(np.ones((4, 2))), np.ones((4, 2)))
 
 
-def test_inputs_may_have_any_name_that_python_has(world_of):
-    world_of(2)
+def test_inputs_may_have_any_name_that_python_has(two):
     named = [tt.dvector(name) for name in ("self", "args", "batch", "twin", "twin")]
     f = synk.function(named, (sum(named).sum(), "sum"))
     ones = np.ones(2)
@@ -200,20 +187,8 @@ def test_allow_input_downcast_does_not_drop_imaginary_parts(world_of):
             f(value)
 
 
-def test_minibatch_data_of_unequal_lengths_need_a_batch_whichever_comes_first(world_of):
-    world_of(2)
-    x, y = tt.dvector("x"), tt.dvector("y")
-    f = synk.function([x, y], (x + y, "gather"))
-    short, long = (synk.data(np.ones(n), minibatch=True) for n in (5, 7))
-    for pair in (short, long), (long, short):
-        with pytest.raises(ValueError, match="same number of rows"):
-            f(*pair)
-        assert_same(f(*pair, batch=5), [2.0] * 5)
-
-
 @pytest.mark.parametrize("num_slices", [1, 2, 3, 4, 7])
-def test_no_row_is_lost_of_sliceable_variables_of_unequal_lengths(world_of, num_slices):
-    world_of(2)
+def test_no_row_is_lost_of_sliceable_variables_of_unequal_lengths(two, num_slices):
     a, b = compiler.shared(np.arange(6.0), "a"), compiler.shared(np.arange(3.0), "b")
     x = tt.dvector("x")
     outputs = [(a.sum() + b.sum(), "sum"), (a, "gather"), (b, "gather")]
@@ -228,8 +203,7 @@ def test_no_row_is_lost_of_sliceable_variables_of_unequal_lengths(world_of, num_
         assert_same(one, other)
 
 
-def test_batch_s_takes_ranges_and_data_as_it_takes_lists(world_of):
-    world_of(2)
+def test_batch_s_takes_ranges_and_data_as_it_takes_lists(two):
     rows = compiler.shared(np.arange(4.0), "rows")
     f = synk.function([], (rows, "gather"), sliceable_shareds=[rows])
     for batch_s in (range(1, 3), synk.data([1, 2]), [range(1, 3)] * 2, (synk.data([1, 2]), [1, 2])):

@@ -20,7 +20,7 @@ from synkhronos.checkpoints import archive
 from synkhronos.extensions import train, updates
 from synkhronos.host.handler_errors import is_of_handler, suppress
 from synkhronos.host.signals import DeferredSignals, handled_signals
-from synkhronos.programs.sending import pack
+from synkhronos.programs.spmd import pack
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.world.world import current_world
 
@@ -41,9 +41,6 @@ def alarm():
     signal.signal(signal.SIGALRM, before)
 
 
-# Recognizing what a handler has raised
-
-
 @pytest.mark.parametrize(
     "handler",
     [
@@ -60,9 +57,6 @@ def test_what_a_handler_raises_is_recognized_however_it_takes_its_arguments(hand
     assert is_of_handler(raised.value.__traceback__)
     with pytest.raises(Late), suppress(OSError):
         alarm()
-
-
-# Places that expect errors
 
 
 @pytest.mark.parametrize("place", ["os:fstat", "zipfile:_EndRecData", "json:loads"])
@@ -108,15 +102,11 @@ class Interrupting:
         return Interrupting, ()
 
 
-def test_an_alarm_while_a_program_is_pickled_is_not_its_fault(alarm, world_of):
-    world_of(2)
+def test_an_alarm_while_a_program_is_pickled_is_not_its_fault(alarm, two):
     with pytest.raises(Late):
         pack(current_world(), (print, (Interrupting(),), {}))
     with pytest.raises(Late):
         synk.spmd(print, Interrupting())
-
-
-# Deferring
 
 
 def test_all_signals_with_handlers_are_deferred_and_their_handlers_restored():
@@ -175,10 +165,7 @@ def _is_statement_of_block(frame):
 def struck(work, step, files):
     """Call ``work()``, and raise an alarm at the line with this number that it runs in some files.
 
-    Returns
-    -------
-    seen, was_struck : bool
-        Whether the exception was raised, and whether there were as many lines.
+    Return whether the exception was raised, and whether there were as many lines.
     """
     left = [step]
     endings = tuple(files)
@@ -206,9 +193,6 @@ def struck(work, step, files):
     return False, left[0] < 0
 
 
-# Memory
-
-
 def holes(memory):
     return memory._small.holes(), memory._large.holes()
 
@@ -227,7 +211,7 @@ def test_memory_is_not_lost_when_a_handler_raises_at_each_step(alarm, work):
         if work != "allocate":
             allocate()
         calls = {"allocate": allocate, "collect": memory.collect, "trim": memory.trim}
-        seen, was_struck = struck(calls[work], step, ["stores/memory.py", "stores/deallocations.py"])
+        seen, was_struck = struck(calls[work], step, ["stores/memory.py"])
         assert seen == was_struck, step
         memory.collect()
         assert holes(memory) == before, step
@@ -237,9 +221,6 @@ def test_memory_is_not_lost_when_a_handler_raises_at_each_step(alarm, work):
     for number, block in enumerate(kept):
         block[...] = number
     assert [int(block[0]) for block in kept] == [0, 1, 2, 3]
-
-
-# The start of workers
 
 
 @own_process
@@ -271,9 +252,6 @@ def test_an_alarm_during_the_fork_of_workers_is_not_lost():
         assert synk.spmd(lambda rank: signal.pthread_sigmask(signal.SIG_BLOCK, [])) == [set()] * 3
     assert seen == ["before", "after"] and dropped == []
     synk.close()
-
-
-# All of a script
 
 
 class Script:
@@ -341,16 +319,7 @@ def program(rank, w):
 
 
 class Alarms:
-    """Alarms at random moments, whose handler raises; what Python itself drops is counted.
-
-    Attributes
-    ----------
-    places : list
-        Where the handler ran, for each alarm.
-    dropped : list
-        What Python has dropped: an exception in a callback of the standard library, such as the one of
-        a ``WeakKeyDictionary``.
-    """
+    """Alarms at random moments, whose handler raises; what Python itself drops is counted."""
 
     def __init__(self):
         self.places, self.dropped = [], []
@@ -412,7 +381,7 @@ def test_no_exception_of_an_alarm_is_lost_and_the_ranks_can_be_used(tmp_path, co
 
 FILES = [
     "transports/local.py", "stores/memory.py", "stores/deallocations.py", "transports/mailbox.py",
-    "transports/semaphore.py", "world/world.py", "world/call_lock.py", "world/rank_state.py",
+    "transports/waiting.py", "world/world.py", "world/call_lock.py", "world/rank_state.py",
     "functions/call.py", "functions/function.py",
 ]  # fmt: skip
 

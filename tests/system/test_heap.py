@@ -1,15 +1,12 @@
 """Tests of the memory that malloc keeps between steps: page faults, its return, and the switch."""
 
-import os
 import resource
-import subprocess
-import sys
 
 import numpy as np
 import psutil
 import pytest
 import theano
-from processes import PYTHONPATH, ROOT, own_process
+from processes import PYTHONPATH, ROOT, own_process, run_interpreter
 
 import synkhronos as synk
 from synkhronos.host import heap
@@ -48,14 +45,8 @@ def faults_of_rounds():
 @pytest.mark.parametrize("switch, is_kept", [("0", False), ("1", True), (None, True)])
 def test_the_switch_determines_whether_malloc_keeps_memory(switch, is_kept):
     is_kept = is_kept and heap.why_not_kept({}) is None
-    environment = {key: value for key, value in os.environ.items() if key != heap.SWITCH}
-    environment["PYTHONPATH"] = PYTHONPATH
-    if switch is not None:
-        environment[heap.SWITCH] = switch
     code = "import synkhronos, test_heap; print(test_heap.faults_of_rounds())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
+    done = run_interpreter("-c", code, environment={"PYTHONPATH": PYTHONPATH, heap.SWITCH: switch})
     assert (int(done.stdout) < 100) == is_kept
 
 
@@ -77,14 +68,8 @@ def test_what_a_script_has_freed_is_returned_before_workers_start():
 def test_run_has_the_heap_of_a_script_use_huge_pages(tmp_path, chosen, expected):
     script = tmp_path / "script.py"
     script.write_text("import os\nprint(os.environ['GLIBC_TUNABLES'])\n")
-    environment = {key: value for key, value in os.environ.items() if key != "GLIBC_TUNABLES"}
-    environment["PYTHONPATH"] = str(ROOT)
-    if chosen:
-        environment["GLIBC_TUNABLES"] = chosen
-    done = subprocess.run(
-        [sys.executable, "-m", "synkhronos", "run", str(script)],
-        env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    environment = {"PYTHONPATH": str(ROOT), "GLIBC_TUNABLES": chosen}
+    done = run_interpreter("-m", "synkhronos", "run", script, environment=environment)
     assert done.stdout.strip() == (expected or "x=y:glibc.malloc.hugetlb=1")
 
 

@@ -18,19 +18,10 @@ import numpy as np
 import pytest
 from compilers import Apply, Op, as_op, compiler, tt
 from prelude import (
-    LONG,
-    NOTHING,
-    SLEEP,
-    all_gone_within,
-    check_in_fork,
-    error_of,
-    gone,
-    interrupt,
-    later,
-    open_world,
+    LONG, NOTHING, SLEEP, all_gone_within, check_in_fork, error_of, gone, interrupt, later, open_world,
     run_file,
-)
-from processes import FOLDER, PYTHONPATH, own_process
+)  # fmt: skip
+from processes import FOLDER, PYTHONPATH, own_process, run_interpreter
 
 import synkhronos as synk
 from synkhronos._errors import BUSY
@@ -40,9 +31,6 @@ from synkhronos.world.world import world_exists
 
 def slow(*values):
     return [pytest.param(one, marks=pytest.mark.slow) for one in values]
-
-
-# Threads
 
 
 @own_process
@@ -102,9 +90,6 @@ def test_ctrl_c_while_a_thread_calls_reaches_the_main_thread(moment):
     # Do not use join(): after an interrupted join(), Python believes that the thread has ended.
     assert done.wait(10)
     world.check_usable()
-
-
-# Forked processes
 
 
 @own_process
@@ -266,17 +251,11 @@ def test_a_call_inside_an_operation_is_refused_in_the_same_words_on_every_rank(i
     synk.close()
 
 
-# Hosts
-
-
 @pytest.mark.slow
 def test_under_pytest_xdist_each_process_has_a_world(tmp_path):
     shutil.copy(FOLDER / "programs" / "worlds_in_tests.py", tmp_path / "test_inside.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "2", "-q", "-p", "no:cacheprovider", str(tmp_path)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    assert done.returncode == 0 and "7 passed" in done.stdout, done.stdout + done.stderr
+    words = "-m", "pytest", "-n", "2", "-q", "-p", "no:cacheprovider", tmp_path
+    assert "7 passed" in run_interpreter(*words, cwd=tmp_path).stdout
 
 
 @pytest.fixture

@@ -21,14 +21,6 @@ def world(request, world_of):
     world_of(request.param)
 
 
-@pytest.fixture
-def two(world_of):
-    world_of(2)
-
-
-# Inputs that every rank gets
-
-
 def test_a_scalar_among_the_inputs_goes_to_every_rank(world):
     x, scale, y = tt.dmatrix("x"), tt.dscalar("scale"), tt.dvector("y")
     f = synk.function([x, scale, y], ((x.T * y * scale).sum(axis=0), "gather"))
@@ -66,9 +58,6 @@ def test_an_object_of_any_type_goes_to_every_rank(two):
     with pytest.raises(TypeError, match="input 'thing': the value cannot be pickled"):
         f(Y, [lambda: None])
     np.testing.assert_array_equal(f(Y, [1]), Y + 1)
-
-
-# Options of inputs and outputs
 
 
 @pytest.mark.parametrize("kind", [theano.In, synk.In])
@@ -134,9 +123,6 @@ def test_keys_of_outputs_are_strings(two):
         synk.function([], {1: tt.constant(1.0)})
 
 
-# Time-major data
-
-
 def test_an_input_may_be_split_along_another_axis(world):
     series, y = tt.dtensor3("series"), tt.dvector("y")
     last = (series.cumsum(axis=0)[-1].sum(axis=1) + y) ** 2
@@ -185,9 +171,6 @@ def test_an_input_for_every_rank_has_no_axis(two):
         synk.function([], x.sum(), bcast_inputs=[synk.In(x, axis=1)])
 
 
-# Sparse matrices
-
-
 @pytest.mark.parametrize("format", ["csr", "csc"])
 def test_a_sparse_input_is_split_by_rows(world, format):
     x = theano.sparse.SparseType(format, "float64")("x")
@@ -227,82 +210,6 @@ def test_what_is_no_matrix_of_the_type_is_refused(two):
         synk.function([synk.In(x, axis=1)], theano.sparse.sp_sum(x))
 
 
-# Rows that an index selects
-
-
-@pytest.fixture
-def tutorial():
-    """The minibatch idiom of Theano's tutorials: data in shared variables, an index as the input."""
-    data_x, data_y = theano.shared(X, "data_x"), theano.shared(np.arange(7), "data_y")
-    index, size = tt.lscalar("index"), tt.lscalar("size")
-    x, y = tt.dmatrix("x"), tt.lvector("y")
-    rows = slice(index * size, (index + 1) * size)
-    givens = {x: data_x[rows], y: tt.cast(data_y, "int64")[rows]}
-    return index, size, x, y, givens
-
-
-@pytest.mark.parametrize("num_slices", [1, 2])
-def test_the_rows_that_an_index_selects_are_split(world, tutorial, num_slices):
-    index, size, x, y, givens = tutorial
-    count = theano.shared(np.int64(0), "count")
-    f = synk.function(
-        [index, size],
-        [(x * y.dimshuffle(0, "x")).mean(), (y, "gather"), (x.sum(axis=0), "sum"), (y.max(), "max")],
-        updates=[(count, count + x.shape[0], "sum")],
-        givens=givens,
-    )
-    labels = np.arange(7)
-    for start, length in [(0, 7), (1, 3), (3, 2), (6, 1)]:
-        rows = slice(start * length, (start + 1) * length)
-        mean, gathered, total, largest = f(start, length, num_slices=num_slices)
-        np.testing.assert_allclose(mean, (X * labels[:, None])[rows].mean())
-        np.testing.assert_array_equal(gathered, labels[rows])
-        np.testing.assert_allclose(total, X[rows].sum(axis=0))
-        assert largest == labels[rows].max()
-    serial = f.as_theano(1, 3)
-    np.testing.assert_array_equal(serial[1], labels[3:6])
-
-
-def test_no_rank_computes_on_all_the_rows_that_an_index_selects(two, tutorial):
-    index, size, x, y, givens = tutorial
-    f = synk.function([index, size], (x.shape[0], "gather"), givens=givens, on_unused_input="ignore")
-    np.testing.assert_array_equal(f(0, 7), [4, 3])
-    np.testing.assert_array_equal(f(6, 1), [1])  # the worker has no row
-
-
-@pytest.mark.parametrize("n", [2, 3])
-def test_rows_are_split_that_are_computed_row_by_row_from_the_selected_ones(world_of, n):
-    """As when the labels of a minibatch are cast, or its pixels scaled."""
-    world_of(n)
-    index = tt.lscalar("index")
-    x, y, z = tt.dmatrix("x"), tt.ivector("y"), tt.dtensor3("z")
-    rows = slice(3 * index, 3 * index + 3)
-    pixels, labels = theano.shared(X), theano.shared(Y)
-    givens = {
-        x: 1 - pixels[rows] / 2.0,
-        y: tt.cast(labels[rows], "int32"),
-        z: pixels[rows][:, 1:].dimshuffle(0, 1, "x"),
-    }
-    product = x * y.dimshuffle(0, "x") * z.sum(axis=(1, 2)).dimshuffle(0, "x")
-    outputs = [(product, "gather"), *((one.shape[0], "gather") for one in (x, y, z))]
-    f = synk.function([index], outputs, givens=givens)
-    for number in range(3):
-        product, *lengths = f(number)
-        np.testing.assert_allclose(product, f.as_theano(number)[0])
-        shares = [len(share) for share in np.array_split(product, n) if len(share)]
-        np.testing.assert_array_equal(lengths, [shares] * 3)
-
-
-def test_an_index_in_bcast_inputs_selects_from_each_ranks_own_rows(two, tutorial):
-    index, size, x, y, givens = tutorial
-    f = synk.function(
-        [], (y, "gather"), bcast_inputs=[index, size], givens=givens, on_unused_input="ignore"
-    )
-    (own,) = [one for one in f.get_shared() if one.name == "data_y"]
-    synk.scatter(own, np.arange(6))
-    np.testing.assert_array_equal(f(0, 2), [0, 1, 3, 4])
-
-
 def test_slices_of_unequal_lengths_are_refused(two):
     index = tt.lscalar("index")
     x, y = tt.dvector("x"), tt.dvector("y")
@@ -312,9 +219,6 @@ def test_slices_of_unequal_lengths_are_refused(two):
     with pytest.raises(ValueError, match=r"slices of the same number of rows, got x: 5, y: 3"):
         f(3)
     assert f.output_modes == ["sum"]
-
-
-# The compiled function
 
 
 def test_theanos_tools_take_a_function(two):

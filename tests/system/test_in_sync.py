@@ -64,8 +64,7 @@ def test_bits_count_and_so_do_shapes(variables):
 
 
 @pytest.mark.parametrize("make_streams", [Streams, RandomStreams])
-def test_streams_and_each_ranks_own_rows_are_left_out(world_of, make_streams):
-    world_of(2)
+def test_streams_and_each_ranks_own_rows_are_left_out(two, make_streams):
     scattered, sliceable = (compiler.shared(np.zeros((1, 2)), name) for name in ("rows", "sliceable"))
     outputs = [scattered.sum(), sliceable.sum(), make_streams(1).uniform(size=(2,))]
     synk.function([], [(one, "gather" if one.ndim else "sum") for one in outputs],
@@ -81,8 +80,7 @@ def test_streams_and_each_ranks_own_rows_are_left_out(world_of, make_streams):
     assert mismatch().names == ["rows"]
 
 
-def test_updates_and_set_value_on_the_master_are_found(world_of):
-    world_of(2)
+def test_updates_and_set_value_on_the_master_are_found(two):
     x, w, v = tt.dvector("x"), compiler.shared(np.zeros(2), "w"), compiler.shared(1.0, "v")
     f = synk.function([x], x.mean() + v, updates=[(w, w + x.mean())])
     f(np.ones(4))
@@ -111,8 +109,7 @@ def test_without_replicas_nothing_differs_and_no_worker_is_started(world_of):
     assert synk.in_sync()
 
 
-def test_wrong_arguments_and_places_are_refused(world_of):
-    world_of(2)
+def test_wrong_arguments_and_places_are_refused(two):
     w, other = compiler.shared(np.zeros(2), "w"), compiler.shared(np.zeros(2), "other")
     synk.function([], w.sum())
     with pytest.raises(TypeError, match="shared variables of tensors"):
@@ -123,14 +120,9 @@ def test_wrong_arguments_and_places_are_refused(world_of):
         synk.in_sync([w, w])
     with pytest.raises(ValueError, match="empty list"):
         synk.in_sync([])
-    with synk.fuse(), pytest.raises(RuntimeError, match="not inside a fuse"):
-        synk.in_sync()
     synk.close()
     with pytest.raises(synk.ClosedError):
         synk.in_sync()
-
-
-# Broadcasting what no function uses
 
 
 @pytest.mark.parametrize("size, master_rank", [(1, 0), (2, 1), (3, 0)])

@@ -1,14 +1,16 @@
-"""Tests of ``python -m synkhronos install``, with a pip that only writes down how it was called."""
+"""Tests of ``install``, with a pip that writes down its calls, and of what the code requires."""
 
+import ast
+import importlib.util
 import json
 import os
-import subprocess
+import re
 import sys
 from pathlib import Path
 
 import pytest
 from prelude import run_file
-from processes import ROOT
+from processes import ROOT, run_interpreter
 
 from synkhronos.__main__ import main
 from synkhronos.host import environment, installation
@@ -52,13 +54,9 @@ def install(packages, tmp_path):
             (described / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
         calls = tmp_path / "calls"
         path = os.pathsep.join([str(packages), str(ROOT)])
-        done = subprocess.run(
-            [sys.executable, "-m", "synkhronos", "install", *arguments],
-            env={**os.environ, "CALLS": str(calls), "STATUS": str(status), "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        variables = {"CALLS": str(calls), "STATUS": str(status), "PYTHONPATH": path}
+        words = "-m", "synkhronos", "install", *arguments
+        done = run_interpreter(*words, code=None, environment=variables)
         return done, [json.loads(line) for line in calls.read_text().splitlines()]
 
     return run
@@ -121,16 +119,11 @@ def test_an_unknown_name_is_an_error_that_lists_the_names(capsys):
     assert last.endswith("error: expected one or more of theano, lasagne, keras, got tensorflow")
 
 
-@pytest.fixture
-def systems_python(tmp_path, monkeypatch):
-    """Makes this Python the system's, which pip must not change."""
+def test_the_systems_python_is_refused_with_the_remedy(tmp_path, monkeypatch, capsys):
     (tmp_path / "EXTERNALLY-MANAGED").touch()
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     monkeypatch.delenv("PIP_BREAK_SYSTEM_PACKAGES", raising=False)
-
-
-def test_the_systems_python_is_refused_with_the_remedy(systems_python, capsys):
     assert main(["install"]) == 1
     said = capsys.readouterr()
     assert "make a virtual environment first: python3 -m venv env" in said.err and not said.out
@@ -149,22 +142,17 @@ def test_a_python_without_theano_is_refused(monkeypatch):
 
 def test_the_command_starts_where_nothing_is_installed(tmp_path):
     """There is no pip either, which is reported."""
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", "synkhronos", "install"],
-        env={**os.environ, "PIP_BREAK_SYSTEM_PACKAGES": "1", "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 1 and done.stderr.startswith("There is no pip for this Python, "), done
+    variables = {"PIP_BREAK_SYSTEM_PACKAGES": "1", "PYTHONPATH": str(ROOT)}
+    words = "-S", "-m", "synkhronos", "install"
+    done = run_interpreter(*words, code=1, cwd=tmp_path, environment=variables)
+    assert done.stderr.startswith("There is no pip for this Python, ")
 
 
 def test_importing_the_library_without_theano_names_the_command(tmp_path):
-    done = run_file("without_theano.py", cwd=tmp_path)
+    done = run_file("error_of_import.py", "theano", "pytensor", cwd=tmp_path)
     assert done.stdout == (
-        "Synkhronos needs Theano 1.0.5, and no Theano is installed. To fix this: python -m synkhronos "
-        "install\n"
+        "ImportError: Synkhronos needs Theano 1.0.5, and no Theano is installed. To fix this: "
+        "python -m synkhronos install\n"
     )
 
 
@@ -180,3 +168,74 @@ def test_the_versions_that_are_built_are_those_that_are_tested():
     tested = "".join(path.read_text() for path in (ROOT / "requirements").glob("*.txt")).splitlines()
     for package, version in installation.SOURCES.values():
         assert f"{package}=={version}" in tested
+
+
+PACKAGES = {"PIL": "pillow", "lasagne": "Lasagne", "sklearn": "scikit-learn"}  # by import name
+FOLDERS = ["synkhronos", "demos", "tests", "benchmarks"]
+OUR_OWN = {"synkhronos", "setup", *(path.stem for one in FOLDERS for path in (ROOT / one).rglob("*"))}
+BY_DEBIAN = {"pygpu"}
+OF_CLUSTERS = {"ray"}  # a script that starts a job on a cluster runs where the cluster is installed
+
+
+def imported_in(folder):
+    """Return the top-level names that the code in a folder imports."""
+    found = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found.update(one.name.partition(".")[0] for one in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.add(node.module.partition(".")[0])
+    return found
+
+
+def declared():
+    """Return the requirements, and those of each extra, as ``pyproject.toml`` names their files."""
+    toml = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    dynamic = toml.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["dynamic"]
+
+    def read(listed):
+        lines = "".join((ROOT / file).read_text() for file in listed["file"]).splitlines()
+        return [line for line in lines if line and not line.startswith("#")]
+
+    extras = {name: read(files) for name, files in dynamic["optional-dependencies"].items()}
+    return read(dynamic["dependencies"]), extras
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="the names of Python's own modules are needed")
+@pytest.mark.parametrize("folder", ["synkhronos", "demos", "tests"])
+def test_what_is_imported_can_be_installed(folder):
+    required, extras = declared()
+    used = extras.keys() - {"bench", "loading"}  # these are not needed to use or to test the library
+    wanted = [*required, *(one for name in used for one in extras[name])]
+    names = {re.match(r"[\w-]+", one).group().lower() for one in wanted} | BY_DEBIAN | OF_CLUSTERS
+    imported = imported_in(folder) - sys.stdlib_module_names - OUR_OWN
+    assert imported and {PACKAGES.get(one, one).lower() for one in imported} <= names
+
+
+OLDEST = "3.8"
+CODE = ["setup.py", "synkhronos", "demos", "tests"]
+NOT_ON_OLDEST = [
+    "sys.stdlib_module_names",  # the test that needs it is skipped there
+    "tempfile.TemporaryDirectory(ignore_cleanup_errors)",  # mutation testing is not among the tests
+    "tomllib",  # tomli is used there
+    "file",  # vermin takes a package's file attribute for a type of Python 2
+]
+
+
+def newer_than_oldest(paths):
+    """Return what vermin, which knows when each name was added to Python, finds; empty if nothing."""
+    if importlib.util.find_spec("vermin") is None:
+        pytest.skip("the test needs vermin")
+    excluded = [option for name in NOT_ON_OLDEST for option in ("--exclude", name)]
+    words = ["-c", "import vermin; vermin.main()", f"--target={OLDEST}-", "--violations", "--no-tips"]
+    words += ["--backport", "typing_extensions", *excluded, *paths]
+    done = run_interpreter(*words, code=None, cwd=ROOT, timeout=200)
+    assert not done.stderr and "File with incompatible versions" not in done.stdout
+    return done.stdout if done.returncode else ""
+
+
+@pytest.mark.slow
+def test_the_code_uses_nothing_newer_than_the_oldest_python():
+    found = newer_than_oldest(CODE)
+    assert not found, found

@@ -75,12 +75,12 @@ PLACES = {
         f"{LOCAL}:LocalTransport.post",
         f"{LOCAL}:LocalTransport.collect",
         "synkhronos.transports.children:_ForkedServiceProcess.end",
-        "synkhronos.programs.sending:pack",
+        "synkhronos.programs.spmd:pack",
         "synkhronos.services.controller:Controller.start",
         "synkhronos.services.controller:ControllerChannel.ask",
-        "synkhronos.services.channel:Register.write",
-        "synkhronos.services.mailbox:Mailbox.publish",
-        "synkhronos.services.mailbox:Mailbox.take",
+        "synkhronos.services.registers:Register.write",
+        "synkhronos.services.messages:Mailbox.publish",
+        "synkhronos.services.messages:Mailbox.take",
         "synkhronos.programs.own_call:prepare",
         "synkhronos.services.stripes:Stripes.change",
         "synkhronos.programs.spmd:Results",
@@ -89,7 +89,7 @@ PLACES = {
         "synkhronos.stores.named_memory:SharedNamedMemory.clear",
         "synkhronos.stores.named_memory:SharedNamedMemory._create",
     ],
-    "save": ["synkhronos.checkpoints.replacing:_make_unfinished", "os:replace"],
+    "save": ["synkhronos.checkpoints.archive:_make_unfinished", "os:replace"],
 }
 
 # The signal goes to all processes of the program, as from a terminal, or only to the master.
@@ -486,9 +486,6 @@ def be_interrupted_at_the_end(moment):
 def test_a_ctrl_c_as_the_script_ends_leaves_nothing_and_prints_no_traceback(programs, place, when):
     done = programs.run(be_interrupted_at_the_end, Moment("end", place, when))
     assert done.returncode == 0 and done.stderr == "", done.stderr
-
-
-# DeferredSignal itself
 
 
 @own_process

@@ -21,7 +21,7 @@ from pytensor.raise_op import Assert
 import synkhronos as synk
 from synkhronos.extensions import train, updates
 from synkhronos.world.rank_state import Command
-from synkhronos.world.placement import Fact, place
+from synkhronos.world.devices import Fact, place
 from synkhronos.world.world import current_world
 
 pytestmark = [
@@ -82,9 +82,6 @@ def test_the_engine_passes_the_checks_of_engines():
     for device, words in (("cpu", "expected 'jax:cpu'"), ("jax:cuda0", "JAX computes on")):
         with pytest.raises(ValueError, match=words):
             JaxLab().engine.setup(device)
-
-
-# Functions
 
 
 @own_process
@@ -226,9 +223,6 @@ def test_assertions_about_shapes_are_checked_and_those_about_values_are_not():
         assert g(-ROWS) == -ROWS.sum()
 
 
-# Collectives
-
-
 @own_process
 def test_collectives_on_replicas():
     synk.fork(devices=TWO)
@@ -280,9 +274,6 @@ def test_programs_have_centers_and_collectives():
     assert synk.spmd(program) == [[12.0] * 4] * 2
 
 
-# Training
-
-
 @own_process(timeout=120)
 def test_training_steps_equal_the_serial_step():
     synk.fork(devices=TWO)
@@ -315,9 +306,6 @@ def test_a_second_step_takes_variables_that_the_first_has_moved_to_the_device():
         wanted = 0.5 * wanted + ROWS.mean(axis=0)
         np.testing.assert_allclose(synk.gather(mean), [wanted, wanted])
     assert synk.in_sync(u)
-
-
-# Random generators
 
 
 @own_process
@@ -380,9 +368,6 @@ def test_a_checkpoint_has_the_values_and_is_not_that_of_another_compiler(tmp_pat
     with pytest.raises(ValueError, match=r"uint32 \(2,\), in the file uint64"):
         synk.load(tmp_path / "numpy")
     np.testing.assert_array_equal(synk.gather(w), wanted)
-
-
-# What is refused, and failures
 
 
 @own_process

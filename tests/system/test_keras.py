@@ -45,9 +45,6 @@ def lengths(*counts, **options):
         yield (x, y), {"sample_weight": weights, **options}
 
 
-# Training, evaluation and prediction
-
-
 @own_process
 @pytest.mark.parametrize("rule", [pytest.param("sgd", marks=pytest.mark.slow), "adam"])
 def test_fit_evaluate_and_predict_equal_the_serial_ones(rule):
@@ -185,9 +182,6 @@ def test_generators_and_models_that_are_compiled_again():
     assert type(models[1].train_function).__module__.startswith("synkhronos")
 
 
-# Sums over the rows, and functions of the user's
-
-
 @own_process
 def test_losses_that_are_sums_over_the_rows():
     from keras_models import assert_equal_steps, compiled, keras, network
@@ -307,9 +301,6 @@ def test_an_added_loss_of_random_numbers_is_accepted():
         assert np.ptp(synk.gather(weights), axis=0).max() == 0
 
 
-# Layers that differ from the serial ones
-
-
 @own_process
 def test_ranks_drop_different_units_and_keep_the_same_weights():
     from keras_models import compiled, keras
@@ -367,9 +358,6 @@ def test_batch_normalization_uses_the_rows_of_each_rank_and_a_warning_says_so():
             np.testing.assert_allclose(parallel.get_weights()[number], before[number] - step)
     serial.set_weights(parallel.get_weights())
     np.testing.assert_allclose(parallel.predict(x), serial.predict(x))
-
-
-# Callbacks, and values that are set
 
 
 @own_process
@@ -467,9 +455,6 @@ def test_a_model_that_predicts_only_needs_no_compilation():
     np.testing.assert_allclose(parallel.predict(digits()[0]), serial.predict(digits()[0]))
 
 
-# Importing Keras
-
-
 @own_process
 def test_importing_refuses_another_back_end_and_another_keras():
     from unittest import mock
@@ -495,10 +480,7 @@ def test_importing_refuses_another_back_end_and_another_keras():
 
 @own_process
 def test_the_example_of_parallelize_prints_what_it_shows():
-    import doctest
-
+    from compilers import run_examples
     from keras_models import parallelize
 
-    test = doctest.DocTestParser().get_doctest(parallelize.__doc__, {}, "parallelize", None, 0)
-    failed, tried = doctest.DocTestRunner().run(test)
-    assert tried > 9 and not failed
+    assert run_examples(parallelize.__doc__, "parallelize") > 9

@@ -1,14 +1,12 @@
 """Tests of the choice between the library's operations and Theano's own."""
 
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as tt
-from processes import FOLDER
+from processes import FOLDER, run_interpreter
 
 import synkhronos as synk
 
@@ -92,10 +90,8 @@ def test_other_scripts_neither_import_the_library_nor_lose_its_modules(tmp_path,
     compiled = modules()
     assert output_of(PROGRAMS / "cached_keys.py")[-1] == "0"
     # A script of plain Theano, which reads the keys of all modules.
-    done = subprocess.run(
-        [sys.executable, "-m", "synkhronos", "run", PROGRAMS / "loop_of_theano.py"],
-        capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path,
-    )  # fmt: skip
+    words = "-m", "synkhronos", "run", PROGRAMS / "loop_of_theano.py"
+    done = run_interpreter(*words, environment=environment, cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "False", done.stdout + done.stderr
     assert set(compiled) <= set(modules())
     assert output_of(PROGRAMS / "cached_keys.py")[-1] == "0"

@@ -140,26 +140,22 @@ def test_the_job_ends_as_its_script(launch, what):
     assert (code, part in said) == (expected, True), said
 
 
-def interrupt(started, *pauses):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "times, wanted, words",
+    [
+        (1, (130, "interrupted [0. 0. 0. 0.]\n"), "KeyboardInterrupt"),  # waits for the command
+        (2, (1, ""), "a command was interrupted"),  # ends it
+    ],
+)
+def test_interrupts_end_the_job(started, times, wanted, words):
     process = started([*LAUNCH, "--ranks", "1"], PROGRAMS / "launched_sleep.py")
     assert process.stdout.readline() == b"sleeping\n", process.stderr.read()
-    for pause in pauses:
-        time.sleep(pause)
+    for _ in range(times):
+        time.sleep(0.3)
         process.send_signal(signal.SIGINT)
-    return outcome(process, 30)
-
-
-@pytest.mark.slow
-def test_the_first_interrupt_waits_for_the_command(started):
-    code, printed, said = interrupt(started, 0.3)
-    assert printed == "interrupted [0. 0. 0. 0.]\n", said
-    assert code == 130 and "KeyboardInterrupt" in said, said
-
-
-@pytest.mark.slow
-def test_the_second_interrupt_ends_the_command(started):
-    code, printed, said = interrupt(started, 0.3, 0.3)
-    assert code == 1 and printed == "" and "a command was interrupted" in said, said
+    code, printed, said = outcome(process, 30)
+    assert (code, printed) == wanted and words in said, said
 
 
 @pytest.mark.slow
@@ -174,12 +170,21 @@ def test_a_signal_that_ends_the_launcher_ends_the_job(started, number):
     assert time.monotonic() - began < 5
 
 
+CORES = """
+import os
+import synkhronos as synk
+if __name__ == "__main__":
+    number = lambda: len(os.sched_getaffinity(0))
+    print(number(), synk.fork(use_gpu=False), synk.spmd(lambda rank: number()))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the test needs two cores")
 def test_tasks_that_are_bound_to_cores_become_ranks_that_have_all_of_them(started):
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     mpirun = ["mpirun", *root, "--oversubscribe", "--bind-to", "core", "-n", "2"]
     run = [sys.executable, "-m", "synkhronos", "run"]
-    process = started([*mpirun, *run], PROGRAMS / "launched_cores.py", SYNKHRONOS_TASKS_ARE_MACHINES="")
+    process = started([*mpirun, *run], CORES, SYNKHRONOS_TASKS_ARE_MACHINES="")
     code, printed, said = outcome(process)
     assert (code, printed) == (0, "1 2 [2, 2]\n"), said

@@ -9,18 +9,9 @@ import numpy as np
 import pytest
 from compilers import compiler, tt
 from prelude import (
-    ACTIONS,
-    LONG,
-    NOTHING,
-    RAISE,
-    SLEEP,
-    Act,
-    WorkerTrouble,
-    check_in_fork,
-    error_of,
-    open_world,
+    ACTIONS, LONG, NOTHING, RAISE, SLEEP, Act, WorkerTrouble, check_in_fork, error_of, open_world,
     run_file,
-)
+)  # fmt: skip
 from processes import own_process
 
 import synkhronos as synk

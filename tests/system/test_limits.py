@@ -45,9 +45,6 @@ def check_error(error, *words, kind=synk.SynkhronosError):
         assert word in str(error), (word, str(error))
 
 
-# Private mounts
-
-
 def may_mount():
     command = ["unshare", "-m", "sh", "-c", "mount -t tmpfs -o size=64k tmpfs /dev/shm"]
     try:
@@ -180,9 +177,6 @@ def test_the_compile_cache_is_where_the_users_settings_say(tmp_path):
     settings.write_text("[global]\nbase_compiledir = ~/c\n")
     assert compile_cache.folder({"THEANORC": str(settings)}) == Path.home() / "c"
     assert compile_cache.folder({"THEANORC": ""}) == Path.home() / ".theano"
-
-
-# Resource limits
 
 
 @own_process
@@ -388,9 +382,6 @@ def test_a_command_or_a_reply_too_large_for_memory_leaves_a_usable_world():
     error = error_of(lambda: current_world().run(Echo(b"", 30 << 20)))
     assert type(error) is synk.WorkerError and error.rank == 1 and error.type_name == "MemoryError"
     world.check_usable()
-
-
-# Control groups
 
 
 @pytest.fixture(scope="module")

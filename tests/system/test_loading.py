@@ -75,9 +75,6 @@ def loads(source, expected_rows, order, names=(), **options):
             assert len(found) == len(loader)
 
 
-# Transforms
-
-
 @pytest.mark.parametrize("name", LOADED)
 def test_a_transform_changes_each_image_as_the_serial_one(name):
     loads((IMAGES, LABELS), row_of, order_of, [name], processes=2)
@@ -103,9 +100,7 @@ def test_the_seed_decides_the_order_and_the_numbers():
 
 
 def test_images_without_channels_are_cropped_and_mirrored():
-    def row(number):
-        return (IMAGES[number, 0],)
-
+    row = lambda number: (IMAGES[number, 0],)  # noqa: E731
     loads(IMAGES[:, 0], row, order_of, ["crop", "mirror", "numbers"])
 
 
@@ -164,9 +159,6 @@ def test_draws_have_the_distributions_of_their_names():
     assert len({*draws.seed("batch")}) == 1 and np.ptp(draws.normal(per="batch")) == 0
     with pytest.raises(ValueError, match="expected 2 probabilities that add up to 1"):
         draws.choice(2, p=[0.5, 0.4])
-
-
-# Sources
 
 
 @pytest.mark.parametrize("processes", [1, 3])
@@ -327,8 +319,6 @@ def test_what_a_source_opens_at_its_first_use_is_opened_in_each_process():
             assert sorted({*pids.tolist()}) == sorted(loader.pids)
 
 
-# Random numbers that are not those of `Draws`
-
 GENERATOR = np.random.default_rng(0)
 LEGACY = np.random.RandomState(0)
 
@@ -397,9 +387,6 @@ def test_any_generator_draws_by_epoch_and_row(name, place):
                 assert sorted(rows) == list(range(6)) and len({*numbers}) == 6
                 found.append(numbers[np.argsort(rows)].tolist())
     assert found[0] == found[2] and found[1] == found[3] and not {*found[0]} & {*found[1]}
-
-
-# What the script changes later
 
 
 class Changed:
@@ -507,15 +494,6 @@ def test_a_transform_may_change_a_view_of_the_source(recwarn):
     assert not [one for one in recwarn if "loaded twice" in str(one.message)]
 
 
-# Epochs
-
-
-def test_the_rows_stay_in_order_without_shuffling():
-    with loading.Loader(np.arange(ROWS), batch_size=BATCH, shuffle=False, processes=2) as loader:
-        found = [rows.tolist() for (rows,) in loader.epoch(4)]
-    assert found == [list(range(ROWS))[start : start + BATCH] for start in range(0, ROWS, BATCH)]
-
-
 def test_the_last_rows_are_left_out_on_request():
     with loading.Loader(np.arange(ROWS), batch_size=BATCH, drop_last=True) as loader:
         found = [rows.tolist() for (rows,) in loader.epoch(0)]
@@ -548,9 +526,6 @@ def test_rows_are_sent_to_other_machines():
                 np.testing.assert_allclose(found, expected)
         finally:
             synk.close()
-
-
-# In a world
 
 
 @pytest.fixture(scope="module", params=[1, 3], ids="{} rank(s)".format)
@@ -652,9 +627,7 @@ def test_a_program_stops_between_two_minibatches(world):
         assert len(copied(loader.epoch(0))) == 100
 
 
-def test_a_new_rank_goes_on_with_the_minibatches_of_a_dead_one(world_of):
-    world_of(2)
-
+def test_a_new_rank_goes_on_with_the_minibatches_of_a_dead_one(two):
     def program(rank, shards):
         found = []
         for number, (rows,) in enumerate(shards.minibatches(rank)):

@@ -55,9 +55,6 @@ def names_of_open_files():
             pass  # the folder itself
 
 
-# Files that cannot be read
-
-
 @pytest.fixture
 def folder(tmp_path):
     """A folder of images, of which rows 3 and 8 are broken in two ways; its rows by label."""
@@ -121,7 +118,6 @@ def test_ranks_get_shares_without_the_broken_files(folder, world_of):
             loader.shards(2)
     used = [row for row in order_of(0) if row not in (3, 8)]
     assert sorted(sum(sum(found, []), [])) == sorted(LABELS[rows[used]].tolist())
-    synk.close()
 
 
 def test_the_rows_of_a_broken_batch_of_hickle_are_left_out(tmp_path):
@@ -199,9 +195,6 @@ def test_without_any_readable_row_there_is_no_loader(tmp_path):
         loading.Loader(source, batch_size=1, unreadable="skip")
 
 
-# Errors
-
-
 def fail_later(images, draws):
     if len(images) > 1:
         raise LookupError("no such luck")
@@ -219,9 +212,7 @@ def test_an_exception_in_a_process_reaches_the_script_with_its_traceback(process
             )
 
 
-def test_an_exception_reaches_a_program_and_the_world_stays_usable(world_of):
-    world_of(2)
-
+def test_an_exception_reaches_a_program_and_the_world_stays_usable(two):
     def program(rank, shards):
         return sum(1 for _ in shards.minibatches(rank))
 
@@ -229,7 +220,6 @@ def test_an_exception_reaches_a_program_and_the_world_stays_usable(world_of):
         with pytest.raises(synk.SynkhronosError, match="LookupError: no such luck"):
             synk.spmd(program, loader.shards(2))
         assert synk.spmd(lambda rank: rank.rank) == [0, 1]
-    synk.close()
 
 
 MASKED = np.ma.masked_equal(np.arange(6.0), 4)
@@ -332,9 +322,6 @@ def test_wrong_arguments_of_sources_and_transforms_are_refused(tmp_path):
             make()
 
 
-# Deaths
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_death_of_a_process_ends_the_loop_with_its_cause(processes):
     with loading.Loader(np.arange(1000), batch_size=5, processes=processes) as loader:
@@ -349,9 +336,7 @@ def test_the_death_of_a_process_ends_the_loop_with_its_cause(processes):
             loader.epoch(1)
 
 
-def test_the_death_of_a_process_ends_a_program(world_of):
-    world_of(2)
-
+def test_the_death_of_a_process_ends_a_program(two):
     def program(rank, shards, pid):
         for number, _ in enumerate(shards.minibatches(rank)):
             if number == 1 and rank.rank == 1:
@@ -361,7 +346,6 @@ def test_the_death_of_a_process_ends_a_program(world_of):
         with pytest.raises(synk.SynkhronosError, match="loading: process 1 of 2 has ended"):
             synk.spmd(program, loader.shards(2), loader.pids[1])
         assert synk.spmd(lambda rank: rank.rank) == [0, 1]
-    synk.close()
 
 
 def test_a_process_that_does_not_answer_is_reported_after_the_timeout():
@@ -454,9 +438,6 @@ def test_the_processes_end_with_a_script_that_does_not_close_the_loader(programs
     wait_until(lambda: not any(map(is_running, pids)))
 
 
-# Interrupts
-
-
 def slow(images, draws):
     if len(images) > 1:
         time.sleep(0.5)
@@ -503,9 +484,6 @@ def test_an_interrupt_of_a_program_ends_its_loops():
     synk.close()
 
 
-# The end
-
-
 def test_closing_twice_or_in_a_loop_is_harmless():
     loader = loading.Loader(np.arange(100), batch_size=5, processes=2)
     batches = loader.epoch(0)
@@ -542,9 +520,7 @@ def test_a_second_loop_ends_the_first():
             next(first)
 
 
-def test_shards_of_a_closed_loader_or_of_other_ranks_are_refused(world_of):
-    world_of(2)
-
+def test_shards_of_a_closed_loader_or_of_other_ranks_are_refused(two):
     def program(rank, shards):
         return [rows.tolist() for (rows,) in shards.minibatches(rank)]
 
@@ -561,7 +537,6 @@ def test_shards_of_a_closed_loader_or_of_other_ranks_are_refused(world_of):
     loader.close()
     with pytest.raises(synk.SynkhronosError, match="this loader was closed|the loader was closed"):
         synk.spmd(program, shards)
-    synk.close()
 
 
 def test_a_loader_cannot_be_sent_or_used_in_a_copy_of_the_script():

@@ -1,23 +1,24 @@
-"""Tests of the log: which lines there are, their ranks, and that they do not mix."""
+"""Tests of the log and of shown progress: their lines, the ranks, and that lines do not mix."""
 
+import io
 import logging
 import logging.handlers
 import os
 import queue as queues
 import re
-import subprocess
-import sys
+import threading
+import time
 import warnings
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as tt
-from processes import ROOT, own_process
+from processes import own_process
 
 import synkhronos as synk
 from synkhronos import _errors
-from synkhronos.host import log
+from synkhronos.host import log, progress
 
 LINE = re.compile(r"\d\d:\d\d:\d\d\.\d{3} synkhronos(?: rank (\d))? (\w+): (.*)")
 
@@ -127,39 +128,22 @@ def test_ranks_log_through_the_handlers_of_the_master(tmp_path):
     assert wanted <= set(queued) and not wanted & set(removed.messages)
 
 
-MIX = """
-import os, sys
-from synkhronos.host import log
-log.set_up()
-for rank in range(4):
-    if os.fork() == 0:
-        log.set_rank(rank)
-        for number in range(300):
-            log.logger.debug("%d %s\\nsecond", number, 3000 * str(rank))
-        os._exit(0)
-for _ in range(4):
-    os.wait()
-log.logger.debug(10000 * "x")
-"""
+def mix():
+    """Log from four processes into one pipe."""
+    log.set_up()
+    for rank in range(4):
+        if os.fork() == 0:
+            log.set_rank(rank)
+            for number in range(300):
+                log.logger.debug("%d %s\nsecond", number, 3000 * str(rank))
+            os._exit(0)
+    for _ in range(4):
+        os.wait()
 
 
-@pytest.fixture(scope="module")
-def mixed():
-    """What four processes have written to one pipe."""
-    return subprocess.run(
-        [sys.executable, "-c", MIX],
-        cwd=ROOT,
-        env={**os.environ, "SYNKHRONOS_LOG": "debug"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stderr.splitlines()
-
-
-def test_lines_of_several_processes_do_not_mix(mixed):
+def test_lines_of_several_processes_do_not_mix(programs):
     seen = {rank: [] for rank in range(4)}
-    for line in mixed[:-1]:
+    for line in programs.run(mix, environment={"SYNKHRONOS_LOG": "debug"}).stderr.splitlines():
         rank, level, text = LINE.fullmatch(line).groups()
         if text != "second":
             number, digits = text.split()
@@ -187,8 +171,6 @@ def test_a_closed_stderr_does_no_harm():
     os.close(writer)
     handler.emit(record)
 
-
-# Warnings of this package
 
 TEXT = "w, set on the master only"
 
@@ -260,3 +242,120 @@ def ignoring_script():
     for _ in range(3):
         f(np.ones((4, 3)))
     synk.close()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def stream(monkeypatch):
+    """Function that replaces stderr by a stream of a class, and returns it; nothing is delayed."""
+    monkeypatch.setattr(progress, "DELAY", 0.0)
+    monkeypatch.setattr(progress, "INTERVAL", 0.01)
+    monkeypatch.delenv(progress.VARIABLE, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+
+    def replace(kind):
+        made = kind()
+        monkeypatch.setattr("sys.stderr", made)
+        return made
+
+    return replace
+
+
+def wait_for(condition):
+    limit = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+
+
+def test_a_terminal_shows_a_line_that_moves_and_is_cleared(stream):
+    terminal = stream(Terminal)
+    with progress.Progress().show("compiling function 3 (train)"):
+        wait_for(lambda: terminal.getvalue().count("\r") >= 3)
+    *frames, last = terminal.getvalue().split("\r")
+    assert last == "\x1b[2K"
+    assert len({frame[4] for frame in frames[:3]}) == 3  # the spinner
+    for frame in frames:
+        assert frame.startswith("\x1b[2K")
+        assert frame[5:].startswith(" synkhronos: compiling function 3 (train), 0 s")
+    assert "\n" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_elsewhere_it_is_one_line_with_the_remark(stream, monkeypatch, kind):
+    monkeypatch.setenv("TERM", "dumb")
+    file = stream(kind)
+    shown = progress.Progress()
+    for number in (1, 2):  # the second is soon after the first
+        with shown.show(f"compiling function {number}", "it takes minutes"):
+            wait_for(file.getvalue)
+            time.sleep(0.05)
+    assert file.getvalue() == "synkhronos: compiling function 1; it takes minutes\n"
+
+
+def test_work_inside_of_work_that_is_shown_is_not_shown(stream):
+    file = stream(io.StringIO)
+    with progress.Progress().show("outer"):
+        wait_for(file.getvalue)
+        before = threading.active_count()
+        with progress.Progress().show("inner"):
+            assert threading.active_count() == before
+    assert file.getvalue() == "synkhronos: outer\n"
+
+
+@pytest.mark.parametrize("setting, delay, threads", [("0", 0.0, 0), ("1", 60.0, 1)])
+def test_work_that_ends_soon_or_is_not_to_be_shown_writes_nothing(
+    stream, monkeypatch, setting, delay, threads
+):
+    monkeypatch.setenv(progress.VARIABLE, setting)
+    monkeypatch.setattr(progress, "DELAY", delay)
+    file, before = stream(io.StringIO), threading.active_count()
+    with progress.Progress().show("compiling"):
+        assert threading.active_count() == before + threads
+    assert file.getvalue() == ""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_no_thread_is_left_after_an_error(stream, error):
+    stream(Terminal)
+    before = threading.active_count()
+    with pytest.raises(error):
+        with progress.Progress().show("compiling"):
+            assert threading.active_count() == before + 1
+            raise error
+    assert threading.active_count() == before
+
+
+def test_a_closed_stderr_does_progress_no_harm(stream):
+    stream(io.StringIO).close()
+    with progress.Progress().show("compiling"):
+        time.sleep(0.05)
+
+
+@own_process
+def test_compiling_and_sending_functions_is_shown_with_their_number():
+    shown = []
+    os.environ.pop(progress.VARIABLE, None)
+    progress.Progress._write = lambda self, work, remark, done: shown.append((work, remark))
+    synk.fork(2, use_gpu=False)
+    x = tt.dvector("x")
+    for name in ("first", "second"):
+        f = synk.function([x], (x.sum(), "sum"), name=name)
+    assert f(np.arange(4.0)) == 6  # starts the workers
+    assert threading.active_count() == 1
+    late = synk.function([x], (x.max(), "max"), name="/folder/late.py:7")
+    synk.distribute()
+    assert late(np.arange(4.0)) == 3
+    synk.close()
+    assert [work for work, _ in shown] == [
+        "compiling function 1 (first)",
+        "compiling function 2 (second)",
+        "compiling function 3 (late.py:7)",
+        "sending 1 function(s) to 1 worker(s)",
+    ]
+    assert "taken from Theano's cache" in shown[0][1]

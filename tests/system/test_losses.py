@@ -10,15 +10,10 @@ import synkhronos as synk
 from compilers import compiler, tt
 from synkhronos.extensions import train, updates
 
-pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
+pytestmark = pytest.mark.usefixtures("two", "in_python", "in_threads")
 A_SUM = "the loss .* is a sum over the rows.*give loss_op='sum'"
 BOTH = "the loss .* adds a sum over the rows and a mean over the rows.*divide the sum by the number of"
 A_MEAN = "the loss .* is a mean over the rows.*leave out loss_op='sum'"
-
-
-@pytest.fixture(autouse=True)
-def ranks(world_of):
-    world_of(2)
 
 
 def noticed(build):
@@ -184,9 +179,6 @@ def test_one_rank_has_the_serial_loss(world_of):
     world_of(1)
     net = Network()
     assert noticed(lambda: as_output(net, net.losses.sum()))[1] == []
-
-
-# Collectives in graphs
 
 
 @pytest.mark.parametrize("build", [as_output, as_loss, as_marks, as_gradients, as_training])

@@ -1,25 +1,21 @@
-"""Tests of jobs on several machines in which processes die, fail or are interrupted."""
+"""Tests of jobs on several machines that die, fail, are lost, differ, or are interrupted."""
 
 import os
+import re
 import signal
+import sys
 import time
 
 import pytest
 from checks.children import wait_until
-from mortal_jobs import (
-    PROGRESS_PROCESSES,
-    LAUNCHED,
-    RECOVERED,
-    SLOW,
-    Job,
-    begin,
-    progress_processes,
-    needs_machines,
-    slow,
-    with_each_openmpi,
-)
 from mortal_jobs import fixture_machines  # noqa: F401
+from mortal_jobs import (
+    PROGRESS_PROCESSES, LAUNCHED, RECOVERED, SCRIPT, SLOW, Job, begin, progress_processes,
+    needs_machines, slow, with_each_openmpi, with_openmpi_5,
+)  # fmt: skip
 from processes import FOLDER
+from namespaces import Machines
+import numpy as np
 
 pytestmark = needs_machines
 
@@ -158,3 +154,198 @@ def test_ctrl_c_in_a_program_asks_all_machines_to_stop(machines, tmp_path):
     job.signal(0, signal.SIGINT)
     code, output = job.end()
     assert code == 0 and "stopped [True, True, True, True]" in output, output
+
+
+SILENT = "it has not answered for"
+#: What mpirun 4.1 says of a daemon that it cannot reach; the second if it waits for one at that moment
+LOST_BY_MPIRUN = "lost communication with a remote daemon|unable to reliably start one or more daemons"
+CLOSED = "all its connections were closed, so its processes have died"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment, options", [("call", PROGRESS_PROCESSES), ("meet", LAUNCHED)])
+def test_a_dead_machine_is_named_with_its_ranks_and_ends_the_job(machines, tmp_path, moment, options):
+    job = Job(machines, tmp_path, moment, **options)
+    job.now()
+    machines.kill(1)
+    code, output = job.end()
+    assert code != 0 and f"on node {machines.hosts[1]}" in output, output
+    assert output.count("was lost") == 1, output
+    assert f"machine {machines.hosts[1]} (ranks 2, 3) was lost: {CLOSED}" in output, output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment, options", [("call", LAUNCHED), *slow(("meet", PROGRESS_PROCESSES))])
+def test_both_machines_that_are_left_name_the_dead_one(tmp_path, moment, options):
+    with Machines(3) as machines:
+        job = Job(machines, tmp_path, moment, ranks=(2, 1, 1), **options)
+        job.now()
+        machines.kill(1)
+        code, output = job.end()
+        lost = f"machine {machines.hosts[1]} (rank 2) was lost: {CLOSED}"
+        assert code != 0 and output.count("was lost") == output.count(lost) == 2, output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["call", "meet", "overlap"])
+def test_a_cut_link_is_named_and_ends_the_job_on_both_sides(machines, tmp_path, moment):
+    first, second = machines.hosts
+    config = tmp_path / "job.toml"
+    config.write_text(f"[ranks]\n{first} = 1\n{second} = 3\n")
+    job = Job(machines, tmp_path, moment, (1, 3), launch=["--config", str(config)])
+    job.now()
+    machines.cut(1)
+    code, output = job.end()
+    assert code != 0 and f"machine {second} (ranks 1, 2, 3) was lost: {SILENT}" in output, output
+
+
+@SLOW
+def test_a_launched_job_without_its_couriers_sees_a_cut_link(machines, tmp_path):
+    """By the connections between mpirun and its daemons, as before MPI has been initialized."""
+    job = Job(machines, tmp_path, "call", **LAUNCHED)
+    for machine in range(2):
+        job.job.send(machine, progress_processes(job, machine), signal.SIGSTOP)
+    job.now()
+    machines.cut(1)
+    code, output = job.end(limit=10)
+    assert code != 0 and re.search(LOST_BY_MPIRUN, output), output
+
+
+@pytest.mark.slow
+@SLOW
+@pytest.mark.parametrize("moment", ["call", "meet", "center"])
+def test_couriers_see_a_cut_link_where_mpirun_does_not(machines, tmp_path, moment):
+    job = Job(machines, tmp_path, moment, **PROGRESS_PROCESSES)
+    job.now()
+    machines.cut(1)
+    code, output = job.end()
+    assert code != 0 and f"machine {machines.hosts[1]} (ranks 2, 3) was lost: {SILENT}" in output, output
+
+
+@pytest.mark.slow
+def test_a_machine_whose_processes_are_stopped_is_not_lost(machines, tmp_path):
+    job = Job(machines, tmp_path, "meet", **PROGRESS_PROCESSES)
+    stopped = [*job.pids[2:], *progress_processes(job, 1)]
+    job.job.send(1, stopped, signal.SIGSTOP)
+    time.sleep(5)  # longer than the limit
+    job.job.send(1, stopped, signal.SIGCONT)
+    assert "lost" not in job.job.output
+    job.kill(3)
+    code, output = job.end(limit=RECOVERED)
+    assert code == 0 and "recovered" in output and "lost" not in output, output
+
+
+@SLOW
+@with_openmpi_5
+@pytest.mark.parametrize("loss, cause", [("kill", "lost"), ("cut", f"was lost: {SILENT}")])
+def test_a_lost_machine_ends_a_job_of_openmpi_5_with_an_error(machines, tmp_path, loss, cause):
+    job = Job(machines, tmp_path, "meet")
+    job.now()
+    getattr(machines, loss)(1)
+    code, output = job.end()
+    assert code != 0 and "machine-b" in output and cause in output, output
+
+
+@SLOW
+def test_a_job_goes_on_over_a_slow_link(machines, tmp_path):
+    machines.limit("20mbit")
+    done = machines.run("-c", SLOWLY, **LAUNCHED)
+    seconds, total = done.check().output.split()
+    assert float(seconds) > 3.5 and total == "6.0", done.output  # it was slow, and right
+
+
+SLOWLY = """
+import time
+import numpy as np
+import theano
+import synkhronos as synk
+
+def add_own_number(rank, w):
+    w.set_value(w.get_value() + rank.rank)
+
+if __name__ == "__main__":
+    synk.fork(4, use_gpu=False)
+    w = theano.shared(np.zeros(1_500_000), "w")  # 12 MB
+    synk.function([], w.sum())
+    synk.distribute()
+    synk.spmd(add_own_number, w)
+    began = time.monotonic()
+    synk.all_reduce(w, "sum")
+    print(time.monotonic() - began, np.unique(w.get_value())[0])
+"""
+
+
+@with_each_openmpi
+def test_a_machine_with_another_version_is_refused_by_name(machines, tmp_path):
+    on_second_machine(tmp_path, "import numpy; numpy.__version__ += '.post9'")
+    done = machines.run(SCRIPT, "raise", tmp_path, before_path=tmp_path)
+    version = f"{np.__version__}.post9"
+    assert done.returncode != 0 and f"and {version} on machine-b" in done.output, done.output
+    assert "install the same version on every machine" in done.output
+    assert not machines.left()
+
+
+@pytest.mark.slow
+@with_each_openmpi
+def test_a_machine_without_the_package_is_named(machines, tmp_path):
+    on_second_machine(tmp_path, "import sys; sys.modules['synkhronos'] = None")
+    done = machines.run(SCRIPT, "raise", tmp_path, before_path=tmp_path, launch=())
+    host = machines.hosts[1]
+    assert done.returncode != 0 and f"{host}: {sys.executable} cannot import" in done.output, done.output
+    assert "install the same version on every machine" in done.output
+    assert not machines.left(30)  # OpenMPI 5 leaves tasks that it has just started to themselves
+
+
+@pytest.mark.slow
+@with_each_openmpi
+def test_a_module_that_a_machine_lacks_is_an_error_of_its_first_rank(machines, tmp_path):
+    (tmp_path / "own_module.py").write_text("def program(rank):\n    return rank.rank\n")
+    on_second_machine(tmp_path, "import sys; sys.modules['own_module'] = None")
+    code = (
+        "import synkhronos as synk\n"
+        "def program(rank):\n"
+        "    import own_module\n"
+        "    return own_module.program(rank)\n"
+        "if __name__ == '__main__':\n"
+        "    synk.fork(4, use_gpu=False)\n"
+        "    synk.spmd(program)\n"
+    )
+    done = machines.run("-c", code, before_path=tmp_path, launch=())
+    error = "WorkerError: rank 2 raised ModuleNotFoundError: import of own_module"
+    assert done.returncode != 0 and error in done.output, done.output
+    assert not machines.left()
+
+
+def on_second_machine(folder, code):
+    """Let each Python on the second machine run this code at its start."""
+    (folder / "sitecustomize.py").write_text(
+        f"import socket\nif socket.gethostname().startswith('machine-b'):\n    {code}\n"
+    )
+
+
+@pytest.mark.slow
+def test_ranks_of_eight_machines_train_and_fail_until_a_machine_is_lost(tmp_path):
+    with Machines(8) as machines:
+        script, file = FOLDER / "programs" / "eight_machines.py", tmp_path / "now"
+        job = begin(machines, script, file, file=file, cwd=tmp_path, limit=400, **PROGRESS_PROCESSES)
+        machines.kill(6)  # by way of which commands and replies of the eighth machine travel
+        done = job.wait(60)
+        left = machines.left(5)
+    assert done.returncode != 0 and "trained, failed and worked" in done.output, done.output
+    lost = f"machine {machines.hosts[6]} (rank 6) was lost"
+    assert done.output.count("was lost") == done.output.count(lost) >= 1, done.output
+    assert not left, (left, done.output)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank, moment", [(5, "use"), (7, "meet")])
+def test_a_script_goes_on_with_four_machines_after_the_death_of_a_rank_of_one(tmp_path, rank, moment):
+    """Of the machine by way of which those of the fourth are reached, and of the fourth itself."""
+    environment = {**PROGRESS_PROCESSES["environment"], "SYNKHRONOS_RANKS": "2"}
+    with Machines(4) as machines:
+        script = FOLDER / "programs" / "restarted_on_machines.py"
+        done = machines.run(
+            script, "rank", rank, moment, 8, cwd=tmp_path, tasks=2, environment=environment, timeout=400
+        )
+        assert done.check().output.splitlines()[-1] == "restarted with 8 of 8", done.output
+        assert not machines.left()

@@ -40,8 +40,6 @@ def machines():
         yield made
 
 
-# Conformance
-
 CHECKS = [
     f"{one.__module__.split('.')[-1]}: {one.__name__[len('check_') :]}"
     for one in [*links.CHECKS, *transports.CHECKS, *stores.CHECKS, *communicators.CHECKS, *wires.CHECKS]
@@ -101,8 +99,6 @@ def test_naive_links(check, size):
         thread.join()
     assert not errors, errors
 
-
-# Other tests, over machines
 
 # What they cannot have: workers that start late, `Data` in memory that all ranks share, files of a
 # process on another machine, reports that are seen at once, boxes that are full at once, and sums of
@@ -164,56 +160,45 @@ def run_tests(machines, folder, files, *arguments, patience, timeout=600):
 PROGRESS_PROCESSES = {"SYNKHRONOS_SPARE_TASKS": "1"}  # the second task of each machine is no rank
 
 
-@pytest.mark.slow
-def test_fresh_ranks_take_the_place_of_dead_ones_on_any_machine(machines, tmp_path):
-    done = machines.run(
-        FOLDER / "programs" / "replaced_on_machines.py",
-        cwd=tmp_path,
-        tasks=2,
-        environment=PROGRESS_PROCESSES,
-    )
-    assert done.check().output.splitlines()[-1] == "replaced", done.output
-    assert not machines.left()
+@pytest.fixture
+def last_line(machines, tmp_path):
+    """Function that runs a program, and returns its last line; afterwards nothing may be left."""
 
-
-@pytest.mark.slow
-def test_gradients_travel_while_the_ranks_compute(machines, tmp_path):
-    done = machines.run(
-        FOLDER / "programs" / "overlap_on_machines.py", cwd=tmp_path, tasks=2,
-        environment=PROGRESS_PROCESSES, timeout=200,
-    )  # fmt: skip
-    assert done.check().output.splitlines()[-1] == "overlapped", done.output
-    assert not machines.left()
-
-
-@pytest.mark.slow
-def test_steps_in_wire_formats_are_resumed_bit_for_bit(machines, tmp_path):
-    found = []
-    for _ in range(2):
+    def run(name, *arguments, **variables):
         done = machines.run(
-            FOLDER / "programs" / "resumed_on_machines.py", tmp_path / "checkpoint.npz", cwd=tmp_path,
-            tasks=2, environment=PROGRESS_PROCESSES, timeout=200,
+            FOLDER / "programs" / name, *arguments, cwd=tmp_path, tasks=2, timeout=200,
+            environment={**PROGRESS_PROCESSES, **variables},
         )  # fmt: skip
-        found.append(done.check().output.splitlines()[-1].split())
-    assert found[0] == found[1] and len({*found[0]}) == len(found[0]) == 6
-    with np.load(tmp_path / "checkpoint.npz") as file:
-        assert sum(name.startswith("kept_") and "machine" in name for name in file.files) == 12
+        return done.check().output.splitlines()[-1]
+
+    yield run
     assert not machines.left()
 
 
 @pytest.mark.slow
-def test_a_session_trains_and_is_resumed(machines, tmp_path):
+@pytest.mark.parametrize("name, line", [("replaced", "replaced"), ("overlap", "overlapped")])
+def test_a_program_that_checks_itself_ends_as_it_should(last_line, name, line):
+    assert last_line(f"{name}_on_machines.py") == line
+
+
+@pytest.mark.slow
+def test_steps_in_wire_formats_are_resumed_bit_for_bit(last_line, tmp_path):
+    path = tmp_path / "checkpoint.npz"
+    first, second = (last_line("resumed_on_machines.py", path).split() for _ in range(2))
+    assert first == second and len({*first}) == len(first) == 6
+    with np.load(path) as file:
+        assert sum(name.startswith("kept_") and "machine" in name for name in file.files) == 12
+
+
+@pytest.mark.slow
+def test_a_session_trains_and_is_resumed(last_line, tmp_path):
     found = []
     for epochs in (["2"], ["1", "2"]):
-        done = machines.run(
-            FOLDER / "programs" / "session_on_machines.py", tmp_path / f"{len(epochs)}.npz", *epochs,
-            cwd=tmp_path, tasks=2, environment=PROGRESS_PROCESSES, timeout=200,
-        )  # fmt: skip
-        digest, error = done.check().output.splitlines()[-1].split()
+        path = tmp_path / f"{len(epochs)}.npz"
+        digest, error = last_line("session_on_machines.py", path, *epochs).split()
         found.append(digest)
         assert float(error) < 0.3
     assert found[0] == found[1]
-    assert not machines.left()
 
 
 def test_a_machine_with_other_source_files_is_refused(machines, tmp_path):
@@ -261,23 +246,18 @@ def test_files_that_a_machine_lacks_or_has_with_other_contents_are_sent(machines
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["CVM", "NUMBA"] if NAME == "pytensor" else ["CVM"])
 @pytest.mark.parametrize("rank, moment", [(3, "use"), (1, "meet")])
-def test_a_script_goes_on_after_a_restart(rank, moment, mode, machines, tmp_path):
-    done = machines.run(
-        FOLDER / "programs" / "restarted_on_machines.py", "rank", rank, moment, 4, cwd=tmp_path,
-        tasks=2, environment={**PROGRESS_PROCESSES, **flags_of(mode), "SYNKHRONOS_RANKS": "2"},
-    )  # fmt: skip
-    assert done.check().output.splitlines()[-1] == "restarted with 4 of 4", done.output
-    assert not machines.left()
+def test_a_script_goes_on_after_a_restart(rank, moment, mode, last_line):
+    line = last_line(
+        "restarted_on_machines.py", "rank", rank, moment, 4, **flags_of(mode), SYNKHRONOS_RANKS="2"
+    )
+    assert line == "restarted with 4 of 4"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("demo", [f"demo_{n}" for n in range(1, 6)])
-def test_demos_equal_the_plain_compiler(demo, machines, tmp_path):
-    script = ROOT / "demos" / f"{demo}.py"
-    done = machines.run(
-        script, cwd=tmp_path, tasks=2, environment={**PROGRESS_PROCESSES, "SYNKHRONOS_RANKS": "1"}
-    )
-    assert done.check().output.splitlines()[-1].startswith("All results match plain")
+def test_demos_equal_the_plain_compiler(demo, last_line):
+    line = last_line(ROOT / "demos" / f"{demo}.py", SYNKHRONOS_RANKS="1")
+    assert line.startswith("All results match plain")
 
 
 @pytest.mark.skipif(NAME != "theano", reason="Lasagne builds graphs of Theano")
@@ -311,9 +291,6 @@ def test_20_synchronized_steps_of_resnet_equal_the_serial_ones(machines, tmp_pat
     found = run_tests(machines, tmp_path, ["test_demo_resnet"], *chosen, patience=900, timeout=1800)
     assert any("full_network" in test for test in found)
     assert not any(found.values()), found
-
-
-# The same as on one machine
 
 
 @pytest.fixture(scope="module", params=["CVM", SLOW_NUMBA] if NAME == "pytensor" else ["CVM"])

@@ -12,28 +12,20 @@ import pytest
 import theano
 from made_up_libraries import fixture_binaries, fixture_put  # noqa: F401
 from made_up_libraries import all_are_visible, path_of, wheels_of
-from processes import ROOT
+from processes import ROOT, run_interpreter
 
 from synkhronos.__main__ import main
 from synkhronos._version import __version__
-from synkhronos.host import nvidia_libraries
+from synkhronos.host.nvidia import find
 
 PROGRAMS = ROOT / "tests" / "programs"
 
 
 def command(*arguments, options=("-m", "synkhronos"), **variables):
     """Run ``python -m synkhronos ARGUMENTS`` without Theano's settings from the environment."""
-    inherited = {k: v for k, v in os.environ.items() if k not in ("THEANO_FLAGS", "THEANORC")}
-    inherited["PYTHONPATH"] = os.pathsep.join(
-        part for part in (str(ROOT), inherited.get("PYTHONPATH")) if part
-    )
-    return subprocess.run(
-        [sys.executable, *options, *map(str, arguments)],
-        env={**inherited, "THEANORC": os.devnull, **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    without = {"THEANO_FLAGS": None, "THEANORC": os.devnull, "PYTHONPATH": os.pathsep.join(paths)}
+    return run_interpreter(*options, *arguments, code=None, environment={**without, **variables})
 
 
 @pytest.fixture
@@ -230,7 +222,7 @@ def test_run_goes_on_where_there_is_no_place_for_links(script, nvidia, tmp_path)
     assert "others may write in" in answer.stderr
 
 
-@pytest.mark.skipif(bool(nvidia_libraries.find()), reason="this machine has a driver")
+@pytest.mark.skipif(bool(find()), reason="this machine has a driver")
 def test_run_changes_nothing_without_a_driver(script, tmp_path):
     path = script("import os\nprint(os.environ.get('LD_LIBRARY_PATH'))\n")
     expected = f"{os.environ.get('LD_LIBRARY_PATH')}\n"

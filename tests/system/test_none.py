@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
-from checks.machines import ThreadedMachines
+from checks.machines import ThreadedMachines, start_world
 from compilers import NAME, Apply, Op, as_op, compiler, generic, tt
 
 import synkhronos as synk
 from specifications import engine as naive
 from specifications.engine import NaiveEngine
 from synkhronos.extensions import train
-from synkhronos.world.threads import ThreadLimits
-from synkhronos.world.world import World, enter_world
 
 ROWS = np.arange(1.0, 8.0)
 
@@ -30,9 +28,6 @@ class Scale(Op):
 @pytest.fixture
 def world(world_of):
     world_of(3, master_rank=1)
-
-
-# Inputs
 
 
 def scaled(thing=None):
@@ -115,8 +110,6 @@ def test_none_is_no_array(world):
         with pytest.raises(TypeError, match="input '[xy]': expected numbers, got .*None"):
             step(*args, **named)
 
-
-# Outputs
 
 # Rows of which the operations below return an array, or None; or None on some ranks
 FINE, NONE = np.arange(6.0) / 2, np.arange(6.0, 12.0)
@@ -209,9 +202,6 @@ def test_check_compares_none_with_none_alone(world):
             synk.function([x], (made(x), "avg")).check(FINE)
 
 
-# Updates
-
-
 def none_after_a_call(rows=(1, 1, 9)):
     """Return a variable that is None on the last of three ranks, and the function that updates it."""
     x, w = tt.dvector("x"), compiler.shared(np.ones(1), "w")
@@ -255,9 +245,6 @@ def test_an_output_in_a_program_is_none_as_in_the_compiler(world):
         np.testing.assert_array_equal(fine, FINE)
 
 
-# Ranks on several machines, which reduce large outputs among themselves
-
-
 def long_or_none(v):
     return np.full(1000, v.sum()) if v.max() < 5 else None
 
@@ -265,9 +252,7 @@ def long_or_none(v):
 @pytest.fixture
 def machines():
     """A world of two machines with two ranks each, which are threads."""
-    world = World(ThreadedMachines((2, 2), 0, 30), NaiveEngine(), ThreadLimits())
-    enter_world(world)
-    world.start()
+    start_world(ThreadedMachines((2, 2), 0, 30), NaiveEngine())
     yield
     synk.close()
 

@@ -25,12 +25,7 @@ with warnings.catch_warnings():
     pm = pytest.importorskip("pymc", reason="PyMC is not installed")
     nutpie = pytest.importorskip("nutpie", reason="nutpie is not installed")
 
-pytestmark = pytest.mark.usefixtures("quiet_pymc")
-
-
-@pytest.fixture
-def two(world_of, in_python):
-    world_of(2)
+pytestmark = pytest.mark.usefixtures("quiet_pymc", "in_python")
 
 
 def normal(n=500):

@@ -56,8 +56,7 @@ def test_a_step_has_the_name_and_form_that_the_script_gave(told):
     assert told[1].loss == 9.0
 
 
-def test_calls_of_a_block_and_of_the_function_itself_are_no_steps(world_of):
-    world_of(2)
+def test_calls_of_a_block_and_of_the_function_itself_are_no_steps(two):
     x = T.dvector("x")
     f = synk.function([x], (x.sum(), "sum"), name="f")
     seen = []
@@ -73,8 +72,7 @@ def test_calls_of_a_block_and_of_the_function_itself_are_no_steps(world_of):
     assert seen == [("f", 4.0)]
 
 
-def test_an_error_is_raised_by_the_call_and_breaks_nothing(world_of):
-    world_of(2)
+def test_an_error_is_raised_by_the_call_and_breaks_nothing(two):
     step, rows = training_step(), np.ones((4, 3))
 
     def fail(report):
@@ -89,8 +87,7 @@ def test_an_error_is_raised_by_the_call_and_breaks_nothing(world_of):
     assert synk.in_sync()
 
 
-def test_functions_are_called_in_order_until_they_are_removed(world_of):
-    world_of(2)
+def test_functions_are_called_in_order_until_they_are_removed(two):
     x = T.dvector("x")
     f, seen = synk.function([x], (x.sum(), "sum")), []
     first = synk.on_step(lambda step: seen.append("first"))

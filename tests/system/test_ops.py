@@ -53,9 +53,6 @@ CASES = [
 ]
 
 
-# Values
-
-
 @pytest.fixture(scope="module")
 def functions(size):
     """By dtype, functions with all collectives and operations; the ranks' last rows are reduced."""
@@ -144,8 +141,6 @@ def test_random_graphs_compute_what_they_compute_alone(size, seed):
         assert len(f.check(rows).differences) == 2
 
 
-# The order
-
 MODES = {
     "FAST_COMPILE": "FAST_COMPILE",
     "Python, all optimizations": compiler.Mode("py", "fast_run"),
@@ -228,9 +223,6 @@ def test_a_subset_of_the_outputs_and_condition_are_computed_together(two):
         np.testing.assert_allclose(f(ROWS, sign)[1:], [expected, ROWS.max()])
 
 
-# What is refused
-
-
 def test_collectives_that_ranks_may_not_reach_together_are_refused(two):
     x, flag, row = matrix(), tt.dscalar("flag"), tt.dvector("row")
     scanned = scan(lambda one: ops.all_reduce(one), sequences=[x])
@@ -273,9 +265,6 @@ def test_shapes_that_differ_are_an_error_that_lists_them(two):
     with pytest.raises(ValueError, match=r"equal except for axis 0, got rank 0: float64 \(3, 4\)"):
         gathered(ROWS)
     np.testing.assert_allclose(reduced(ROWS[:4]), (ROWS[:2] + ROWS[2:4]).sum())
-
-
-# Alone
 
 
 def test_a_plain_function_computes_alone_whatever_there_is(two):

@@ -51,13 +51,8 @@ class Raise(Op):
 
 def statistics():
     """Return the inputs, outputs and updates of a function that is defined on no rows, too."""
-    x, average, count, own = (
-        tt.dmatrix("x"),
-        *(
-            compiler.shared(value, name)
-            for value, name in ((np.zeros(2), "average"), (0, "count"), (np.zeros(2), "own"))
-        ),
-    )
+    x, count = tt.dmatrix("x"), compiler.shared(0, "count")
+    average, own = (compiler.shared(np.zeros(2), name) for name in ("average", "own"))
     mean = ops.all_reduce(x.mean(0), "avg")
     outputs = [
         tt.sqr(x - mean).mean(),
@@ -71,9 +66,6 @@ def statistics():
         (own, own + x.sum(0), "sum"),
     ]
     return x, outputs, updates
-
-
-# Rows and slices
 
 
 @pytest.mark.parametrize("n_rows", [8, 3, 2, 1])
@@ -166,9 +158,6 @@ def test_rows_of_sliceable_variables_and_windows_are_reduced(world):
         np.testing.assert_allclose(f(number), ROWS[number * 5 : number * 5 + 5].sum(0))
 
 
-# What runs a function otherwise
-
-
 def test_check_compares_with_the_function_alone_and_audits_know_what_is_joint(open_world, in_python):
     open_world(RANKS, check=True)
     x, outputs, updates = statistics()
@@ -214,9 +203,6 @@ def test_random_streams_and_checkpoints_work_with_collectives(world, tmp_path):
         np.testing.assert_array_equal(result, one)
 
 
-# Failures
-
-
 @pytest.mark.parametrize("position", ["before", "between", "after"])
 @pytest.mark.parametrize("failing", range(RANKS))
 def test_nobody_waits_for_a_rank_that_fails(world, position, failing):
@@ -258,9 +244,6 @@ def test_a_rank_that_is_killed_inside_a_graph_breaks_the_world_and_restart_recov
     synk.restart()
     np.testing.assert_allclose(f(ROWS), ROWS.sum())
     assert len(multiprocessing.active_children()) == 1
-
-
-# Programs
 
 
 def test_ranks_of_a_program_that_call_together_meet_in_the_graph(world):
@@ -317,9 +300,6 @@ def test_graphs_that_differ_between_ranks_are_an_error_that_names_both(world):
         synk.spmd(program)
     assert "rank 0: collective 0 of function 7, all_reduce 'avg' of float64 (2,)" in str(raised.value)
     assert "rank 2: collective 2 of function 7, all_reduce 'sum' of float64 (4,)" in str(raised.value)
-
-
-# Memory
 
 
 @own_process

@@ -126,6 +126,10 @@ def test_integers_have_a_gradient_of_zero(world):
     np.testing.assert_allclose(f(ROWS), [4 * world * ROWS.mean()] * 2)
 
 
+def descend(gradients, params):
+    return [(param, param - 0.01 * g) for param, g in zip(params, gradients)]
+
+
 RULE = [("avg", lambda x: x.mean()), ("sum", lambda x: x.sum())]
 
 
@@ -140,9 +144,6 @@ def test_a_training_step_equals_the_serial_one(world, loss_op, total, num_slices
         centre = ops.all_reduce((x * v).mean(0), "avg", loss_op=loss_op)
         loss = total(tt.sqr(x * v - centre) + tt.sqr(x + v)) + 0.1 * tt.sqr(v).sum()
         return v, average, loss, [(average, 0.9 * average + 0.1 * centre)]
-
-    def descend(gradients, params):
-        return [(param, param - 0.01 * g) for param, g in zip(params, gradients)]
 
     rows = ROWS[:7] if num_slices == 1 else np.tile(ROWS[:2], (24, 1))
     outcomes = []
@@ -162,11 +163,9 @@ def test_a_step_refuses_collectives_for_losses_that_are_combined_otherwise(world
     x, v = tt.dmatrix("x"), compiler.shared(np.ones(2), name="v")
     loss = tt.sqr(x * v - ops.all_reduce((x * v).mean(0), "avg")).sum()
 
-    def descend(gradients, params):
-        return [(param, param - 0.01 * g) for param, g in zip(params, gradients)]
-
-    with pytest.raises(ValueError, match="built with loss_op='avg', but the step has loss_op='sum'"):
+    refused = "built with loss_op='avg', but the step has loss_op='sum'"
+    with pytest.raises(ValueError, match=refused):
         train.make_train_function(loss, [v], x, None, descend, loss_op="sum")
-    with pytest.raises(ValueError, match="built with loss_op='avg', but the step has loss_op='sum'"):
+    with pytest.raises(ValueError, match=refused):
         updates = [(v, v - tt.grad(loss, v))]
         train.parallel_function([x], loss, updates=updates, loss=loss, loss_op="sum")

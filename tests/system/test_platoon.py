@@ -142,9 +142,6 @@ def wait_until(condition, *shown):
         time.sleep(0.05)
 
 
-# The examples
-
-
 def test_pixel_sum_is_exact(launch, example, logs):
     example("pixels.py", "pixel_sum_controller.py", "pixel_sum_worker.py")
     said = ended(launch("pixel_sum"), 0, logs)
@@ -171,9 +168,6 @@ def test_an_lstm_learns_with_elastic_averaging(launch, example, logs, options):
     assert int(steps) > 180
     assert float(best.split()[1]) < 0.2, found  # half of them are wrong at first
     assert all("Train cost" in found[f"workercpu-{rank}.out"] for rank in range(2))
-
-
-# Rules and reductions
 
 
 def test_rules_reductions_and_operations_of_two_workers(launch, write, logs):
@@ -275,9 +269,6 @@ def test_param_sync_asgd_adds_each_change_once():
     assert master[0] == own[0][0] == 8
 
 
-# Exit codes and deaths
-
-
 def test_wrong_arguments_are_exit_code_2(start, write):
     assert "no script missing_worker.py" in ended(start(*LAUNCHER, "missing", "-D", "cpu"), 2)
     write("some_worker.py", ENDLESS)
@@ -305,8 +296,12 @@ def test_a_controller_that_fails_ends_the_workers_and_is_exit_code_1(launch, wri
 
 
 @pytest.mark.parametrize(
-    "who, code", [("worker", 1), pytest.param("controller", 3, marks=pytest.mark.slow), ("launcher", -9)]
-)
+    "who, code",
+    [
+        ("worker", 1), ("launcher", -9), ("all, by an interrupt", -signal.SIGINT),
+        pytest.param("controller", 3, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_after_a_kill_nothing_is_left(launch, write, logs, who, code):
     write("some_worker.py", ENDLESS)
     process = launch("some")
@@ -314,17 +309,11 @@ def test_after_a_kill_nothing_is_left(launch, write, logs, who, code):
     wait_until(lambda: all("ready" in logs().get(name, "") for name in names), logs)
     controller = psutil.Process(process.pid).children()[0]
     victims = {"worker": controller.children()[0], "controller": controller, "launcher": process}
-    victims[who].kill()
+    if who in victims:
+        victims[who].kill()
+    else:
+        os.killpg(process.pid, signal.SIGINT)
     ended(process, code, logs)  # and the fixture looks for processes
-
-
-def test_an_interrupt_ends_everything(launch, write, logs):
-    write("some_worker.py", ENDLESS)
-    process = launch("some")
-    names = [f"workercpu-{rank}.out" for rank in range(2)]
-    wait_until(lambda: all("ready" in logs().get(name, "") for name in names), logs)
-    os.killpg(process.pid, signal.SIGINT)
-    ended(process, -signal.SIGINT, logs)  # and the fixture looks for processes
 
 
 def test_what_a_controller_closes_is_no_failure(launch, write, logs):
@@ -387,8 +376,6 @@ def test_hosts_and_devices_are_in_configuration_files_the_last_one_first(tmp_pat
     with pytest.raises(ValueError, match="configuration file cannot be read"):
         launcher.find_devices(None, None)
 
-
-# By hand
 
 LIEUTENANT = """
     import sys
@@ -479,9 +466,6 @@ def test_a_port_is_free_again_after_a_kill_and_taken_before(by_hand):
     assert again.stdout.readline() == "Lieutenant is ready\n"
     assert ended(start_soldier(3), 0) == "center 3.0 own 3.0\ncopied 3.0\n"
     assert ended(again, 0) == "{'done': 3}\n"
-
-
-# Imports
 
 
 def test_an_installed_platoon_comes_first(start, write, tmp_path):

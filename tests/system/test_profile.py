@@ -172,8 +172,7 @@ def slowly(rows, draws):
     return rows
 
 
-def test_the_wait_for_a_batch_of_a_loader_is_measured(world_of):
-    world_of(2)
+def test_the_wait_for_a_batch_of_a_loader_is_measured(two):
     x = T.dvector("x")
     f = synk.function([x], (x.sum(), "sum"))
     synk.distribute()
@@ -234,8 +233,7 @@ def test_operations_is_true_or_false(world_of):
     assert synk.world.world.current_world().rank_state.log is None
 
 
-def test_a_function_whose_operations_cannot_be_timed_says_so_and_changes_nothing(world_of):
-    world_of(2)
+def test_a_function_whose_operations_cannot_be_timed_says_so_and_changes_nothing(two):
     x, w = T.dvector("x"), theano.shared(0.0, "w")
     mode = theano.Mode("c|py", "fast_run")
     f = synk.function([x], x.sum(), updates=[(w, w + 1)], mode=mode, name="f")

@@ -1,11 +1,9 @@
 """Tests of models of PyMC whose rows are divided over the ranks; against the models themselves."""
 
 import contextlib
-import doctest
 import gc
 import inspect
 import io
-import subprocess
 import sys
 import warnings
 import weakref
@@ -14,13 +12,14 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from compilers import default_mode
+from compilers import default_mode, run_examples
 from notebooks import code_cells, read
-from processes import ROOT, own_process
+from processes import ROOT, own_process, run_interpreter
+from pytensor.graph.op import Op
 from test_docs import test_examples_print_what_is_shown as check_page
 
 import synkhronos as synk
-from synkhronos.extensions.pymc import parallelize, rows_potential
+from synkhronos.extensions.pymc import compute_deterministics, parallelize, rows_potential
 from synkhronos.extensions.pymc.serial import PlainSum
 from synkhronos.world.rank_state import Command
 from synkhronos.world.world import current_world
@@ -29,7 +28,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # ArviZ announces a new version of itself
     pm = pytest.importorskip("pymc", reason="PyMC is not installed: pip install .[pymc]")
 
-pytestmark = pytest.mark.usefixtures("quiet_pymc")
+pytestmark = pytest.mark.usefixtures("quiet_pymc", "in_python")
 
 N = 41  # no multiple of the number of ranks
 random = np.random.default_rng(5)
@@ -38,11 +37,6 @@ GROUP = random.integers(0, 4, N)
 BINARY = random.integers(0, 2, N)
 COUNTS = random.poisson(3, N)
 NUMBERS = random.normal(size=N)
-
-
-@pytest.fixture
-def two(world_of, in_python):
-    world_of(2)
 
 
 def normal():
@@ -131,9 +125,6 @@ class Held(Command):
         return len(state.functions), stop - start - sum(last - first for first, last in free)
 
 
-# Values and gradients
-
-
 @pytest.mark.parametrize("make", [normal, logistic, poisson, hierarchical, mixture, several])
 def test_value_and_gradient_are_those_of_the_model(two, make):
     model = make()
@@ -218,9 +209,6 @@ def test_wrong_parameters_have_the_probability_0_or_are_not_checked(two):
     assert np.isneginf(parallelize(make(True)).compile_logp()({"rate": np.array(-1.0)}))
 
 
-# Inference
-
-
 @pytest.mark.parametrize("make, draws, rtol", [
     (logistic, 20, 1e-8), (hierarchical, 5, 1e-7), (poisson, 10, 1e-7), (mixture, 5, 1e-7),
 ])  # fmt: skip
@@ -246,15 +234,6 @@ def test_deterministics_and_predictions_are_computed_by_the_model(two):
     assert predicted.posterior_predictive["y"].shape == (1, 4, N)
 
 
-def test_map_and_advi_find_the_same(two):
-    model = logistic()
-    parallel = parallelize(model)
-    maxima = [pm.find_MAP(model=one, progressbar=False)["weights"] for one in (model, parallel)]
-    np.testing.assert_allclose(*maxima, rtol=1e-6)
-    fits = [pm.fit(30, model=one, random_seed=2, progressbar=False) for one in (model, parallel)]
-    np.testing.assert_allclose(fits[1].hist, fits[0].hist, rtol=1e-9)
-
-
 def test_nuts_draws_the_same_by_numba(two):
     model, n = logistic(), {"draws": 10, "tune": 10}
     parallel = parallelize(model, mode="NUMBA")
@@ -263,11 +242,11 @@ def test_nuts_draws_the_same_by_numba(two):
     assert float(drawn.posterior["weights"].std()) > 0
 
 
-@pytest.mark.slow
-def test_map_and_advi_find_the_same_by_numba(two):
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", pytest.param("NUMBA", marks=pytest.mark.slow)])
+def test_map_and_advi_find_the_same(two, mode):
     model, maxima, fits = logistic(), [], []
-    for one, mode in ((model, "FAST_COMPILE"), (parallelize(model, mode="NUMBA"), "NUMBA")):
-        with default_mode(mode):
+    for one, own in ((model, "FAST_COMPILE"), (parallelize(model, mode=mode), mode)):
+        with default_mode(own):
             maxima.append(pm.find_MAP(model=one, progressbar=False)["weights"])
             fits.append(pm.fit(30, model=one, random_seed=2, progressbar=False).hist)
     np.testing.assert_allclose(*maxima, rtol=1e-6)
@@ -282,6 +261,28 @@ def test_samplers_without_gradient_compute_none(two):
     assert "RowsValue" in names and "RowsSum" not in names
     with pytest.raises(NotImplementedError, match="no Hessian"):
         parallel.compile_d2logp()
+
+
+class WithoutGradient(Op):
+    """A log-probability in Python, as of a program that is called."""
+
+    itypes, otypes = [pt.dvector, pt.dvector], [pt.dvector]
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = -abs(inputs[0] - inputs[1])
+
+
+def test_a_log_probability_in_python_needs_no_gradient(two):
+    with pm.Model() as model:
+        mean = pm.Normal("mean")
+        pm.CustomDist(
+            "y", mean, logp=lambda y, mean: WithoutGradient()(y, y * 0 + mean), observed=NUMBERS
+        )
+    parallel = parallelize(model)
+    point = {"mean": np.array(0.3)}
+    np.testing.assert_allclose(parallel.compile_logp()(point), model.compile_logp()(point))
+    with pytest.raises(NotImplementedError, match=r"parallelize\(y\): there is no gradient: .*WithoutG"):
+        parallel.compile_dlogp()
 
 
 # A log-probability of one's own
@@ -304,17 +305,7 @@ def test_a_log_probability_of_ones_own_is_summed_over_the_rows(two):
     )
 
 
-def test_masked_rows_are_refused(two):
-    with pytest.raises(ValueError, match=r"^rows_potential: data: data\[0\]: 1 value\(s\) are masked"):
-        rows_potential(
-            lambda mean, y: -((y - mean) ** 2), [pt.dscalar()], [np.ma.masked_equal([1, 2.0], 2)]
-        )
-
-
-# Wrong uses
-
-
-def test_without_ranks_and_after_they_are_closed_it_says_so(world_of, in_python):
+def test_without_ranks_and_after_they_are_closed_it_says_so(world_of):
     with pytest.raises((synk.NotForkedError, synk.ClosedError), match="call synk.fork"):
         parallelize(logistic())
     world_of(2)
@@ -329,13 +320,6 @@ def test_without_ranks_and_after_they_are_closed_it_says_so(world_of, in_python)
 def correlated():
     with pm.Model() as model:
         pm.MvNormal("y", pm.Normal("mean") * np.ones(5), np.eye(5) + 0.5, observed=np.arange(5.0))
-    return model
-
-
-def centered():
-    with pm.Model() as model:
-        rates = pt.exp(pm.Normal("slope") * X[:, 0])
-        pm.Potential("y", pm.logp(pm.Poisson.dist(rates / rates.mean()), COUNTS).sum())
     return model
 
 
@@ -354,14 +338,22 @@ def number():
 
 @pytest.mark.parametrize("make, complaint", [
     (correlated, "has one log-probability for all of its 5 rows"),
-    (centered, "rows depend on items of .* in other rows; compute what depends on several rows"),
     (minibatch, "draws random numbers.*minibatch"),
     (number, "expected that 'y' has observed values with rows on axis 0"),
-    (pm.Model, r"observed: expected a list of observed .* of which the model has \[\], got None"),
+    (pm.Model, "expected a model with observed variables or potentials, .*got one without"),
 ])  # fmt: skip
 def test_models_whose_rows_cannot_be_divided_are_refused(two, make, complaint):
     with pytest.raises(ValueError, match=complaint):
         parallelize(make())
+
+
+def test_every_rank_computes_what_depends_on_several_rows_unless_the_script_gives_them(two):
+    with pm.Model() as model:
+        rates = pt.exp(pm.Normal("slope") * pm.Data("x", X[:, 0]))
+        pm.Poisson("y", rates / rates.mean(), observed=COUNTS)
+    assert_equal(model, parallelize(model))
+    with pytest.raises(ValueError, match="rows depend on items of 'x' in other rows; compute what"):
+        parallelize(model, {"x": X[:, 0], "y": COUNTS})
 
 
 def standardized():
@@ -449,9 +441,6 @@ def test_the_first_evaluations_are_compared_with_the_model(two, monkeypatch):
             compiled(model.initial_point())
 
 
-# Data that are set, and copies
-
-
 def test_data_that_are_set_reach_the_ranks(two):
     with pm.Model() as model:
         x, y, scale = pm.Data("x", X[:, 0]), pm.Data("y_data", NUMBERS), pm.Data("scale", 1.0)
@@ -500,9 +489,6 @@ def test_copies_refuse_what_the_parallel_model_refuses(two, change):
         copied["mean"]
     with pytest.raises(ValueError, match=r"^var_names: 'mean': .*deterministics=True"):
         sample(copied, var_names=["weights", "mean"])
-
-
-# What the parallel model cannot do
 
 
 def test_what_needs_the_rows_names_the_model_that_has_them(two):
@@ -615,12 +601,9 @@ def test_numba_keeps_no_data_of_a_dropped_model(two):
     assert data() is None
 
 
-def test_ranks_of_one_process(world_of, in_python):
+def test_ranks_of_one_process(world_of):
     world_of(1)
     assert_equal(poisson(), parallelize(poisson()))
-
-
-# What the documentation shows
 
 
 def test_the_examples_of_the_page_print_what_is_shown(programs, tmp_path):
@@ -642,16 +625,12 @@ def test_the_cells_of_the_notebook_work_with_fewer_rows():
 
 
 @own_process(timeout=120)
-@pytest.mark.parametrize("function", [parallelize, rows_potential])
+@pytest.mark.parametrize("function", [parallelize, rows_potential, compute_deterministics])
 def test_the_example_of_a_docstring_prints_what_it_shows(function):
-    test = doctest.DocTestParser().get_doctest(inspect.getdoc(function), {}, function.__name__, None, 0)
-    failed, tried = doctest.DocTestRunner().run(test)
-    assert tried and not failed
+    assert run_examples(inspect.getdoc(function), function.__name__)
 
 
 @pytest.mark.slow
 def test_the_path_of_a_newcomer_is_followed_to_its_end(tmp_path):
     script = ROOT / "tests" / "newcomers" / "pymc_model.py"
-    words = [sys.executable, script, tmp_path, "--python", sys.executable]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_interpreter(script, tmp_path, "--python", sys.executable, timeout=600)

@@ -1,7 +1,5 @@
 """Tests of models of PyMC that can be divided, against the models themselves, and of those refused."""
 
-import doctest
-import inspect
 import warnings
 
 import numpy as np
@@ -9,7 +7,6 @@ import pytensor.sparse
 import pytensor.tensor as pt
 import pytest
 import scipy.sparse
-from processes import own_process
 from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import ancestors
 
@@ -22,7 +19,7 @@ with warnings.catch_warnings():
 
 from test_pymc import assert_equal
 
-pytestmark = pytest.mark.usefixtures("quiet_pymc")
+pytestmark = pytest.mark.usefixtures("quiet_pymc", "in_python")
 
 N = 41  # no multiple of the number of ranks
 random = np.random.default_rng(11)
@@ -35,20 +32,12 @@ SERIES = np.cumsum(random.normal(size=(13, 6)), axis=1)
 DESIGN = scipy.sparse.random(N, 7, 0.3, random_state=np.random.RandomState(1), format="csr")
 
 
-@pytest.fixture
-def two(world_of, in_python):
-    world_of(2)
-
-
 def slopes():
     return pm.Normal("slopes", shape=3)
 
 
 def normal(name, mean, observed, **options):
     return pm.Normal(name, mean, pm.HalfNormal(f"{name}_sigma"), observed=observed, **options)
-
-
-# Initial values
 
 
 def values_as_initial_ones():
@@ -61,9 +50,6 @@ def values_as_initial_ones():
 
 def draws_as_initial_ones():
     normal("y", X @ np.ones(3) * pm.Normal("slope", initval="prior"), Y)
-
-
-# Potentials and variables without rows
 
 
 def scalar_beside_rows():
@@ -87,9 +73,6 @@ def several_lengths():
     normal("y", pt.dot(X, b), Y)
     normal("z", b[GROUP[:7] % 3], Y[:7])
     pm.MvNormal("pairs", b[:2], cov=np.eye(2), observed=X[:11, :2])
-
-
-# Functions of data
 
 
 def gaussian_process(**options):
@@ -190,6 +173,23 @@ def masks_of_one_and_two_axes():
     pm.Normal("cells", (X * pm.Normal("other", shape=3))[X > 0.2], 1.0, observed=X[X > 0.2])
 
 
+def data_inside_of_a_log_probability():
+    weights, offset = abs(X[:, 1]), pm.Data("offset", X[:, 2])
+
+    def logp(value, mean):
+        return weights / weights.sum() * pm.logp(pm.Normal.dist(mean + offset, weights + 1), value)
+
+    pm.CustomDist("y", pt.dot(X, slopes()), logp=logp, observed=Y)
+
+
+def rows_that_are_set():
+    mean = pt.set_subtensor(pt.zeros(N)[HOLES], pm.Normal("level"))
+    slopes = pm.Normal("slopes", shape=3)
+    mean = pt.set_subtensor(mean[np.flatnonzero(~HOLES)[:9]], pt.dot(X[~HOLES][:9], slopes))
+    mean = pt.set_subtensor(mean[[2, 3]], pt.exp(slopes[1:]))
+    normal("y", pt.set_subtensor((mean * X[:, 0])[-3:], 0.5), Y)
+
+
 def lags_of_data():
     y, x = pm.Data("values", Y), pm.Data("x", X)
     normal("y", pm.Normal("rho") * y[1:-1] + pt.dot(x[:-2], slopes()), y[2:])
@@ -217,12 +217,25 @@ def items_of_each_row():
     pm.Normal("some", theta, 1.0, observed=np.ma.masked_array(X[:, 1], HOLES))
 
 
+def items_of_the_rows_before():
+    normal("y", pm.Normal("latent", shape=N).cumsum(), Y)
+
+
+def rows_of_parts():
+    counts = np.bincount(np.sort(GROUP))
+    first, second = pm.Normal("first"), pm.Normal("second")
+    parts = pt.concatenate([first * X[:20, 0], second * X[20:, 1]])
+    normal("y", parts + pt.repeat(pm.Normal("level", shape=4), counts), Y)
+
+
+def rows_in_another_order():
+    mean = pt.dot(X, slopes())
+    normal("y", pt.diff(mean) + mean[::-1][1:], Y[1:])
+
+
 def steps_of_a_map():
     made = pytensor.map(lambda row, slopes: pt.dot(row, slopes), [pt.as_tensor(X)], [slopes()])
     normal("y", made[0] if isinstance(made, tuple) else made, Y)
-
-
-# Missing values
 
 
 def missing_covariates_with_dims():
@@ -266,9 +279,6 @@ def missing_covariates_of_several_columns():
 def missing_values_on_both_sides():
     seen = normal("x", 0.2, np.where(HOLES, np.nan, X[:, 0]))
     normal("y", seen * pm.Normal("slope") + pt.dot(X, slopes()), np.where(np.roll(HOLES, 2), np.nan, Y))
-
-
-# Series, and sparse matrices
 
 
 def random_walks():
@@ -320,6 +330,14 @@ def named_dims_in_another_order():
     pmd.Normal("y", mean, 1.0, observed=pmd.as_xtensor(Y, dims=("row",)))
 
 
+def named_dims_and_a_transformation():
+    pmd = pytest.importorskip("pymc.dims")
+    pm.modelcontext(None).add_coords({"row": range(N), "column": list("abc")})
+    x, b = pmd.Data("x", X, dims=("row", "column")), pmd.Normal("b", dims="column")
+    pmd.Normal("y", x.dot(b), pmd.HalfNormal("sigma"), observed=pmd.as_xtensor(Y, dims=("row",)))
+    pm.Normal("z", x.dot(b).values, 1.0, observed=Y)
+
+
 MODELS = [
     values_as_initial_ones, draws_as_initial_ones, scalar_beside_rows, sum_as_potential,
     rows_as_potential, several_lengths, gaussian_process, centered_gaussian_process,
@@ -327,14 +345,17 @@ MODELS = [
     standardized_constants, rows_on_the_last_axis, parameters_of_the_shape_of_the_rows,
     a_table_as_long_as_the_rows,
     a_table_of_data_as_long_as_the_rows, constants_in_joins, names_of_dtypes,
-    truncated_from_one_side, hurdles, marginalized, total_sizes, masks_of_one_and_two_axes, lags_of_data,
+    truncated_from_one_side, hurdles, marginalized, total_sizes,
+    masks_of_one_and_two_axes, rows_that_are_set, data_inside_of_a_log_probability,
+    items_of_the_rows_before, rows_of_parts,
+    rows_in_another_order, lags_of_data,
     lags_in_a_potential, mean_over_rows_of_data, items_of_each_row, steps_of_a_map,
     missing_covariates_with_dims,
     missing_outcomes, masked_outcomes_of_data,
     missing_outcomes_of_one_mean, missing_covariates, missing_covariates_of_several_columns,
     missing_values_on_both_sides, random_walks, autoregressions, sparse_design,
     sparse_design_by_columns, shared_sparse_design_of_two_effects, named_dims,
-    named_dims_in_another_order,
+    named_dims_in_another_order, named_dims_and_a_transformation,
 ]  # fmt: skip
 
 
@@ -393,16 +414,6 @@ def test_what_depends_on_an_observed_variable_depends_on_its_values(two):
         assert_equal(model, parallelize(model, observed=names))
 
 
-def test_observed_values_may_be_named_as_data(two):
-    def make(rows):
-        with pm.Model() as model:
-            x, y = pm.Data("x", X[rows]), pm.Data("y_data", Y[rows])
-            normal("y", pt.dot(x, slopes()), y)
-        return model
-
-    assert_equal(make(slice(None)), parallelize(make(slice(5)), {"x": X, "y_data": Y}))
-
-
 def test_missing_counts_are_free_variables(two):
     def build():
         rate = pt.exp(pt.dot(X, slopes()))
@@ -418,9 +429,6 @@ def test_missing_counts_are_free_variables(two):
     np.testing.assert_allclose(parallel.compile_logp()(point), model.compile_logp()(point))
 
 
-# Refusals
-
-
 def one_of_several_terms():
     b = slopes()
     pm.Potential("rows", pm.logp(pm.Normal.dist(pt.dot(X, b), 1.0), Y).sum() - (b**2).sum())
@@ -430,8 +438,8 @@ def correlated_rows():
     pm.MvNormal("y", pm.Normal("mean") * np.ones(5), np.eye(5) + 0.5, observed=np.arange(5.0))
 
 
-def items_of_the_rows_before():
-    normal("y", pm.Normal("latent", shape=N).cumsum(), Y)
+def one_random_walk():
+    pm.GaussianRandomWalk("y", 0, pm.HalfNormal("sigma"), init_dist=pm.Normal.dist(), observed=Y)
 
 
 def steps_from_earlier_ones():
@@ -455,28 +463,18 @@ def missing_items_of_a_vector():
     pm.MvNormal("y", pm.Normal("mean", shape=2), np.eye(2), observed=pairs)
 
 
-def named_dims_and_a_transformation():
-    pmd = pytest.importorskip("pymc.dims")
-    pm.modelcontext(None).add_coords({"row": range(N)})
-    pmd.Normal("y", 0, pmd.HalfNormal("sigma"), observed=pmd.as_xtensor(Y, dims=("row",)))
-
-
 @pytest.mark.parametrize("build, complaint", [
     (one_of_several_terms, r"parallelize\(rows\): .*is not a sum over the rows"),
     (correlated_rows, r"'y' \(M\w+\) has one log-probability for all of its 5 rows.*leave it out"),
-    (items_of_the_rows_before, r"items of 'latent' in other rows; .*cumsum\(...\)\[np.arange\(41\)\]"),
+    (one_random_walk, r"'y' \(RandomWalk\) has one log-probability for all of its 41 rows"),
     (steps_from_earlier_ones, r"parallelize\(y\): a scan computes each step along .*\(series, time\)$"),
     (long_rows_of_a_sparse_matrix, r"sparse matrix of shape \(41, 30\) have .* up to 30.*by columns"),
     (sparse_matrix_as_the_right_factor, r"sparse matrix of data is the left factor.*toarray"),
-    (named_dims_and_a_transformation, r"'sigma' .*pymc.dims with a transformation.*as_xtensor\("),
     (missing_items_of_a_vector, "'y_observed' has missing values within rows.*rows_potential"),
 ])  # fmt: skip
 def test_refusals_name_the_variable_and_what_to_do(two, build, complaint):
     with pytest.raises(ValueError, match=complaint):
         parallelize(model_of(build))
-
-
-# Deterministic variables
 
 
 def with_deterministics():
@@ -493,20 +491,23 @@ def with_deterministics():
     return model
 
 
-def draws_of(model, chains=2, draws=3):
+def draws_of(model):
+    """Return three draws of two chains, as a data set."""
+    import xarray
+
     generator = np.random.default_rng(1)
-    shapes = {one.name: one.eval().shape for one in model.free_RVs}
-    return {name: generator.uniform(0, 1, (chains, draws, *shape)) for name, shape in shapes.items()}
+    found = {}
+    for one in model.free_RVs:
+        values = generator.uniform(0, 1, (2, 3, *one.eval().shape))
+        found[one.name] = ["chain", "draw", *"ab"][: values.ndim], values
+    return xarray.Dataset(found, coords={"chain": [0, 1], "draw": [0, 1, 2]})
 
 
 def test_deterministics_are_those_of_pymc(two):
     import xarray
 
     model = with_deterministics()
-    arrays = draws_of(model)
-    dims = {name: ["chain", "draw", *"ab"][: value.ndim] for name, value in arrays.items()}
-    draws = xarray.Dataset({name: (dims[name], value) for name, value in arrays.items()})
-    draws = draws.assign_coords(chain=[0, 1], draw=[0, 1, 2])
+    draws = draws_of(model)
     expected = pm.compute_deterministics(draws, model=model, progressbar=False)
     computed = compute_deterministics(draws, model)
     xarray.testing.assert_allclose(computed, expected, rtol=1e-12)
@@ -520,17 +521,12 @@ def test_deterministics_are_those_of_pymc(two):
 
 
 def test_deterministics_of_observed_values_are_computed_from_the_data(two):
-    import xarray
-
     with with_deterministics() as model:
         pm.Deterministic("residual", model["y"] - model["mean"])
     draws = draws_of(model)
-    dims = {name: ["chain", "draw", *"ab"][: value.ndim] for name, value in draws.items()}
-    draws = xarray.Dataset({name: (dims[name], value) for name, value in draws.items()})
     computed = compute_deterministics(draws, model, var_names=["residual"])["residual"]
-    np.testing.assert_allclose(
-        computed, Y - draws["b"].values @ X.T, rtol=1e-12
-    )  # PyMC draws new values
+    expected = Y - draws["b"].values @ X.T  # PyMC draws new values
+    np.testing.assert_allclose(computed, expected, rtol=1e-12)
 
 
 def test_deterministics_name_what_is_missing(two):
@@ -539,11 +535,3 @@ def test_deterministics_name_what_is_missing(two):
         compute_deterministics({}, model, var_names=["mu"])
     with pytest.raises(ValueError, match="draws of the free variables of the model, got none of b"):
         compute_deterministics({}, model)
-
-
-@own_process(timeout=120)
-def test_the_example_prints_what_it_shows():
-    text = inspect.getdoc(compute_deterministics)
-    test = doctest.DocTestParser().get_doctest(text, {}, "compute_deterministics", None, 0)
-    failed, tried = doctest.DocTestRunner().run(test)
-    assert tried and not failed

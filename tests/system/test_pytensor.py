@@ -13,6 +13,7 @@ from pytensor.link.numba.cache import FunctionIdentity
 from pytensor.xtensor import as_xtensor, xtensor
 from pytensor.xtensor.type import xtensor_shared
 from test_docs import test_examples_print_what_is_shown as check_page
+from test_modes import read_only
 
 import synkhronos as synk
 from synkhronos.engines.base import PARTLY_SUM, ROWS, SUM
@@ -28,11 +29,6 @@ from synkhronos.world.world import current_world
 of_pytensor_3 = pytest.mark.skipif(not hasattr(pt.random, "shared_rng"), reason="needs PyTensor 3")
 
 
-@pytest.fixture
-def two(world_of):
-    world_of(2)
-
-
 def draws(size, seed=3):
     """Return a shared generator, and a function that draws from it on every rank."""
     rng = pt.random.shared_rng(np.random.default_rng(seed))
@@ -42,9 +38,6 @@ def draws(size, seed=3):
 
 def late(*_):
     raise TimeoutError("late")
-
-
-# Shapes
 
 
 def test_an_input_of_a_fixed_number_of_rows_is_not_split(two):
@@ -78,8 +71,6 @@ def test_a_variable_of_a_fixed_number_of_rows_is_not_scattered(two):
         synk.broadcast(w, np.ones(3))
 
 
-# What graphs tell about sums over the rows
-
 x, v, y = pt.dmatrix("x"), pt.dvector("v"), pt.ivector("y")
 w = pytensor.shared(np.ones((3, 2)), "w")
 prediction = pt.special.softmax(pt.dot(x, w), axis=1)
@@ -112,12 +103,6 @@ def test_sums_over_the_rows_are_recognized(graph, wanted):
     assert extents([x, v, y], [0, 0, 0], [graph]) == [wanted]
 
 
-def test_a_sum_that_is_averaged_is_warned_of(two):
-    f = synk.function([x], [x.sum(), x.mean()])
-    with pytest.warns(synk.SynkhronosWarning, match="output 0 .*give it as .output, 'sum'."):
-        f(np.ones((4, 2)))
-
-
 @pytest.mark.parametrize(
     "graph, wanted",
     [
@@ -147,19 +132,6 @@ def test_a_step_with_random_numbers_is_checked_with_others_that_follow_from_the_
 def test_a_draw_of_one_number_does_not_depend_on_the_rows():
     _, number = pt.random.shared_rng(seed=1).uniform()
     assert extents([x, v, y], [0, 0, 0], [number, number + x.sum()]) == [None, PARTLY_SUM]
-
-
-def test_numbers_may_be_updates_and_givens(two):
-    vector, number, scale = pytensor.shared(np.ones(2)), pytensor.shared(1.0), pt.dscalar("scale")
-    updates = [(vector, np.zeros(2)), (number, 7)]
-    f = synk.function([x], (x.sum() * scale, "sum"), updates=updates, givens={scale: 3.0})
-    assert f(np.ones((4, 2))) == 24
-    assert synk.get_value(1, vector).tolist() == [0, 0] and synk.get_value(1, number) == 7
-    with pytest.raises(TypeError):
-        synk.function([x], x.mean(), updates=[(vector, "zero")])
-
-
-# Named dimensions
 
 
 class Named:
@@ -220,20 +192,11 @@ def test_a_loss_with_named_dimensions_is_lowered_or_refused(two):
     np.testing.assert_allclose(synk.gather(v), [wanted] * 2)
 
 
-# Numba
-
-
 class Signatures(Command):
     """Return how often Numba has compiled each function on this rank."""
 
     def run(self, rank_state):
         return [len(one.compiled.vm.jit_fn.signatures) for one in rank_state.functions.values()]
-
-
-def read_only(array):
-    array = array.copy()
-    array.flags.writeable = False
-    return array
 
 
 def test_numba_compiles_a_function_once_on_each_rank_whatever_the_layout_of_its_arrays(two, tmp_path):
@@ -331,9 +294,6 @@ def test_collectives_in_graphs_are_c_code_where_numba_is_the_default(two):
     np.testing.assert_allclose(centred, rows - rows.mean(axis=0))
 
 
-# Training
-
-
 @pytest.mark.parametrize("axes", ["per-activation", "spatial"])
 def test_batch_normalization_uses_the_rows_of_all_ranks(two, axes):
     images = pt.dtensor4("images")
@@ -352,9 +312,6 @@ def test_batch_normalization_uses_the_rows_of_all_ranks(two, axes):
     unbiased = variance * count / (count - 1)
     for one, value in zip(old, (0.25 * mean, 0.75 + 0.25 * unbiased)):
         np.testing.assert_allclose(synk.gather(one), [value] * 2)
-
-
-# Random generators
 
 
 @of_pytensor_3
@@ -410,9 +367,6 @@ def test_random_streams_update_by_themselves(two):
         assert not np.array_equal(draw(), first)
 
 
-# What there is not
-
-
 def test_a_default_value_is_an_option_of_the_librarys_own_input(two):
     scale = pt.dscalar("scale")
     f = synk.function([x], (x * scale).mean(), [synk.In(scale, value=3)])
@@ -433,33 +387,9 @@ def test_devices_and_keras_are_refused_in_words():
 
 
 @of_pytensor_3
-def test_wrong_options_are_named(two):
-    with pytest.raises(TypeError, match="expected options of pytensor.function, got 'op'"):
-        synk.function([x], x.mean(), op="sum")
+def test_a_generator_is_no_tensor():
     with pytest.raises(TypeError, match="expected a PyTensor tensor variable"):
         PyTensorEngine().type_of(pt.random.shared_rng(seed=1))
-
-
-def test_sparse_inputs_are_split(two):
-    import scipy.sparse
-    from pytensor import sparse
-
-    matrix = sparse.csr_matrix("matrix")
-    f = synk.function([matrix], (sparse.dense_from_sparse(matrix).sum(axis=1), "gather"))
-    given = scipy.sparse.random(7, 3, 0.5, format="csr", dtype="float64")
-    np.testing.assert_allclose(f(given), given.toarray().sum(axis=1))
-
-
-def test_shared_sparse_matrices_are_updated_and_cannot_be_averaged(two):
-    import scipy.sparse
-    from pytensor import sparse
-
-    state = pytensor.shared(scipy.sparse.identity(3, format="csr"), "state")
-    f = synk.function([x], (sparse.dot(x, state), "gather"), updates=[(state, state + state)])
-    for factor in (1, 2):
-        np.testing.assert_array_equal(f(np.ones((4, 3))), factor * np.ones((4, 3)))
-    with pytest.raises(TypeError, match="num_slices: .* not a tensor but Sparse"):
-        f(np.ones((4, 3)), num_slices=2)
 
 
 @of_pytensor_3

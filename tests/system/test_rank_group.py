@@ -19,11 +19,6 @@ def world(open_world):
     open_world(RANKS, timeout=60)
 
 
-@pytest.fixture
-def own_world(world_of):
-    world_of(RANKS, timeout=60)
-
-
 @pytest.mark.parametrize("op", ["sum", "avg", "prod", "min", "max"])
 def test_arrays_are_reduced_within_each_group(world, op):
     def program(rank):
@@ -185,7 +180,9 @@ def test_wrong_arguments_are_refused_in_words(world):
         synk.spmd(lambda rank: rank.split(0), on_death="continue")
 
 
-def test_a_dead_rank_ends_the_waits_of_its_group(own_world):
+def test_a_dead_rank_ends_the_waits_of_its_group(world_of):
+    world_of(RANKS, timeout=60)
+
     def program(rank):
         group = rank.split(rank.rank // 2)
         if rank.rank == 3:

@@ -7,15 +7,10 @@ from compilers import compiler, scan, tt
 import synkhronos as synk
 from synkhronos.extensions import train
 
-pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
+pytestmark = pytest.mark.usefixtures("two", "in_python", "in_threads")
 
 RNG = np.random.RandomState(4)
 STEPS, ROWS, COLUMNS = 6, 4, 3
-
-
-@pytest.fixture(autouse=True)
-def ranks(world_of):
-    world_of(2)
 
 
 class Net:

@@ -33,15 +33,9 @@ def lose(rank, call):
 
 
 class Opened:
-    """A world with one function.
+    """A world with one function `step`, which takes a matrix.
 
-    Attributes
-    ----------
-    x : matrix variable
-    w : shared vector
-        Initially zero.
-    step : Function
-        Takes the matrix `x`. Adds the sum of its rows to `w`, and returns this sum and the first column.
+    It adds the sum of the rows to `w`, which is zero first, and returns this sum and the first column.
     """
 
     def __init__(self, n=2, **kwargs):

@@ -19,13 +19,9 @@ import synkhronos as synk
 from synkhronos.extensions.pymc import parallelize, rows_potential, serial
 from synkhronos.functions import arguments
 
+pytestmark = pytest.mark.usefixtures("in_python")
 random = np.random.default_rng(5)
 NUMBERS, COUNTS, GROUP = random.normal(size=41), random.poisson(3, 41), random.integers(0, 4, 41)
-
-
-@pytest.fixture
-def two(world_of, in_python):
-    world_of(2)
 
 
 def total_of_numbers(**options):
@@ -58,26 +54,19 @@ def test_the_gradient_is_that_of_the_sum(two):
 @pytest.mark.parametrize("bytes_at_once, slices", [(40, 4), (1, 164)])
 def test_many_rows_are_summed_in_slices(two, monkeypatch, bytes_at_once, slices):
     monkeypatch.setattr("synkhronos.extensions.pymc.rows._SLICE", bytes_at_once)
-    asked, plan = [], arguments.plan
+    asked, compile_call = [], arguments.compile_call
 
     def counted(*args):
         asked.append(args[-1])
-        return plan(*args)
+        return compile_call(*args)
 
-    monkeypatch.setattr(arguments, "plan", counted)
+    monkeypatch.setattr(arguments, "compile_call", counted)
     mean = pt.dscalar("mean")
     total = rows_potential(lambda mean, row: -pt.sqr(row - mean), [mean], [NUMBERS])
     value, gradient = pytensor.function([mean], [total, pt.grad(total, mean)])(0.5)
     np.testing.assert_allclose(value, -np.sum((NUMBERS - 0.5) ** 2))
     np.testing.assert_allclose(gradient, 2 * np.sum(NUMBERS - 0.5))
     assert asked == [slices]
-
-
-def test_what_is_no_sum_over_the_rows_is_an_error_when_it_is_evaluated(two):
-    mean = pt.dscalar("mean")
-    total = rows_potential(lambda mean, row: -pt.sqr(row - mean).mean(), [mean], [NUMBERS])
-    with pytest.raises(ValueError, match="is not a sum over the rows: of 41 rows it is"):
-        total.eval({mean: 1.0})
 
 
 @pytest.mark.parametrize("mode, operation", [("CVM", "RowsValue"), ("FAST_COMPILE", "RowsSum")])
@@ -89,30 +78,23 @@ def test_without_a_use_for_the_gradient_compilation_leaves_it_out(two, mode, ope
     np.testing.assert_allclose(compiled(2.0), 2 * NUMBERS.sum())
 
 
-def test_it_is_evaluated_by_code_of_numba(two):
-    mean = pt.dscalar("mean")
-    total = rows_potential(lambda mean, row: row * mean, [mean], [NUMBERS])
-    compiled = pytensor.function([mean], [total + 1, pt.grad(total, mean)], mode="NUMBA")
-    np.testing.assert_allclose(compiled(2.0), [2 * NUMBERS.sum() + 1, NUMBERS.sum()])
-
-
 def test_arguments_of_the_wrong_kind_are_named(two):
     mean, row = pt.dscalar("mean"), pt.dvector("row")
-    term = -pt.sqr(row - mean)
-    with pytest.raises(TypeError, match=r"inputs\[0\]: expected a tensor variable"):
-        rows_potential(term, [2.0], {row: NUMBERS})
-    with pytest.raises(TypeError, match="data: expected a dictionary"):
-        rows_potential(term, [mean], [NUMBERS])
-    with pytest.raises(TypeError, match=r"data\[0\]: expected an array of numbers with rows"):
-        rows_potential(lambda mean, row: mean, [mean], [3.0])
-    with pytest.raises(TypeError, match="expected that it returns a variable"):
-        rows_potential(lambda mean, row: 1.0, [mean], [NUMBERS])
-    with pytest.raises(TypeError, match="expected dtype float64 and 1 dimension"):
-        rows_potential(term, [mean], {row: synk.data(COUNTS)})
-    with pytest.raises(ValueError, match="draws random numbers"):
-        rows_potential(term + pt.random.normal(0, 1), [mean], {row: NUMBERS})
-    with pytest.raises(ValueError, match=r"equal numbers of rows, got data\[0\]: 41, data\[1\]: 40"):
-        rows_potential(lambda mean, a, b: a * mean, [mean], [NUMBERS, COUNTS[1:]])
+    term, masked = -pt.sqr(row - mean), np.ma.masked_equal([1, 2.0], 2)
+    for error, words, *given in (
+        (TypeError, r"inputs\[0\]: expected a tensor variable", term, [2.0], {row: NUMBERS}),
+        (TypeError, "data: expected a dictionary", term, [mean], [NUMBERS]),
+        (TypeError, r"data\[0\]: expected an array of numbers with rows", lambda m, y: m, [mean], [3.0]),
+        (TypeError, "expected that it returns a variable", lambda m, y: 1.0, [mean], [NUMBERS]),
+        (TypeError, "expected dtype float64 and 1 dim", term, [mean], {row: synk.data(COUNTS)}),
+        (ValueError, "draws random numbers", term + pt.random.normal(0, 1), [mean], {row: NUMBERS}),
+        (ValueError, r"equal numbers of rows, got data\[0\]: 41, data\[1\]: 40",
+         lambda m, a, b: a * m, [mean], [NUMBERS, COUNTS[1:]]),
+        (ValueError, r"^rows_potential: data: data\[0\]: 1 value\(s\) are masked",
+         lambda m, y: -((y - m) ** 2), [mean], [masked]),
+    ):  # fmt: skip
+        with pytest.raises(error, match=words):
+            rows_potential(*given)
 
 
 def test_after_its_processes_were_closed_it_says_what_to_do(two):
@@ -256,7 +238,7 @@ def test_an_error_in_a_thread_of_python_is_raised_there_only(two, caplog):
     assert len(errors) == 1 and not caplog.text
 
 
-def test_what_a_test_has_refused_is_refused_again(two):
+def test_what_is_no_sum_over_the_rows_is_an_error_each_time_it_is_evaluated(two):
     mean = pt.dscalar("mean")
     total = rows_potential(lambda mean, row: -pt.sqr(row - mean).mean(), [mean], [NUMBERS])
     compiled = pytensor.function([mean], total)

@@ -91,9 +91,6 @@ def serial_gradient(x, rows):
     return 2 * np.append(FEATURES[rows].T @ errors, errors.sum()) / len(rows)
 
 
-# What it does
-
-
 def test_bsp_equals_the_serial_steps_on_the_rows_of_all_ranks(model):
     used = []
 
@@ -256,9 +253,6 @@ def test_ranks_stop_together_or_at_once(model, rule):
     assert synk.in_sync(model.params)
 
 
-# Checkpoints
-
-
 class Killed(Exception):
     pass
 
@@ -370,9 +364,6 @@ def test_no_step_is_lost_by_downpour(make_model, tmp_path, push, pull, every):
     rules.train(step, [count], [np.ones(ROWS)], rules.Downpour(push, pull), 5, 6, seed=1,
                 progress=False, **options)  # fmt: skip
     assert synk.gather(count).tolist() == [2 * 6 * 5] * 2
-
-
-# Faults
 
 
 def test_a_rule_that_raises_ends_all_ranks(make_model):
@@ -514,9 +505,6 @@ def test_the_record_survives_a_death_at_any_point(tmp_path):
     synk.close()
 
 
-# What is shown
-
-
 def test_progress_is_a_line_where_stderr_is_no_terminal(model, monkeypatch):
     monkeypatch.setenv("SYNKHRONOS_PROGRESS", "1")
     monkeypatch.setattr(rules.writers, "DELAY", 0.0)
@@ -530,9 +518,6 @@ def test_progress_is_a_line_where_stderr_is_no_terminal(model, monkeypatch):
     monkeypatch.setenv("SYNKHRONOS_PROGRESS", "0")
     model.train(rules.EASGD(), progress=True)
     assert sys.stderr.getvalue() == ""
-
-
-# Bad input
 
 
 @pytest.mark.parametrize(

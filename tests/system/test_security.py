@@ -15,15 +15,14 @@ import numpy as np
 import pytest
 import theano.tensor as tt
 from prelude import restore_signals, run_file
-from processes import FOLDER, ROOT
+from processes import FOLDER, ROOT, run_interpreter
 
 import synkhronos as synk
 from synkhronos.world import threads
 from synkhronos.host import environment
 from synkhronos.host.doctor import checks
 from synkhronos.host.doctor.check import OK, WARNING
-from synkhronos.host.compile_cache import folder as cache_folder
-from synkhronos.host.compile_cache import outsider
+from synkhronos.host.compile_cache import folder as cache_folder, outsider
 
 NOBODY = 65534
 PROGRAMS = FOLDER / "programs"
@@ -38,13 +37,8 @@ def become_nobody():
 
 def run_as(become, code, *arguments, **keywords):
     """Run code in a new interpreter, as the user that `become` selects; return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", code, *map(str, arguments)],
-        preexec_fn=become, start_new_session=True, capture_output=True, text=True, timeout=100,
-        **keywords,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    keywords = {"preexec_fn": become, "start_new_session": True, **keywords}
+    return run_interpreter("-I", "-c", code, *arguments, **keywords).stdout
 
 
 @pytest.fixture
@@ -89,9 +83,6 @@ def planted_modules(folder, marker):
         (folder / name / "__init__.py").write_text(f"open({str(marker)!r}, 'a').write({name!r})\n")
 
 
-# A second user against a world
-
-
 def test_a_second_user_can_neither_read_nor_write_nor_stop_a_rank(nobody, victim):
     attacker = (PROGRAMS / "attacker.py").read_text()  # the second user may not read the file
     told = json.loads(victim.stdout.readline())
@@ -105,9 +96,6 @@ def test_a_second_user_can_neither_read_nor_write_nor_stop_a_rank(nobody, victim
         assert set(attacks.values()) <= {"EPERM", "EACCES"}, attacks
     victim.stdin.write("again\n")
     assert float(victim.stdout.readline()) == pytest.approx(123456.789 * 64 * 64)
-
-
-# Names
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
@@ -138,9 +126,6 @@ def test_a_world_creates_no_files_outside_the_cache_and_no_sockets_or_named_ipc_
     assert sorted(line.partition(")")[0] for line in unnamed) == [
         '"synkhronos-locks", MFD_CLOEXEC', '"synkhronos-status", MFD_CLOEXEC|MFD_ALLOW_SEALING',
     ]  # fmt: skip
-
-
-# Files planted by another user
 
 
 @pytest.mark.slow
@@ -208,9 +193,6 @@ def test_a_profile_that_another_user_blocks_is_a_warning_and_not_an_error(nobody
     assert os.listdir(crowd) == ["synk_worker_1.prof"]
 
 
-# Files that data is mapped from
-
-
 @pytest.fixture
 def summed(world_of):
     world_of(2)
@@ -253,19 +235,12 @@ def test_a_mapping_of_a_file_that_has_been_replaced_is_copied(summed, path):
     assert summed(data) == 24
 
 
-# Core dumps
-
-
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs /proc")
-def test_shared_memory_stays_out_of_core_dumps(world_of):
-    world_of(2)
+def test_shared_memory_stays_out_of_core_dumps(two):
     address = synk.world.world.current_world().rank_state.store.memory.address
     entries = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M)
     [entry] = [one for one in entries if one.startswith(f"{address:x}-")]
     assert " dd" in re.search("VmFlags:(.*)", entry).group(1)
-
-
-# Theano's cache
 
 
 @pytest.fixture
@@ -365,9 +340,6 @@ def test_the_cache_is_where_theano_says_that_it_is():
 
     folder = Path(os.path.realpath(cache_folder(os.environ)))
     assert folder in Path(theano.config.compiledir).parents
-
-
-# Untrusted strings
 
 
 EVIL = ["__import__('os').system('touch marker')", "$(touch marker)", "`touch marker`", "; touch marker",

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from synkhronos.transports.semaphore import Counter, Semaphore
+from synkhronos.transports.waiting import Counter, Semaphore
 from synkhronos.stores.memory import SharedMemory
 
 

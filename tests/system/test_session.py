@@ -33,6 +33,11 @@ def fork(open_world):
         yield fork_it
 
 
+@pytest.fixture
+def two(fork):
+    fork(2)
+
+
 def train(rule="BSP", model=Model, recorder=None, checkpoint=None, **options):
     """Train, and return the record, with the parameters of the master's model."""
     session_options = ("sync_type", "scale_lr", "warmup", "seed", "checkpoint_every", "devices")
@@ -48,9 +53,6 @@ def train(rule="BSP", model=Model, recorder=None, checkpoint=None, **options):
 
 def equal(one, other):
     return all(map(np.array_equal, one.values, other.values))
-
-
-# Alone, and computed by hand
 
 
 class Ignored:
@@ -100,9 +102,7 @@ def by_hand(exchange, sync_type="avg", **options):
     return [[one.get_value() for one in model.params] for model in models]
 
 
-def test_bsp_averages_the_parameters_of_two_ranks_after_each_batch(fork):
-    fork(2)
-
+def test_bsp_averages_the_parameters_of_two_ranks_after_each_batch(two):
     def average(models):
         for both in zip(*(model.params for model in models)):
             mean = sum(one.get_value() for one in both) / 2
@@ -116,9 +116,7 @@ def test_bsp_averages_the_parameters_of_two_ranks_after_each_batch(fork):
 
 
 @pytest.mark.parametrize("descends", [True, False], ids=["model-descends", "session-descends"])
-def test_cdd_takes_steps_by_the_sum_of_the_velocities(fork, descends):
-    fork(2)
-
+def test_cdd_takes_steps_by_the_sum_of_the_velocities(two, descends):
     def add_up(models):
         for velocities in zip(*(model.vels for model in models)):
             total = sum(one.get_value() for one in velocities)
@@ -134,12 +132,8 @@ def test_cdd_takes_steps_by_the_sum_of_the_velocities(fork, descends):
         np.testing.assert_allclose(value, by_us, rtol=1e-12)
 
 
-def test_ranks_with_seeds_of_their_own_begin_with_the_masters_parameters(fork):
-    fork(2)
+def test_ranks_with_seeds_of_their_own_begin_with_the_masters_parameters(two):
     assert equal(train(own_seeds=True), train(own_seeds=False))
-
-
-# Rules
 
 
 @pytest.mark.parametrize(
@@ -159,8 +153,7 @@ def test_ranks_with_seeds_of_their_own_begin_with_the_masters_parameters(fork):
     ],
     ids=str,
 )
-def test_every_rule_trains(fork, rule, options):
-    fork(2)
+def test_every_rule_trains(two, rule, options):
     record = train(rule, n_epochs=3, **options).record
     errors = [one["error"] for one in record.validations]
     assert len(errors) == 3 and errors[-1] < 0.2
@@ -170,8 +163,7 @@ def test_every_rule_trains(fork, rule, options):
     assert all(one["rank"] is None and one["error_top5"] <= one["error"] for one in record.validations)
 
 
-def test_an_asynchronous_rule_trains_on_shards_of_different_lengths(fork):
-    fork(2)
+def test_an_asynchronous_rule_trains_on_shards_of_different_lengths(two):
     with pytest.raises(ERRORS, match=r"n_batch_train: expected the same number .* got \[6, 5\]"):
         train(batch_size=110)
     for rule in (rules.SSP(0), rules.GoSGD(1.0)):
@@ -180,8 +172,7 @@ def test_an_asynchronous_rule_trains_on_shards_of_different_lengths(fork):
         assert record.validations[-1]["error"] < 0.5
 
 
-def test_the_validation_is_weighted_by_the_batches_of_each_rank(fork):
-    fork(2)
+def test_the_validation_is_weighted_by_the_batches_of_each_rank(two):
     found = train("LocalSGD", batch_size=24, n_epochs=1)  # 17 batches, so 9 and 8
     model = build(0, 1, batch_size=24)
     for one, value in zip(model.params, found.values):
@@ -193,11 +184,7 @@ def test_the_validation_is_weighted_by_the_batches_of_each_rank(fork):
     assert point["error"] == pytest.approx(np.mean([one[1] for one in outputs]))
 
 
-# The learning rate
-
-
-def test_linear_scaling_and_warmup_change_the_rate_before_each_batch(fork):
-    fork(2)
+def test_linear_scaling_and_warmup_change_the_rate_before_each_batch(two):
     options = {"scale_lr": True, "warmup": 2, "n_epochs": 4, "rate": 0.1, "batch_size": 120}
     for model in (Model, WithScale):
         rates = train(model=model, **options).model.seen
@@ -209,11 +196,7 @@ def test_linear_scaling_and_warmup_change_the_rate_before_each_batch(fork):
     np.testing.assert_allclose(train(n_epochs=2, rate=0.1).model.seen, [0.1] * 15 + [0.09] * 15)
 
 
-# Refusals
-
-
-def test_one_sentence_lists_all_that_a_model_lacks_before_anything_is_compiled(fork):
-    fork(2)
+def test_one_sentence_lists_all_that_a_model_lacks_before_anything_is_compiled(two):
     with pytest.raises(ERRORS) as caught:
         train(model=Empty)
     message = str(caught.value)
@@ -235,8 +218,7 @@ def test_one_sentence_lists_all_that_a_model_lacks_before_anything_is_compiled(f
     assert "cleanup" not in message and "n_subb" not in message and "n_batch_train" not in message
 
 
-def test_a_model_may_make_its_data_and_its_rate_when_it_compiles(fork):
-    fork(2)
+def test_a_model_may_make_its_data_and_its_rate_when_it_compiles(two):
     assert len(train(model=Late, n_epochs=1).record.losses[0]) == 15
 
     class TooLate(Model):
@@ -254,8 +236,7 @@ def test_rules_that_do_not_exchange_velocities_are_refused(rule):
         Session(Model, rule, sync_type="cdd")
 
 
-def test_combinations_that_would_train_nothing_are_refused(fork):
-    fork(2)
+def test_combinations_that_would_train_nothing_are_refused(two):
     with pytest.raises(ERRORS, match="has made descent_vel.* nothing would be trained"):
         train("EASGD", always_cdd=True)
     with pytest.raises(ERRORS, match="after 3 batches all of model.params are as before"):
@@ -301,8 +282,7 @@ def test_wrong_arguments_are_refused_in_words(given, error, words):
         Session(**{"model": Model, **given})
 
 
-def test_a_model_that_records_nothing_and_a_loss_that_is_no_number_are_errors(fork):
-    fork(2)
+def test_a_model_that_records_nothing_and_a_loss_that_is_no_number_are_errors(two):
     with pytest.raises(ERRORS, match=r"Silent.train_iter\(\) calls recorder.train_error"):
         train(model=Silent)
     with pytest.raises(ERRORS, match="Session: the loss is nan at step 4"):
@@ -310,9 +290,6 @@ def test_a_model_that_records_nothing_and_a_loss_that_is_no_number_are_errors(fo
     with pytest.raises(ERRORS, match="expected as many as there are processes, 2, got 3"):
         train(devices=3)
     assert train(n_epochs=1).record.validations  # the processes can be used
-
-
-# Checkpoints
 
 
 @pytest.mark.parametrize(
@@ -325,8 +302,7 @@ def test_a_model_that_records_nothing_and_a_loss_that_is_no_number_are_errors(fo
     ],
     ids=str,
 )
-def test_a_resumed_session_equals_one_without_a_stop_bit_for_bit(fork, tmp_path, rule, options):
-    fork(2)
+def test_a_resumed_session_equals_one_without_a_stop_bit_for_bit(two, tmp_path, rule, options):
     path = tmp_path / "session.npz"
     whole = train(rule, n_epochs=3, **options)
     train(rule, checkpoint=path, n_epochs=1, **options)
@@ -344,8 +320,7 @@ def test_a_resumed_session_equals_one_without_a_stop_bit_for_bit(fork, tmp_path,
 
 
 @pytest.mark.parametrize("rule", ["EASGD", rules.GoSGD(0.5), rules.Downpour(3, 2), "SSP"], ids=str)
-def test_asynchronous_rules_continue_too(fork, tmp_path, rule):
-    fork(2)
+def test_asynchronous_rules_continue_too(two, tmp_path, rule):
     path = tmp_path / "session.npz"
     options = {"checkpoint": path, "rate": 0.1}
     first = train(rule, n_epochs=2, **options).record.validations
@@ -354,8 +329,7 @@ def test_asynchronous_rules_continue_too(fork, tmp_path, rule):
     assert record.validations[-1]["error"] < 0.2
 
 
-def test_a_checkpoint_of_another_session_is_refused(fork, tmp_path):
-    fork(2)
+def test_a_checkpoint_of_another_session_is_refused(two, tmp_path):
     path = str(tmp_path / "session.npz")
     train(n_epochs=1, checkpoint=path)
     former = os.stat(path).st_mtime_ns
@@ -379,8 +353,7 @@ def test_a_checkpoint_of_another_session_is_refused(fork, tmp_path):
     assert former
 
 
-def test_generators_and_changed_attributes_of_a_model_are_restored(fork, tmp_path):
-    fork(2)
+def test_generators_and_changed_attributes_of_a_model_are_restored(two, tmp_path):
     path = tmp_path / "session.npz"
 
     class Drawing(Model):
@@ -407,9 +380,6 @@ def test_generators_and_changed_attributes_of_a_model_are_restored(fork, tmp_pat
     resumed = train("LocalSGD", model=Drawing, checkpoint=path, n_epochs=3).model
     assert whole.rounds == resumed.rounds and len(whole.rounds) == 3
     assert resumed.placed == [0, 1, 2]
-
-
-# Failures and interrupts
 
 
 def test_after_the_death_of_a_rank_a_session_continues_from_its_checkpoint(fork, tmp_path):
@@ -455,11 +425,7 @@ def test_the_examples_print_what_they_show():
         assert run_examples(inspect.getdoc(one), one.__name__)
 
 
-# What is printed
-
-
-def test_lines_are_printed_as_by_theano_mpi(fork, capfd):
-    fork(2)
+def test_lines_are_printed_as_by_theano_mpi(two, capfd):
     record = train(recorder=Recorder(print_every=5), n_epochs=1).record
     lines = capfd.readouterr().out.splitlines()
     first = np.mean(record.losses[0][:5]), np.mean(record.outputs["error"][0][:5])

@@ -68,8 +68,7 @@ def train(rule, model=WithCallLock, checkpoint=None, sync_type="avg", on_death="
 
 
 @pytest.mark.parametrize("rule, options", [("BSP", {}), ("BSP", {"sync_type": "cdd", "rate": 0.1})])
-def test_ranks_on_two_machines_train_as_on_one(world_of, fork_machines, tmp_path, rule, options):
-    world_of(2)
+def test_ranks_on_two_machines_train_as_on_one(two, fork_machines, tmp_path, rule, options):
     record, expected = train(rule, n_epochs=2, **options)
     fork_machines(1, 1)
     train(rule, checkpoint=tmp_path / "session.npz", n_epochs=1, **options)

@@ -52,9 +52,6 @@ def replicas(shared):
     return [synk.get_value(rank, shared).tolist() for rank in range(RANKS)]
 
 
-# What a program is and returns
-
-
 def describe(rank, *args, **kwargs):
     return rank.rank, rank.size, rank.is_master, rank.master_rank, rank.device, args, kwargs
 
@@ -112,8 +109,6 @@ def test_wrong_arguments_are_refused_before_anything_starts(ready):
         synk.spmd(describe, controller="me")
     with pytest.raises(ValueError, match="on_death: expected 'raise' or 'continue', got 'stop'"):
         synk.spmd(describe, on_death="stop")
-    with synk.fuse(), pytest.raises(synk.FuseError, match="not inside a fuse"):
-        synk.spmd(describe)
 
 
 def test_random_generators_are_independent_and_follow_the_seed_of_the_script(ready):
@@ -131,9 +126,6 @@ def test_random_generators_are_independent_and_follow_the_seed_of_the_script(rea
     assert len(set(first) & set(again)) == 0  # programs are counted
     np.random.seed(5)
     assert len(set(synk.spmd(program)) & set(first)) == 0
-
-
-# Calls
 
 
 def test_a_rank_calls_its_own_replica_on_its_own_rows(ready):
@@ -245,9 +237,6 @@ def test_a_rank_and_its_centers_are_refused_after_the_program(ready):
         with pytest.raises(RuntimeError, match="the program of rank 0 has ended; use a rank"):
             use()
     assert ready["count"]() == 0 and replicas(W) == [[0, 0]] * RANKS
-
-
-# Collectives
 
 
 def test_collectives_are_those_outside(ready):
@@ -400,9 +389,6 @@ def test_a_program_is_not_disturbed_by_another_thread(ready):
     assert results == [[3, 4]] * RANKS
 
 
-# Stopping
-
-
 def count_steps(rank, ready, period, meets):
     steps = 0
     for _ in rank.minibatches(300, 10, epochs=10_000, seed=1):
@@ -486,9 +472,6 @@ def test_the_first_interrupt_stops_the_ranks_and_the_second_ends_them():
     synk.close()
 
 
-# Messages, reports
-
-
 def test_messages_go_from_rank_to_rank(ready):
     def program(rank):
         following = (rank.rank + 1) % rank.size
@@ -553,9 +536,6 @@ def test_profile_sees_the_parts_of_a_program(ready):
         names = {event.name for event in events}
         assert {"ask", "send", "receive", "elastic", "barrier", "reduce_part"} <= names
         assert any(event.category == "compute" for event in events)
-
-
-# Deaths and limits
 
 
 def test_a_dead_rank_breaks_the_world(world_of):
@@ -627,9 +607,7 @@ def test_the_memory_of_a_rank_outlives_it_and_ends_with_the_program(world_of):
         assert results == [(1, [[0] * 3] * 2), (2, [[1] * 3] * 2), (1, [[2] * 3, [0] * 3])]
 
 
-def test_a_rank_that_dies_after_its_result_is_not_restarted(world_of):
-    world_of(2)
-
+def test_a_rank_that_dies_after_its_result_is_not_restarted(two):
     def program(rank):
         if rank.rank == 1:
             threading.Timer(0.2, os._exit, [3]).start()
@@ -648,9 +626,7 @@ def identify(rank):
     return os.getpid(), rank.restarts
 
 
-def test_a_rank_that_cannot_be_replaced_breaks_the_world(world_of, monkeypatch):
-    world_of(2)
-
+def test_a_rank_that_cannot_be_replaced_breaks_the_world(two, monkeypatch):
     def program(rank):
         if rank.rank == 1:
             os._exit(5)
@@ -669,9 +645,7 @@ def test_a_rank_that_cannot_be_replaced_breaks_the_world(world_of, monkeypatch):
     assert synk.spmd(lambda rank: rank.rank) == [0, 1]
 
 
-def test_a_rank_that_dies_again_and_again_breaks_the_world(world_of):
-    world_of(2)
-
+def test_a_rank_that_dies_again_and_again_breaks_the_world(two):
     def program(rank):
         if rank.rank == 1:
             os._exit(5)

@@ -8,29 +8,14 @@ import model as plain
 import numpy as np
 import pytest
 from compilers import NAME, compiler
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, settings, strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+    RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test,
+)  # fmt: skip
 from model import Argument
 from oracle import (
-    WORLD_IDS,
-    WORLDS,
-    as_given,
-    assert_same,
-    batches,
-    draw_names,
-    exact,
-    parts,
-    selected,
-    slice_batches,
-)
+    WORLD_IDS, WORLDS, as_given, assert_same, batches, draw_names, exact, parts, selected, slice_batches,
+)  # fmt: skip
 from pool import FIXED, FORMULAS, RAGGED, STARTS, Graphs
 
 import synkhronos as synk

@@ -91,8 +91,7 @@ def test_streams_of_functions_distributed_later_are_independent_too(world_of, ma
         assert len(runs(common[rank].tolist(), 1)) > 0.95 * common.shape[1]
 
 
-def test_streams_inside_a_loop_of_the_graph_are_independent_too(world_of, make_streams):
-    world_of(2)
+def test_streams_inside_a_loop_of_the_graph_are_independent_too(two, make_streams):
     streams = make_streams(5)
 
     def step(total):
@@ -104,8 +103,7 @@ def test_streams_inside_a_loop_of_the_graph_are_independent_too(world_of, make_s
     assert_independent(list(values))
 
 
-def test_a_mask_that_depends_on_data_differs_between_ranks_and_slices(world_of, make_streams):
-    world_of(2)
+def test_a_mask_that_depends_on_data_differs_between_ranks_and_slices(two, make_streams):
     x = tt.matrix("x")
     noise = make_streams(9).uniform(x.shape)
     f = synk.function([x], (x * noise, "gather"))
@@ -125,8 +123,7 @@ def test_every_slice_and_call_draws_on_from_where_the_last_one_stopped(world_of,
     np.testing.assert_array_equal(got, expected)
 
 
-def test_a_stream_drawn_from_before_distribute_goes_on_in_the_master(world_of, make_streams):
-    world_of(2)
+def test_a_stream_drawn_from_before_distribute_goes_on_in_the_master(two, make_streams):
     f = synk.function([], (make_streams(2).uniform((50,)), "gather"))
     serial = theano.function([], make_streams(2).uniform((50,)))
     np.testing.assert_array_equal(f.as_theano(), serial())

@@ -192,8 +192,6 @@ def test_ranks_compute_a_scan_and_its_gradient(world_of):
             np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
-# How it is compiled
-
 FILE = Path(synk.__file__).parent / "engines" / "theano" / "repairs" / "scan_perform_ext.py"
 only_here = pytest.mark.skipif(sys.version_info < (3, 11), reason="Theano compiles its own there")
 

@@ -1,14 +1,11 @@
 """Tests of scripts of Theano-MPI: launch files, rules and a loop of the script's own, run unchanged."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 from demo_modules import need
-from processes import ROOT, restore_signals
+from processes import ROOT, restore_signals, run_interpreter
 
 need("sklearn")
 
@@ -25,13 +22,9 @@ def script(tmp_path):
     shutil.copytree(PROGRAM, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
 
     def run(*arguments, code=0, epochs=1):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "EPOCHS": str(epochs)}
-        answer = subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True,
-            timeout=240, preexec_fn=restore_signals,
-        )  # fmt: skip
-        assert answer.returncode == code, (answer.returncode, answer.stdout + answer.stderr)
-        return answer
+        environment = {"PYTHONPATH": str(ROOT), "EPOCHS": str(epochs)}
+        options = {"cwd": tmp_path, "timeout": 240, "preexec_fn": restore_signals}
+        return run_interpreter(*arguments, code=code, environment=environment, **options)
 
     return run
 

@@ -12,7 +12,7 @@ import synkhronos as synk
 import theano.tensor as T
 from synkhronos.__main__ import main
 from synkhronos.host import status
-from synkhronos.host.watching import Watch
+from synkhronos.host.top import Watch
 
 
 def start():

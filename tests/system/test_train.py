@@ -10,7 +10,7 @@ import synkhronos as synk
 from compilers import UnusedInputError, compiler, cross_entropy, softmax, sparse, sparse_grad, tt
 from synkhronos.extensions import train, updates
 from synkhronos.functions.comparing.watch import PATIENCE
-from synkhronos.world.fuse import _Block
+from synkhronos.world.schedule import _Block
 
 ROWS = 53
 
@@ -65,8 +65,7 @@ def test_ranks_hold_the_same_bits(world_of, digits):
         assert all((replica == replicas[0]).all() for replica in replicas)
 
 
-def test_a_step_does_not_keep_what_it_returned(world_of, digits):
-    world_of(2)
+def test_a_step_does_not_keep_what_it_returned(two, digits):
     parallel, _, _ = make_both(updates.sgd, learning_rate=0.1)
     for _ in range(2):
         returned = weakref.ref(parallel(*digits))
@@ -176,24 +175,21 @@ def test_a_step_that_fails_on_one_rank_is_taken_by_none(world_of, digits, rule, 
 
 
 @pytest.mark.parametrize("batch", [np.int64(7), (1, 2, 3), range(4, 9), np.arange(ROWS) > 40])
-def test_the_serial_step_takes_the_batches_that_the_parallel_step_takes(world_of, digits, batch):
-    world_of(2)
+def test_the_serial_step_takes_the_batches_that_the_parallel_step_takes(two, digits, batch):
     parallel, serial, _ = make_both(updates.sgd, learning_rate=0.1)
     for _ in range(2):
         np.testing.assert_allclose(parallel(*digits, batch), serial(*digits, batch), rtol=1e-5)
 
 
-def test_the_serial_step_is_not_compared_with_itself(world_of, digits):
-    world_of(2)
+def test_the_serial_step_is_not_compared_with_itself(two, digits):
     _, serial, _ = make_both(updates.sgd, learning_rate=0.1)
     with pytest.raises(TypeError, match="got the serial step"):
         serial.check(*digits)
 
 
 @pytest.mark.usefixtures("in_python")
-def test_a_list_is_the_data_of_one_input(world_of):
+def test_a_list_is_the_data_of_one_input(two):
     """A list of labels is one array; only a list of inputs has a list of arrays."""
-    world_of(2)
     x, z, y = tt.dvector("x"), tt.dvector("z"), tt.ivector("y")
     w = compiler.shared(1.0, "w")
 
@@ -228,8 +224,7 @@ def test_a_list_is_the_data_of_one_input(world_of):
 
 
 @pytest.mark.usefixtures("in_python")
-def test_there_may_be_no_y(world_of):
-    world_of(2)
+def test_there_may_be_no_y(two):
     x, rate, w = tt.dvector("x"), tt.dscalar("rate"), compiler.shared(0.0, "w")
     loss = tt.sqr(x - w).mean()
     step = train.make_train_function(loss, [w], x, None, updates.sgd, rate, bcast_inputs=[rate])
@@ -244,8 +239,7 @@ def test_there_may_be_no_y(world_of):
 
 
 @pytest.mark.usefixtures("in_python")
-def test_the_options_of_theano_can_be_given(world_of):
-    world_of(2)
+def test_the_options_of_theano_can_be_given(two):
     x, unused, w = tt.fvector("x"), tt.fvector("unused"), compiler.shared(np.float32(0), "w")
     loss = tt.sqr(x - w).mean()
     arguments = (loss, [w], [x, unused], None, updates.sgd, 0.5)
@@ -264,8 +258,7 @@ def test_the_options_of_theano_can_be_given(world_of):
 
 
 @pytest.mark.usefixtures("in_python")
-def test_givens_replace_inputs(world_of):
-    world_of(2)
+def test_givens_replace_inputs(two):
     x, raw, w = tt.dvector("x"), tt.ivector("raw"), compiler.shared(0.0, "w")
     for make in (train.make_train_function, train.make_train_function_theano):
         step = make(tt.sqr(x - w).mean(), [w], raw, None, updates.sgd, 0.5, givens={x: raw / 2.0})

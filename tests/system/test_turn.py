@@ -130,9 +130,6 @@ def test_calls_of_two_threads_wait_for_each_other(own, preemptions, waits):
     assert counts.keys() == {0} and counts.total() > 50
 
 
-# With real waits
-
-
 def waiting(turn, work, n_threads):
     """Start threads that call ``work(number)``, each once the one before it has a place; return them."""
     threads = []
@@ -197,9 +194,6 @@ def test_the_exception_of_a_handler_ends_a_wait():
         pass
 
 
-# With real ranks
-
-
 ROWS = np.arange(300, 900, 7)
 
 
@@ -242,8 +236,7 @@ def test_each_thread_gets_the_outputs_of_its_own_rows(world_of, n_parallel, thre
     assert sum(one["refused"] for one in counts) == 0 or threads == "refuse"
 
 
-def test_a_handler_between_any_two_steps_does_not_change_outputs(world_of):
-    world_of(2)
+def test_a_handler_between_any_two_steps_does_not_change_outputs(two):
     (one, other), said = functions(), collections.Counter()
 
     def handler(*_):
@@ -319,12 +312,10 @@ def in_two_threads(rank, work):
         except synk.SynkhronosError as error:
             found[number] = str(error)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in (1,)]
-    for thread in threads:
-        thread.start()
+    thread = threading.Thread(target=run, args=(1,))
+    thread.start()
     run(0)
-    for thread in threads:
-        thread.join()
+    thread.join()
     rank.barrier()
     return [found[0], found[1]]
 
@@ -358,8 +349,3 @@ def test_threads_of_a_rank_in_a_program(world_of, threads):
             assert said == ["done", "done"] and totals == [{120.0}, {120.0}]
         else:
             assert any(one == BUSY for one in said) and all(len(each) == 1 for each in totals)
-
-
-def test_the_option_is_checked():
-    with pytest.raises(ValueError, match="threads: expected 'refuse' or 'wait', got 'queue'"):
-        synk.fork(2, use_gpu=False, threads="queue")

@@ -2,11 +2,10 @@
 
 import importlib.util
 import re
-import subprocess
 import sys
 
 import pytest
-from processes import FOLDER, ROOT
+from processes import FOLDER, ROOT, run_interpreter
 
 
 SCRIPTS = FOLDER / "programs" / "types"
@@ -14,29 +13,16 @@ MARK = re.compile(r"  # ([a-z-]+)$")
 
 
 @pytest.fixture(scope="module")
-def mypy(pytestconfig):
-    """A function that runs mypy with some arguments in a folder."""
+def errors(pytestconfig):
+    """The errors that mypy finds in the scripts, by file name: pairs of line number and code."""
     if importlib.util.find_spec("mypy") is None:
         pytest.skip("the test needs mypy")
-    cache = pytestconfig.cache.mkdir("mypy")
-
-    def run(folder, *arguments, **environ):
-        return subprocess.run(
-            [sys.executable, "-m", "mypy", "--cache-dir", str(cache), *arguments],
-            cwd=folder, env=environ, capture_output=True, text=True, timeout=200,
-        )  # fmt: skip
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def errors(mypy):
-    """The errors that mypy finds in the scripts, by file name: pairs of line number and code."""
-    done = mypy(
-        SCRIPTS, "--config-file=", "--strict", "--ignore-missing-imports", "--follow-imports=silent",
-        "script.py", "mistakes.py", MYPYPATH=str(ROOT),
+    options = ["--config-file=", "--strict", "--ignore-missing-imports", "--follow-imports=silent"]
+    words = ["-m", "mypy", "--cache-dir", pytestconfig.cache.mkdir("mypy"), *options]
+    done = run_interpreter(
+        *words, "script.py", "mistakes.py",
+        code=1, cwd=SCRIPTS, environment={"MYPYPATH": str(ROOT)}, timeout=200,
     )  # fmt: skip
-    assert done.returncode == 1, done.stdout + done.stderr
     found = {"script.py": [], "mistakes.py": []}
     for file, line, code in re.findall(r"^([^:]+):(\d+): error: .*\[([a-z-]+)\]$", done.stdout, re.M):
         found[file].append((int(line), code))

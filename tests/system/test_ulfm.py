@@ -15,8 +15,7 @@ from namespaces import OPENMPI_5, Machines, why_no_openmpi_5
 from processes import FOLDER
 
 from synkhronos.machines.job.reports import DIED
-from synkhronos.machines.leaders import FLAG, Leaders
-from synkhronos.machines.links import LostError
+from synkhronos.machines.leaders import FLAG, Leaders, LostError
 from specifications.links import NaiveNetwork
 
 needs_ulfm = pytest.mark.skipif(bool(why_no_openmpi_5()), reason=why_no_openmpi_5())

@@ -46,8 +46,6 @@ def need_keras(monkeypatch, folder):
     monkeypatch.setenv("KERAS_BACKEND", "theano")
 
 
-# Sizes
-
 #: The trainable parameters at full width, with the scale and the shift of batch normalization and
 #: without running averages. The papers give rounded numbers; the exact ones are those of the reference
 #: implementations named in docs/zoo.rst.

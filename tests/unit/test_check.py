@@ -19,11 +19,6 @@ x, y = tt.dmatrix("x"), tt.dvector("y")
 SIZES = [(1, 0), (2, 1), (3, 0)]
 
 
-@pytest.fixture
-def world(world_of):
-    world_of(2)
-
-
 def weights(dtype="float64"):
     return theano.shared(np.array([0.5, -0.5], dtype), "w")
 
@@ -38,7 +33,7 @@ def mismatch(f, *args, **kwargs):
     return caught.value
 
 
-def test_a_gradient_of_indexing_that_stops_growing_in_the_serial_function_is_told(world):
+def test_a_gradient_of_indexing_that_stops_growing_in_the_serial_function_is_told(two):
     w, group = theano.shared(np.ones(1, "float16"), "w"), tt.lvector("group")
     gradient = synk.function([group], (tt.grad(w[group].astype("float32").sum(), w), "sum"))
     text = str(mismatch(gradient, np.zeros(3000, "int64")))
@@ -82,7 +77,7 @@ def test_a_right_function_is_compared_and_changes_nothing(world_of, size, master
     ],
 )
 @pytest.mark.filterwarnings("ignore::synkhronos.SynkhronosWarning")
-def test_an_output_that_is_reduced_wrongly_is_named_with_its_reason(world, output, words):
+def test_an_output_that_is_reduced_wrongly_is_named_with_its_reason(two, output, words):
     f = synk.function([x, y], [y.mean(), output], name="f")
     error = mismatch(f, ROWS[:6], TARGETS[:6])
     assert error.names == ["output 1"]
@@ -91,7 +86,7 @@ def test_an_output_that_is_reduced_wrongly_is_named_with_its_reason(world, outpu
     f.check(ROWS[:6], TARGETS[:6], output_subset=[0])
 
 
-def test_an_update_from_the_ranks_own_rows_is_named_with_its_reason(world):
+def test_an_update_from_the_ranks_own_rows_is_named_with_its_reason(two):
     w, total, grad = weights(), theano.shared(np.zeros(2), "total"), theano.shared(np.zeros(2), "grad")
     loss = loss_of(w)
     gradient = tt.grad(loss, w)
@@ -106,7 +101,7 @@ def test_an_update_from_the_ranks_own_rows_is_named_with_its_reason(world):
     assert "their avg equals the serial value" in of_grad and "weights=function" in of_grad
 
 
-def test_replicas_that_differed_before_are_the_reason(world):
+def test_replicas_that_differed_before_are_the_reason(two):
     w = weights()
     f = synk.function([x, y], loss_of(w), updates=[(w, 2 * w)])
     synk.distribute()
@@ -147,7 +142,7 @@ def test_what_depends_on_random_numbers_is_reported_and_the_streams_are_put_back
 
 
 @pytest.mark.parametrize("make_streams", [MRG_RandomStreams, RandomStreams])
-def test_random_streams_continue_on_every_rank_as_if_nothing_had_been_checked(world, make_streams):
+def test_random_streams_continue_on_every_rank_as_if_nothing_had_been_checked(two, make_streams):
     streams = make_streams(1)
     f = synk.function([x], (streams.uniform(x.shape), "gather"))
     f(ROWS)
@@ -160,7 +155,7 @@ def test_random_streams_continue_on_every_rank_as_if_nothing_had_been_checked(wo
     np.testing.assert_array_equal(got, expected)
 
 
-def test_rows_of_sliceable_variables_are_those_of_all_ranks(world):
+def test_rows_of_sliceable_variables_are_those_of_all_ranks(two):
     rows = theano.shared(np.zeros((1, 2)), "rows")
     w = weights()
     f = synk.function([], [tt.dot(rows, w).mean(), (rows, "gather")], sliceable_shareds=[rows])
@@ -172,7 +167,7 @@ def test_rows_of_sliceable_variables_are_those_of_all_ranks(world):
     assert "(output, 'sum')" in str(mismatch(wrong))
 
 
-def test_results_of_scattered_variables_that_are_not_sliced_are_not_compared(world):
+def test_results_of_scattered_variables_that_are_not_sliced_are_not_compared(two):
     rows, w = theano.shared(np.zeros((1, 2)), "rows"), weights()
     f = synk.function([], [(rows.max(), "max"), w.sum()])
     synk.scatter(rows, ROWS)
@@ -181,7 +176,7 @@ def test_results_of_scattered_variables_that_are_not_sliced_are_not_compared(wor
     assert compared.not_compared == {"output 0": "it depends on rows, which differs by rank"}
 
 
-def test_values_and_counts_of_rows_are_put_back_on_every_rank_also_after_an_error(world):
+def test_values_and_counts_of_rows_are_put_back_on_every_rank_also_after_an_error(two):
     w, flat, index = weights(), theano.shared(np.zeros(2), "flat"), tt.ivector("index")
     late = theano.shared(0.0, "late")
     updates = [(w, 2 * w), (flat, w[index[:1]].sum() * w), (late, late + 1)]
@@ -203,7 +198,7 @@ def test_values_and_counts_of_rows_are_put_back_on_every_rank_also_after_an_erro
     assert_same(synk.get_value(1, flat), (2 * before[1][0] + 1) / 3)
 
 
-def test_a_comparison_is_no_call_whose_rows_could_be_weights(world):
+def test_a_comparison_is_no_call_whose_rows_could_be_weights(two):
     w, values = weights(), tt.dvector("values")
     f = synk.function([values], values.mean(), updates=[(w, w)])
     f.check(np.ones(3))
@@ -211,7 +206,7 @@ def test_a_comparison_is_no_call_whose_rows_could_be_weights(world):
         synk.all_reduce(w, weights=f)
 
 
-def test_an_error_of_a_worker_alone_puts_everything_back(world):
+def test_an_error_of_a_worker_alone_puts_everything_back(two):
     rows, w = theano.shared(np.zeros((1, 2)), "rows"), weights()
     bounded = theano.tensor.opt.Assert("too large")(rows, tt.lt(rows.shape[0], 4))
     f = synk.function([], bounded.sum(), updates=[(w, w + 1)])
@@ -223,7 +218,7 @@ def test_an_error_of_a_worker_alone_puts_everything_back(world):
     assert_same(synk.gather(w), before)
 
 
-def test_single_precision_has_wider_tolerances_which_can_be_given(world):
+def test_single_precision_has_wider_tolerances_which_can_be_given(two):
     w = weights("float32")
     loss = tt.sqr(tt.dot(tt.cast(x, "float32"), w)).mean()
     f = synk.function([x], [loss, tt.cast(loss, "float64"), tt.grad(loss, w)])
@@ -239,7 +234,7 @@ def test_single_precision_has_wider_tolerances_which_can_be_given(world):
     mismatch(g, ROWS, rtol=0, atol=40)
 
 
-def test_values_that_are_not_numbers_are_equal_where_both_are(world):
+def test_values_that_are_not_numbers_are_equal_where_both_are(two):
     f = synk.function([x], [tt.log(x.mean() - 100), (tt.log(x - 5), "gather")])
     with np.errstate(all="ignore"):
         assert set(f.check(ROWS).differences.values()) == {0.0}
@@ -253,7 +248,7 @@ def test_values_that_cannot_be_combined_are_named_with_their_shapes():
     assert how_output_differs(np.ones(2), np.ones(3), found) == "has the shape (2,), not (3,)"
 
 
-def test_wrong_arguments_are_refused_before_anything_runs(world):
+def test_wrong_arguments_are_refused_before_anything_runs(two):
     w = weights()
     f = synk.function([x], x.mean(), updates=[(w, w + 1)])
     for error, options in [

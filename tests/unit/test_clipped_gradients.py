@@ -19,11 +19,6 @@ def ranks(request, world_of):
     world_of(request.param)
 
 
-@pytest.fixture
-def two(world_of):
-    world_of(2)
-
-
 class OwnGradient(ViewOp):
     """A view whose gradient is computed by a function."""
 
@@ -195,17 +190,16 @@ BUILDERS = {
 }  # fmt: skip
 
 
-def compare(loss_of, build, steps=9, **options):
+def compare(loss_of, build, steps=9, slices=3):
     """Compare steps on all ranks with serial ones, also in slices, and with fewer rows than ranks."""
     nets = [Network(), Network()]
     makes = train.parallel_function, compiler.function
     ours, theirs = [build(net, loss_of(net), make) for net, make in zip(nets, makes)]
     x, y = digits()
     for step, rows in enumerate(batches(steps)):
-        result = ours(x[rows], y[rows], num_slices=1 + step % 3)
+        result = ours(x[rows], y[rows], num_slices=1 + step % slices)
         assert_same_results(result, theirs(x[rows], y[rows]))
         assert_same_values(nets[0].params, nets[1].params)
-    return nets
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -221,13 +215,7 @@ def test_all_ways_to_build_a_step_equal_the_serial_step(two, builder):
 
 def test_collectives_in_the_graph(ranks):
     """The gradient passes the ranks' collectives as well; slices would have their own statistics."""
-    nets = [Network(), Network()]
-    makes = train.parallel_function, compiler.function
-    ours, theirs = [of_function(net, normalized(net), make) for net, make in zip(nets, makes)]
-    x, y = digits()
-    for rows in batches(9):
-        assert_same_results(ours(x[rows], y[rows]), theirs(x[rows], y[rows]))
-    assert_same_values(nets[0].params, nets[1].params)
+    compare(normalized, of_function, slices=1)
 
 
 def test_rows_of_sliceable_variables(two):
@@ -250,23 +238,17 @@ def test_rows_of_sliceable_variables(two):
 
 def test_a_sum_needs_no_share_of_the_rows(two):
     """The gradient of each row is the serial one already."""
-    nets = [Network(), Network()]
 
     def sum_of(net):
         on(limited)(net)
         return net.losses.sum() / 40 + net.penalty
 
-    def build(net, make, **options):
-        loss = sum_of(net)
+    def build(net, loss, make):
+        options = {"loss_op": "sum"} if make is train.parallel_function else {}
         new = descent(tt.grad(loss, net.params), net.params)
         return make([net.x, net.y], loss, updates=new, **options)
 
-    ours = build(nets[0], train.parallel_function, loss_op="sum")
-    theirs = build(nets[1], compiler.function)
-    x, y = digits()
-    for rows in batches(6):
-        assert_same_results(ours(x[rows], y[rows]), theirs(x[rows], y[rows]))
-    assert_same_values(nets[0].params, nets[1].params)
+    compare(sum_of, build, slices=1)
 
 
 def unclipped_loop(net):

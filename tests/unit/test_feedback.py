@@ -4,17 +4,16 @@ import json
 
 import numpy as np
 import pytest
-from checks.machines import ThreadedMachines
+from checks.machines import ThreadedMachines, start_world
 from test_engines import NaiveLab
 
 import synkhronos as synk
-from synkhronos.arithmetic.buckets import Buckets
+from synkhronos.arithmetic.partition import Buckets
 from synkhronos.checkpoints import archive
 from synkhronos.checkpoints.manifest import Feedback
 from specifications.transport import NaiveTransport
 from synkhronos.world.rank_state import Command
-from synkhronos.world.threads import ThreadLimits
-from synkhronos.world.world import World, current_world, enter_world
+from synkhronos.world.world import current_world
 
 SHAPE = (300, 200)
 FORMATS = ["float16", "int8", synk.TopK(0.1), synk.PowerSGD(3),
@@ -22,21 +21,13 @@ FORMATS = ["float16", "int8", synk.TopK(0.1), synk.PowerSGD(3),
 
 
 class Opened:
-    """A world of machines with so many ranks, and a variable in it.
-
-    Parameters
-    ----------
-    sizes : int
-        The ranks of each machine.
-    """
+    """A world of machines with so many ranks, and a variable in it."""
 
     def __init__(self, *sizes):
         close()
         lab = NaiveLab()
         transport = ThreadedMachines(sizes, 0, 60) if len(sizes) > 1 else NaiveTransport(*sizes, 0, 60)
-        world = World(transport, lab.engine, ThreadLimits())
-        enter_world(world)
-        world.start()
+        start_world(transport, lab.engine)
         self.w, self.v = (lab.shared(np.zeros(SHAPE, "float32"), name) for name in "wv")
         self.functions = [synk.function([], one.sum()) for one in (self.w, self.v)]
         synk.distribute()
@@ -165,9 +156,6 @@ def test_what_a_machine_has_lost_is_not_saved(path):
     np.testing.assert_array_equal(Opened(2, 1).reduce("int8", [1]), begun_anew)
 
 
-# Files
-
-
 def described(path):
     """Return what a file says of what is kept."""
     with np.load(path) as file:
@@ -245,8 +233,6 @@ def test_what_does_not_fit_begins_anew_with_a_warning(path, caplog):
     assert "has kept for 'w' does not fit it any more, so it begins anew" in caplog.text
     np.testing.assert_array_equal(world.reduce(wire, [1]), first)
 
-
-# Vectors that are reduced in buckets while the ranks compute
 
 SHAPES = (((300, 100), (300,)), ((40, 3), (20,)), ((200, 110),))
 

@@ -22,11 +22,6 @@ def flags(**values):
         yield
 
 
-@pytest.fixture
-def two(world_of):
-    world_of(2)
-
-
 def with_test_value(variable, value):
     variable.tag.test_value = value
     return variable
@@ -44,9 +39,6 @@ def all_tested(tested, request):
     """Perhaps also those that Theano makes when it optimizes a graph."""
     with flags(compute_test_value_opt=request.param):
         yield
-
-
-# Precision
 
 
 def linear(dtype):
@@ -101,9 +93,6 @@ def test_no_tensor_of_batch_normalization_is_float64(two, axes):
         )
         data = ROWS.astype("float32")
         assert step(data if x.ndim == 2 else data[:, :, None, None]).dtype == "float32"
-
-
-# Test values
 
 
 def windows():

@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import synkhronos  # noqa: F401
 from compilers import Streams, compiler, softplus, tt
 from synkhronos.engines.analysis.graphs import Dependence, Numbering, rebuilt
-from synkhronos.extensions.steps.linear import split, terms
+from synkhronos.extensions.steps.losses import split, terms
 
 X = tt.dmatrix("x")
 W = compiler.shared(np.arange(6.0).reshape(2, 3) / 7, "w")
@@ -23,9 +22,6 @@ def evaluate(*variables):
 
 def dependence(*sources, independent=()):
     return Dependence(sources or (X,), {}, independent)
-
-
-# Equal expressions
 
 
 def loss_of(x):
@@ -67,9 +63,6 @@ def test_graphs_deeper_than_the_stack():
     assert not dependence().of(copy)
 
 
-# Dependence
-
-
 def test_which_sources_an_expression_depends_on():
     y, middle = tt.dvector("y"), X.sum()
     both = Dependence([X, y], {}, independent=[middle])
@@ -79,8 +72,6 @@ def test_which_sources_an_expression_depends_on():
     given = Dependence([X], {y: X[0]})
     assert given.of(y + 1) and not given.of(B)
 
-
-# Linear expressions
 
 PIECES = {
     "rows": lambda: tt.tanh(tt.dot(X, W)),

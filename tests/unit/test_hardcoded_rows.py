@@ -29,11 +29,6 @@ def ranks(request, world_of):
     world_of(request.param)
 
 
-@pytest.fixture
-def two(world_of):
-    world_of(2)
-
-
 class Net:
     """The inputs and parameters of a network."""
 
@@ -62,30 +57,6 @@ def lenet(net):
     maps = tt.nnet.conv2d(images, net.filters, input_shape=(ROWS, 1, 6, 6), filter_shape=(2, 1, 3, 3))
     pooled = tt.signal.pool.pool_2d(tt.tanh(maps), (2, 2), ignore_border=True)
     return net.loss_of(tt.tanh(tt.dot(pooled.flatten(2), net.w[:8])))
-
-
-def mean_of_squares(net):
-    return tt.sqr(net.convolved(ROWS)).mean()
-
-
-def global_mean(net):
-    return tt.sqr(net.convolved(ROWS).mean(axis=(2, 3))).sum(axis=1).mean()
-
-
-def global_largest(net):
-    return tt.tanh(tt.max(net.convolved(ROWS), axis=(2, 3))).sum(axis=1).mean()
-
-
-def flattened(net):
-    return tt.sqr(net.convolved(ROWS).flatten(2)).sum(axis=1).mean()
-
-
-def over_the_shape(net):
-    return tt.tanh(net.convolved(ROWS)).sum() / net.convolved(ROWS).shape[0]
-
-
-def regrouped_after_a_convolution(net):
-    return tt.sqr(net.convolved(ROWS).reshape((ROWS, -1))).sum(axis=1).mean()
 
 
 def regrouped_elements(net):
@@ -129,21 +100,25 @@ def masked(net):
     return net.loss_of(tt.tanh(tt.dot(net.x, net.w)) * mask)
 
 
+#: Losses of a convolution with a given number of images
+CONVOLVED = {
+    "LeNet": lenet,
+    "mean of squares": lambda net: tt.sqr(net.convolved(ROWS)).mean(),
+    "global mean": lambda net: tt.sqr(net.convolved(ROWS).mean(axis=(2, 3))).sum(axis=1).mean(),
+    "global largest": lambda net: tt.tanh(tt.max(net.convolved(ROWS), (2, 3))).sum(axis=1).mean(),
+    "flattened": lambda net: tt.sqr(net.convolved(ROWS).flatten(2)).sum(axis=1).mean(),
+    "over the shape": lambda net: tt.tanh(net.convolved(ROWS)).sum() / net.convolved(ROWS).shape[0],
+    "regrouped": lambda net: tt.sqr(net.convolved(ROWS).reshape((ROWS, -1))).sum(axis=1).mean(),
+}
 #: Losses in which the operations show which numbers are those of the rows.
 LOSSES = {
-    "LeNet": lenet, "mean of squares": mean_of_squares, "global mean": global_mean,
-    "global largest": global_largest, "flattened": flattened, "over the shape": over_the_shape,
-    "regrouped after a convolution": regrouped_after_a_convolution,
+    **(CONVOLVED if NAME == "theano" else {}),
     "regrouped elements": regrouped_elements, "regrouped twice": regrouped_twice,
     "regrouped beside rows": regrouped_beside_rows, "zeros": zeros, "first state": first_state,
     "counted": counted, "masked": masked,
 }  # fmt: skip
 #: With PyTensor, the numbers are in the types of what follows, so that calls fail.
 IN_TYPES = {"regrouped twice", "zeros", "first state", "masked"}
-OF_THEANO = {
-    "LeNet", "mean of squares", "global mean", "global largest", "flattened", "over the shape",
-    "regrouped after a convolution",
-}  # fmt: skip
 
 
 def descent(loss, params):
@@ -155,8 +130,7 @@ def descent(loss, params):
 
 def build(name, make):
     net = Net()
-    loss = LOSSES[name](net)
-    options = {"on_unused_input": "ignore"}
+    loss, options = LOSSES[name](net), {"on_unused_input": "ignore"}
     return net, make([net.x, net.y], loss, updates=descent(loss, net.params), **options)
 
 
@@ -168,8 +142,6 @@ def assert_same_params(ours, theirs):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_steps_equal_the_serial_ones(ranks, name):
-    if name in OF_THEANO and NAME == "pytensor":
-        pytest.skip("about operations of Theano")
     ours, step = build(name, train.parallel_function)
     theirs, serial = build(name, compiler.function)
     if name in IN_TYPES and NAME == "pytensor":
@@ -184,8 +156,6 @@ def test_steps_equal_the_serial_ones(ranks, name):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_functions_equal_the_serial_ones(two, name):
-    if name in OF_THEANO and NAME == "pytensor":
-        pytest.skip("about operations of Theano")
     net = Net()
     loss = LOSSES[name](net)
     function = synk.function([net.x, net.y], loss, on_unused_input="ignore")
@@ -224,9 +194,6 @@ def test_default_updates_of_what_is_replaced(two):
     assert len({*first.ravel(), *second.ravel()}) == 2 * ROWS * 36
 
 
-# What has the same number by chance
-
-
 def test_other_extents_of_the_same_number_are_kept(ranks):
     """Of parameters, of columns, and of groups."""
     x, w = tt.dmatrix("x"), shared(RNG.randn(ROWS, ROWS), "w")
@@ -241,9 +208,6 @@ def test_other_extents_of_the_same_number_are_kept(ranks):
     for rows in (IMAGES, IMAGES[:7]):
         for ours, theirs in zip(function(rows), serial(rows)):
             np.testing.assert_allclose(ours, theirs, rtol=1e-9)
-
-
-# What cannot be replaced
 
 
 @pytest.mark.filterwarnings("ignore:.*differs from one process")

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as tt
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from kernels import fast, kernels_are_used, plain  # noqa: F401
 from oracle import examples
 from theano.compile.mode import Mode
@@ -178,10 +177,7 @@ def test_a_compiled_function_and_its_gradients_have_the_new_operations():
 
 def test_filters_that_are_not_shared_and_openmp_are_left_to_theano():
     x, w = tt.dtensor4(), tt.TensorType("float64", [False] * 6)()
-    outputs = [
-        corr.CorrMM(unshared=True)(x, w),
-        corr.CorrMM(openmp=True)(x, tt.dtensor4()),
-    ]
+    outputs = [corr.CorrMM(unshared=True)(x, w), corr.CorrMM(openmp=True)(x, tt.dtensor4())]
     for output in outputs:
         (replacing,) = convolution.OPTIMIZATIONS
         graph = theano.gof.FunctionGraph(theano.gof.graph.inputs([output]), [output])

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as tt
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from kernels import fast, kernels_are_used, plain  # noqa: F401
 from oracle import examples
 from theano import scalar
@@ -43,9 +42,6 @@ def assert_close(results, expected, tolerance=1e-6):
 
 def tensor4(name="x", dtype="float32", pattern=(False,) * 4):
     return tt.TensorType(dtype, pattern)(name)
-
-
-# The operation
 
 
 def identity_loop(dtype, axes):
@@ -172,9 +168,6 @@ def special_functions():
     return SPECIAL
 
 
-# What is joined
-
-
 class Graph:
     """Draws graphs of elementwise operations, sums and other operations on arrays of one shape."""
 
@@ -289,9 +282,6 @@ def test_the_same_graph_has_the_same_loops_each_time():
         assert signatures() == first
 
 
-# Memory
-
-
 def test_inputs_and_what_is_used_later_are_not_overwritten():
     x, w = tt.fmatrix("x"), theano.shared(np.ones((3, 3), "f"), "w")
     product = tt.dot(x, w)
@@ -316,9 +306,6 @@ def test_an_updated_variable_is_overwritten():
     f(gradient)
     np.testing.assert_allclose(v.get_value(), 0.9 * 0.7 - 0.2, 1e-6)
     np.testing.assert_allclose(w.get_value(), 1 + 0.43 + 0.187, 1e-6)
-
-
-# Batch normalization
 
 
 def normalization(dtype, pattern="spatial"):
@@ -376,9 +363,6 @@ def test_a_gradient_of_batch_normalization_by_another_mean():
     arrays += [random.uniform(1, 2, (1, 3, 1, 1)) for _ in range(3)]
     for one, other in zip(f(*arrays), expected(*arrays)):
         np.testing.assert_allclose(one, other, 1e-12, 1e-12)
-
-
-# The choice
 
 
 def test_an_optimization_can_be_excluded_by_its_name():

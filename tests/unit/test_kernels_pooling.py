@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as tt
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from kernels import fast, kernels_are_used, plain  # noqa: F401
 from oracle import examples
 from theano.tensor.signal.pool import AveragePoolGrad, MaxPoolGrad, Pool, pool_2d, pool_3d

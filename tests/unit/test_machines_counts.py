@@ -6,15 +6,13 @@ import threading
 
 import numpy as np
 import pytest
-from checks.machines import ThreadedMachines
+from checks.machines import ThreadedMachines, start_world
 from test_engines import NaiveLab
 
 import synkhronos as synk
-from synkhronos.machines.leaders import _FIRST
-from synkhronos.machines.links import as_bytes
+from synkhronos.machines.leaders import _FIRST, as_bytes
 from specifications.links import NaiveLinks
-from synkhronos.world.threads import ThreadLimits
-from synkhronos.world.world import World, enter_world
+from synkhronos.world.world import current_world
 
 SMALL = 5000  # bytes of a message without arrays, at most
 
@@ -22,14 +20,8 @@ SMALL = 5000  # bytes of a message without arrays, at most
 class Traffic:
     """Between machines since the last call: messages by sender and receiver, and their bytes.
 
-    Attributes
-    ----------
-    between : list of (int, int, int)
-        Sender, receiver and bytes of the messages between commands: commands, replies and notices.
-    inside : list of (int, int, int)
-        The same, inside commands.
-    of_progress_processes : list of (int, int, int)
-        The same, between progress processes.
+    They are those `between` commands, that is commands, replies and notices, those `inside` them, and
+    those `of_progress_processes`; each is sender, receiver and bytes.
     """
 
     def __init__(self, monkeypatch):
@@ -57,16 +49,14 @@ class Traffic:
         itself."""
         self.clear()
         call()
-        size = synk.world.world.current_world().transport.leaders.size
+        size = current_world().transport.leaders.size
         return {ends: self.nbytes(*ends) for ends in itertools.permutations(range(size), 2)}
 
 
 def open_lab(*sizes):
     """Return a factory of variables, in a world of machines with so many ranks."""
     made = NaiveLab()
-    world = World(ThreadedMachines(sizes, 0, 60), made.engine, ThreadLimits())
-    enter_world(world)
-    world.start()
+    start_world(ThreadedMachines(sizes, 0, 60), made.engine)
     return made
 
 
@@ -187,7 +177,7 @@ def test_what_a_format_keeps_ends_with_the_variable_and_with_the_load_of_a_file_
     lab, tmp_path
 ):
     def kept():
-        return [key[1] for key in synk.world.world.current_world().rank_state.wires]
+        return [key[1] for key in current_world().rank_state.wires]
 
     w, v = lab.shared(np.ones(40_000, "float32"), "w"), lab.shared(np.ones(40_000, "float32"), "v")
     functions = [synk.function([], one.sum()) for one in (w, v)]
@@ -356,9 +346,6 @@ def test_a_checkpoint_sends_variables_to_the_other_machine_and_only_what_differs
     assert not differences(traffic, load, {(0, 1): 3 * NBYTES, (1, 0): 0})
 
 
-# Arrays that need not travel again
-
-
 @pytest.fixture
 def sent(monkeypatch):
     """Function that returns the bytes of the large messages since its last call, from machine 0."""
@@ -417,7 +404,7 @@ def test_a_file_that_each_machine_has_is_mapped_and_another_is_sent(total, sent,
     for _ in range(2):
         np.testing.assert_allclose(total(mapped), ROWS.sum(axis=0))
     assert sent() == []
-    monkeypatch.setattr("synkhronos.stores.files.digest", lambda array: b"another")
+    monkeypatch.setattr("synkhronos.stores.handle.digest", lambda array: b"another")
     np.save(tmp_path / "changed.npy", 3 * ROWS)
     changed = synk.data(np.load(tmp_path / "changed.npy", mmap_mode="r"))
     for _ in range(2):

@@ -12,14 +12,15 @@ from checks.ranks import Ranks
 from checks.transports import meet_without
 
 from synkhronos._errors import MissingRankError, WorldBrokenError
-from synkhronos.arithmetic.rank_ranges import ranks_of_machines
+from synkhronos.arithmetic.machines import ranks_of_machines
 from synkhronos.machines.commands import Bundle, CommandReceiver, CommandSender, Replies
-from synkhronos.machines.leaders import CONTROL, NO_WORLD, REPLY, ControlMessage, Inbox, Leaders
-from synkhronos.machines.links import as_bytes
+from synkhronos.machines.leaders import (
+    CONTROL, NO_WORLD, REPLY, ControlMessage, Inbox, Leaders, as_bytes,
+)  # fmt: skip
 from specifications.links import NaiveLinks, NaiveNetwork
 from synkhronos.machines.store import MachinesStore
 from specifications.store import NaiveStore
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import RequiredRows
 
 LARGE = 10_000  # bytes of an array that is no part of a message
 
@@ -81,9 +82,6 @@ def test_the_master_handles_a_message_each_way_for_each_doubling_of_the_machines
         longest = max(hops(senders, member) for member in senders)
         assert longest == (1 if count == 3 else rounds)
         assert len(sent) == 2 * (count - 1)  # nothing else is sent
-
-
-# What goes along
 
 
 def members(*sizes):
@@ -169,9 +167,6 @@ def test_a_bundle_is_taken_apart_and_put_together():
     some = Bundle(*pickle.loads(bundle.part_of(slice(1, 3)).pack()))
     assert some == (b"common", parts[1:3], [0, 5])
     assert bundle.place_of(slice(1, 3)) == slice(1, 6) and bundle.place_of(slice(3, 4)) == slice(6, 8)
-
-
-# Worlds that end, and what is left of them
 
 
 def letters(*numbers):

@@ -2,17 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as arrays_of
 from oracle import combine, examples
 
-from synkhronos.arithmetic.operations import (
-    OPERATIONS,
-    Accumulator,
-    find_operation,
-    parse_output_mode,
-)
+from synkhronos.arithmetic.operations import OPERATIONS, Accumulator, find_operation, parse_output_mode
 
 DTYPES = [
     "float16", "float32", "float64", "complex64", "complex128", "int8", "int16", "int32", "int64",

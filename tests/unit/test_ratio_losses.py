@@ -66,8 +66,7 @@ def test_a_loss_that_divides_by_a_sum_over_the_rows_equals_one_process(world_of,
     assert not [one for one in recwarn if issubclass(one.category, synk.SynkhronosWarning)]
 
 
-def test_in_slices_of_a_part_of_the_rows_and_by_check(world_of):
-    world_of(2)
+def test_in_slices_of_a_part_of_the_rows_and_by_check(two):
     w, step = built(masked_mean)
     step.check(ROWS, PARTLY)
     found, value = after(step, w, num_slices=2, batch=[6, 1, 2, 3, 5])
@@ -98,15 +97,13 @@ def test_a_training_function(world_of):
     ],
     ids=["of a parameter", "a divisor of parameters", "in a loop", "not a mean"],
 )
-def test_other_losses_are_still_warned_of(world_of, loss_of):
-    world_of(2)
+def test_other_losses_are_still_warned_of(two, loss_of):
     _, step = built(loss_of)
     with pytest.warns(synk.SynkhronosWarning):
         step(ROWS, PARTLY)
 
 
-def test_a_random_divisor_and_a_stated_output_stay_as_they_are(world_of):
-    world_of(2)
+def test_a_random_divisor_and_a_stated_output_stay_as_they_are(two):
     keep = tt.cast(MRG_RandomStreams(1).uniform(m.shape) < 0.5, "float64")
     _, step = built(lambda w: (tt.dot(x, w) * keep * m).sum() / (keep.sum() + 1))
     with pytest.warns(synk.SynkhronosWarning, match="quotient"):

@@ -36,9 +36,6 @@ def recorder(size=2, **options):
     return made
 
 
-# The record
-
-
 def test_the_table_has_the_validations():
     assert recorder().table().splitlines() == [
         "epoch  seconds    loss   error",
@@ -118,9 +115,6 @@ def test_packages_that_are_missing_are_named(monkeypatch):
             Recorder(**options)
 
 
-# While the ranks train
-
-
 def test_lines_have_the_means_since_the_last_line():
     written = []
     made = RankRecorder([Lines(written.append)], 2, {}, 0.0)
@@ -172,9 +166,6 @@ def test_tensorboard_gets_the_same_numbers(tmp_path, monkeypatch):
     assert scalars["validation/error"] == (0.25, 10) and len(scalars) == 8
 
 
-# Several runs
-
-
 def test_runs_are_compared_in_one_picture(tmp_path):
     pytest.importorskip("matplotlib")
     records = {"one": recorder(), "two & <more>": recorder(1), "empty": Recorder(2)}
@@ -185,9 +176,6 @@ def test_runs_are_compared_in_one_picture(tmp_path):
     assert text.count('<g id="axes_') == 4, "loss by time and by rows, and two numbers"
     compare(records, tmp_path / "runs.png", numbers=["error"])
     assert (tmp_path / "runs.png").read_bytes()[:4] == b"\x89PNG"
-
-
-# Records of Theano-MPI
 
 
 class OfPython2(pickle._Pickler):

@@ -25,7 +25,7 @@ def variable(world_of):
 
 def test_equal_reductions_are_one_schedule(variable):
     def schedule(*options):
-        return plan_reduction(variable, *options)[2]
+        return plan_reduction(variable, *options)[3].schedule
 
     first = schedule("avg", "all", None, False)
     assert schedule("avg", "all", None, False) is first

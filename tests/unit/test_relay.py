@@ -4,14 +4,12 @@ import time
 
 import numpy as np
 import pytest
-from checks.machines import ThreadedMachines
+from checks.machines import ThreadedMachines, start_world
 from test_engines import NaiveLab
 
 import synkhronos as synk
 from synkhronos._errors import SynkhronosError
 from specifications.engine import Shared
-from synkhronos.world.threads import ThreadLimits
-from synkhronos.world.world import World, enter_world, world_exists
 
 SIZES = [[1, 2], [2, 1, 2]]
 
@@ -29,11 +27,9 @@ def without_progress_processes():
 
 def open_lab(transport):
     made = NaiveLab()
-    if world_exists():
+    if synk.is_forked():
         synk.close()
-    world = World(transport, made.engine, ThreadLimits())
-    enter_world(world)
-    world.start()
+    start_world(transport, made.engine)
     yield made
     synk.close()
 
@@ -48,9 +44,6 @@ def shared_by_all(lab, *values):
 
 def set_value(shared, value):
     shared.storage = value
-
-
-# Numbers and reports
 
 
 def test_clocks_of_other_machines_are_seen_and_waited_for(lab):
@@ -71,9 +64,6 @@ def test_nobody_waits_for_the_clock_of_a_rank_that_has_ended(lab):
             rank.wait_for_clocks(5)
 
     synk.spmd(program)
-
-
-# Messages
 
 
 def test_messages_arrive_complete_and_in_order(lab):
@@ -166,9 +156,6 @@ def test_a_rank_does_not_wait_for_messages_that_a_full_box_keeps_out(lab):
         synk.spmd(program)
 
 
-# The controller
-
-
 def test_every_rank_asks_the_controller(lab):
     asked = []
 
@@ -187,9 +174,6 @@ def test_every_rank_asks_the_controller(lab):
     expected = [[number + 3.0 * rank for number in range(5)] for rank in range(size)]
     assert synk.spmd(program, controller=controller) == expected
     assert sorted(asked) == sorted([*range(size)] * 6)
-
-
-# Centers
 
 
 def test_what_ranks_of_all_machines_push_adds_up(lab):
@@ -373,6 +357,3 @@ def test_without_couriers_it_is_refused_in_words(without_progress_processes):
     synk.spmd(program, w)
     with pytest.raises(SynkhronosError, match="a second task on each machine"):
         synk.spmd(program, w, controller=lambda *_: None)
-
-
-# Waiting

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from synkhronos.checkpoints.replacing import replacing, target
+from synkhronos.checkpoints.archive import replacing, target
 
 OTHER = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can create files of a second user")
@@ -29,9 +29,6 @@ def umask():
     before = os.umask(0o022)
     yield os.umask
     os.umask(before)
-
-
-# Modes and owners
 
 
 @pytest.mark.parametrize("mask, mode", [(0o027, 0o640), (0o077, 0o600), (0, 0o666)])
@@ -79,9 +76,6 @@ def test_what_was_for_a_group_is_not_for_another_one(tmp_path, monkeypatch):
     write(path)
     assert asked == [(os.geteuid(), OTHER), (-1, OTHER)]
     assert path.stat().st_gid != OTHER and mode_of(path) == 0o604
-
-
-# Links
 
 
 def test_links_of_the_same_user_are_followed(tmp_path):
@@ -148,9 +142,6 @@ def test_what_another_user_has_planted_in_a_folder_for_everybody_is_refused(tmp_
     write(path)
 
 
-# Names
-
-
 @pytest.mark.parametrize("name", ["n" * 100, "n" * 101, "n" * 226, "n" * 227, "n" * 255, "ü" * 127])
 def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path, name):
     with pytest.raises(InterruptedError), replacing(tmp_path / name):
@@ -166,9 +157,6 @@ def test_a_name_that_is_too_long_is_refused_before_anything_is_written(tmp_path)
     with pytest.raises(OSError) as error, replacing(tmp_path / ("n" * 256)):
         pytest.fail("nothing can replace it")
     assert error.value.errno == errno.ENAMETOOLONG and not list(tmp_path.iterdir())
-
-
-# The order
 
 
 def test_it_is_on_disk_before_it_replaces_the_old_file_and_its_name_afterwards(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from compilers import compiler, scan, softmax, tt
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.engines.analysis.fixed_rows import EqualAxes
 from synkhronos.engines.analysis.rows import RowAxes, RowGraph, Rows, rows_of
-from synkhronos.extensions.steps.linear import split
+from synkhronos.extensions.steps.losses import split
 from synkhronos.engines.analysis.graphs import Dependence
 
 N, D = 6, 3
@@ -239,7 +239,7 @@ def check_extents(variable):
         for axis in range(variable.ndim):
             for one, array in zip(known, arrays):
                 for other in range(one.ndim):
-                    if axes.class_of(variable, axis) == axes.class_of(one, other):
+                    if axes.class_of((variable, axis)) == axes.class_of((one, other)):
                         assert shape[axis] == array.shape[other]
 
 

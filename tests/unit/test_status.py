@@ -11,11 +11,11 @@ import types
 import pytest
 
 from synkhronos.functions.call import CallFunction
-from synkhronos.host import status, top, watching
-from synkhronos.host.status import FINISHED, PROCESS, ROWS, StatusPage, StatusReader
+from synkhronos.host import status, top
+from synkhronos.host.status import FINISHED, PROCESS, REACHED, REACHED_IN, ROWS, StatusPage, StatusReader
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.transports.mailbox import Mailbox
-from synkhronos.transports.barriers import BarrierProgress
+from synkhronos.transports.waiting import BarrierProgress
 from synkhronos.variables.replicas import Assign
 from synkhronos.world.rank_state import SCHEDULE_NUMBER
 
@@ -49,23 +49,27 @@ def reader(page):
     return StatusReader(path_of(page))
 
 
+def reach(page, rank, barrier):
+    page.line(rank)[REACHED], page.line(rank)[REACHED_IN] = barrier, page.command[0]
+
+
 def test_a_reader_sees_the_milestones(page, reader):
     barriers = BarrierProgress(page)
     assert reader.read().waiting() is None  # before the first command
-    barriers.begin()
+    page.command[0] += 1
     assert reader.read().waiting() == [False] * 3
-    barriers.reach(0, 1)
+    reach(page, 0, 1)
     assert reader.read().waiting() == [True, False, False]
-    barriers.reach(2, 1)
-    barriers.reach(1, 1)  # all have passed it
+    reach(page, 2, 1)
+    reach(page, 1, 1)  # all have passed it
     assert reader.read().waiting() == [False] * 3
     barriers.finish(0, 1)
-    barriers.reach(2, 2)
+    reach(page, 2, 2)
     assert reader.read().waiting() == [True, False, True]
     for rank in (1, 2):
         barriers.finish(rank, 2)
     assert reader.read().waiting() is None
-    barriers.begin()
+    page.command[0] += 1
     assert reader.read().waiting() == [False] * 3
     snapshot = reader.read()
     assert (snapshot.command, [one.number for one in snapshot.lines]) == (2, [4, 5, 6])
@@ -142,8 +146,8 @@ def fails(number):
 def test_where_files_in_memory_are_forbidden_nobody_can_look(monkeypatch):
     monkeypatch.setattr(os, "memfd_create", fails(errno.ENOSYS))
     before, page = files(), StatusPage(2)
-    BarrierProgress(page).begin()
-    assert page.command[0] == 1 and files() <= before
+    BarrierProgress(page).finish(1, 2)
+    assert page.line(1)[FINISHED] == page.command[0] and files() <= before
     monkeypatch.setattr(os, "memfd_create", fails(errno.EMFILE))
     with pytest.raises(OSError, match="Too many open files"):
         StatusPage(2)
@@ -164,11 +168,11 @@ def test_another_version_is_refused(page):
 
 def test_a_report_has_shares_and_rates(page, reader, monkeypatch):
     clock = iter(range(100))
-    monkeypatch.setattr(watching.time, "monotonic", lambda: float(next(clock)))
-    watched = watching.Watched(reader)
-    barriers = BarrierProgress(page)
+    monkeypatch.setattr(top.time, "monotonic", lambda: float(next(clock)))
+    watched = top.Watched(reader)
+    BarrierProgress(page)
     for command in range(1, 3):
-        barriers.begin()
+        page.command[0] += 1
         watched.sample()
         page.line(0)[FINISHED] = command
         watched.sample()
@@ -188,15 +192,15 @@ def test_a_report_has_shares_and_rates(page, reader, monkeypatch):
 
 def report_of(**changes):
     ranks = [
-        watching.RankReport(0, 11, True, 1234.5, 0.75, 0.25, 0.99, 310_000_000, 25_000_000),
-        watching.RankReport(1, 12, False, 0, 0, 0, 0, 0, 0),
-        watching.RankReport(2, 0, False, 0, 0, 0, 0, 0, 0),
+        top.RankReport(0, 11, True, 1234.5, 0.75, 0.25, 0.99, 310_000_000, 25_000_000),
+        top.RankReport(1, 12, False, 0, 0, 0, 0, 0, 0),
+        top.RankReport(2, 0, False, 0, 0, 0, 0, 0, 0),
     ]
     fields = {
         "script": "train.py", "process": 11, "commands": 23.44, "between": 0.07,
         "last": "function f", "seconds": 0.1, "ranks": ranks, **changes,
     }  # fmt: skip
-    return watching.Report(**fields)
+    return top.Report(**fields)
 
 
 def test_a_report_as_text():

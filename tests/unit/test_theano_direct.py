@@ -7,7 +7,7 @@ import theano.tensor as tt
 from theano.ifelse import ifelse
 
 from synkhronos.engines.theano.engine import TheanoCpuEngine
-from synkhronos.engines.theano.direct_call import DirectCall
+from synkhronos.engines.theano.engine import DirectCall
 
 
 def compiled_of(inputs, outputs, **kwargs):

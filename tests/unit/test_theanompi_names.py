@@ -17,8 +17,7 @@ from synkhronos.compat.theanompi.lib import helper_funcs, opt
 from synkhronos.compat.theanompi.lib.recorder import Recorder
 from synkhronos.compat.theanompi.models import layers2
 from synkhronos.compat.theanompi.models.data import utils
-from synkhronos.extensions.session import Recorder as SessionRecorder
-from synkhronos.extensions.session import model as models
+from synkhronos.extensions.session import Recorder as SessionRecorder, model as models
 
 SESSION = "RULE=BSP\nMODELFILE=models.modelfile\nMODELCLASS=ModelClass\n"
 
@@ -35,9 +34,6 @@ WITH_C = theano.compile.Mode("cvm", "fast_compile")
 def compute(output, values, mode="FAST_COMPILE"):
     """Return the value of an output for inputs and their values."""
     return theano.function(list(values), output, mode=mode)(*values.values())
-
-
-# The config file
 
 
 @pytest.fixture
@@ -131,9 +127,6 @@ def test_hosts_are_given_to_launch_by_a_file_in_memory():
         assert file.read() == expected
 
 
-# Aliases
-
-
 @pytest.fixture
 def found(monkeypatch):
     """Let Python find the names, and forget them after the test."""
@@ -195,9 +188,6 @@ def test_an_installed_library_and_a_scripts_modules_come_first(found, tmp_path, 
     }  # fmt: skip
     with pytest.raises(ModuleNotFoundError):
         import models.layers2  # noqa: F401
-
-
-# Layers
 
 
 def images(random, *shape):
@@ -342,9 +332,6 @@ def test_initial_weights_have_the_documented_spread_and_are_equal_on_all_ranks(m
     assert np.array_equal(layers2.Normal((200, 300), mean=1, std=0.1).np_values, first)
 
 
-# Updates
-
-
 def a_model(random, momentum=True, nesterov=False):
     """Return a model with a weight and a bias, whose cost is quadratic."""
     W, b = theano.shared(random.normal(size=(3, 2)), "W"), theano.shared(random.normal(size=2), "b")
@@ -433,9 +420,6 @@ def test_new_values_are_broadcast_as_the_variables():
     column = theano.shared(np.zeros((3, 1)), broadcastable=(False, True))
     fixed = opt.fix_update_bcasts({column: tt.dmatrix()})
     assert fixed[column].broadcastable == (False, True)
-
-
-# The recorder and saved weights
 
 
 def record(recorder):
@@ -536,9 +520,6 @@ def test_weights_and_momentums_are_saved_and_loaded(tmp_path, random):
     assert np.array_equal(velocities[0].get_value(), before)
     with pytest.raises(TypeError, match="train_iter"):
         helper_funcs.check_model(model)
-
-
-# Data
 
 
 def test_batches_are_repeated_until_all_ranks_have_as_many():

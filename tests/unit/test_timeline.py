@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 import synkhronos as synk
-from synkhronos.profiles.drawing import draw_timeline
+from synkhronos.profiles.drawing import draw_timeline, make_timeline
 from synkhronos.profiles.log import Event, Timed
-from synkhronos.profiles.timeline import make_timeline
-from synkhronos.profiles.trace import Nodes, make_trace
-from synkhronos.profiles.waits import find_waits
+from synkhronos.profiles.trace import Nodes, find_waits, make_trace
 
 
 def step_of(rank, step, begin, work, wait):
@@ -114,7 +112,7 @@ def test_a_notebook_shows_the_timeline_above_the_table():
 def test_the_picture_has_the_timeline_and_the_shares_of_waiting(tmp_path):
     pytest.importorskip("matplotlib")
     profile = measured()
-    figure = draw_timeline(profile._timeline(None), profile.categories, ["rank 0", "rank 1"])
+    figure = draw_timeline(profile._timeline(None), ["rank 0", "rank 1"])
     [axes] = figure.axes
     assert {text.get_text() for text in axes.texts} == {"waits 67%, for rank 1", "waits 2%"}
     assert [text.get_text() for text in axes.get_legend().get_texts()] == list(profile.categories)

@@ -1,7 +1,6 @@
 """The first call of a function or step is compared with one rank, and a difference is a warning."""
 
 import random
-import warnings
 
 import numpy as np
 import pytest
@@ -15,31 +14,11 @@ import synkhronos as synk
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function, parallel_function
-from synkhronos.functions.call import CallFunction
-from synkhronos.functions.rows import RowLimit
+from synkhronos.functions.call import CallFunction, RowLimit
 
 pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
 ROWS, TARGETS = np.arange(12.0).reshape(6, 2), np.array([1.0, 0, 1, 1, 0, 0])
 x, y = tt.dmatrix("x"), tt.dvector("y")
-
-
-@pytest.fixture
-def world(world_of):
-    world_of(2)
-
-
-@pytest.fixture
-def noticed():
-    """A function that returns the texts of all SynkhronosWarnings since it was last called."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", synk.SynkhronosWarning)
-
-        def texts():
-            found = [str(one.message) for one in caught]
-            caught.clear()
-            return found
-
-        yield texts
 
 
 def weights():
@@ -48,9 +27,6 @@ def weights():
 
 def loss_of(w):
     return tt.sqr(tt.dot(x, w) - y).mean()
-
-
-# Outputs
 
 
 @pytest.mark.parametrize(
@@ -66,7 +42,7 @@ def loss_of(w):
     ],
     ids=["sum", "rows", "partly", "max", "quotient", "root", "by row"],
 )
-def test_an_output_that_differs_is_named_with_its_reason(world, noticed, output, words):
+def test_an_output_that_differs_is_named_with_its_reason(two, noticed, output, words):
     f = synk.function([x, y], [x.mean() + y.mean(), output], name="f")
     f(ROWS, TARGETS)
     [text] = noticed()
@@ -78,7 +54,7 @@ def test_an_output_that_differs_is_named_with_its_reason(world, noticed, output,
     assert not noticed()
 
 
-def test_several_outputs_are_one_warning(world, noticed):
+def test_several_outputs_are_one_warning(two, noticed):
     f = synk.function([x], [x.sum(), x.mean(), x.sum(axis=1), tt.sqr(x).sum(), (x.sum(), "sum")])
     f(ROWS)
     [text] = noticed()
@@ -86,7 +62,7 @@ def test_several_outputs_are_one_warning(world, noticed):
     assert named == ["0", "2", "3"]
 
 
-def test_averages_and_what_is_not_split_are_right(world):
+def test_averages_and_what_is_not_split_are_right(two):
     w, whole, rows = weights(), tt.dvector("whole"), theano.shared(ROWS, "rows")
     loss = loss_of(w)
     outputs = [loss, tt.grad(loss, w), x.mean(axis=0), w.sum(), whole.sum()]
@@ -112,13 +88,10 @@ def test_a_call_on_few_rows_takes_them_at_equal_distances(n_rows, most, expected
     assert call.rows == range(n_rows) and call.most.together is None
 
 
-def test_rounding_is_no_difference(world):
+def test_rounding_is_no_difference(two):
     """Also where a result is zero but for rounding."""
     rows = np.concatenate([ROWS / 3, -ROWS / 3])
     synk.function([x], [x.mean(), tt.sqr(x).mean() - tt.sqr(tt.abs_(x)).mean()])(rows)
-
-
-# When
 
 
 def test_other_options_are_verified_too_and_other_numbers_of_ranks(world_of, noticed):
@@ -158,11 +131,6 @@ def test_the_mode_of_a_world(world_of, noticed, monkeypatch):
     monkeypatch.setenv("SYNKHRONOS_VERIFY", "off")
     world_of(2)
     assert synk.function([x], x.sum()).verification is None
-    for wrong in ("never", 1):
-        synk.close()
-        with pytest.raises(ValueError, match="fork: verify: expected one of 'first', 'always', 'off'"):
-            synk.fork(2, use_gpu=False, verify=wrong)
-        synk.fork(2, use_gpu=False)
     synk.close()
     monkeypatch.setenv("SYNKHRONOS_VERIFY", "on")
     with pytest.raises(ValueError, match="SYNKHRONOS_VERIFY: expected one of"):
@@ -170,7 +138,7 @@ def test_the_mode_of_a_world(world_of, noticed, monkeypatch):
     monkeypatch.delenv("SYNKHRONOS_VERIFY")
 
 
-def test_nothing_remains_of_it(world):
+def test_nothing_remains_of_it(two):
     """Of updates, random streams, and the generators of the process."""
     w, count, streams = weights(), theano.shared(0, "count"), MRG_RandomStreams(1)
     noise = streams.uniform((2,))
@@ -194,7 +162,7 @@ def test_nothing_remains_of_it(world):
     del g
 
 
-def test_replicas_that_differ_on_purpose_are_not_reported(world):
+def test_replicas_that_differ_on_purpose_are_not_reported(two):
     w, own = weights(), theano.shared(np.zeros(2), "own")
     loss = loss_of(w)
     local = synk.function([x, y], loss, updates=[(w, w - 0.001 * tt.grad(loss, w))])
@@ -208,10 +176,7 @@ def test_replicas_that_differ_on_purpose_are_not_reported(world):
     synk.function([x], (x * MRG_RandomStreams(1).uniform(x.shape)).mean())(ROWS)
 
 
-# Blocks and steps
-
-
-def test_functions_in_a_block_are_verified_where_they_are(world, noticed):
+def test_functions_in_a_block_are_verified_where_they_are(two, noticed):
     scale = theano.shared(0.0, "scale")
     f = synk.function([x], (x * scale).sum(), name="f")
     g = synk.function([x], (x * scale).mean(), name="g")
@@ -237,7 +202,7 @@ def steps(loss, w, named=None, **options):
     yield make_train_function(loss, [w], x, y, updates.sgd, learning_rate=0.001, **options)
 
 
-def test_a_right_step_is_right_also_by_check(world):
+def test_a_right_step_is_right_also_by_check(two):
     w = weights()
     for step in steps(loss_of(w), w):
         step(ROWS, TARGETS)
@@ -262,7 +227,7 @@ def test_a_right_step_is_right_also_by_check(world):
     ],
     ids=["sum", "constant", "scan", "root", "quotient", "statistics"],
 )
-def test_a_wrong_step_is_warned_of_once_and_refused_by_check(world, noticed, loss, words):
+def test_a_wrong_step_is_warned_of_once_and_refused_by_check(two, noticed, loss, words):
     w = weights()
     for step in steps(loss(tt.sqr(tt.dot(x, w) - y)), w):
         step(ROWS, TARGETS)
@@ -312,7 +277,7 @@ positives = tt.round(tt.clip(p * t, 0, 1)).sum()
         (1 / (1 + tt.bincount(tt.cast(y, "int64")))).sum(),
     ],
 )
-def test_results_that_agree_on_the_first_rows_only_are_reported(world, noticed, output):
+def test_results_that_agree_on_the_first_rows_only_are_reported(two, noticed, output):
     f = synk.function([x, y], [e.mean() + y.mean(), output], on_unused_input="ignore")
     f(ONES, np.ones(4))
     [text] = noticed()
@@ -349,7 +314,7 @@ def test_no_certain_cause_is_in_a_graph_that_may_be_right(output):
     assert not difference_causes([x, y], [0, 0], [output])[0].certain
 
 
-def test_a_step_that_agrees_on_the_first_rows_only_is_reported_once(world, noticed):
+def test_a_step_that_agrees_on_the_first_rows_only_is_reported_once(two, noticed):
     w = theano.shared(np.ones(2), "w")
     loss = (tt.sqr(tt.dot(x, w)) * y).sum() / (y * tt.sqr(w[0])).sum()
     for step in steps(loss, w):
@@ -379,9 +344,6 @@ def test_slices_that_differ_from_one_piece_are_reported(world_of, noticed, size)
         assert not texts or (words in texts[0] and "in 2 slices, the call differs" in texts[0])
 
 
-# Random numbers
-
-
 def masked(uniform, e):
     """A mean over the elements that a dropout mask keeps: with other counts on other ranks."""
     keep = tt.cast(uniform > 0.55, "float64")
@@ -407,7 +369,7 @@ def drawn(kind, streams):
 @pytest.mark.parametrize("make_streams", [MRG_RandomStreams, RandomStreams])
 @pytest.mark.parametrize("kind", ["dropout", "normal", "samples", "parameters", "masked"])
 def test_steps_that_draw_are_compared_with_numbers_that_follow_from_the_rows(
-    world, noticed, make_streams, kind
+    two, noticed, make_streams, kind
 ):
     w, loss = drawn(kind, make_streams(1))
     for step in steps(loss, w):

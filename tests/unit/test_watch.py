@@ -21,30 +21,6 @@ ROWS, TARGETS = np.arange(12.0).reshape(6, 2), np.array([1.0, 0, 1, 1, 0, 1])
 x, y = tt.dmatrix("x"), tt.dvector("y")
 
 
-@pytest.fixture
-def world(world_of):
-    world_of(2)
-
-
-@pytest.fixture
-def noticed():
-    """The texts of all SynkhronosWarnings of a test."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", synk.SynkhronosWarning)
-        yield _Texts(caught)
-
-
-class _Texts:
-    def __init__(self, caught):
-        self._caught = caught
-
-    def __call__(self):
-        """Return those since the last time."""
-        texts = [str(one.message) for one in self._caught]
-        self._caught.clear()
-        return texts
-
-
 def weights(name="w"):
     return theano.shared(np.array([0.5, -0.5]), name)
 
@@ -58,10 +34,7 @@ def naive_step(w, rate=0.001):
     return synk.function([x, y], loss, updates=[(w, w - rate * tt.grad(loss, w))], name="train")
 
 
-# Updates
-
-
-def test_replicas_that_train_apart_are_warned_of_after_a_while(world, noticed):
+def test_replicas_that_train_apart_are_warned_of_after_a_while(two, noticed):
     w = weights()
     step = naive_step(w)
     for _ in range(PATIENCE - 1):
@@ -78,7 +51,7 @@ def test_replicas_that_train_apart_are_warned_of_after_a_while(world, noticed):
     assert step.watch is None
 
 
-def test_a_warning_at_the_end_names_the_line_of_the_call(world):
+def test_a_warning_at_the_end_names_the_line_of_the_call(two):
     step = naive_step(weights())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", synk.SynkhronosWarning)
@@ -90,7 +63,7 @@ def test_a_warning_at_the_end_names_the_line_of_the_call(world):
     assert (one.filename, one.lineno) == (__file__, called)
 
 
-def test_updates_of_a_function_that_was_left_to_theano_are_noticed_at_the_next_call(world, noticed):
+def test_updates_of_a_function_that_was_left_to_theano_are_noticed_at_the_next_call(two, noticed):
     w, rate = weights(), theano.shared(0.1, "rate")
     follow = synk.function([], updates=[(w, w * rate)], name="follow")
     evaluate = synk.function([x, y], loss_of(w), name="evaluate")
@@ -113,7 +86,7 @@ def two_that_train_apart():
     return first, second, synk.function([x, y], loss, updates=news, name="train")
 
 
-def test_a_warning_about_several_variables_leaves_out_those_that_were_combined_since(world, noticed):
+def test_a_warning_about_several_variables_leaves_out_those_that_were_combined_since(two, noticed):
     first, second, step = two_that_train_apart()
     for _ in range(2):
         step(ROWS, TARGETS)
@@ -125,15 +98,12 @@ def test_a_warning_about_several_variables_leaves_out_those_that_were_combined_s
 
 
 @pytest.mark.parametrize("collective", ["broadcast", "gather", "reduce", "new", "get_value"])
-def test_other_collectives_show_too_that_the_script_knows(world, noticed, collective):
+def test_other_collectives_show_too_that_the_script_knows(two, noticed, collective):
     w = weights()
     step = naive_step(w)
     step(ROWS, TARGETS)
     step(ROWS, TARGETS)
-    calls = {
-        "get_value": lambda: synk.get_value(1, w),
-        "new": lambda: synk.reduce(w, in_place=False),
-    }
+    calls = {"get_value": lambda: synk.get_value(1, w), "new": lambda: synk.reduce(w, in_place=False)}
     calls.get(collective, lambda: getattr(synk, collective)(w))()
     for _ in range(PATIENCE):
         step(ROWS, TARGETS)
@@ -141,7 +111,7 @@ def test_other_collectives_show_too_that_the_script_knows(world, noticed, collec
     assert not noticed()
 
 
-def test_a_broadcast_before_the_training_does_not_hide_that_replicas_differ(world, noticed):
+def test_a_broadcast_before_the_training_does_not_hide_that_replicas_differ(two, noticed):
     w = weights()
     step = naive_step(w)
     synk.distribute()
@@ -151,7 +121,7 @@ def test_a_broadcast_before_the_training_does_not_hide_that_replicas_differ(worl
     assert len(noticed()) == 1
 
 
-def test_gradients_that_are_all_reduced_leave_nothing_to_say(world, noticed):
+def test_gradients_that_are_all_reduced_leave_nothing_to_say(two, noticed):
     w, grad, rate = weights(), theano.shared(np.zeros(2), "grad"), theano.shared(0.001, "rate")
     loss = loss_of(w)
     gradient = synk.function([x, y], loss, updates=[(grad, tt.grad(loss, w))], name="gradient")
@@ -172,7 +142,7 @@ def test_gradients_that_are_all_reduced_leave_nothing_to_say(world, noticed):
     assert not noticed()
 
 
-def test_counts_and_states_of_each_rank_may_differ(world, noticed):
+def test_counts_and_states_of_each_rank_may_differ(two, noticed):
     total, count = theano.shared(np.zeros(2), "total"), theano.shared(0.0, "count")
     f = synk.function([x], x.mean(), updates=[(total, total + x.sum(axis=0)), (count, count + 1)])
     for _ in range(PATIENCE + 1):
@@ -183,7 +153,7 @@ def test_counts_and_states_of_each_rank_may_differ(world, noticed):
     assert not noticed()
 
 
-def test_averages_of_each_rank_that_another_function_uses_are_warned_of(world, noticed):
+def test_averages_of_each_rank_that_another_function_uses_are_warned_of(two, noticed):
     """As running averages of batch normalization are."""
     mean = theano.shared(np.zeros(2), "running_mean")
     train = synk.function([x], x.mean(), updates=[(mean, 0.9 * mean + 0.1 * x.mean(axis=0))])
@@ -197,7 +167,7 @@ def test_averages_of_each_rank_that_another_function_uses_are_warned_of(world, n
     assert "evaluate" in text and "running_mean" in text
 
 
-def test_scattered_rows_and_values_of_single_ranks_are_meant_to_differ(world, noticed):
+def test_scattered_rows_and_values_of_single_ranks_are_meant_to_differ(two, noticed):
     chain, w = theano.shared(ROWS[:1], "chain"), weights()
     output = x.mean() + tt.dot(chain, w).mean()
     step = synk.function([x], output, updates=[(chain, tt.tanh(chain) + x[:1])])
@@ -210,9 +180,6 @@ def test_scattered_rows_and_values_of_single_ranks_are_meant_to_differ(world, no
         own(ROWS, TARGETS)
     synk.close()
     assert not noticed()
-
-
-# Values set on the master
 
 
 def scaled():
@@ -228,7 +195,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("how", CHANGES)
-def test_a_value_that_is_changed_on_the_master_only_is_warned_of_at_the_next_call(world, noticed, how):
+def test_a_value_that_is_changed_on_the_master_only_is_warned_of_at_the_next_call(two, noticed, how):
     rate, f = scaled()
     for _ in range(PATIENCE + 10):
         f(ROWS)
@@ -246,7 +213,7 @@ def test_a_value_that_is_changed_on_the_master_only_is_warned_of_at_the_next_cal
 
 
 @pytest.mark.parametrize("op", ["avg", "sum", "max", "gather"])
-def test_a_minibatch_that_is_set_on_the_master_only_is_noticed_without_divided_rows(world, noticed, op):
+def test_a_minibatch_that_is_set_on_the_master_only_is_noticed_without_divided_rows(two, noticed, op):
     """A common pattern: `set_value`, then a function without inputs."""
     rows, batch = theano.shared(ROWS, "rows"), tt.dmatrix("batch")
     f = synk.function([], (batch.sum(axis=0), op), givens={batch: rows}, name="f")
@@ -270,7 +237,7 @@ def sliced():
     return rows, synk.function([], rows.mean(), sliceable_shareds=[rows], name="sliced")
 
 
-def test_rows_that_are_set_on_the_master_only_are_noticed(world, noticed):
+def test_rows_that_are_set_on_the_master_only_are_noticed(two, noticed):
     rows, f = sliced()
     rows.set_value(ROWS + 1)  # before the workers are there
     f()
@@ -286,7 +253,7 @@ def test_rows_that_are_set_on_the_master_only_are_noticed(world, noticed):
     assert not noticed()
 
 
-def test_ranks_may_set_their_own_rows_in_a_program(world, noticed):
+def test_ranks_may_set_their_own_rows_in_a_program(two, noticed):
     rows, f = sliced()
     f()
 
@@ -299,7 +266,7 @@ def test_ranks_may_set_their_own_rows_in_a_program(world, noticed):
     assert not noticed()
 
 
-def test_a_value_that_is_broadcast_or_the_same_everywhere_is_not_warned_of(world, noticed):
+def test_a_value_that_is_broadcast_or_the_same_everywhere_is_not_warned_of(two, noticed):
     rate, f = scaled()
     rate.set_value(0.5)  # before there are workers, which inherit it
     f(ROWS)
@@ -314,7 +281,7 @@ def test_a_value_that_is_broadcast_or_the_same_everywhere_is_not_warned_of(world
     assert not noticed()
 
 
-def test_as_theano_changes_the_master_only_and_is_noticed(world, noticed):
+def test_as_theano_changes_the_master_only_and_is_noticed(two, noticed):
     w = weights()
     f = synk.function([x], tt.dot(x, w).mean(), updates=[(w, w * 2)], name="double")
     f(ROWS)
@@ -322,11 +289,10 @@ def test_as_theano_changes_the_master_only_and_is_noticed(world, noticed):
     f(ROWS)
     [text] = noticed()
     assert "as_theano()" in text
-    synk.close()
 
 
 @pytest.mark.parametrize("kind", [MRG_RandomStreams, RandomStreams])
-def test_streams_that_are_seeded_on_the_master_only_are_warned_of(world, noticed, kind):
+def test_streams_that_are_seeded_on_the_master_only_are_warned_of(two, noticed, kind):
     streams = kind(1)
     streams.seed(2)  # before there are workers, which inherit it
     noise = synk.function([], (streams.uniform((2,)) + streams.normal((2,)), "gather"), name="noise")
@@ -345,7 +311,7 @@ def test_streams_that_are_seeded_on_the_master_only_are_warned_of(world, noticed
 
 
 @pytest.mark.parametrize("kind", [MRG_RandomStreams, RandomStreams])
-def test_streams_that_are_seeded_on_all_ranks_are_not_warned_of(world, noticed, kind, tmp_path):
+def test_streams_that_are_seeded_on_all_ranks_are_not_warned_of(two, noticed, kind, tmp_path):
     streams = kind(1)
     noise = synk.function([], (streams.uniform((2,)), "gather"))
     first = noise()
@@ -362,7 +328,7 @@ def test_streams_that_are_seeded_on_all_ranks_are_not_warned_of(world, noticed, 
     assert not noticed()
 
 
-def test_a_sparse_matrix_that_is_set_on_the_master_only_is_warned_of(world, noticed):
+def test_a_sparse_matrix_that_is_set_on_the_master_only_is_warned_of(two, noticed):
     held = theano.shared(scipy.sparse.csr_matrix(np.eye(2)), "held")
     dots = synk.function([x], (theano.sparse.dot(x, held), "gather"), name="dots")
     dots(ROWS)
@@ -378,7 +344,7 @@ def test_a_sparse_matrix_that_is_set_on_the_master_only_is_warned_of(world, noti
     assert not noticed()
 
 
-def test_restart_and_load_make_replicas_equal(world, noticed, tmp_path):
+def test_restart_and_load_make_replicas_equal(two, noticed, tmp_path):
     rate, f = scaled()
     f(ROWS)
     rate.set_value(0.5)
@@ -391,7 +357,7 @@ def test_restart_and_load_make_replicas_equal(world, noticed, tmp_path):
     assert not noticed()
 
 
-def test_a_warning_that_is_an_error_leaves_the_world_usable(world):
+def test_a_warning_that_is_an_error_leaves_the_world_usable(two):
     rate, f = scaled()
     f(ROWS)
     rate.set_value(0.5)
@@ -401,7 +367,7 @@ def test_a_warning_that_is_an_error_leaves_the_world_usable(world):
     assert_same(f(ROWS), ROWS.mean() * 0.5)
 
 
-def test_many_large_variables_are_compared_by_samples(world, noticed):
+def test_many_large_variables_are_compared_by_samples(two, noticed):
     several = [theano.shared(np.zeros((300, 400)), f"w{number}") for number in range(8)]
     f = synk.function([x], (x.mean() + sum(one.sum() for one in several), None), name="large")
     f(ROWS)

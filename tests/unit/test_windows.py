@@ -32,6 +32,11 @@ class Lab:
         self.window = self.data[self.rows]
 
 
+@pytest.fixture
+def lab(two):
+    return Lab()
+
+
 def one_hot(labels):
     return tt.set_subtensor(tt.zeros((labels.shape[0], COLUMNS))[tt.arange(labels.shape[0]), labels], 1)
 
@@ -39,6 +44,7 @@ def one_hot(labels):
 #: What replaces a matrix of rows, by its name.
 MATRICES = {
     "a slice": lambda lab: lab.window,
+    "fewer rows than ranks": lambda lab: lab.data[lab.i : lab.i + 2],
     "from a row on": lambda lab: lab.data[lab.i * 5 :],
     "row numbers from a slice": lambda lab: lab.data[lab.order[lab.rows]],
     "a slice of rows in another order": lambda lab: lab.data[lab.order][lab.rows],
@@ -134,9 +140,7 @@ def test_a_rank_without_rows_takes_part_in_collectives_with_another_row(world_of
         assert f(i) == lab.data.get_value()[i : i + 2].max()
 
 
-def test_rows_along_another_axis_are_divided_along_it(world_of):
-    world_of(2)
-    lab = Lab()
+def test_rows_along_another_axis_are_divided_along_it(lab):
     outputs = [
         tt.sqr(lab.x3).mean(),
         (lab.x3.sum(), "sum"),
@@ -166,9 +170,7 @@ def test_rows_along_another_axis_are_divided_along_it(world_of):
     assert_close(f(1), lab.data.get_value()[4:8].sum(axis=1))
 
 
-def test_rows_that_an_input_numbers_are_divided(world_of):
-    world_of(2)
-    lab = Lab()
+def test_rows_that_an_input_numbers_are_divided(lab):
     for value in (lab.data[lab.numbers], softmax(lab.data[lab.numbers])):
         f = synk.function([lab.numbers], outputs_of(lab.x), givens={lab.x: value})
         g = compiler.function([lab.numbers], plain(outputs_of(lab.x)), givens={lab.x: value})
@@ -178,9 +180,7 @@ def test_rows_that_an_input_numbers_are_divided(world_of):
         assert n_own == 2
 
 
-def test_row_numbers_themselves_are_divided(world_of):
-    world_of(2)
-    lab = Lab()
+def test_row_numbers_themselves_are_divided(lab):
     picked = lab.data[lab.y]
     for value in (tt.arange(lab.i, lab.i + 5), lab.i + 2 * tt.arange(5), lab.order[lab.rows]):
         f = synk.function([lab.i], [(picked.sum(), "sum"), (lab.y, "gather")], givens={lab.y: value})
@@ -190,9 +190,7 @@ def test_row_numbers_themselves_are_divided(world_of):
         assert_close(total, lab.data.get_value()[expected].sum())
 
 
-def test_a_sparse_matrix_is_divided_by_its_rows(world_of):
-    world_of(2)
-    lab = Lab()
+def test_a_sparse_matrix_is_divided_by_its_rows(lab):
     matrix = scipy.sparse.random(ROWS, COLUMNS, 0.5, "csr", random_state=1)
     shared, x = sparse.shared(matrix), sparse.csr_matrix("sparse")
     givens = {x: shared[lab.rows]}
@@ -201,9 +199,6 @@ def test_a_sparse_matrix_is_divided_by_its_rows(world_of):
     rows, total = f(1)
     assert_close(rows, matrix[4:8].toarray())
     assert_close(total, matrix[4:8].sum())
-
-
-# Beside another input
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
@@ -243,9 +238,7 @@ def test_collectives_in_the_graph_are_those_of_all_rows(world_of, n_rows):
         assert_close(f(values, index), values.dot(data[index * n_rows : (index + 1) * n_rows]))
 
 
-def test_a_program_computes_on_all_rows_that_an_index_selects(world_of):
-    world_of(2)
-    lab = Lab()
+def test_a_program_computes_on_all_rows_that_an_index_selects(lab):
     y, data = tt.dvector("y"), lab.data.get_value()
     total = (lab.x.T * y).sum(axis=1), "sum"
     f = synk.function([y, lab.i], total, givens={lab.x: lab.window})
@@ -258,9 +251,7 @@ def test_a_program_computes_on_all_rows_that_an_index_selects(world_of):
         assert_close(total, np.arange(4.0).dot(data[4 * rank : 4 * rank + 4]))
 
 
-def test_other_numbers_of_rows_beside_an_input_are_refused_in_the_call(world_of):
-    world_of(2)
-    lab = Lab()
+def test_other_numbers_of_rows_beside_an_input_are_refused_in_the_call(lab):
     y, total = tt.dvector("y"), (lab.x.sum(), "sum")
     f = synk.function([y, lab.i], [total, (y.sum(), "sum")], givens={lab.x: lab.window})
     with pytest.raises(ValueError, match="input 'y'.*8 rows, got 4 rows that replace x.*bcast_inputs"):
@@ -271,9 +262,7 @@ def test_other_numbers_of_rows_beside_an_input_are_refused_in_the_call(world_of)
     assert whole(1, np.arange(8.0))[1] == 28
 
 
-def test_what_an_index_selects_but_is_no_row_stays_whole_beside_an_input(world_of):
-    world_of(2)
-    lab = Lab()
+def test_what_an_index_selects_but_is_no_row_stays_whole_beside_an_input(lab):
     x, value = tt.dmatrix("x_in"), RNG.normal(size=(5, COLUMNS))
     for one in (
         x * lab.data[lab.i],
@@ -297,9 +286,6 @@ def test_what_an_index_selects_but_is_no_row_stays_whole_beside_an_input(world_o
     assert_close(f(value, 1)[0], value.dot(data[1]) * data[4:8].mean())
 
 
-# Training
-
-
 def squares(lab):
     w = compiler.shared(np.ones(COLUMNS), "w")
     loss = tt.sqr(tt.dot(lab.x, w) - 1).mean()
@@ -307,8 +293,7 @@ def squares(lab):
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_a_training_step_on_them_is_the_serial_one(world_of, name):
-    world_of(2)
+def test_a_training_step_on_them_is_the_serial_one(two, name):
     lab, values = Lab(), []
     givens = {lab.x: MATRICES[name](lab)}
     for make in (compiler.function, train.parallel_function, None):
@@ -325,9 +310,6 @@ def test_a_training_step_on_them_is_the_serial_one(world_of, name):
     assert_close(values[2], values[0])
 
 
-# What cannot be divided
-
-
 UNKNOWN = {
     "rows against rows": lambda lab: tt.dot(lab.window, lab.window.T)[:, :COLUMNS],
     "rows behind an axis that is divided in two": lambda lab: lab.series[1:, lab.rows].reshape(
@@ -338,9 +320,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_rows_along_an_unknown_axis_are_refused(world_of, name):
-    world_of(2)
-    lab = Lab()
+def test_rows_along_an_unknown_axis_are_refused(lab, name):
     givens = {lab.x: UNKNOWN[name](lab)}
     for make in (synk.function, train.parallel_function):
         with pytest.raises(ValueError, match=r"givens: x .* i selects.*data\[i .*bcast_inputs"):
@@ -349,9 +329,7 @@ def test_rows_along_an_unknown_axis_are_refused(world_of, name):
     assert_close(f(1), compiler.function([lab.i], lab.x.sum(), givens=givens)(1))
 
 
-def test_an_index_into_the_rows_of_each_rank_is_refused(world_of):
-    world_of(2)
-    lab = Lab()
+def test_an_index_into_the_rows_of_each_rank_is_refused(lab):
     x = tt.dmatrix("x_in")
     cases = [
         ([x, lab.i], {lab.x: x[lab.rows]}, None),
@@ -378,9 +356,7 @@ NOTHING = {
 
 
 @pytest.mark.parametrize("name", NOTHING)
-def test_it_is_said_that_nothing_is_divided(world_of, name):
-    world_of(2)
-    lab = Lab()
+def test_it_is_said_that_nothing_is_divided(lab, name):
     make, variable = NOTHING[name]
     givens, total = {variable: make(lab)}, tt.sqr(variable).sum()
     wrong = [(total, "sum"), (variable, "gather") if variable.ndim else (total, "prod")]
@@ -400,9 +376,7 @@ def test_it_is_said_that_nothing_is_divided(world_of, name):
         synk.function([lab.i], [(lab.i * 2, "sum"), lab.i * 1.0], givens={variable: variable.type()})
 
 
-def test_a_batch_of_one_row_by_its_type_stays_whole(world_of):
-    world_of(2)
-    lab = Lab()
+def test_a_batch_of_one_row_by_its_type_stays_whole(lab):
     x = tt.drow("x")
     data = compiler.shared(RNG.normal(size=(5, COLUMNS)))
     row = with_pattern(data[lab.i : lab.i + 1], (True, False))

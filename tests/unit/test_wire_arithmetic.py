@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from oracle import examples
 
-from synkhronos.arithmetic import codes, largest, low_rank
+from synkhronos.comms import coded, low_rank, sparse
 
-CODES = codes.CODES
+CODES = coded.CODES
 #: The largest error, relative to a number, and relative to the largest number of a block.
 BOUNDS = {"float16": (2**-11, 2**-29), "bfloat16": (2**-8, 0), "int8": (0, 0.501 / 127)}
 LENGTHS = [1, 2, 255, 256, 257, 32_767, 32_768, 32_769, 70_001]
@@ -83,9 +82,6 @@ def test_float16_is_that_of_numpy_for_scaled_numbers():
     np.testing.assert_array_equal(decoded("float16", with_inf), halves)
 
 
-# The largest numbers
-
-
 @pytest.mark.parametrize("length", [1, 2, 100, 16_385, 65_536, 65_537, 200_000])
 @pytest.mark.parametrize("kind", ["normal", "few values", "zeros", "sorted", "one block", "sampled"])
 def test_the_largest_are_those_of_a_sort(length, kind):
@@ -102,14 +98,14 @@ def test_the_largest_are_those_of_a_sort(length, kind):
         values[:: max(length // (1 << 14), 1)] += 100
     for count in {1, max(length // 1000, 1), length // 2 + 1, length}:
         wanted = np.sort(np.argsort(-np.abs(values), kind="stable")[:count])
-        np.testing.assert_array_equal(largest.largest(values, count), wanted)
+        np.testing.assert_array_equal(sparse.largest(values, count), wanted)
 
 
 def test_nan_and_infinity_are_the_largest():
     values = numbers(0, 1000)
     values[[3, 500, 999]] = np.nan, -np.inf, np.inf
-    assert list(largest.largest(values, 1)) == [3]
-    assert list(largest.largest(values, 3)) == [3, 500, 999]
+    assert list(sparse.largest(values, 1)) == [3]
+    assert list(sparse.largest(values, 3)) == [3, 500, 999]
 
 
 @pytest.mark.parametrize("size, count", [(1, 1), (65_536, 10), (65_537, 65_537), (300_000, 7)])
@@ -117,13 +113,10 @@ def test_what_is_packed_is_unpacked(size, count):
     rng = np.random.default_rng(0)
     indices = np.sort(rng.choice(size, count, replace=False))
     values = numbers(1, count)
-    data = np.empty(largest.nbytes_of(count, size), "uint8")
-    largest.pack(indices, values, size, data)
-    for got, wanted in zip(largest.unpack(data, count, size), (indices, values)):
+    data = np.empty(sparse.nbytes_of(count, size), "uint8")
+    sparse.pack(indices, values, size, data)
+    for got, wanted in zip(sparse.unpack(data, count, size), (indices, values)):
         np.testing.assert_array_equal(got, wanted)
-
-
-# Low rank
 
 
 def test_rows_become_orthonormal_and_dependent_ones_zero():

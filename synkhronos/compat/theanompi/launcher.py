@@ -31,9 +31,7 @@ OPTIONS = {
 #: They bind processes to cores, which the threads of Synkhronos do not need.
 FLAGS = ("-b", "-bind")
 RULES = ("BSP", "EASGD", "GOSGD")
-KEYS = (
-    "RULE", "MODELFILE", "MODELCLASS", "DEVICES", "SIZE", "BSP_SYNC_TYPE", "BSP_EXCH_STRATEGY", "BIND",
-)  # fmt: skip
+KEYS = {*OPTIONS.values(), "BIND"} - {"CONFIG"}
 USAGE = (
     "tmlauncher -cfg=FILE, or tmlauncher -r=RULE -file=MODULE -class=CLASS -d=DEVICES [-s=SIZE] "
     "[-bsp_sync_type=avg|cdd] [-bsp_exch_strategy=NAME]"

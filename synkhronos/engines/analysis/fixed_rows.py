@@ -18,17 +18,7 @@ from synkhronos.engines.analysis.graphs import steps_in
 from synkhronos.engines.analysis.rules import Rule, ndim, rule_of
 from synkhronos.engines.analysis.shapes import Extent, dims
 from synkhronos.engines.base import HardcodedRowCount
-from synkhronos.engines.names import (
-    Apply,
-    Constant,
-    Op,
-    Scan,
-    SharedVariable,
-    Variable,
-    graph_inputs,
-    io_toposort,
-    with_pattern,
-)
+from synkhronos.engines.names import Apply, Constant, Op, SharedVariable, Variable
 from synkhronos.engines.names import tensor as tt
 
 
@@ -66,15 +56,15 @@ class EqualAxes:
         self.regrouped: list[Apply] = []
         self._parents: dict[Extent, Extent] = {}
         self._constants: dict[Extent, set[int]] = {}
-        self._done: set[Scan] = set()
+        self._done: set[names.Scan] = set()
 
     def add(self, inputs: Sequence[Variable], outputs: Sequence[Variable]) -> None:
         """Add the operations between some variables."""
-        for node in io_toposort(inputs, outputs):
+        for node in names.io_toposort(inputs, outputs):
             rule = rule_of(node)
             if rule is not None:
                 self._add(node, rule)
-            elif isinstance(node.op, Scan):
+            elif isinstance(node.op, names.Scan):
                 self._loop(node)
 
     def _add(self, node: Apply, rule: Rule) -> None:
@@ -91,7 +81,7 @@ class EqualAxes:
             if not isinstance(number, int):
                 self.join(number, key)
                 continue
-            self._constants.setdefault(self._root(key), set()).add(number)
+            self._constants.setdefault(self.class_of(key), set()).add(number)
             if number > 1:
                 self.sites.append(Site(node, place, number, key))
         if isinstance(node.op, names.Reshape) and ndim(node.inputs[0]):
@@ -106,22 +96,19 @@ class EqualAxes:
             found = False
             for node in self.regrouped:
                 before, after = (node.inputs[0], 0), (node.outputs[0], 0)
-                equal = self.constants_of(*before) & self.constants_of(*after)
-                if equal and self.class_of(*before) != self.class_of(*after):
+                equal = self.constants_of(before) & self.constants_of(after)
+                if equal and self.class_of(before) != self.class_of(after):
                     self.join(before, after)
                     found = True
 
     # Classes
 
-    def class_of(self, variable: Variable, axis: int) -> Extent:
-        """Return a representative of the class of an axis."""
-        return self._root((variable, axis))
-
-    def constants_of(self, variable: Variable, axis: int) -> set[int]:
+    def constants_of(self, key: Extent) -> set[int]:
         """Return the constants that are equal to an extent."""
-        return self._constants.get(self._root((variable, axis)), set())
+        return self._constants.get(self.class_of(key), set())
 
-    def _root(self, key: Extent) -> Extent:
+    def class_of(self, key: Extent) -> Extent:
+        """Return a representative of the class of an axis."""
         path = []
         while key in self._parents:
             path.append(key)
@@ -132,7 +119,7 @@ class EqualAxes:
 
     def join(self, *keys: Extent) -> None:
         """Put axes in one class."""
-        first, *others = dict.fromkeys(map(self._root, keys))
+        first, *others = dict.fromkeys(map(self.class_of, keys))
         for other in others:
             self._parents[other] = first
             self._constants.setdefault(first, set()).update(self._constants.pop(other, ()))
@@ -216,12 +203,12 @@ class _Graph:
         excluded = {shared for shared, _ in self.updates}
         if no_default_updates is not True:
             excluded.update(no_default_updates or ())
-            for variable in graph_inputs(self.roots):
+            for variable in names.graph_inputs(self.roots):
                 new = getattr(variable, "default_update", None)
                 if isinstance(variable, SharedVariable) and new is not None and variable not in excluded:
                     self.updates.append((variable, new))
                     self.roots.append(new)
-        self.nodes = io_toposort([], self.roots)
+        self.nodes = names.io_toposort([], self.roots)
         self._n_given = len(updates)
 
     def rebuilt(self, replacements: _Replacements) -> _Parts:
@@ -271,20 +258,20 @@ class _Replacements:
         self._lengths: dict[Extent, Variable] = {}
         self._is_dropped = False
         variable, axis = next(iter(rows.items()))
-        self._class, self._count = self._axes.class_of(variable, axis), variable.shape[axis]
+        self._class, self._count = self._axes.class_of((variable, axis)), variable.shape[axis]
         self._lengths[self._class] = self._count
         for node in self._axes.regrouped:
             self._add_condition(node)
         nodes = set(graph.nodes)  # without the nodes inside loops
         for site in self._axes.sites:
-            length = self._lengths.get(self._axes.class_of(*site.extent))
+            length = self._lengths.get(self._axes.class_of(site.extent))
             if length is not None and site.node in nodes and not _needs_numbers(site.node.op):
                 self._replaced.setdefault(site.node, {})[site.axis] = length
 
     def _add_condition(self, node: Apply) -> None:
         """Note that a reshape keeps the rows if its other extents give the size of a row."""
         operand, items = node.inputs[0], _numbers(node.inputs[1])
-        after = self._axes.class_of(node.outputs[0], 0)
+        after = self._axes.class_of((node.outputs[0], 0))
         if not self._has_rows(operand) or after in self._lengths or items is None or -1 in items:
             return
         before = [operand.shape[axis] for axis in range(1, operand.ndim)]
@@ -292,7 +279,7 @@ class _Replacements:
         self._lengths[after] = tt.switch(is_kept, self._count, items[0])
 
     def _has_rows(self, operand: Variable) -> bool:
-        return self._axes.class_of(operand, 0) == self._class
+        return self._axes.class_of((operand, 0)) == self._class
 
     def apply(self, node: Apply, inputs: list[Variable]) -> list[Variable]:
         """Return the outputs of a node for new inputs."""
@@ -316,7 +303,7 @@ class _Replacements:
         }
         checks = [
             node
-            for node in io_toposort([], [root for root in roots if isinstance(root, Variable)])
+            for node in names.io_toposort([], [root for root in roots if isinstance(root, Variable)])
             if isinstance(node.op, names.SpecifyShape) and isinstance(node.op, names.WITH_EXTENTS)
         ]
         return any(
@@ -395,7 +382,7 @@ def _remade(node: Apply, op: Op, inputs: list[Variable]) -> list[Variable]:
     """Return the outputs of an operation, with the broadcast patterns of the outputs of a node."""
     outputs = op.make_node(*inputs).outputs
     return [
-        with_pattern(new, old.type.broadcastable)
+        names.with_pattern(new, old.type.broadcastable)
         if hasattr(old.type, "broadcastable") and old.type.broadcastable != new.type.broadcastable
         else new
         for new, old in zip(outputs, node.outputs)

@@ -10,18 +10,9 @@ from __future__ import annotations
 from typing import Any, Callable, Container, Hashable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from synkhronos._text import listed
+from synkhronos.engines import names
 from synkhronos.engines.collectives import Collective
-from synkhronos.engines.names import (
-    Apply,
-    Constant,
-    Elemwise,
-    GeneratorType,
-    Scan,
-    SharedVariable,
-    Variable,
-    scalar,
-    steps_of,
-)
+from synkhronos.engines.names import Apply, Constant, SharedVariable, Variable, scalar
 
 #: ``rule(node, having)`` returns the outputs that have a property if the variables `having` have it.
 NodeRule = Callable[[Apply, "set[Variable]"], Sequence[Variable]]
@@ -89,7 +80,7 @@ def inputs_first(
 def is_random_state(variable: Any) -> bool:
     """Whether this is a shared variable that holds the state of a random stream."""
     return isinstance(variable, SharedVariable) and (
-        isinstance(variable.type, GeneratorType) or getattr(variable.tag, "is_rng", False)
+        isinstance(variable.type, names.GeneratorType) or getattr(variable.tag, "is_rng", False)
     )
 
 
@@ -203,7 +194,7 @@ def is_fill_of_one_number(node: Apply) -> bool:
     such a node.
     """
     return (
-        isinstance(node.op, Elemwise)
+        isinstance(node.op, names.Elemwise)
         and isinstance(node.op.scalar_op, scalar.Second)
         and all(node.inputs[0].type.broadcastable)
         and node.inputs[1].type == node.outputs[0].type
@@ -299,7 +290,7 @@ def follow(variables: Iterable[Variable], having: set[Variable], rule: NodeRule)
     for variable in variables:
         node = variable.owner
         if node is not None and variable not in having and not having.isdisjoint(node.inputs):
-            if isinstance(node.op, Scan):
+            if isinstance(node.op, names.Scan):
                 _, outputs = through_steps(node, having, rule)
                 having.update(outputs)
             elif variable in rule(node, having):
@@ -330,7 +321,7 @@ class Steps(NamedTuple):
 
 def steps_in(loop: Apply) -> Steps:
     """Return the steps of a loop."""
-    inputs, outputs = steps_of(loop.op)
+    inputs, outputs = names.steps_of(loop.op)
     places = loop.op.get_oinp_iinp_iout_oout_mappings()
     ends = [places["outer_out_from_inner_out"].get(index, -1) for index in range(len(outputs))]
     return Steps(
@@ -368,6 +359,6 @@ def nodes_with_steps(
     nodes = dict.fromkeys(variable.owner for variable in variables if variable.owner is not None)
     for node in nodes:
         yield node, having
-        if isinstance(node.op, Scan):
+        if isinstance(node.op, names.Scan):
             inner, _ = through_steps(node, having, rule)
-            yield from nodes_with_steps(inputs_first(steps_of(node.op)[1]), inner, rule)
+            yield from nodes_with_steps(inputs_first(names.steps_of(node.op)[1]), inner, rule)

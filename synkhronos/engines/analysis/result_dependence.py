@@ -10,26 +10,14 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Sequence
 
+from synkhronos.engines import names
 from synkhronos.engines.analysis.graphs import Dependence, loss_ops
 from synkhronos.engines.analysis.rows import LENGTH, RowAxes, extents
 from synkhronos.engines.analysis.rules import Choice, Powers, Terms, rule_of
 from synkhronos.engines.analysis.shapes import constant_index
 from synkhronos.engines.base import BOUND, Analysis, Sources
-from synkhronos.engines.bucketed_vector import BucketReady
-from synkhronos.engines.collectives import Collective, is_peers
-from synkhronos.engines.names import (
-    Apply,
-    Elemwise,
-    Scan,
-    Shape,
-    Shape_i,
-    SharedVariable,
-    Subtensor,
-    Variable,
-    io_toposort,
-    scalar,
-    steps_of,
-)
+from synkhronos.engines.collectives import BucketReady, Collective, is_peers
+from synkhronos.engines.names import Apply, SharedVariable, Variable, io_toposort, scalar
 
 _FOLDS = (scalar.Add, scalar.Mul, scalar.Maximum, scalar.Minimum, scalar.AND, scalar.OR)
 
@@ -133,10 +121,10 @@ def recurrent(
     results : list of variables
     """
     nodes = io_toposort(arguments, results)
-    if not any(isinstance(node.op, Scan) for node in nodes):
+    if not any(isinstance(node.op, names.Scan) for node in nodes):
         return []
     uses = _Uses(nodes, results)
-    loops = {node for node in nodes if isinstance(node.op, Scan) and _is_recurrence(node, uses)}
+    loops = {node for node in nodes if isinstance(node.op, names.Scan) and _is_recurrence(node, uses)}
     found = []
     for axis in range(len(arguments)) if loops else ():
         if axes[axis] is not None and _runs_along(loops, nodes, arguments, axes, axis):
@@ -185,11 +173,12 @@ class _Uses:
         return all(self._takes_last(node, variable) for node in self._nodes.get(variable, ()))
 
     def _takes_last(self, node: Apply, variable: Variable) -> bool:
-        if isinstance(node.op, (Shape, Shape_i, Scan)):  # a loop that uses each step is a gradient
+        # A loop that uses each step is a gradient.
+        if isinstance(node.op, (names.Shape, names.Shape_i, names.Scan)):
             return True
-        if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar.Second):
+        if isinstance(node.op, names.Elemwise) and isinstance(node.op.scalar_op, scalar.Second):
             return node.inputs[1] is not variable
-        if not isinstance(node.op, Subtensor):
+        if not isinstance(node.op, names.Subtensor):
             return False
         chosen = constant_index(node)[0]
         return chosen == -1 or (isinstance(chosen, slice) and self.is_last_only(node.outputs[0]))
@@ -198,7 +187,7 @@ class _Uses:
 def _is_recurrence(node: Apply, uses: _Uses) -> bool:
     """Whether a loop depends on earlier steps other than by folding."""
     op = node.op
-    inner_inputs, inner_outputs = steps_of(op)
+    inner_inputs, inner_outputs = names.steps_of(op)
     # A loop with other states, of several taps in both directions, is the gradient of such a loop.
     taps = set(op.inner_mitsot(inner_inputs))
     states = op.inner_sitsot(inner_inputs)

@@ -19,18 +19,10 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from synkhronos.engines import names
+from synkhronos.engines.analysis import shapes
 from synkhronos.engines.analysis.graphs import steps_in
 from synkhronos.engines.analysis.rules import Labels, Part, Rule, Terms, ndim, rule_of
-from synkhronos.engines.analysis.shapes import (
-    Item,
-    axis_after,
-    constant_index,
-    dims,
-    item,
-    numbers_along,
-    present_extent,
-    present_items,
-)
+from synkhronos.engines.analysis.shapes import Item, item
 from synkhronos.engines.base import BOUND, PARTLY_SUM, ROWS, SUM
 from synkhronos.engines.names import Apply, Constant, Variable, io_toposort, scalar
 
@@ -214,14 +206,14 @@ class RowGraph:
         return None
 
     def reduction(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        items = dims(node.inputs[0])
+        items = shapes.dims(node.inputs[0])
         if items is None or not isinstance(node.op.scalar_op, scalar.Mul):
             return self.by_rule(node, values)
         numbers = [self.number(item) for item in items]  # the result is the size of an array
         return None if None in numbers else Rows(None, frozenset([numbers.count(LENGTH)]))
 
     def reshape(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        value, items = values[0], dims(node.inputs[1])
+        value, items = values[0], shapes.dims(node.inputs[1])
         if value is None or not items:
             return of_unlisted(values)
         first, rest = items[0], [self.number(item) for item in items[1:]]
@@ -244,7 +236,7 @@ class RowGraph:
         return self._filled([item(variable) for variable in node.inputs[1:]], values[0].degrees)
 
     def random(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        shape = dims(node.inputs[1])
+        shape = shapes.dims(node.inputs[1])
         if shape is None or any(self.number(item) is None for item in shape):
             return of_unlisted(values)
         known = all(value is not None and value.degrees <= {0} for value in values[2:])
@@ -258,11 +250,11 @@ class RowGraph:
         return Rows(axes[0] if axes else None, degrees)
 
     def indexed(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        value, chosen = values[0], constant_index(node)
+        value, chosen = values[0], shapes.constant_index(node)
         if value is not None and value.axis is None:
             for axis, item in enumerate(chosen):
                 if self._is_window(item):
-                    return Rows(axis_after(axis, chosen), value.degrees)
+                    return Rows(shapes.axis_after(axis, chosen), value.degrees)
         return self.by_rule(node, values)
 
     def _is_window(self, rows: Any) -> bool:
@@ -320,7 +312,7 @@ class RowAxes(RowGraph):
         return FIXED if len(known) == 1 == sum(bool(variable) for variable in rule.inputs) else None
 
     def looked_up(self, node: Apply, values: list[Rows | None]) -> Rows | None:
-        found, table = numbers_along(node), values[0]
+        found, table = shapes.numbers_along(node), values[0]
         if found is None or table is None or values[-1] is None:
             return super().looked_up(node, values)
         if table.axis is None:
@@ -334,10 +326,10 @@ class RowAxes(RowGraph):
 
     def _reshaped(self, node: Apply, value: Rows | None) -> Rows | None:
         """The axis that has as many items before it as the axis of rows had."""
-        shape, present = dims(node.inputs[1]), present_items(node.inputs[1])
+        shape, present = shapes.dims(node.inputs[1]), shapes.present_items(node.inputs[1])
         if value is None or value.axis is None or not shape or not present:
             return None
-        before = [present_extent(node.inputs[0], axis) for axis in range(value.axis)]
+        before = [shapes.present_extent(node.inputs[0], axis) for axis in range(value.axis)]
         known = [extent for extent in before if extent is not None]
         if len(known) < len(before):
             return None

@@ -15,13 +15,7 @@ import functools
 from typing import Any, Callable, Hashable, Iterable, NamedTuple, Sequence
 
 from synkhronos.engines import names
-from synkhronos.engines.analysis.shapes import (
-    Extent,
-    dims,
-    item,
-    normalized_axes,
-    numbers_along,
-)
+from synkhronos.engines.analysis.shapes import Extent, dims, item, normalized_axes, numbers_along
 from synkhronos.engines.names import Apply, Constant, Reciprocal, Variable, get_idx_list, scalar
 
 #: Of each axis: the label; None for an extent of its own; or, in outputs, a `Part`.

@@ -5,31 +5,12 @@ An item is an int, an `Extent`, or else the variable that computes it.
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Sequence, Tuple, Union
+from typing import Any, Sequence, Tuple, Union
 
 import numpy as np
 
 from synkhronos.engines import names
-from synkhronos.engines.names import (
-    Apply,
-    Constant,
-    DimShuffle,
-    Elemwise,
-    Join,
-    MakeVector,
-    Reshape,
-    ScalarFromTensor,
-    Shape,
-    Shape_i,
-    SharedVariable,
-    Subtensor,
-    TensorFromScalar,
-    Variable,
-    constant_idx,
-    get_idx_list,
-    joined,
-    scalar,
-)
+from synkhronos.engines.names import Apply, Constant, SharedVariable, Variable, get_idx_list, scalar
 
 #: An axis of an array, ``(variable, axis)``, that has this extent
 Extent = Tuple[Variable, int]
@@ -44,17 +25,17 @@ def dims(shape: Variable) -> list[Item] | None:
     if node is None or not node.inputs:
         return None
     op, first = node.op, node.inputs[0]
-    if isinstance(op, Shape):
+    if isinstance(op, names.Shape):
         return [(first, axis) for axis in range(getattr(first.type, "ndim", 0))]
-    if isinstance(op, MakeVector):
+    if isinstance(op, names.MakeVector):
         return [item(variable) for variable in node.inputs]
-    if isinstance(op, Join):
-        parts = [dims(entry) for entry in joined(node)[1]]
+    if isinstance(op, names.Join):
+        parts = [dims(entry) for entry in names.joined(node)[1]]
         known = [part for part in parts if part is not None]
         return sum(known, []) if len(known) == len(parts) else None
-    if isinstance(op, Elemwise) and isinstance(op.scalar_op, (scalar.Cast, scalar.Identity)):
+    if isinstance(op, names.Elemwise) and isinstance(op.scalar_op, (scalar.Cast, scalar.Identity)):
         return dims(first)
-    if isinstance(op, Subtensor):
+    if isinstance(op, names.Subtensor):
         items, chosen = dims(first), constant_index(node)
         if items is not None and len(chosen) == 1 and isinstance(chosen[0], slice):
             return items[chosen[0]] if _is_constant(chosen[0]) else None
@@ -67,9 +48,9 @@ def item(number: Variable) -> Item:
     if isinstance(plain, Constant):
         return int(plain.data)
     node = plain.owner
-    if node is not None and isinstance(node.op, Shape_i):
+    if node is not None and isinstance(node.op, names.Shape_i):
         return node.inputs[0], node.op.i
-    if node is not None and isinstance(node.op, Subtensor):
+    if node is not None and isinstance(node.op, names.Subtensor):
         items, index = dims(node.inputs[0]), constant_index(node)
         if items and len(index) == 1 and type(index[0]) is int and -len(items) <= index[0] < len(items):
             return items[index[0]]
@@ -80,7 +61,7 @@ def _without_casts(number: Variable) -> Variable:
     while number.owner is not None:
         op = number.owner.op
         is_cast = isinstance(getattr(op, "scalar_op", None), (scalar.Cast, scalar.Identity))
-        if not is_cast and not isinstance(op, (TensorFromScalar, ScalarFromTensor)):
+        if not is_cast and not isinstance(op, (names.TensorFromScalar, names.ScalarFromTensor)):
             break
         [number] = number.owner.inputs
     return number
@@ -102,15 +83,15 @@ def present_extent(variable: Variable, axis: int) -> int | None:
     while variable.owner is not None:
         op, first = variable.owner.op, variable.owner.inputs[0]
         axis %= variable.ndim
-        if isinstance(op, DimShuffle):
+        if isinstance(op, names.DimShuffle):
             source = op.new_order[axis]
             if source == "x":
                 return 1
             variable, axis = first, source
-        elif isinstance(op, Elemwise):
+        elif isinstance(op, names.Elemwise):
             wide = [item for item in variable.owner.inputs if not item.type.broadcastable[axis]]
             variable = wide[0] if wide else first
-        elif isinstance(op, Subtensor):
+        elif isinstance(op, names.Subtensor):
             chosen = constant_index(variable.owner)
             chosen += [slice(None)] * (first.ndim - len(chosen))
             axis = [k for k, item in enumerate(chosen) if isinstance(item, slice)][axis]
@@ -119,7 +100,7 @@ def present_extent(variable: Variable, axis: int) -> int | None:
             variable = first
         elif type(op).__name__ in names.TRANSFERS:
             variable = first
-        elif isinstance(op, Reshape):
+        elif isinstance(op, names.Reshape):
             items = present_items(variable.owner.inputs[1]) or [None] * variable.ndim
             return None if items[axis] == -1 else items[axis]
         else:
@@ -135,7 +116,7 @@ def constant_index(node: Apply) -> list[Any]:
         slice(*map(_plain, (item.start, item.stop, item.step)))
         if isinstance(item, slice)
         else _plain(item)
-        for item in constant_idx(node)
+        for item in names.constant_idx(node)
     ]
 
 
@@ -149,11 +130,6 @@ def normalized_axes(axes: int | tuple[int, ...] | list[int] | None, ndim: int) -
     if axes is None:
         return range(ndim)
     return [axis % ndim for axis in (axes if isinstance(axes, (tuple, list)) else [axes])]
-
-
-def without_axes(axis: int | None, removed: Iterable[int]) -> int | None:
-    """Return the new number of an axis, or None, when other axes are removed."""
-    return None if axis is None else axis - sum(item < axis for item in removed)
 
 
 def numbers_along(node: Apply, numbers: Sequence[Variable] | None = None) -> tuple[int, Variable] | None:

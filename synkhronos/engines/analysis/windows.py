@@ -18,24 +18,11 @@ from synkhronos.engines.analysis.rows import FIXED, RowAxes, Rows, of_unlisted
 from synkhronos.engines.analysis.rules import Part, rule_of
 from synkhronos.engines.analysis.shapes import axis_after, numbers_along
 from synkhronos.engines.base import Windows, name_of
-from synkhronos.engines.names import (
-    Apply,
-    DimShuffle,
-    Elemwise,
-    Join,
-    Shape,
-    Subtensor,
-    Variable,
-    ancestors,
-    get_idx_list,
-    io_toposort,
-    scalar,
-    tensor,
-)
+from synkhronos.engines.names import Apply, Variable, get_idx_list, scalar, tensor
 
 _LOOKUPS = (names.AdvancedSubtensor1, names.AdvancedSubtensor)
 #: Operations of which a part of the output is computed from parts of the operands
-_BY_ITEM = (Elemwise, DimShuffle, Join, Subtensor, *_LOOKUPS)
+_BY_ITEM = (names.Elemwise, names.DimShuffle, names.Join, names.Subtensor, *_LOOKUPS)
 _ARITHMETIC = (
     scalar.Add, scalar.Sub, scalar.Mul, scalar.Mod, scalar.IntDiv, scalar.Cast, scalar.Identity,
 )  # fmt: skip
@@ -99,7 +86,7 @@ def find_windows(
     """
     indices, axes, whole = set(index), {}, []
     news = {old: new for old, new in givens if isinstance(new, Variable)}
-    news = {old: new for old, new in news.items() if not indices.isdisjoint(ancestors([new]))}
+    news = {old: new for old, new in news.items() if not indices.isdisjoint(names.ancestors([new]))}
     selection = _Selection(index, divided, list(news.values()))
     for old, new in news.items():
         if new in selection.rows and new in selection.own:
@@ -144,14 +131,15 @@ class _Selection(RowAxes):
         self.selected: set[Variable] = set()
         self.rows: set[Variable] = set()
         self.own = set(divided)
-        self.nodes = io_toposort([*index, *divided], roots)
+        self.nodes = names.io_toposort([*index, *divided], roots)
         for node in self.nodes:
             self.add(node)
 
     def add(self, node: Apply) -> None:
         super().add(node)
         value = self.value(node.outputs[0])
-        may_have_rows = (value is None or value.axis is not None) and not isinstance(node.op, Shape)
+        is_shape = isinstance(node.op, names.Shape)
+        may_have_rows = (value is None or value.axis is not None) and not is_shape
         if may_have_rows and not self.rows.isdisjoint(node.inputs):
             self.rows.update(node.outputs)
         for group in (self._dependent, self.selected, self.own):
@@ -225,9 +213,9 @@ def _summands(node: Apply) -> Sequence[Variable]:
     """Return the operands of a node that computes integers, as far as they can shift row numbers."""
     if isinstance(node.op, names.ARange):
         return node.inputs[:1]
-    if isinstance(node.op, Elemwise):
+    if isinstance(node.op, names.Elemwise):
         return node.inputs if isinstance(node.op.scalar_op, _ARITHMETIC) else ()
-    return node.inputs if isinstance(node.op, (DimShuffle, names.MakeVector, Join)) else ()
+    return node.inputs if isinstance(node.op, (names.DimShuffle, names.MakeVector, names.Join)) else ()
 
 
 class _Parts:
@@ -283,7 +271,7 @@ def listed(variables: Iterable[Variable]) -> str:
 
 
 def _used_in(new: Variable, variables: Iterable[Variable]) -> list[Variable]:
-    found = set(ancestors([new]))
+    found = set(names.ancestors([new]))
     return [variable for variable in variables if variable in found]
 
 

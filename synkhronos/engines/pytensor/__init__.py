@@ -1,4 +1,1 @@
-"""PyTensor: ``engine`` runs it on NumPy arrays, and ``jax_engine`` on JAX arrays.
-
-``jax_linker`` makes functions of JAX from graphs.
-"""
+"""PyTensor: ``engine`` runs it on NumPy arrays, and ``jax_engine`` on JAX arrays."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 import numpy as np
 import pytensor
@@ -22,6 +22,7 @@ from synkhronos.engines.names import Mode, SharedVariable, Variable, VariableTyp
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, Compiled
+    from synkhronos.engines.base import Givens, Swap, Updates, Variables
 
 
 class PyTensorEngine(GraphEngine):
@@ -54,12 +55,7 @@ class PyTensorEngine(GraphEngine):
         return type(kind).__name__ == "SparseTensorType"  # PyTensor imports these when they are used
 
     def compile(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        updates: Sequence[tuple[SharedVariable, Variable]],
-        givens: Sequence[tuple[Variable, Any]],
-        **kwargs: Any,
+        self, inputs: Variables, outputs: Variables, updates: Updates, givens: Givens, **kwargs: Any
     ) -> Compiled:
         mode = self.mode(kwargs.get("mode"))
         givens = [(old, _as_variable(old, new)) for old, new in givens]
@@ -104,11 +100,7 @@ class PyTensorEngine(GraphEngine):
         return self._sources[compiled.maker]
 
     def copy(
-        self,
-        compiled: Compiled,
-        swap: Mapping[SharedVariable, SharedVariable],
-        delete_updates: bool = False,
-        **options: Any,
+        self, compiled: Compiled, swap: Swap, delete_updates: bool = False, **options: Any
     ) -> Compiled:
         with warnings.catch_warnings():
             # `no_default_updates` is deprecated, but nothing else leaves out default updates.

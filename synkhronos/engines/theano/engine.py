@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 import theano
 from theano.gof import compilelock, vm
+from theano.gof.link import raise_with_op
 from theano.sandbox.rng_mrg import MRG_RandomStreams, mrg_uniform_base
 from theano.sparse import SparseType
 from theano.tensor.raw_random import RandomStateType
@@ -21,7 +22,6 @@ from synkhronos.arithmetic.streams import jump_mrg
 from synkhronos.engines.graph_engine import GraphEngine
 from synkhronos.engines.pickles import GraphPickler
 from synkhronos.engines.theano import precompiled_headers as precompiled_headers
-from synkhronos.engines.theano.direct_call import DirectCall
 from synkhronos.engines.theano.kernels import registration
 from synkhronos.engines.theano.module_cache import ModuleLog, add_modules, make_cacheable
 from synkhronos.host import compile_cache
@@ -29,10 +29,12 @@ from synkhronos.host.handler_errors import reraise_if_handlers
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, Compiled
+    from synkhronos.engines.base import Givens, Updates, Variables
     from synkhronos.engines.names import SharedVariable, Variable, VariableType
 
 # The linkers that can compute a subset of the outputs.
 _LAZY = tuple(getattr(vm, name) for name in ("CVM", "Stack") if hasattr(vm, name))
+_CVM = getattr(vm, "CVM", None)  # None without a C compiler
 
 
 class TheanoEngine(GraphEngine):
@@ -59,12 +61,7 @@ class TheanoEngine(GraphEngine):
         return isinstance(kind, SparseType)
 
     def compile(
-        self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        updates: Sequence[tuple[SharedVariable, Variable]],
-        givens: Sequence[tuple[Variable, Any]],
-        **kwargs: Any,
+        self, inputs: Variables, outputs: Variables, updates: Updates, givens: Givens, **kwargs: Any
     ) -> Compiled:
         make_cacheable()
         return _compile(inputs, outputs, updates=OrderedDict(updates), givens=givens, **kwargs)
@@ -191,3 +188,66 @@ def _is_input(compiled: Compiled, shared: SharedVariable, variable: Variable) ->
         graph_input is variable and wrapped.variable is shared
         for wrapped, graph_input in zip(compiled.maker.inputs, compiled.maker.fgraph.inputs)
     )
+
+
+class DirectCall:
+    """Computes the outputs of a compiled function for a list of arguments, without Theano's own method.
+
+    With arguments that need no check, ``Function.__call__`` only stores them, starts the virtual machine
+    and removes references; but it also keeps times for profiles and looks for keywords and default
+    values. For a function of one number, this takes 1.4 of 1.8 microseconds (AMD EPYC).
+
+    Parameters
+    ----------
+    compiled : theano function
+        A function for which `is_possible` is true.
+    """
+
+    def __init__(self, compiled: Any) -> None:
+        machine = compiled.fn
+        self._machine, self._n_outputs = machine, compiled.n_returned_outputs
+        self._inputs = [item.storage for item in compiled.input_storage if item.required]
+        self._outputs: list[list] = []  # the references that the garbage collection removes
+        if machine.allow_gc:
+            pairs = zip(compiled.output_storage, compiled.maker.fgraph.outputs)
+            self._outputs = [item.storage for item, variable in pairs if variable.owner is not None]
+
+    @staticmethod
+    def is_possible(compiled: Any) -> bool:
+        """Whether a direct call of this function makes no difference, apart from the time."""
+        needs_more = (
+            not compiled.trust_input
+            or compiled.profile
+            or compiled.unpack_single
+            or compiled.return_none
+            or compiled.output_keys is not None
+            or any(refeed for _, refeed, _ in compiled.defaults)
+        )
+        if type(compiled.fn) is not _CVM or compiled.fn.need_update_inputs or needs_more:
+            return False
+        required = [item.required for item in compiled.input_storage]
+        return required == sorted(required, reverse=True)  # passed arguments come first
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        for cell, argument in zip(self._inputs, arguments):
+            cell[0] = argument
+        try:
+            outputs = self._machine()
+        except Exception:
+            self._raise_with_node()
+        for cell in self._inputs:
+            cell[0] = None
+        for cell in self._outputs:
+            cell[0] = None
+        return outputs[: self._n_outputs]
+
+    def _raise_with_node(self) -> None:
+        """Raise the current exception again, with the node that has raised it, as Theano does."""
+        machine = self._machine
+        position = machine.position_of_error
+        thunks = getattr(machine, "thunks", None)
+        raise_with_op(
+            node=machine.nodes[position],
+            thunk=thunks[position] if thunks else None,
+            storage_map=getattr(machine, "storage_map", None),
+        )

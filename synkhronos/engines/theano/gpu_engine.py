@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 import numpy as np
 import pygpu
@@ -21,7 +21,7 @@ from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu, as_gpuarray_vari
 from theano.gpuarray.opt import op_lifter, register_opt
 from theano.gpuarray.type import GpuArrayType, get_context, gpu_supported, list_contexts
 
-from synkhronos.arithmetic.operations import Arithmetic, Operation
+from synkhronos.arithmetic.operations import DeviceArithmetic
 from synkhronos.arithmetic.partition import as_slice
 from synkhronos.engines.base import TensorType
 from synkhronos.engines.collectives import AllGather, AllReduce, Broadcast, OwnRows, ToMaster
@@ -29,16 +29,16 @@ from synkhronos.engines.theano.engine import TheanoEngine
 from synkhronos.engines.theano.gpu_corrections import CudaContext, fix_kernels, refuse_new_cudnn
 
 if TYPE_CHECKING:
-    from synkhronos._typing import Array, Compiled, DTypeLike, Rows
+    from synkhronos._typing import Array, Compiled, Rows
+    from synkhronos.engines.base import AnyGivens, SharedVariables, Updates, Variables
     from synkhronos.engines.names import Op, SharedVariable, Variable
 
-_MULTIPLY, _DIVIDE = "a = a * b", "a = a / b"
-_COMBINE = {  # like NumPy's, these return NaN if either operand is NaN
-    "avg": "a = a + b",
-    "sum": "a = a + b",
-    "prod": _MULTIPLY,
-    "min": "a = (b < a || b != b) ? b : a",
-    "max": "a = (b > a || b != b) ? b : a",
+_EXPRESSIONS = {  # like NumPy's, the last two return NaN if either operand is NaN
+    np.add: "a = a + b",
+    np.multiply: "a = a * b",
+    np.divide: "a = a / b",
+    np.minimum: "a = (b < a || b != b) ? b : a",
+    np.maximum: "a = (b > a || b != b) ? b : a",
 }
 
 
@@ -89,11 +89,11 @@ class TheanoGpuEngine(TheanoEngine):
 
     def build(
         self,
-        inputs: Sequence[Variable],
-        outputs: Sequence[Variable],
-        updates: Sequence[tuple[SharedVariable, Variable]],
-        givens: Mapping[Variable, Any] | Iterable[tuple[Variable, Any]] | None,
-        sliceable: Sequence[SharedVariable],
+        inputs: Variables,
+        outputs: Variables,
+        updates: Updates,
+        givens: AnyGivens,
+        sliceable: SharedVariables,
         on_host: Sequence[bool],
         **kwargs: Any,
     ) -> Compiled:
@@ -163,51 +163,30 @@ class TheanoGpuEngine(TheanoEngine):
         return variable
 
 
-class GpuArithmetic(Arithmetic):
+class GpuArithmetic(DeviceArithmetic):
     """Arithmetic on the arrays of one device, and on NumPy arrays."""
 
     def __init__(self, context: GpuContext) -> None:
+        super().__init__(GpuArray)
         self._context = context
-        self._kernels: dict[tuple[str, Any, bool], GpuElemwise] = {}
+        self._kernels: dict[tuple[np.ufunc, Any, bool], GpuElemwise] = {}
 
-    def own(self, value: Any) -> Any:
-        return value if isinstance(value, GpuArray) else super().own(value)
-
-    def astype(self, array: Any, dtype: DTypeLike) -> Any:
-        return array if array.dtype == dtype else array.astype(dtype)
-
-    def multiply(self, array: Array, factor: float) -> Any:
-        if isinstance(array, GpuArray):
-            return self._run(_MULTIPLY, array, factor)
-        return super().multiply(array, factor)
-
-    def divide(self, array: Array, divisor: float) -> Any:
-        if isinstance(array, GpuArray):
-            return self._run(_DIVIDE, array, divisor)
-        return super().divide(array, divisor)
-
-    def combine(self, operation: Operation, array: Array, other: Any) -> Any:
-        if isinstance(array, GpuArray):
-            return self._run(_COMBINE[operation.name], array, other)
-        return super().combine(operation, array, other)
-
-    def concatenate(self, arrays: Sequence[Any], axis: int = 0) -> Any:
-        if all(isinstance(array, GpuArray) for array in arrays):
-            return pygpu.concatenate(arrays, axis=axis, context=self._context)
-        return super().concatenate(arrays, axis)
-
-    def _run(self, expression: str, array: Array, other: Any) -> GpuArray:
+    def compute(self, function: np.ufunc, array: Any, other: Any) -> Any:
         """Change `array` by a kernel on its items and the items of `other`, an array or one number."""
         scalar = not isinstance(other, GpuArray)
-        key = expression, array.dtype, scalar
+        key = function, array.dtype, scalar
         if key not in self._kernels:
             arguments = [
                 arg("a", array.dtype, read=True, write=True),
                 arg("b", array.dtype, read=not scalar, scalar=scalar),
             ]
+            expression = _EXPRESSIONS[function]
             self._kernels[key] = GpuElemwise(self._context, expression, arguments, convert_f16=True)
         self._kernels[key](array, other)
         return array
+
+    def join(self, arrays: Sequence[Any], axis: int) -> Any:
+        return pygpu.concatenate(arrays, axis=axis, context=self._context)
 
 
 def _place(output: Variable, on_host: bool) -> Variable:

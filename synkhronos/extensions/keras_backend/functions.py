@@ -1,4 +1,7 @@
-"""The functions of a Keras model on all ranks, called in the same way as Keras's own."""
+"""The functions of a Keras model on all ranks, called in the same way as Keras's own.
+
+`Trial` finds whether losses and metrics are means or sums over the rows of a batch.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,114 @@ from theano.gof import Variable
 from theano.tensor.elemwise import Elemwise
 
 import synkhronos as synk
-from synkhronos.engines.analysis.graphs import Dependence, inputs_first, rebuilt
-from synkhronos.extensions.keras_backend.terms import Term, Trial, terms_of
+from synkhronos.arithmetic.comparison import Tolerance
+from synkhronos.engines.analysis.difference_causes import difference_causes
+from synkhronos.engines.analysis.graphs import Dependence, inputs_first, is_random_state, rebuilt
+from synkhronos.extensions.steps.losses import terms, times
+from synkhronos.extensions.steps.serial_step import SAME_FOR_PAIRS, draws_in
 from synkhronos.extensions.train import parallel_function
 from synkhronos.functions.steps import shares
+
+
+class Term(NamedTuple):
+    """A number, or an array without rows, that is computed from the rows of a batch.
+
+    Attributes
+    ----------
+    label : str
+        How messages refer to it.
+    variable : variable
+        The term in the graph.
+    op : {"avg", "sum"}
+        How the values of parts of the batch give the value of the whole batch.
+    """
+
+    label: str
+    variable: Variable
+    op: str
+
+
+def dependence_on_rows(rows: Sequence[Variable], roots: Sequence[Variable]) -> Dependence:
+    """Return which rows and random numbers, which may differ by rank, expressions depend on."""
+    random = [variable for variable in inputs_first(roots) if is_random_state(variable)]
+    return Dependence([*rows, *random], {})
+
+
+def terms_of(label: str, expression: Variable, local: Dependence) -> list[Term]:
+    """Return the terms of an expression that depend on the rows."""
+    found = terms(expression, local, until_sums=True) if local.of(expression) else ()
+    return [Term(label, leaf, "sum" if is_sum else "avg") for leaf, is_sum in found]
+
+
+def as_mean(total: Variable, parts: Sequence[Term], rows: Variable, all_rows: Variable) -> Variable:
+    """Return a loss whose average over the ranks, weighted by their rows, is `total` of all rows.
+
+    Its terms that are sums over the rows are multiplied by the number of all rows and divided by the
+    number of the rank's rows.
+    """
+    share = tt.cast(all_rows, total.dtype) / tt.cast(rows.shape[0], total.dtype)
+    sums = [spec.variable for spec in parts if spec.op == "sum"]
+    return rebuilt([total], {item: times(item, share) for item in sums}, {})[0]
+
+
+class Trial:
+    """Compares the terms of a batch with the terms of its two halves.
+
+    Random numbers are replaced by a constant, because parts of a batch draw different numbers.
+
+    Parameters
+    ----------
+    inputs : list of variables
+        The inputs of the model.
+    terms : list of Term
+        The terms to compare.
+    options : dict
+        Keywords of ``theano.function``.
+    """
+
+    def __init__(
+        self, inputs: Sequence[Variable], terms: Sequence[Term], options: dict[str, Any]
+    ) -> None:
+        variables = [spec.variable for spec in terms]
+        drawn = draws_in(inputs_first(variables))
+        # With this number, pairs of normal numbers are equal, too.
+        same = {item: tt.constant(SAME_FOR_PAIRS, dtype=item.dtype) for item in drawn}
+        fixed = {item: item.type.filter_variable(tt.fill(item, same[item])) for item in drawn}
+        self._terms = terms
+        variables = rebuilt(variables, fixed, {})
+        axes = [0 if variable.ndim else None for variable in inputs]
+        self._causes = [cause.certain for cause in difference_causes(inputs, axes, variables)]
+        options = {**options, "no_default_updates": True}
+        self._function = theano.function(list(inputs), variables, **options)
+
+    def check(self, rows: Sequence[Any], others: Sequence[Any]) -> None:
+        """Raise ``ValueError`` unless the terms of this batch follow from the terms of its halves."""
+        length = rows[0].shape[0]
+        half = (length + 1) // 2
+        whole = self._function(*rows, *others)
+        first = self._function(*[row[:half] for row in rows], *others)
+        second = self._function(*[row[half:] for row in rows], *others)
+        weights = {"sum": (1, 1), "avg": (half / length, 1 - half / length)}
+        for term, causes, value, *parts in zip(self._terms, self._causes, whole, first, second):
+            expected = sum(weight * part for weight, part in zip(weights[term.op], parts))
+            value, expected = numpy.asarray(value), numpy.asarray(expected)
+            least = 10 * float(numpy.finfo(value.dtype).eps)
+            agrees = Tolerance(None, least, set()).allows(value, expected)
+            if causes or not agrees:
+                raise ValueError(_refusal(term, value, parts, agrees))
+
+
+def _refusal(term: Term, value: Any, parts: Sequence[Any], agrees: bool) -> str:
+    kind = "mean of" if term.op == "avg" else "sum over"
+    why = f"as it is {value} for a batch, and {parts[0]} and {parts[1]} for its halves"
+    if agrees:
+        why = "but a quotient or another nonlinear function of one, although this batch does not show it"
+    return (
+        f"{term.label}: it is no {kind} the rows, {why}, so that the ranks' values do not give the "
+        f"value for all rows. Have the function return one value per row, which Keras then averages, or "
+        f"take K.mean over the rows"
+    )
+
 
 #: How Keras itself builds functions.
 OPTIONS = {"allow_input_downcast": True, "on_unused_input": "ignore"}
@@ -49,14 +156,18 @@ class _Data:
 
     def __init__(self, inputs: Sequence[Variable]) -> None:
         self.inputs = inputs
-        self.rows = [variable for variable in inputs if variable.ndim]
-        self.others = [variable for variable in inputs if not variable.ndim]
 
     def of(self, values: Sequence[Any]) -> list[Any]:
         if not isinstance(values, (list, tuple)) or len(values) != len(self.inputs):
             got = len(values) if isinstance(values, (list, tuple)) else type(values).__name__
             raise TypeError(f"expected a list of {len(self.inputs)} arrays, got {got}")
         return [_converted(value, variable) for value, variable in zip(values, self.inputs)]
+
+    def split(self, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return the values of the inputs with rows, and of the others."""
+        pairs = list(zip(values, self.inputs))
+        rows = [value for value, variable in pairs if variable.ndim]
+        return rows, [value for value, variable in pairs if not variable.ndim]
 
 
 def _converted(value: Any, variable: Variable) -> Any:
@@ -74,10 +185,11 @@ class PredictFunction:
 
     def __init__(self, request: Request) -> None:
         self._data = _Data(request.inputs)
+        rows, others = self._data.split(request.inputs)
         function = synk.function(
-            self._data.rows,
+            rows,
             [(output, "gather") for output in request.outputs],
-            bcast_inputs=self._data.others,
+            bcast_inputs=others,
             updates=list(request.updates.items()),
             **request.options,
         )
@@ -86,11 +198,8 @@ class PredictFunction:
 
     def __call__(self, inputs: Sequence[Any]) -> list[numpy.ndarray]:
         """Return the outputs for all rows."""
-        values = self._data.of(inputs)
-        [function] = self.functions
-        rows = [value for value, variable in zip(values, self._data.inputs) if variable.ndim]
-        others = [value for value, variable in zip(values, self._data.inputs) if not variable.ndim]
-        return function(*rows, *others)
+        rows, others = self._data.split(self._data.of(inputs))
+        return self.functions[0](*rows, *others)
 
 
 class Metrics:
@@ -225,9 +334,8 @@ class StepFunction:
 
     def _try(self, trial: Trial, values: Sequence[Any]) -> None:
         """Compare the terms of this batch with the terms of its halves, in the test phase."""
-        rows = [value for value, variable in zip(values, self._data.inputs) if variable.ndim]
-        others = [numpy.zeros_like(value) for value in values if not value.ndim]
-        trial.check(rows, others)
+        rows, others = self._data.split(values)
+        trial.check(rows, list(map(numpy.zeros_like, others)))
         self._trial = None
 
 

@@ -260,14 +260,11 @@ class Consumer:
 
     Parameters
     ----------
-    ring : Ring
-    plan : BatchPlan
-    generation : int
-        The generation in which the plan is loaded.
+    shards : Shards
+        The batches of all ranks.
     rank : int
     check : callable
         Called from time to time during a wait; it raises if the wait has to end.
-    processes : Processes
 
     Attributes
     ----------
@@ -275,18 +272,9 @@ class Consumer:
         The seconds of all waits.
     """
 
-    def __init__(
-        self,
-        ring: Ring,
-        plan: BatchPlan,
-        generation: int,
-        rank: int,
-        check: Callable[[], None],
-        processes: Processes,
-    ) -> None:
-        self._ring, self._plan, self._generation, self._rank = ring, plan, generation, rank
-        self._check, self._processes = check, processes
-        self.waited = 0.0
+    def __init__(self, shards: Shards, rank: int, check: Callable[[], None]) -> None:
+        self._ring, self._plan, self._shards = shards.ring, shards.plan, shards
+        self._rank, self._check, self.waited = rank, check, 0.0
 
     @property
     def number(self) -> int:
@@ -320,7 +308,7 @@ class Consumer:
     def check_generation(self) -> None:
         """Raise if these batches are no longer loaded."""
         self._ring.check_open()
-        if self._ring.go[0] != self._generation:
+        if self._ring.go[0] != self._shards.generation:
             raise SynkhronosError(
                 "loading: this loop cannot go on, as another epoch of the loader was begun meanwhile; "
                 "use a Loader for each loop, such as one for training and one for validation"
@@ -336,7 +324,7 @@ class Consumer:
 
     def _wait_for(self, number: int, began: float) -> None:
         ring, bell = self._ring, self._ring.ready(self._rank)
-        look = self._processes.watch(f"batch {number}", lambda: int(self._filled().argmin()))
+        look = self._shards.processes.watch(f"batch {number}", lambda: int(self._filled().argmin()))
         while True:
             bell.drain()
             if not self._is_missing(number):
@@ -387,19 +375,19 @@ class Shards:
     ring : Ring
     plan : BatchPlan
     generation : int
+        The generation in which the plan is loaded.
     processes : Processes
     """
 
     def __init__(self, ring: Ring, plan: BatchPlan, generation: int, processes: Processes) -> None:
-        self._ring, self._plan, self._generation = ring, plan, generation
-        self._processes = processes
+        self.ring, self.plan, self.generation, self.processes = ring, plan, generation, processes
 
     def __len__(self) -> int:
         """Return the number of minibatches of each rank, in all epochs."""
-        return self._plan.n_batches * (self._plan.epochs or 0)
+        return self.plan.n_batches * (self.plan.epochs or 0)
 
     def __repr__(self) -> str:
-        return f"<Shards: {len(self)} minibatches for each of {self._plan.ranks} ranks>"
+        return f"<Shards: {len(self)} minibatches for each of {self.plan.ranks} ranks>"
 
     def minibatches(self, rank: synk.Rank) -> Iterator[tuple[np.ndarray, ...]]:
         """Yield the arrays of a rank's minibatches, one after the other.
@@ -418,14 +406,13 @@ class Shards:
             One array for each array of the source: the rank's share of the rows of a batch. They are
             views of the shared memory, read-only, and valid until the next minibatch.
         """
-        if rank.size != self._plan.ranks:
+        if rank.size != self.plan.ranks:
             raise ValueError(
-                f"Shards.minibatches: expected a program on {self._plan.ranks} ranks, for which the "
+                f"Shards.minibatches: expected a program on {self.plan.ranks} ranks, for which the "
                 f"shards were made, got {rank.size}"
             )
-        check = functools.partial(self._check, rank)
-        consumer = Consumer(self._ring, self._plan, self._generation, rank.rank, check, self._processes)
-        while self._plan.has(consumer.number):
+        consumer = Consumer(self, rank.rank, functools.partial(self._check, rank))
+        while self.plan.has(consumer.number):
             if rank.should_stop:
                 return
             slot, rows = consumer.take()
@@ -435,7 +422,7 @@ class Shards:
 
     def _check(self, rank: synk.Rank) -> None:
         rank.clock  # noqa: B018  # raises if the program has to end because another rank has failed
-        check_alive(has_ended, self._processes.pids)
+        check_alive(has_ended, self.processes.pids)
 
 
 def protected(array: np.ndarray) -> np.ndarray:

@@ -8,19 +8,17 @@ The rows stay on the ranks. An evaluation sends the values of the parameters to 
 of the log-probability and of its gradient to the master. Priors, transformations and the sampler run on
 the master, as they do without ranks.
 
-``parallel`` has `parallelize`, and ``models`` makes its model, a ``divided`` model: with the sum of
-``rows`` over all ranks, which ``operation`` is in a graph, in place of observed variables. ``sums`` has
-what such a sum and that of a chain's ranks share. ``resident`` evaluates it without Python, by functions
-that are ``compiled`` for it and the loop of ``native``. ``terms`` has these variables with their graphs,
-and ``groups`` the rows in those of equal numbers of rows. ``leaves`` are the constants and shared
-variables of a graph, ``sources`` the shared variables whose new values reach the ranks, and
-``dependence`` finds on which of their items rows depend. ``imputed`` and ``sparse_rows`` rewrite graphs
-with missing values, selections and sparse matrices so that they have rows. ``point`` has the values with
-which graphs are tried. ``deterministics`` has `compute_deterministics`, which ``row_values`` does, and
-``chains`` what `sample` does. ``potential`` makes a sum over rows without a model.
+``parallel`` has the public functions for models. ``models`` makes a parallel model: with the sum of
+``rows`` over all ranks, which ``operation`` is in a graph, in place of observed variables. ``resident``
+evaluates it without Python, by functions that are ``compiled`` for it and the loop of ``native``.
+``terms`` has the observed variables with their graphs, and the sums of those with equal numbers of rows.
+``leaves`` are the constants and shared variables of a graph, and ``imputed`` rewrites graphs with
+missing values and selections so that they have rows. ``point`` has the values with which graphs are
+tried. ``deterministics`` does what `compute_deterministics` does, and ``chains`` what `sample` does.
+``potential`` makes a sum over rows without a model.
 
-Samplers do not show that a sum is wrong. So ``serial`` tests at ``points`` of the model whether the
-rows are independent, and compares the first evaluations with the sum on one process. ``lost_errors``
+Samplers do not show that a sum is wrong. So ``serial`` tests whether the rows are independent, finds on
+which items they depend, and compares the first evaluations with the sum on one process. ``lost_errors``
 has errors in the threads of samplers reach the script.
 """
 
@@ -32,7 +30,7 @@ if _find_spec("pytensor") is None:
         f'Theano: SYNKHRONOS_COMPILER=pytensor python -m pip install ".[pymc]"'
     )
 
-from synkhronos.extensions.pymc.deterministics import compute_deterministics as compute_deterministics
+from synkhronos.extensions.pymc.parallel import compute_deterministics as compute_deterministics
 from synkhronos.extensions.pymc.parallel import parallelize as parallelize
 from synkhronos.extensions.pymc.parallel import sample as sample
 from synkhronos.extensions.pymc.potential import rows_potential as rows_potential

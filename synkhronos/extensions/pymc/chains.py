@@ -19,16 +19,14 @@ import numpy as np
 import pymc as pm
 import xarray
 from pymc.stats.convergence import log_warnings, run_convergence_checks
-from pytensor.graph.traversal import ancestors
 
 import synkhronos as synk
 from synkhronos._checks import check_int
 from synkhronos._typing import AnyArray
-from synkhronos.extensions.pymc.deterministics import compute_deterministics
-from synkhronos.extensions.pymc.divided import DividedModel
-from synkhronos.extensions.pymc.operation import RowsSum
-from synkhronos.extensions.pymc.rows import Rows
-from synkhronos.extensions.pymc.sums import EvaluatedSum, SumOnRanks
+from synkhronos.extensions.pymc.deterministics import computed
+from synkhronos.extensions.pymc.models import DividedModel
+from synkhronos.extensions.pymc.operation import sums_over_rows
+from synkhronos.extensions.pymc.rows import EvaluatedSum, Rows, SumOnRanks
 
 _logger = logging.getLogger("synkhronos")
 
@@ -238,7 +236,7 @@ def sample_chains(
         )
     joined = _join(made)
     if names:
-        found = compute_deterministics(joined, sums[0].model, var_names=names)
+        found = computed(joined, sums[0].model, names)
         joined.posterior = joined.posterior.assign(found)
     if checks:
         log_warnings(run_convergence_checks(joined, model))
@@ -248,9 +246,7 @@ def sample_chains(
 def _sums_of(model: Any) -> list[Rows]:
     if not isinstance(model, pm.Model):
         raise TypeError(f"sample: expected a model of parallelize(), got {model!r}")
-    graph = ancestors([*model.potentials, *model.deterministics])
-    nodes = {variable.owner for variable in graph if variable.owner}
-    sums: set[Any] = {node.op.rows for node in nodes if isinstance(node.op, RowsSum)}
+    sums = sums_over_rows([*model.potentials, *model.deterministics])
     if not sums:
         raise ValueError(
             "sample: expected a model of parallelize(), or with a potential of rows_potential(); for "

@@ -13,8 +13,13 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import numba
 import numpy as np
-from pytensor.link.numba.dispatch.basic import numba_njit
+from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
+from pytensor.graph.rewriting.basic import node_rewriter, out2in
+from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_default_op_cache_key
 from pytensor.link.numba.linker import NumbaLinker
+from pytensor.tensor.elemwise import DimShuffle
 
 from synkhronos._typing import AnyArray
 from synkhronos.arithmetic.partition import share
@@ -57,6 +62,70 @@ def sum_over_rows({inputs}):
 """
 
 _FACTOR = 1000003
+
+
+def _transposed(array: AnyArray) -> AnyArray:
+    return array.T
+
+
+def _as_column(array: AnyArray) -> AnyArray:
+    return np.expand_dims(array, 1)
+
+
+def _as_vector(array: AnyArray) -> AnyArray:
+    return np.ravel(array)
+
+
+#: By order and number of dimensions: functions whose results Numba knows to be contiguous
+_CONTIGUOUS = {((1, 0), 2): _transposed, ((0, "x"), 1): _as_column, ((0,), 2): _as_vector}
+
+
+class ContiguousDimShuffle(Op):
+    """A `DimShuffle` of an array that stays contiguous, for Numba.
+
+    PyTensor's own code (2.38, 3.0) calls ``as_strided``, of whose result Numba does not know that it is
+    contiguous: ``np.dot`` copies such a matrix in each evaluation, and loops are not vectorized. A model
+    with its data as constants has no transpose of them left, but ranks have their rows as inputs.
+    """
+
+    __props__ = ("order", "ndim")
+    view_map = {0: [0]}
+
+    def __init__(self, order: tuple[int | str, ...], ndim: int) -> None:
+        self.order, self.ndim = order, ndim
+
+    def make_node(self, array: Any) -> Apply:
+        """Return the node of an array."""
+        return Apply(self, [array], [array.dimshuffle(self.order).type()])
+
+    def perform(self, node: Apply, inputs: Sequence[AnyArray], output_storage: Any) -> None:
+        """Compute it without Numba."""
+        output_storage[0][0] = _CONTIGUOUS[self.order, self.ndim](inputs[0])
+
+
+@register_funcify_default_op_cache_key(ContiguousDimShuffle)
+def _numba_contiguous(op: ContiguousDimShuffle, **kwargs: Any) -> Any:
+    return numba_njit(_CONTIGUOUS[op.order, op.ndim])
+
+
+def _to_contiguous(fgraph: Any, node: Apply) -> Any:
+    order, ndim = tuple(node.op.new_order), node.inputs[0].type.ndim
+    if (order, ndim) not in _CONTIGUOUS or not all(
+        node.inputs[0].type.shape[axis] == 1 for axis in node.op.drop
+    ):
+        return None
+    return [ContiguousDimShuffle(order, ndim)(*node.inputs)]
+
+
+_KEEP_CONTIGUOUS = out2in(node_rewriter([DimShuffle])(_to_contiguous), name="keep_contiguous")
+_AFTER_FUSION = 49.9  # and before what computes in place
+
+
+def keeping_contiguous(mode: Mode) -> Mode:
+    """Return a mode in which Numba knows transposed rows to be contiguous."""
+    if not isinstance(mode.linker, NumbaLinker):
+        return mode
+    return mode.register((_KEEP_CONTIGUOUS, _AFTER_FUSION))
 
 
 def is_compiled_by_numba(compiled: Any) -> bool:

@@ -1,79 +1,170 @@
-"""`compute_deterministics`: what a model computes for each row, for draws of its parameters."""
+"""The values of deterministic variables by rows, for draws of the parameters."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Sequence
+import itertools
+from typing import Any, Callable, NamedTuple, Sequence
 
-if TYPE_CHECKING:
-    import xarray
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import xarray
+
+import synkhronos as synk
+from synkhronos._text import listed
+from synkhronos._typing import AnyArray
+from synkhronos.engines.names import Variable
+from synkhronos.extensions.pymc.leaves import array_of, folded, has_length, padded
+from synkhronos.extensions.pymc.point import Point
+from synkhronos.extensions.pymc.potential import substitute
+from synkhronos.extensions.pymc.serial import dependence
+from synkhronos.extensions.pymc.terms import arrays_of, leaves_of, of_parameters, with_rows
+
+_SLICE = 4 << 20  # bytes of rows in a slice
 
 
-def compute_deterministics(
+def computed(
     draws: Any,
     model: Any,
-    *,
-    var_names: Sequence[str] | None = None,
+    names: Sequence[str] | None,
     rows: slice | None = None,
     mode: Any = None,
     sample_dims: Sequence[str] = ("chain", "draw"),
 ) -> xarray.Dataset:
-    """Return the deterministic variables of a model for draws of its parameters.
+    """Return deterministic variables for draws of the parameters; see `compute_deterministics`."""
+    known = {variable.name: variable for variable in model.deterministics}
+    names = list(known) if names is None else list(names)
+    if isinstance(names, str) or {*names} - {*known}:
+        raise ValueError(
+            f"compute_deterministics: var_names: expected names of deterministic variables, which are "
+            f"{list(known)}, got {names!r}"
+        )
+    draws, point = getattr(draws, "posterior", draws), Point(model)
+    missing = [variable.name for variable in model.free_RVs if variable.name not in draws]
+    if missing:
+        raise ValueError(
+            f"compute_deterministics: draws: expected draws of the free variables of the model, got "
+            f"none of {listed(missing)}"
+        )
+    arrays = [draws[item.name].astype(item.type.dtype, copy=False) for item in model.free_RVs]
+    core = [[dim for dim in array.dims if dim not in sample_dims] for array in arrays]
+    found = {}
+    for name in names:
+        by_row = _by_row(model, known[name], point)
+        if by_row is None:
+            compute = _function(known[name], point)
+        else:
+            compute = by_row.function(name, list(point.parameters.values()), rows, mode)
+        axes = model.named_vars_to_dims.get(name) or [None] * known[name].type.ndim
+        dims = [dim or f"{name}_dim_{axis}" for axis, dim in enumerate(axes)]
+        values = xarray.apply_ufunc(
+            lambda *values, compute=compute: np.array(compute(*values)),
+            *arrays,
+            input_core_dims=core,
+            output_core_dims=[dims],
+            exclude_dims={*itertools.chain(*core)},
+            vectorize=True,
+        )
+        labels = {dim: _labels(model, dim, values.sizes[dim]) for dim in dims}
+        if by_row is not None:
+            labels[dims[0]] = _labels(model, dims[0], len(by_row.arrays[0]))[rows or slice(None)]
+        found[name] = values.transpose(*sample_dims, ...).assign_coords(labels)
+    return xarray.Dataset(found)
 
-    The result is the same as by ``pm.compute_deterministics``. All ranks compute their part of the rows
-    of variables that have an item for each row.
 
-    Parameters
+def _labels(model: Any, dim: str, length: int) -> AnyArray:
+    """Return the labels of the items of a dimension."""
+    labels = model.coords.get(dim)
+    return np.arange(length) if labels is None else np.asarray(labels)
+
+
+# The variables
+
+
+class ByRow(NamedTuple):
+    """A variable that has an item for each row.
+
+    Attributes
     ----------
-    draws : xarray.Dataset or InferenceData
-        The draws of the free variables, or an object that has them as ``posterior``.
-    model : pymc.Model
-        The model itself, not the one that `parallelize` returns.
-    var_names : list of str, optional
-        The names of the deterministic variables; by default, all.
-    rows : slice, optional
-        Which rows to return of variables that have an item for each row. The result has an item for each
-        draw and row, which can be more than fits into memory. By default, all rows.
-    mode : str or Mode, optional
-        The mode of PyTensor in which the ranks compile, as in `parallelize`.
-    sample_dims : list of str, optional
-        The dimensions of the draws.
-
-    Returns
-    -------
-    xarray.Dataset
-        It has the dimensions and coordinates of the model.
-
-    Raises
-    ------
-    NotForkedError, ClosedError, WorldBrokenError
-        If there are no processes that can be used.
-    ValueError
-        If a deterministic variable is not in the model, or a free variable is not in the draws.
-    ImportError
-        If PyMC is not installed.
-
-    Notes
-    -----
-    Observed variables have their observed values.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import pymc as pm
-    >>> import synkhronos as synk
-    >>> import xarray
-    >>> from synkhronos.extensions.pymc import compute_deterministics
-    >>> synk.fork(2)
-    2
-    >>> with pm.Model(coords={"row": [10, 20, 30]}) as model:
-    ...     slope = pm.Normal("slope")
-    ...     _ = pm.Deterministic("mean", slope * np.array([1.0, 2.0, 3.0]), dims="row")
-    >>> draws = xarray.Dataset({"slope": (("chain", "draw"), [[1.0, 2.0]])})
-    >>> computed = compute_deterministics(draws, model)
-    >>> print(computed["mean"].sel(row=20).values)
-    [[2. 4.]]
-    >>> synk.close()
+    output : variable
+        A graph of the rows.
+    variables : list of variables
+        The variables that stand for rows.
+    arrays : list of arrays
+        The rows.
     """
-    from synkhronos.extensions.pymc.row_values import computed  # imports PyMC
 
-    return computed(draws, model, var_names, rows, mode, sample_dims)
+    output: Variable
+    variables: list[Variable]
+    arrays: list[Any]
+
+    def function(
+        self, name: str, parameters: Sequence[Variable], rows: slice | None, mode: Any
+    ) -> Callable[..., Any]:
+        """Return a function of the parameters, which all ranks compute."""
+        arrays = [array if rows is None else array[rows] for array in self.arrays]
+        if not len(arrays[0]):
+            raise ValueError(
+                f"compute_deterministics: rows: expected rows of {name!r}, got none in {rows}"
+            )
+        data = [synk.data(array, var=item, constant=True) for array, item in zip(arrays, self.variables)]
+        compute = synk.function(
+            self.variables,
+            (self.output, "gather"),
+            bcast_inputs=parameters,
+            mode=mode,
+            name=f"compute_deterministics({name})",
+            on_unused_input="ignore",
+        )
+        num_slices = max(1, sum(array.nbytes for array in arrays) // (_SLICE * synk.size()))
+        return lambda *values: compute(*data, *values, num_slices=num_slices)
+
+
+def _function(variable: Variable, point: Point) -> Callable[..., Any]:
+    """Return a function of the parameters, which this process computes."""
+    graph = of_parameters(variable, point)
+    return pytensor.function(list(point.parameters.values()), graph, on_unused_input="ignore")
+
+
+def _by_row(model: Any, variable: Variable, point: Point) -> ByRow | None:
+    """Return the rows of a variable, if it has an item for each, of constants and shared variables."""
+    parameters = list(point.parameters.values())
+    values = point.values(list(point.parameters))
+    graph = of_parameters(variable, point)
+    whole = pytensor.function(parameters, graph, mode="FAST_COMPILE", on_unused_input="ignore")(*values)
+    if not whole.ndim or len(whole) < 2:
+        return None
+    try:
+        (graph,) = folded([padded(variable.name, graph, len(whole))])
+    except ValueError:  # a sparse matrix
+        return None
+    leaves = leaves_of([graph], len(whole))
+    stand_ins = {item: item.type(item.name) for item in leaves}
+    outputs = substitute([graph], stand_ins)
+    arrays = [array_of(leaf) for leaf in leaves]
+    inputs = {**point.parameters, **stand_ins}
+    found = dependence({variable: outputs[0]}, len(whole), inputs, [*values, *arrays])
+    rows = [leaf for leaf in leaves if has_length(leaf, len(whole)) and leaf not in found.across]
+    if not rows or found.whole:
+        return None
+    arrays, variables, by_leaf = arrays_of(rows, {})
+    (output,) = with_rows(model, outputs, stand_ins, len(whole), by_leaf)
+    now = {stand_ins[leaf]: pt.constant(array_of(leaf)) for leaf in leaves if leaf not in rows}
+    made = ByRow(substitute([output], now)[0], variables, arrays)
+    return made if _agrees(made, parameters, values, whole) else None
+
+
+def _agrees(made: ByRow, parameters: Sequence[Variable], values: Sequence[Any], whole: AnyArray) -> bool:
+    """Whether the items of two halves of the rows are those of all rows."""
+    compute = pytensor.function(
+        [*made.variables, *parameters], made.output, mode="FAST_COMPILE", on_unused_input="ignore"
+    )
+    half = len(whole) // 2
+    for rows in (slice(None, half), slice(half, None)):
+        try:
+            items = compute(*(array[rows] for array in made.arrays), *values)
+        except (ValueError, IndexError, TypeError, AssertionError):
+            return False
+        if items.shape != whole[rows].shape or not np.allclose(items, whole[rows], equal_nan=True):
+            return False
+    return True

@@ -1,4 +1,4 @@
-"""Missing values, and rows that are selected by masks and indices.
+"""Missing values, and rows that are set or selected by masks and indices.
 
 PyMC divides a variable with missing values into the observed items and a free variable for the others.
 The variable itself becomes a join of both, which `joined_by_row` computes item by item: from constants,
@@ -8,6 +8,7 @@ rows of all items, which `selected_first` computes from the selected rows of the
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
@@ -36,30 +37,37 @@ _SELECTIONS = (names.AdvancedSubtensor, names.AdvancedSubtensor1)
 
 def joined_by_row(graph: Variable, parameters: Sequence[Variable]) -> Variable:
     """Return a graph in which joins of constants and of free values are computed item by item."""
-    writes = [
-        node.outputs[0]
-        for node in io_toposort(parameters, [graph])
-        if isinstance(node.op, names.WRITES) and getattr(node.op, "set_instead_of_inc", False)
-    ]
-    new = {join: _by_item(join, parameters) for join in writes}
-    found = {join: by_item for join, by_item in new.items() if by_item is not None}
-    return substitute([graph], {**dict(zip(parameters, parameters)), **found})[0] if found else graph
+    writes = [node.outputs[0] for node in io_toposort(parameters, [graph]) if _is_set(node)]
+    new = dict(zip(parameters, parameters))
+    for join in writes:
+        by_item = _by_item(join)
+        if by_item is not None:  # which may contain earlier ones
+            (new[join],) = substitute([by_item], new)
+    return substitute([graph], new)[0] if len(new) > len(parameters) else graph
 
 
-def _by_item(join: Variable, parameters: Sequence[Variable]) -> Variable | None:
+def _is_set(node: Apply) -> bool:
+    is_write = isinstance(node.op, names.WRITES)
+    return is_write and bool(getattr(node.op, "set_instead_of_inc", False))
+
+
+def _by_item(join: Variable) -> Variable | None:
     """Return the items of a join by their positions in what is joined; None if they are not known."""
     writes: list[Apply] = []
     base = join
-    while base.owner and isinstance(base.owner.op, names.WRITES):
+    while base.owner and _is_set(base.owner):
         writes.append(base.owner)
         base = base.owner.inputs[0]
-    if not base.owner or not isinstance(base.owner.op, AllocEmpty):
+    is_empty = bool(base.owner and isinstance(base.owner.op, AllocEmpty))
+    # Extents are shared variables if they are of dims.
+    extents: list[Any] = list(base.type.shape)
+    if is_empty:
+        extents = [value_of(item) for item in base.owner.inputs]
+    indices = [variable for node in writes for variable in node.inputs[2:]]
+    indices = [value_of(variable) for variable in indices if not isinstance(variable, Constant)]
+    if any(known is None for known in extents + indices):
         return None
-    extents = [value_of(item) for item in base.owner.inputs]  # shared variables if they are of dims
-    indices = [value_of(variable) for node in writes for variable in node.inputs[2:]]
-    if any(extent is None for extent in extents + indices):
-        return None
-    shape = tuple(int(extent) for extent in extents if extent is not None)
+    shape = tuple(int(extent) for extent in extents)
     kind, position = np.full(shape, -1), np.zeros(shape, "int64")
     filled = np.zeros(shape, join.type.dtype)
     joined = [(node, node.inputs[1], value_of(node.inputs[1])) for node in reversed(writes)]
@@ -67,24 +75,27 @@ def _by_item(join: Variable, parameters: Sequence[Variable]) -> Variable | None:
         kind = _written(node, kind, np.array(number))
         if known is not None:
             filled = _written(node, filled, known)
-        elif {*_sources(value, parameters)} <= {*parameters}:
-            items = np.arange((kind == number).sum())
-            position = _written(node, position, items.reshape(-1, *shape[1:][: value.type.ndim - 1]))
-        else:
-            return None
-    if (kind < 0).any():
-        return None
-    result = pt.constant(filled)
+        elif not _is_single(value):
+            n_items = int((kind == number).sum())
+            if None not in value.type.shape and math.prod(value.type.shape) != n_items:
+                return None  # an item is set twice
+            items = np.arange(n_items).reshape(-1, *shape[1:][: value.type.ndim - 1])
+            position = _written(node, position, items)
+    if is_empty and (kind < 0).any() or not is_empty and (kind == kind[:1]).all():
+        return None  # some are not known, or all rows have the same ones
+    result = pt.constant(filled) if is_empty else base
     for number, (_, value, known) in enumerate(joined):
+        is_written = kind == number
         if known is None:
-            items = value.ravel()[pt.constant(np.where(kind == number, position, 0))]
-            result = pt.switch(pt.constant(kind == number), items, result)
+            place = 0 if _is_single(value) else pt.constant(np.where(is_written, position, 0))
+            result = pt.switch(pt.constant(is_written), value.ravel()[place], result)
+        elif not is_empty:
+            result = pt.switch(pt.constant(is_written), pt.constant(filled), result)
     return result
 
 
-def _sources(value: Variable, parameters: Sequence[Variable]) -> list[Variable]:
-    above = [item for item in ancestors([value], blockers=parameters) if not isinstance(item, Constant)]
-    return [variable for variable in above if variable in parameters or variable.owner is None]
+def _is_single(value: Variable) -> bool:
+    return all(extent == 1 for extent in value.type.shape)
 
 
 def _written(node: Apply, array: AnyArray, value: AnyArray) -> AnyArray:

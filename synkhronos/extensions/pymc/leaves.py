@@ -6,10 +6,12 @@ basis functions of an approximate Gaussian process, are rows like any others.
 
 from __future__ import annotations
 
-from typing import Any, Collection, Sequence
+import itertools
+from typing import Any, Callable, Collection, Sequence
 
 import numpy as np
 import pytensor
+import pytensor.sparse.math as sparse_math
 import pytensor.tensor as pt
 from pymc.logprob.abstract import MeasurableOp
 from pytensor.compile.builders import OpFromGraph
@@ -66,11 +68,6 @@ def has_length(leaf: Variable, length: int) -> bool:
     return leaf.type.ndim > 0 and array_of(leaf).shape[0] == length
 
 
-def are_equal(one: Variable | None, other: Variable | None) -> bool:
-    """Whether both are constants of the same value and type."""
-    return isinstance(one, Constant) and isinstance(other, Constant) and one.equals(other)
-
-
 def label_of(leaf: Variable) -> str:
     """Return the name of a leaf for messages, or its shape."""
     return repr(leaf.name) if leaf.name else f"a constant of shape {array_of(leaf).shape}"
@@ -83,27 +80,32 @@ def folded(
     outputs: Sequence[Variable], kept: Collection[Variable] = (), *, only_shapes: bool = False
 ) -> list[Variable]:
     """Return a graph with constants for what is computed from constants alone, but not from `kept`."""
-    constant: set[Variable] = set()
-    others: dict[Variable, None] = dict.fromkeys(outputs)
-    for node in io_toposort([], outputs):
-        is_constant = [item in constant or _is_fixed(item) and item not in kept for item in node.inputs]
-        if all(is_constant) and node.inputs and not isinstance(node.op, MeasurableOp):
-            constant.update(node.outputs)
-        else:
-            others.update(dict.fromkeys(node.inputs))
+    constant = _computed_from(outputs, lambda item: isinstance(item, Constant) and item not in kept)
+    nodes = [node for node in io_toposort([], outputs) if node.outputs[0] not in constant]
+    others = [*outputs, *itertools.chain(*(node.inputs for node in nodes))]
     sources = dict.fromkeys(_source(other) for other in others if other in constant)
     if only_shapes:
         sources = dict.fromkeys(shape for shape in shapes_in(outputs) if shape in constant)
     wanted = [source for source in sources if _is_worth_a_constant(source)]
-    if not wanted:
-        return list(outputs)
-    values = pytensor.function([], wanted, mode="FAST_COMPILE")()
-    new = [pt.constant(value, dtype=variable.type.dtype) for variable, value in zip(wanted, values)]
-    return substitute(outputs, dict(zip(wanted, new)))
+    new = {item: pt.constant(value, dtype=item.type.dtype) for item, value in _valued(wanted)}
+    return substitute(outputs, new)
 
 
-def _is_fixed(variable: Variable) -> bool:
-    return isinstance(variable, Constant)
+def _computed_from(outputs: Sequence[Variable], is_known: Callable[[Variable], bool]) -> set[Variable]:
+    """Return what a graph computes from known variables alone."""
+    found: set[Variable] = set()
+    for node in io_toposort([], outputs):
+        is_computed = bool(node.inputs) and not isinstance(node.op, MeasurableOp)
+        if is_computed and all(item in found or is_known(item) for item in node.inputs):
+            found.update(node.outputs)
+    return found
+
+
+def _valued(variables: Sequence[Variable]) -> list[tuple[Variable, AnyArray]]:
+    """Return variables with the values that are computed for them."""
+    if not variables:
+        return []
+    return list(zip(variables, pytensor.function([], list(variables), mode="FAST_COMPILE")()))
 
 
 def _is_known(variable: Variable) -> bool:
@@ -144,23 +146,14 @@ def computed_once(
     replaced : dict
         What was computed in the graph, by the constant that has its value.
     """
-    shapes, fixed = shapes_in(outputs), dict.fromkeys(outputs, False)
-    for node in io_toposort([], outputs):
-        known = [fixed.get(item, False) or _is_known(item) and item not in kept for item in node.inputs]
-        is_fixed = bool(known) and all(known) and not isinstance(node.op, MeasurableOp)
-        fixed.update(dict.fromkeys(node.outputs, is_fixed))
-    arrays = [item for item in fixed if fixed[item] and item not in shapes]
-    arrays = [
-        array for array in arrays if getattr(array.type, "ndim", False) and _is_worth_a_constant(array)
-    ]
-    if not arrays:
-        return list(outputs), {}
-    lengths = pytensor.function([], [array.shape[0] for array in arrays], mode="FAST_COMPILE")()
+    found = _computed_from(outputs, lambda item: _is_known(item) and item not in kept)
+    found -= shapes_in(outputs)
+    arrays = [item for item in found if _is_worth_a_constant(item) and item.type.ndim]
+    lengths = [int(length) for _, length in _valued([array.shape[0] for array in arrays])]
     by_row = {array for array, length in zip(arrays, lengths) if n_rows in (None, length)}
-    wanted = [item for item in walk(outputs, lambda one: () if one in by_row else _inputs(one))]
-    wanted = [item for item in dict.fromkeys(wanted) if item in by_row]
-    values = pytensor.function([], wanted, mode="FAST_COMPILE")()
-    new = {item: pt.constant(value, _name_of(item)) for item, value in zip(wanted, values)}
+    above = walk(outputs, lambda item: () if item in by_row else _inputs(item))
+    wanted = [item for item in dict.fromkeys(above) if item in by_row]
+    new = {item: pt.constant(value, _name_of(item)) for item, value in _valued(wanted)}
     return substitute(outputs, new), {made: item for item, made in new.items()}
 
 
@@ -276,3 +269,62 @@ def _with_count(shape: Variable, n_rows: int, count: Variable) -> Variable:
 
 def _is_number(variable: Variable, number: int) -> bool:
     return isinstance(variable, Constant) and variable.type.ndim == 0 and int(variable.data) == number
+
+
+# Products of a sparse matrix of data: ranks can share rows of dense arrays only. So each row of the
+# matrix is stored as values and their columns, with zeros up to the entries of the longest row.
+
+_MOST = 4  # stored entries per entry of the matrix
+
+_PRODUCTS = (sparse_math.StructuredDot, sparse_math.Dot)
+
+
+def padded(title: str, graph: Variable, n_rows: int) -> Variable:
+    """Return a graph with dense arrays for the sparse matrices that have this number of rows.
+
+    Raises
+    ------
+    ValueError
+        If such a matrix is not the left factor of a product with a dense matrix or vector, or if its
+        longest row has so many entries that the arrays would be too large.
+    """
+    products = {}
+    for variable in ancestors([graph]):
+        if variable.owner and isinstance(variable.owner.op, _PRODUCTS) and not is_sparse(variable):
+            left, right = variable.owner.inputs
+            if _has_rows(left, n_rows) and not is_sparse(right):
+                products[variable] = _product(title, left, right, variable.type.dtype)
+    for product in products:  # a factor may contain another product
+        graph = substitute([graph], {product: products[product]})[0]
+    left_over = [variable for variable in ancestors([graph]) if _has_rows(variable, n_rows)]
+    if left_over:
+        raise ValueError(
+            f"{title}: expected that a sparse matrix of data is the left factor of pytensor.sparse.dot "
+            f"or structured_dot, with a dense one, got another use of the matrix of shape "
+            f"{array_of(left_over[0]).shape}; use a dense array, as by its toarray()"
+        )
+    return graph
+
+
+def _has_rows(variable: Variable, n_rows: int) -> bool:
+    return is_sparse(variable) and is_leaf(variable) and array_of(variable).shape[0] == n_rows
+
+
+def _product(title: str, left: Variable, right: Variable, dtype: str) -> Variable:
+    matrix = array_of(left).tocsr()
+    counts = np.diff(matrix.indptr)
+    longest = max(1, int(counts.max()))
+    if matrix.shape[0] * longest > _MOST * max(matrix.nnz, matrix.shape[0]):
+        raise ValueError(
+            f"{title}: the rows of the sparse matrix of shape {matrix.shape} have {counts.mean():.3g} "
+            f"entries on average, and up to {longest}. Ranks can divide it if no row has more than "
+            f"{_MOST} times the average; split it into two matrices by columns, one of them dense"
+        )
+    is_entry = np.arange(longest) < counts[:, None]
+    values = np.zeros(is_entry.shape, matrix.dtype)
+    columns = np.zeros(is_entry.shape, "int64")
+    values[is_entry], columns[is_entry] = matrix.data, matrix.indices
+    chosen = right[pt.constant(columns)]
+    weights = pt.constant(values)
+    product = (weights if right.type.ndim == 1 else weights[:, :, None]) * chosen
+    return pt.cast(product.sum(axis=1), dtype)

@@ -1,12 +1,25 @@
-"""A copy of a PyMC model, with sums over the rows of all ranks in place of observed variables."""
+"""`DividedModel`: a model without the rows, which says where PyMC would need them.
+
+PyMC computes predictions and the log-likelihood of each row from the observed variables of a model, and
+nothing at all if there are none. It also starts chains in other processes, or asks JAX, without a
+question to the model, and fails there with long tracebacks. But it reads the observed variables first.
+So the model looks at who reads them. Models that PyMC makes of its graph, as ``pm.do`` and copies, do so
+too.
+"""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any, Mapping, NamedTuple, Sequence
+import multiprocessing
+import operator
+import sys
+import warnings
+from types import FrameType
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 import pymc as pm
+from pymc.model import fgraph
 from pymc.model.fgraph import fgraph_from_model, model_from_fgraph, model_potential
 from pytensor.graph.op import Op
 
@@ -14,35 +27,177 @@ import synkhronos as synk
 from synkhronos._text import listed
 from synkhronos._typing import AnyArray
 from synkhronos.engines.names import SharedVariable, Variable, ancestors
-from synkhronos.extensions.pymc.divided import DividedModel
-from synkhronos.extensions.pymc.groups import Group
 from synkhronos.extensions.pymc.imputed import select_first
 from synkhronos.extensions.pymc.leaves import has_dims
-from synkhronos.extensions.pymc.point import Point
+from synkhronos.extensions.pymc.operation import RowsSum, sums_over_rows
+from synkhronos.extensions.pymc.point import Point, lowered
 from synkhronos.extensions.pymc.potential import substitute, sum_over_ranks
-from synkhronos.extensions.pymc.rows import Rows
-from synkhronos.extensions.pymc.terms import Term, number_of_rows, terms_of
+from synkhronos.extensions.pymc.terms import Group, Term, terms_of
+
+_NEEDS_JAX = ("blackjax", "numpyro")
+_PACKAGES = ("pymc", "pymc_extras")
 
 
-class Potential(NamedTuple):
-    """The sum of the terms with equal numbers of rows.
+class DividedModel(pm.Model):  # type: ignore[misc]
+    """A model whose observed variables, or some of them, are divided over the ranks."""
 
-    Attributes
-    ----------
-    name : str
-        The names of the terms.
-    rows : Rows
-        The sum of their log-probabilities.
-    inputs : list of variables
-        The variables of the model whose values are its parameters.
-    leaves : list of Constant or SharedVariable
-        The values that the rows replace.
-    """
+    @property
+    def observed_RVs(self) -> Any:  # noqa: N802 - PyMC's name
+        """The observed variables that are not divided."""
+        _check_readers(sys._getframe(1))
+        return self.__dict__["observed_RVs"]
 
-    name: str
-    rows: Rows
-    inputs: list[Variable]
-    leaves: list[Variable]
+    @observed_RVs.setter
+    def observed_RVs(self, variables: Any) -> None:  # noqa: N802
+        self.__dict__["observed_RVs"] = variables
+
+    def replace_rvs_by_values(self, graphs: Sequence[Variable], **options: Any) -> Any:
+        """Return graphs of the values, without named dimensions, of which there are no gradients."""
+        return [lowered(graph) for graph in super().replace_rvs_by_values(graphs, **options)]
+
+    def sums_over_rows(self) -> list[Any]:
+        """Return the sums over rows in the model."""
+        return sums_over_rows(self.potentials)
+
+    def left_out(self) -> list[str]:
+        """Return the names of the deterministic variables that depend on rows."""
+        models = [rows.model for rows in self.sums_over_rows() if getattr(rows, "model", None)]
+        names = [variable.name for model in models for variable in model.deterministics]
+        return [item for item in dict.fromkeys(names) if item not in self.named_vars]
+
+    def __getitem__(self, key: str) -> Any:
+        try:
+            return super().__getitem__(key)
+        except KeyError:
+            if key in self.left_out():
+                raise KeyError(_left_out([key])) from None
+            raise
+
+    def set_data(self, name: str, values: Any, coords: Any = None) -> None:
+        """Change data of the model, whose rows may be divided; see ``pymc.Model.set_data``."""
+        for rows in () if name in self.named_vars else self.sums_over_rows():
+            data = rows.model and rows.model.named_vars.get(name)
+            if data is not None and rows.depends_on(data):
+                rows.model.set_data(name, values, coords=coords)
+                return
+            if data is not None and data in rows.model.data_vars:
+                raise ValueError(
+                    f"set_data: the rows of {name!r} were given to parallelize() by data={{...}}; call "
+                    f"it again with others"
+                )
+        super().set_data(name, values, coords=coords)
+
+
+def _left_out(names: Sequence[str]) -> str:
+    return (
+        f"{', '.join(map(repr, names))}: deterministic variables that depend on the rows are not "
+        f"computed while sampling; compute them with compute_deterministics(drawn, model), or sample "
+        f"with synkhronos.extensions.pymc.sample(parallel, deterministics=True)"
+    )
+
+
+def _model_of_graph(**options: Any) -> pm.Model:
+    """Return the model into which PyMC puts the variables of a graph."""
+    made, graph = pm.Model(**options), sys._getframe(1).f_locals["fgraph"]
+    if any(isinstance(node.op, RowsSum) for node in graph.apply_nodes):
+        made.__class__ = DividedModel
+    return made
+
+
+fgraph.Model = _model_of_graph
+
+
+def _check_readers(frame: FrameType | None) -> None:
+    """Raise if a function of PyMC among the callers cannot do its work with such a model."""
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES:
+            check = _CHECKS.get(frame.f_code.co_name)
+            if check is not None:
+                check(frame, frame.f_locals)
+                return
+        frame = frame.f_back
+
+
+def _check_density(frame: FrameType, given: dict[str, Any]) -> None:
+    if given.get("kind") != "likelihood" or given.get("var_names") is not None:
+        return
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "sample" and frame.f_globals.get("__name__") == pm.sample.__module__:
+            warnings.warn(
+                "the log-likelihood has no rows that are divided over the ranks; compute it from the "
+                "draws, by pm.compute_log_likelihood(idata, model=model) with the model that was given "
+                "to parallelize()",
+                stacklevel=2,
+            )
+            return
+    raise ValueError(
+        "compute_log_likelihood: this model, from parallelize(), has no rows. Give the model that was "
+        "given to parallelize(), as in pm.compute_log_likelihood(idata, model=model)"
+    )
+
+
+def _check_predictive(frame: FrameType, given: dict[str, Any]) -> None:
+    if given.get("var_names") is None:
+        raise ValueError(
+            "sample_posterior_predictive: this model, from parallelize(), has no rows. Give the model "
+            "that was given to parallelize(), as in pm.sample_posterior_predictive(idata, model=model)"
+        )
+
+
+def _check_sample(frame: FrameType, given: dict[str, Any]) -> None:
+    sampler = given.get("nuts_sampler")  # in PyMC 6, None until it has chosen one
+    if sampler in _NEEDS_JAX:
+        _refuse_jax(frame, given)
+    names, model = given.get("var_names"), given.get("model")
+    if names and isinstance(model, DividedModel) and {*names} & {*model.left_out()}:
+        raise ValueError(f"var_names: {_left_out(sorted({*names} & {*model.left_out()}))}")
+    cores, chains, context = given.get("cores"), given.get("chains"), given.get("mp_ctx")
+    if sampler != "pymc" or not cores or not chains or min(cores, chains) < 2:
+        return
+    if isinstance(context, str) or context is None:
+        context = multiprocessing.get_context(context)
+    if context.get_start_method() == "fork":
+        raise ValueError(
+            f"pm.sample: {cores} chains would be sampled in processes that are forked from this one and "
+            f"cannot use the ranks; sample them one after another, with pm.sample(cores=1)"
+        )
+
+
+def _check_smc(frame: FrameType, given: dict[str, Any]) -> None:
+    if min(given["cores"], given["chains"]) > 1:
+        raise ValueError(
+            f"pm.sample_smc: {given['chains']} chains would be sampled in processes of their own, which "
+            f"cannot use the ranks; sample them one after another, with pm.sample_smc(cores=1)"
+        )
+
+
+def _check_pathfinder(frame: FrameType, given: dict[str, Any]) -> None:
+    option = "parallel=False" if "parallel" in given else 'concurrent="thread"'  # as it was once
+    if given.get("parallel") or given.get("concurrent") == "process":
+        raise ValueError(
+            f"fit_pathfinder: the paths would be computed in processes of their own, which cannot use "
+            f"the ranks; give it {option}"
+        )
+
+
+def _refuse_jax(frame: FrameType, given: dict[str, Any]) -> None:
+    raise ValueError(
+        'JAX cannot use the ranks; with the model of parallelize(), use nuts_sampler="nutpie" or "pymc" '
+        "of pm.sample, or fit_pathfinder(parallel=False) of pymc_extras"
+    )
+
+
+#: What to do if a function of PyMC reads the observed variables.
+_CHECKS = {
+    "compute_log_density": _check_density,
+    "fit_blackjax_pathfinder": _refuse_jax,
+    "fit_pathfinder": _check_pathfinder,
+    "sample": _check_sample,
+    "sample_jax_nuts": _refuse_jax,
+    "sample_posterior_predictive": _check_predictive,
+    "sample_smc": _check_smc,
+}
 
 
 def divide(model: Any, data: Any, observed: Any, mode: Any) -> Any:
@@ -55,19 +210,20 @@ def divide(model: Any, data: Any, observed: Any, mode: Any) -> Any:
             f"{listed(rows.name for rows in model.sums_over_rows())}; give it the original model"
         )
     point = Point(model)
-    terms = sorted(terms_of(model, observed, point, data is not None), key=number_of_rows)
+    by_length = operator.attrgetter("n_rows")
+    terms = sorted(terms_of(model, observed, point, data is not None), key=by_length)
     given = _given(model, data, terms, point)
-    potentials = []
-    for _, group in itertools.groupby(terms, number_of_rows):
-        summed = Group(model, list(group), given, point, mode)
-        potentials.append(Potential(f"{summed.name}_rows", *summed.summed()))
-    used = {leaf for potential in potentials for leaf in potential.leaves}
+    groups = []
+    for _, equally_long in itertools.groupby(terms, by_length):
+        groups.append(Group(model, list(equally_long), given, point, mode))
+        groups[-1].sum_up()
+    used = {leaf for group in groups for leaf in group.leaves}
     unused = [item.name for item in given or () if item not in used]
     if unused:
         raise ValueError(
             f"parallelize: data: the observed variables that are divided do not depend on {unused}"
         )
-    return _replaced(model, terms, potentials, point)
+    return _replaced(model, terms, groups, point)
 
 
 # The arrays
@@ -120,18 +276,17 @@ class _WithoutInitialValues:
         return getattr(self._model, name)
 
 
-def _replaced(model: Any, terms: Sequence[Term], potentials: Sequence[Potential], point: Point) -> Any:
+def _replaced(model: Any, terms: Sequence[Term], groups: Sequence[Group], point: Point) -> Any:
     """Return a copy of the model, with potentials in place of terms."""
     graph, copies = fgraph_from_model(_WithoutInitialValues(model))
-    for item in _dropped(model, terms, potentials, point):
+    for item in _dropped(model, terms, groups, point):
         graph.remove_output(graph.outputs.index(copies[item]))
     for item in [copies[term.variable] for term in terms if term.value is not None]:
         value = item.owner.inputs[1]  # for what depends on the variable
         graph.replace(item, item.type.filter_variable(value, allow_convert=True), import_missing=True)
-    for name, rows, inputs, _ in potentials:
-        _check_gradients(model, inputs)
-        values = [copies[point.source_of(variable)] for variable in inputs]
-        total = sum_over_ranks(rows, [item.values if has_dims(item) else item for item in values])
+    for group in groups:
+        name, values = f"{group.name}_rows", [copies[point.source_of(item)] for item in group.inputs]
+        total = sum_over_ranks(group.rows, [item.values if has_dims(item) else item for item in values])
         total.name = name
         own = [] if isinstance(model_potential, Op) else [name]  # PyMC 5, or 6
         graph.add_output(model_potential(total, *own))
@@ -158,25 +313,10 @@ def _share_data(model: Any, made: Any) -> None:
     made._coords = model._coords
 
 
-def _check_gradients(model: Any, inputs: Sequence[Variable]) -> None:
-    """Raise ValueError if PyTensor has no gradient of the transformation of a variable."""
-    found = [
-        item.name for item in inputs if has_dims(item) and model.rvs_to_transforms.get(item) is not None
-    ]
-    if found:
-        raise ValueError(
-            f"parallelize: {found[0]!r} is a variable of pymc.dims with a transformation, of which "
-            f"PyTensor has no gradient in a potential; use a variable of pm in its place, as in "
-            f"pymc.dims.as_xtensor(pm.HalfNormal(...), dims=(...))"
-        )
-
-
-def _dropped(
-    model: Any, terms: Sequence[Term], potentials: Sequence[Potential], point: Point
-) -> list[Variable]:
+def _dropped(model: Any, terms: Sequence[Term], groups: Sequence[Group], point: Point) -> list[Variable]:
     """Return the variables of the model that depend on rows."""
     left = {*itertools.chain(*(term.leaves for term in terms))}
-    gone = {leaf for potential in potentials for leaf in potential.leaves}
+    gone = {leaf for group in groups for leaf in group.leaves}
     gone.update(source for term in terms for source in term.sources if source not in left)
     gone = {point.source_of(item) for item in gone}
     gone.update(term.variable for term in terms)

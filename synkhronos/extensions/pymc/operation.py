@@ -11,8 +11,9 @@ rows, in place of the node.
 
 from __future__ import annotations
 
+import math
 import weakref
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Sequence
 
 import numpy as np
 import pytensor.tensor as pt
@@ -20,6 +21,7 @@ from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import node_rewriter
+from pytensor.graph.traversal import ancestors
 from pytensor.link.numba.dispatch.basic import numba_funcify
 from pytensor.tensor.rewriting.basic import register_specialize
 
@@ -29,7 +31,7 @@ from synkhronos.extensions.pymc.compiled import operation
 if TYPE_CHECKING:
     from pytensor.graph.fg import FunctionGraph
 
-    from synkhronos.extensions.pymc.sums import EvaluatedSum
+    from synkhronos.extensions.pymc.rows import EvaluatedSum
 
 
 class _OfRows(Op):
@@ -78,7 +80,7 @@ class RowsValue(_OfRows):
         return [()]
 
     def perform(self, node: Apply, inputs: list[np.ndarray], output_storage: list[list[Any]]) -> None:
-        output_storage[0][0] = np.asarray(self.rows.sum(inputs), self._dtype)
+        output_storage[0][0] = np.asarray(self.rows.vector(inputs, False)[0], self._dtype)
 
 
 class RowsSum(_OfRows):
@@ -87,6 +89,7 @@ class RowsSum(_OfRows):
     def __init__(self, rows: EvaluatedSum) -> None:
         super().__init__(rows)
         self.value = RowsValue(rows)
+        self._no_gradient = rows.on_ranks.no_gradient
 
     def make_node(self, *values: Any) -> Apply:
         return self._node(values, has_gradient=True)
@@ -96,17 +99,21 @@ class RowsSum(_OfRows):
         return [(), *(shapes[index] for index in self._wrt)]
 
     def perform(self, node: Apply, inputs: list[np.ndarray], output_storage: list[list[Any]]) -> None:
-        results = self.rows.sum_and_gradient(inputs)
-        for storage, output, result in zip(output_storage, node.outputs, results):
-            storage[0] = np.asarray(result, output.type.dtype)
+        flat = self.rows.vector(inputs, True)
+        shapes = [(), *(inputs[index].shape for index in self._wrt)]
+        parts = np.split(flat, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
+        for storage, output, part, shape in zip(output_storage, node.outputs, parts, shapes):
+            storage[0] = np.asarray(part.reshape(shape), output.type.dtype)
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        n_outputs = len(node.outputs)
-        return [[index in self._wrt] * n_outputs for index in range(len(node.inputs))]
+        connected = range(len(node.inputs)) if self._no_gradient else self._wrt
+        return [[index in connected] * len(node.outputs) for index in range(len(node.inputs))]
 
     def pullback(
         self, inputs: Sequence[Variable], outputs: Sequence[Variable], cotangents: Sequence[Variable]
     ) -> list[Variable]:
+        if self._no_gradient:
+            raise NotImplementedError(f"{self._name}: there is no gradient: {self._no_gradient}")
         if any(not isinstance(cotangent.type, DisconnectedType) for cotangent in cotangents[1:]):
             raise NotImplementedError(
                 f"{self._name}: only the first derivatives of a sum over the rows of all ranks can "
@@ -118,6 +125,12 @@ class RowsSum(_OfRows):
         return results
 
     L_op = pullback  # its name in PyTensor 2
+
+
+def sums_over_rows(graph: Iterable[Variable]) -> list[Any]:
+    """Return the sums over rows in a graph."""
+    nodes = [variable.owner for variable in ancestors(graph) if variable.owner]
+    return list(dict.fromkeys(node.op.rows for node in nodes if isinstance(node.op, RowsSum)))
 
 
 @register_specialize

@@ -1,8 +1,12 @@
-"""`parallelize`: a model whose observed variables are computed by all ranks."""
+"""The public functions for models of PyMC, which import PyMC when they are called."""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+import importlib
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
+
+if TYPE_CHECKING:
+    import xarray
 
 
 def parallelize(
@@ -88,12 +92,7 @@ def parallelize(
     -8.094693 [1.]
     >>> synk.close()
     """
-    try:
-        from synkhronos.extensions.pymc.models import divide  # imports PyMC
-    except ModuleNotFoundError as error:
-        raise _without_pymc("parallelize", error) from error
-
-    return divide(model, data, observed, mode)
+    return _imported("parallelize", "models", "divide")(model, data, observed, mode)
 
 
 def sample(
@@ -144,18 +143,89 @@ def sample(
         After Ctrl-C, if no chain has a draw. Otherwise the draws until then are returned, equally many
         of each chain that has any.
     """
-    try:
-        from synkhronos.extensions.pymc.chains import sample_chains  # imports PyMC
-    except ModuleNotFoundError as error:
-        raise _without_pymc("sample", error) from error
-
+    sample_chains = _imported("sample", "chains", "sample_chains")
     return sample_chains(
         model, draws, tune, chains, ranks_per_chain, random_seed, deterministics, options
     )
 
 
-def _without_pymc(name: str, error: ModuleNotFoundError) -> ImportError:
-    """Return the error to raise if PyMC cannot be imported."""
-    if error.name != "pymc":
-        return error
-    return ImportError(f'{name}: PyMC is not installed: python -m pip install "pymc>=5.28.5,<7"')
+def compute_deterministics(
+    draws: Any,
+    model: Any,
+    *,
+    var_names: Sequence[str] | None = None,
+    rows: slice | None = None,
+    mode: Any = None,
+    sample_dims: Sequence[str] = ("chain", "draw"),
+) -> xarray.Dataset:
+    """Return the deterministic variables of a model for draws of its parameters.
+
+    The result is the same as by ``pm.compute_deterministics``. All ranks compute their part of the rows
+    of variables that have an item for each row.
+
+    Parameters
+    ----------
+    draws : xarray.Dataset or InferenceData
+        The draws of the free variables, or an object that has them as ``posterior``.
+    model : pymc.Model
+        The model itself, not the one that `parallelize` returns.
+    var_names : list of str, optional
+        The names of the deterministic variables; by default, all.
+    rows : slice, optional
+        Which rows to return of variables that have an item for each row. The result has an item for each
+        draw and row, which can be more than fits into memory. By default, all rows.
+    mode : str or Mode, optional
+        The mode of PyTensor in which the ranks compile, as in `parallelize`.
+    sample_dims : list of str, optional
+        The dimensions of the draws.
+
+    Returns
+    -------
+    xarray.Dataset
+        It has the dimensions and coordinates of the model.
+
+    Raises
+    ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
+    ValueError
+        If a deterministic variable is not in the model, or a free variable is not in the draws.
+    ImportError
+        If PyMC is not installed.
+
+    Notes
+    -----
+    Observed variables have their observed values.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pymc as pm
+    >>> import synkhronos as synk
+    >>> import xarray
+    >>> from synkhronos.extensions.pymc import compute_deterministics
+    >>> synk.fork(2)
+    2
+    >>> with pm.Model(coords={"row": [10, 20, 30]}) as model:
+    ...     slope = pm.Normal("slope")
+    ...     _ = pm.Deterministic("mean", slope * np.array([1.0, 2.0, 3.0]), dims="row")
+    >>> draws = xarray.Dataset({"slope": (("chain", "draw"), [[1.0, 2.0]])})
+    >>> computed = compute_deterministics(draws, model)
+    >>> print(computed["mean"].sel(row=20).values)
+    [[2. 4.]]
+    >>> synk.close()
+    """
+    computed = _imported("compute_deterministics", "deterministics", "computed")
+    return computed(draws, model, var_names, rows, mode, sample_dims)
+
+
+def _imported(name: str, module: str, function: str) -> Any:
+    """Return a function of a module that imports PyMC, for a public function with a name."""
+    try:
+        return getattr(importlib.import_module(f"synkhronos.extensions.pymc.{module}"), function)
+    except ModuleNotFoundError as error:
+        if error.name != "pymc":
+            raise
+        raise ImportError(
+            f'{name}: PyMC is not installed: python -m pip install "pymc>=5.28.5,<7"'
+        ) from error

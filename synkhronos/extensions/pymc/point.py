@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+import itertools
+from typing import Any, Iterator, Sequence
 
 import numpy as np
+import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from pytensor.graph.rewriting.utils import rewrite_graph
@@ -13,6 +15,10 @@ from synkhronos._typing import AnyArray
 from synkhronos.engines.names import Constant, TensorType, Variable, ancestors
 from synkhronos.extensions.pymc.leaves import has_dims, is_leaf
 from synkhronos.extensions.pymc.potential import substitute
+
+#: By how much values differ from the initial point, before and after points of the prior are tried.
+_NEAR, _FAR = (0.5, 0.5, 0.5, 0.1, 0.0, 1.0, 1.0, 1.0), (2.0, 0.2, 1.0, 4.0)
+_DRAWS, _ROUNDS = 64, 8
 
 
 class Point:
@@ -54,11 +60,11 @@ class Point:
     def graph_of(self, variable: Variable) -> Variable:
         """Return a variable as a function of the parameters and of observed values."""
         known = {item: value for item, value in self._known.items() if item is not variable}
-        return _as_tensor(substitute([variable], known)[0])
+        return lowered(substitute([variable], known)[0])
 
     def value_of(self, variable: Variable) -> Variable:
         """Return the values of an observed variable."""
-        return _as_tensor(self._known[variable])
+        return lowered(self._known[variable])
 
     def source_of(self, leaf: Variable) -> Variable:
         """Return the variable of the model for which a leaf of a graph stands."""
@@ -69,21 +75,33 @@ class Point:
         return next((leaf for leaf, source in self._sources.items() if source is variable), variable)
 
     def values(self, inputs: Sequence[Variable]) -> list[AnyArray]:
-        """Return the values of variables of the model."""
-        random = np.random.default_rng(0)
-        point = {
-            name: value + random.uniform(-0.5, 0.5, value.shape).astype(value.dtype)
-            if value.dtype.kind == "f"
-            else value
-            for name, value in self._model.initial_point(random_seed=0).items()
-        }
-        compute = self._model.compile_fn(
-            self._model.replace_rvs_by_values([self.source_of(variable) for variable in inputs]),
-            inputs=self._model.value_vars,
+        """Return the values of variables of the model near the initial point."""
+        return next(self.tried(inputs))
+
+    def tried(self, inputs: Sequence[Variable]) -> Iterator[list[AnyArray]]:
+        """Yield values at which a log-probability may be finite: near the initial point, then others."""
+        model, variables = self._model, [self.source_of(variable) for variable in inputs]
+        compute = model.compile_fn(
+            model.replace_rvs_by_values(variables),
+            inputs=model.value_vars,
             mode="FAST_COMPILE",
             on_unused_input="ignore",
         )
-        return [np.asarray(item, kind.type.dtype) for item, kind in zip(compute(point), inputs)]
+        random, initial = np.random.default_rng(0), model.initial_point(random_seed=0)
+
+        def near(width: float) -> list[AnyArray]:
+            point = {
+                name: value + random.uniform(-width, width, value.shape).astype(value.dtype)
+                if value.dtype.kind == "f"
+                else value
+                for name, value in initial.items()
+            }
+            return _typed(compute(point), inputs)
+
+        yield from map(near, _NEAR)
+        for drawn in _draws(variables):
+            yield _typed(drawn, inputs)
+        yield from map(near, itertools.chain(*[_FAR] * _ROUNDS))
 
 
 def _tensor_of(leaf: Variable) -> Variable:
@@ -102,8 +120,20 @@ def _with_dims(tensor: Variable, variable: Variable) -> Variable:
     return as_xtensor(tensor, dims=variable.type.dims)
 
 
-def _as_tensor(graph: Variable) -> Variable:
+def lowered(graph: Variable) -> Variable:
     """Return a graph of tensors, for one that may have dimensions with names."""
-    if not has_dims(graph):
+    if not any(map(has_dims, ancestors([graph]))):
         return graph
-    return rewrite_graph(graph.values, include=("lower_xtensor",))
+    return rewrite_graph(graph.values if has_dims(graph) else graph, include=("lower_xtensor",))
+
+
+def _draws(variables: Sequence[Variable]) -> Iterator[Sequence[Any]]:
+    """Return values drawn from the prior, if it can be drawn from."""
+    try:
+        return zip(*pm.draw(list(variables), draws=_DRAWS, random_seed=0, mode="FAST_COMPILE"))
+    except Exception:  # as pm.Flat raises; the draws only help to find a point
+        return iter(())
+
+
+def _typed(values: Sequence[Any], inputs: Sequence[Any]) -> list[AnyArray]:
+    return [np.asarray(value, kind.type.dtype) for value, kind in zip(values, inputs)]

@@ -116,10 +116,14 @@ def total_of(name: str, value: Variable) -> Variable:
         value = rewrite_graph(value, include=("canonicalize", "ShapeOpt"))
     drawn = _draws(value)
     if drawn:
+        remedy = "give rows_potential the random variables of the model as `inputs`"
+        if "Minibatch" in drawn:
+            remedy = "observe all rows in place of a minibatch"
+        elif any(item.startswith("Simulator") for item in drawn):
+            remedy = "leave out the variable of the simulator, by observed=[...]"
         raise ValueError(
             f"{name}: the log-probability draws random numbers, by {listed(drawn)}, so its rows cannot "
-            f"be divided: observe all rows in place of a minibatch, leave out simulators, and give "
-            f"rows_potential the random variables of the model as `inputs`"
+            f"be divided: {remedy}"
         )
     total = value.sum() if value.type.ndim else value
     return total if total.type.dtype.startswith("float") else pt.cast(total, "floatX")

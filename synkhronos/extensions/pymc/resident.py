@@ -23,7 +23,7 @@ from synkhronos._typing import AnyArray
 from synkhronos.extensions.pymc import native
 from synkhronos.extensions.pymc.compiled import Layout, hash_of, is_compiled_by_numba, n_bytes_of
 from synkhronos.extensions.pymc.lost_errors import log
-from synkhronos.functions.stay import Workers, compiled_of, workers_of
+from synkhronos.functions.steps import Workers, compiled_of, workers_of
 
 _LARGE = 1 << 16  # bytes of rows of a rank; with fewer, one process computes all rows at once
 _LATE = 0.2  # seconds, as in `native`

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
+import pickle
 import weakref
-from typing import Any, Iterable, Sequence
+from abc import ABC, abstractmethod
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+import pytensor
 from pytensor import config
 from pytensor.compile.mode import Mode, get_mode
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.gradient import NullTypeGradError
+from pytensor.graph.traversal import ancestors
 
 import synkhronos as synk
 from synkhronos._text import listed
 from synkhronos._typing import AnyArray
 from synkhronos.engines.analysis.result_dependence import recurrent
+from synkhronos.extensions.pymc.compiled import keeping_contiguous
+from synkhronos.extensions.pymc.lost_errors import LostErrors
+from synkhronos.extensions.pymc.resident import ResidentSum
 from synkhronos.extensions.pymc.serial import (
+    CHECKS,
     FirstEvaluations,
     PlainSum,
     SerialSum,
@@ -21,14 +34,179 @@ from synkhronos.extensions.pymc.serial import (
     n_bytes,
     value_and_gradient,
 )
-from synkhronos.extensions.pymc.sources import Sources
-from synkhronos.extensions.pymc.sums import EvaluatedSum, SumOnRanks
-from synkhronos.functions.stay import call_on_change
-from synkhronos.functions.steps import turn_of
+from synkhronos.functions.steps import call_on_change, turn_of
 
 _POINTS = 3  # points at which it is tested whether the rows are independent
 _SLICE = 4 << 20  # bytes of rows in a slice, so that they and intermediate results stay in the cache
-_CHECKS = "local_check_parameter_to_ninf_switch"  # as in PyMC: a wrong parameter has the probability 0
+
+
+@dataclasses.dataclass
+class SumOnRanks:
+    """A sum over rows as every rank has it: compiled functions, and the rows in shared memory.
+
+    Attributes
+    ----------
+    name : str
+        Its name in error messages.
+    dtype : str
+        Its dtype.
+    parameters : list of variables
+        The parameters.
+    wrt : list of int
+        The positions of the parameters with respect to which there is a gradient.
+    data : list of Data
+        The rows.
+    num_slices : int
+        In how many slices a rank computes its share of the rows.
+    functions : dict
+        The functions of the rows and the parameters, by whether they return the gradient as well.
+    no_gradient : str
+        Why there is no gradient, if there is none.
+    """
+
+    name: str
+    dtype: str
+    parameters: list[Any]
+    wrt: list[int]
+    data: list[synk.Data]
+    num_slices: int
+    functions: dict[bool, synk.Function]
+    no_gradient: str
+
+    def part(
+        self, rank: synk.Rank, values: Sequence[Any], with_gradient: bool, number: int, count: int
+    ) -> AnyArray | None:
+        """Return the sum, and its gradient, over a part of the rows, in a program; None without rows.
+
+        Parameters
+        ----------
+        rank : Rank
+            The rank that computes it.
+        values : list of array
+            The parameters.
+        with_gradient : bool
+            Whether the gradient follows.
+        number, count : int
+            Which part, of how many.
+        """
+        length = len(self.data[0])
+        rows = slice(number * length // count, (number + 1) * length // count)
+        if rows.start == rows.stop:
+            return None
+        slices = min(max(1, self.num_slices * rank.size // count), rows.stop - rows.start)
+        function = self.functions[with_gradient]
+        return np.asarray(rank.call(function, *self.data, *values, batch=rows, num_slices=slices))
+
+
+class EvaluatedSum(ABC):
+    """A sum over rows that operations of a graph evaluate, in the process that made this.
+
+    Parameters
+    ----------
+    on_ranks : SumOnRanks
+        What the ranks have of it.
+    """
+
+    def __init__(self, on_ranks: SumOnRanks) -> None:
+        self.on_ranks = on_ranks
+        self.name, self.dtype = on_ranks.name, on_ranks.dtype
+        self.parameters, self.wrt = on_ranks.parameters, on_ranks.wrt
+        self._lost = LostErrors(self.name)
+        self._process = os.getpid()
+        slices = on_ranks.num_slices * synk.size()
+        #: Evaluations without Python, by whether they return the gradient
+        self.resident = {kind: ResidentSum(self.name, slices) for kind in (False, True)}
+
+    def __reduce__(self) -> Any:
+        # PyMC then samples in this process, and says so; Numba does not put it into its cache.
+        raise pickle.PicklingError(
+            f"{self.name}: it cannot be copied or pickled, as it uses the ranks of this process; "
+            f"sample with pm.sample(cores=1)"
+        )
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def vector(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
+        """Return a vector of the sum over all rows and, if that is wanted, of all derivatives."""
+        if os.getpid() != self._process:
+            raise synk.SynkhronosError(
+                f"{self.name}: this process was forked from the one that has the ranks, and cannot use "
+                f"them; sample the chains one after another, with pm.sample(cores=1)"
+            )
+        self._lost.note_thread()
+        try:
+            found = self.resident[with_gradient].evaluate(values)
+            if found is None:
+                found = np.atleast_1d(self._evaluate_here(values, with_gradient))
+            return found
+        except Exception as error:
+            self._lost.report(error)
+            raise
+
+    @abstractmethod
+    def _evaluate_here(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
+        """Return the sum, or the vector that also has its gradient."""
+
+
+class Sources:
+    """What rows are computed from, as by ``pm.Data`` whose values ``pm.set_data`` replaces.
+
+    Parameters
+    ----------
+    graphs : dict
+        Graphs of shared variables, by the number of the array of rows that they compute.
+    fixed : list of SharedVariable
+        Others, whose values were used to find the rows.
+    """
+
+    def __init__(
+        self, graphs: Mapping[int, Any] | None = None, fixed: Sequence[SharedVariable] = ()
+    ) -> None:
+        self._graphs, self._fixed = dict(graphs or {}), list(fixed)
+        found = dict.fromkeys([*ancestors(self._graphs.values()), *fixed])
+        self._shared = [variable for variable in found if isinstance(variable, SharedVariable)]
+        self._seen = self._new = [_value(item) for item in self._shared]
+        self._compute: Any = None
+
+    def __iter__(self) -> Iterator[SharedVariable]:
+        return iter(self._shared)
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self._shared
+
+    def changed(self) -> dict[int, AnyArray]:
+        """Return the rows whose sources have other values than those in use, by number.
+
+        Raises
+        ------
+        ValueError
+            If the rows cannot be computed from the new values.
+        """
+        values = [_value(item) for item in self._shared]
+        new = [item for item, old, now in zip(self._shared, self._seen, values) if old is not now]
+        if not new:
+            return {}
+        fixed = [str(item) for item in new if item in self._fixed]
+        if fixed:
+            raise ValueError(
+                f"the rows were chosen by the values of {listed(fixed)}, which have changed; call "
+                f"parallelize again"
+            )
+        if self._compute is None:
+            graphs = list(self._graphs.values())
+            self._compute = pytensor.function([], graphs, mode="FAST_COMPILE")
+        self._new = values
+        return dict(zip(self._graphs, self._compute()))
+
+    def use(self) -> None:
+        """Note that the rows that were returned last are in use."""
+        self._seen = self._new
+
+
+def _value(shared: SharedVariable) -> Any:
+    """Return the value of a shared variable itself; another one takes its place when it is set."""
+    return shared.get_value(borrow=True)
 
 
 class Rows(EvaluatedSum):
@@ -69,21 +247,27 @@ class Rows(EvaluatedSum):
         variables: Sequence[Any],
         data: Sequence[Any],
         mode: Any = None,
-        checks: str = _CHECKS,
+        checks: str = CHECKS,
         plain: Any = None,
         sources: Sources | None = None,
         model: Any = None,
     ) -> None:
         _check_lengths(name, variables, data)
         _check_steps(name, total, variables, parameters)
-        wrt = [index for index, wanted in enumerate(differentiable) if wanted]
+        wrt, no_gradient = [index for index, wanted in enumerate(differentiable) if wanted], ""
+        try:
+            value_and_gradient(total, parameters, wrt)
+        except (NotImplementedError, NullTypeGradError) as error:  # of an operation of the script's
+            wrt, no_gradient = [], str(error)
         self._total, self._variables = total, list(variables)
         self._sources, self.model = sources or Sources(), model
         given = get_mode("NUMBA" if mode is None and _is_usual() else mode)
-        self._mode = Mode(given.linker, given.provided_optimizer.including(checks))
+        self._mode = keeping_contiguous(Mode(given.linker, given.provided_optimizer.including(checks)))
         arrays = [_as_data(name, *pair) for pair in zip(variables, data)]
         super().__init__(
-            SumOnRanks(name, total.type.dtype, list(parameters), wrt, arrays, _slices(arrays), {})
+            SumOnRanks(
+                name, total.type.dtype, list(parameters), wrt, arrays, _slices(arrays), {}, no_gradient
+            )
         )
         self._arguments: list[Any] = []  # the parameters as `Data`, when there are values
         self._serial = SerialSum(name, self._function(True), arrays, self.parameters, wrt)
@@ -129,8 +313,8 @@ class Rows(EvaluatedSum):
             )
         self._untested = 0
 
-    def refresh(self) -> bool:
-        """Replace the rows whose sources have new values, and return whether there are any."""
+    def refresh(self) -> None:
+        """Replace the rows whose sources have new values."""
         try:
             changed = self._sources.changed()
         except ValueError as error:
@@ -143,7 +327,6 @@ class Rows(EvaluatedSum):
             self.on_ranks.data, self.on_ranks.num_slices = arrays, _slices(arrays)
             self._serial.take(arrays)
             self._sources.use()
-        return bool(changed)
 
     def depends_on(self, shared: Any) -> bool:
         """Whether the rows are computed from a shared variable."""
@@ -156,7 +339,8 @@ class Rows(EvaluatedSum):
                 if self._refusal is not None:
                     raise self._refusal.with_traceback(None)
                 if self._untested:
-                    self._test_here(values)
+                    with self._refused_from_now_on():
+                        self._untested -= is_finite_sum(self._serial, values)
                 self._send(values)
                 function = self._function(with_gradient)
                 data, slices = self.on_ranks.data, self.on_ranks.num_slices
@@ -164,7 +348,8 @@ class Rows(EvaluatedSum):
                 if not isinstance(result, np.ndarray):
                     raise RuntimeError(f"{self.name}: it cannot be evaluated inside a fuse() block")
                 if not self._first.are_over:
-                    self._compare(values, result)
+                    with self._refused_from_now_on():
+                        self._first.compare(values, result)
                 elif not self.resident[with_gradient].is_impossible:
                     self._notice_new_values(function)
                     self.resident[with_gradient].begin(function, data, values, np.size(result))
@@ -192,17 +377,12 @@ class Rows(EvaluatedSum):
         for with_gradient in (False, True):
             self._function(with_gradient)
 
-    def _test_here(self, values: Sequence[Any]) -> None:
+    @contextlib.contextmanager
+    def _refused_from_now_on(self) -> Iterator[None]:
+        """Raise an error of a test again in all later evaluations."""
         try:
-            self._untested -= is_finite_sum(self._serial, values)
-        except ValueError as error:
-            self._refusal = error
-            raise
-
-    def _compare(self, values: Sequence[Any], result: AnyArray) -> None:
-        try:
-            self._first.compare(values, result)
-        except synk.MismatchError as error:
+            yield
+        except (ValueError, synk.MismatchError) as error:
             self._refusal = error
             raise
 

@@ -1,8 +1,9 @@
-"""The terms of a model's log-probability that are divided: observed variables, or potentials."""
+"""The terms of a model's log-probability that are divided, and their sums over rows."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+import itertools
+from typing import Any, Callable, Collection, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import pymc as pm
@@ -11,22 +12,31 @@ import pytensor.tensor as pt
 from pymc.logprob.basic import conditional_logp
 from pymc.variational.minibatch_rv import MinibatchRandomVariable, get_scaling
 
-from synkhronos.engines.names import SharedVariable, Variable, ancestors
+from synkhronos._text import listed
+from synkhronos._typing import AnyArray
+from synkhronos.engines import names
+from synkhronos.engines.names import Constant, SharedVariable, Variable, ancestors, io_toposort
 from synkhronos.extensions.pymc.imputed import joined_by_row, selected_first
 from synkhronos.extensions.pymc.leaves import (
     array_of,
     computed_once,
     folded,
+    freed,
     has_length,
     is_leaf,
     is_sparse,
+    label_of,
+    padded,
     rows_first,
     shapes_in,
     value_of,
 )
 from synkhronos.extensions.pymc.point import Point
-from synkhronos.extensions.pymc.potential import substitute
-from synkhronos.extensions.pymc.sparse_rows import padded
+from synkhronos.extensions.pymc.potential import like, substitute, total_of
+from synkhronos.extensions.pymc.rows import Rows, Sources
+from synkhronos.extensions.pymc.serial import RowInputs, dependence
+
+_REMOVED = "local_remove_check_parameter"  # as PyMC does with check_bounds=False
 
 
 class Term(NamedTuple):
@@ -68,11 +78,6 @@ class Term(NamedTuple):
     fixed: list[SharedVariable]
 
 
-def number_of_rows(term: Term) -> int:
-    """Return the number of rows of a term."""
-    return term.n_rows
-
-
 def terms_of(
     model: Any, observed: Sequence[str] | None, point: Point, has_data: bool = False
 ) -> list[Term]:
@@ -94,19 +99,18 @@ def _chosen(model: Any, observed: Sequence[str] | None) -> list[Variable]:
     known = {name: item for name, item in known.items() if item is not None}
     if observed is not None:
         if isinstance(observed, str) or not observed or {*observed} - {*known}:
-            raise _unknown(known, observed)
+            raise ValueError(
+                f"parallelize: observed: expected a list of observed variables and potentials, of which "
+                f"the model has {list(known)}, got {observed!r}"
+            )
         return list(dict.fromkeys(known[name] for name in observed))
     if not known:
-        raise _unknown(known, observed)
+        raise ValueError(
+            "parallelize: expected a model with observed variables or potentials, whose rows are "
+            "divided, got one without"
+        )
     chosen = [variable for variable in model.observed_RVs if _has_rows(model.rvs_to_values[variable])]
     return chosen or list(model.observed_RVs or model.potentials)
-
-
-def _unknown(known: Mapping[str, Variable], observed: Any) -> ValueError:
-    return ValueError(
-        f"parallelize: observed: expected a list of observed variables and potentials, of which the "
-        f"model has {list(known)}, got {observed!r}"
-    )
 
 
 def _has_rows(value: Variable) -> bool:
@@ -245,3 +249,333 @@ def plain_log_prob_of(term: Term, point: Point, stand_ins: Mapping[Variable, Var
         return substitute([point.graph_of(variable)], stand_ins)[0]
     graph, value = substitute([point.graph_of(variable), point.value_of(variable)], stand_ins)
     return conditional_logp({graph: value}, warn_rvs=False)[value]
+
+
+class Group:
+    """Terms with equal numbers of rows.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    terms : list of Term
+    given : dict or None
+        The script's arrays for constants and shared variables, which alone have rows then.
+    point : Point
+        Values with which it is tried.
+    mode : mode of PyTensor or None
+        The mode in which the ranks compile.
+
+    Attributes
+    ----------
+    name : str
+        The names of the terms.
+    rows : Rows
+        The sum of their log-probabilities.
+    inputs : list of variables
+        The variables of the model whose values are its parameters.
+    leaves : list of Constant or SharedVariable
+        The values that the rows replace.
+    """
+
+    rows: Rows
+    inputs: list[Variable]
+    leaves: list[Variable]
+
+    def __init__(
+        self,
+        model: Any,
+        terms: Sequence[Term],
+        given: Mapping[Variable, Any] | None,
+        point: Point,
+        mode: Any,
+    ) -> None:
+        self.name = "_and_".join(term.variable.name for term in terms)
+        self._title = f"parallelize({self.name})"
+        self._model, self._terms, self._point = model, terms, point
+        self._given, self._mode = given, mode
+        self._whole: dict[Variable, Variable] = {}  # what every rank computes, by what stands for it
+        self._n_rows = terms[0].n_rows
+        leaves = list(dict.fromkeys(itertools.chain(*(term.leaves for term in terms))))
+        stand_ins = {variable: variable.type(variable.name) for variable in leaves}
+        self._log_probs = [log_prob_of(term, stand_ins) for term in terms]
+        # A function that the script gives as logp= may have others.
+        inside = {item: item.type(item.name) for item in leaves_of(self._log_probs, self._n_rows)}
+        self._log_probs = substitute(
+            self._log_probs, {**{new: new for new in stand_ins.values()}, **inside}
+        )
+        stand_ins.update(inside)
+        used = {*ancestors(self._log_probs)}
+        self._stand_ins = {item: new for item, new in stand_ins.items() if new in used}
+        for log_prob in self._log_probs:
+            total_of(self._title, log_prob)  # before anything is tried: random numbers are refused
+
+    def sum_up(self) -> None:
+        """Make the sum over the rows.
+
+        Raises
+        ------
+        ValueError
+            If it is not a sum over rows.
+        """
+        reason: ValueError | None = None
+        for leaves in self._choices():
+            self._make(leaves)
+            try:
+                self.rows.test(self._point.tried(self.inputs))
+                return
+            except ValueError as error:  # the first one is raised
+                reason = reason or error
+        raise self._refusal(str(reason)) from reason
+
+    def _choices(self) -> Iterator[list[Variable]]:
+        """Yield leaves that may be the rows, after changes of the log-probabilities."""
+        leaves = [item for item in self._stand_ins if self._has_rows(item)]
+        yield leaves
+        self._found = self._dependence()
+        if self._given is not None or self._found.whole:
+            return
+        fewer = [leaf for leaf in leaves if leaf not in self._found.across]
+        fewer += self._indexed(leaves)
+        if fewer and fewer != leaves:
+            yield fewer
+        selected = self._selected_from_whole(fewer)
+        if selected:
+            yield fewer + selected
+
+    def _number_rows(self) -> Variable:
+        """Return a leaf that has the numbers of the rows."""
+        numbers = pt.constant(np.arange(self._n_rows), "row")
+        self._stand_ins[numbers] = numbers.type("row")
+        return numbers
+
+    def _indexed(self, leaves: Sequence[Variable]) -> list[Variable]:
+        """Have each row use its item of parameters with an item for each row, and return its number."""
+        known, found = self._point.parameters, self._found.by_row
+        parameters = {item: axis for item, axis in found.items() if item in known and item not in leaves}
+        if not parameters:
+            return []
+        numbers = self._number_rows()
+        row = self._stand_ins[numbers]
+        self._replace({known[item]: known[item].take(row, axis) for item, axis in parameters.items()})
+        return [numbers]
+
+    def _selected_from_whole(self, leaves: Sequence[Variable]) -> list[Variable]:
+        """Have each row use its item of what is computed from other leaves, and return its number.
+
+        Every rank computes all items of that.
+        """
+        by_row = {self._stand_ins[leaf] for leaf in leaves}
+        found: dict[Variable, None] = {}
+        for node in io_toposort([], self._log_probs):
+            if by_row.intersection(node.inputs):
+                by_row.update(node.outputs)
+                if isinstance(node.op, names.Elemwise):
+                    found.update(dict.fromkeys(item for item in node.inputs if item not in by_row))
+        arrays = [item for item in found if item.type.ndim and not isinstance(item, Constant)]
+        lengths = self._compute([array.shape[0] for array in arrays])
+        whole = [array for array, length in zip(arrays, lengths) if length == self._n_rows]
+        if not whole:
+            return []
+        numbers = self._number_rows()
+        self._whole = {like(array, None, array.type.shape): array for array in whole}
+        self._replace({array: item[self._stand_ins[numbers]] for item, array in self._whole.items()})
+        return [numbers]
+
+    def _compute(self, outputs: Sequence[Variable]) -> list[Any]:
+        """Return values of variables at a point of the model, with all rows."""
+        inputs = {**self._point.parameters, **self._stand_ins}
+        compute = pytensor.function(
+            list(inputs.values()), list(outputs), mode="FAST_COMPILE", on_unused_input="ignore"
+        )
+        return list(compute(*self._values()))
+
+    def _values(self) -> list[AnyArray]:
+        return [*self._point.values(list(self._point.parameters)), *map(array_of, self._stand_ins)]
+
+    def _replace(self, new: Mapping[Variable, Variable]) -> None:
+        """Replace variables in the log-probabilities."""
+        kept = {value: value for value in [*self._point.parameters.values(), *self._stand_ins.values()]}
+        self._log_probs = substitute(self._log_probs, {**kept, **new})
+
+    def _has_rows(self, leaf: Variable) -> bool:
+        return has_length(leaf, self._n_rows) if self._given is None else leaf in self._given
+
+    def _make(self, leaves: list[Variable]) -> None:
+        """Make the sum over these rows."""
+        computed = {item: graph for term in self._terms for item, graph in term.computed.items()}
+        arrays, variables, by_leaf = arrays_of(leaves, self._given or {}, computed)
+        if not variables:
+            raise ValueError(f"{self._title}: data: expected the names of arrays that have rows")
+        log_probs = with_rows(self._model, self._log_probs, self._stand_ins, self._n_rows, by_leaf)
+        if self._whole:
+            constant = {new: old for old, new in self._stand_ins.items() if isinstance(old, Constant)}
+            whole = substitute(list(self._whole.values()), constant)
+            log_probs = substitute(log_probs, dict(zip(self._whole, whole)))
+        n_rows = len(arrays[0])
+        total = sum(
+            total_of(self._title, log_prob) * (term.scale(n_rows) if term.scale else 1)
+            for term, log_prob in zip(self._terms, log_probs)
+        )
+        used = {*ancestors([total])}
+        known = {**self._point.parameters, **self._stand_ins}
+        self.inputs, self.leaves = [item for item, new in known.items() if new in used], leaves
+        free = self._model.free_RVs
+        self.rows = Rows(
+            self._title,
+            total,
+            [known[variable] for variable in self.inputs],
+            [variable in free and variable.type.dtype.startswith("float") for variable in self.inputs],
+            variables,
+            arrays,
+            self._mode,
+            **({} if self._model.check_bounds else {"checks": _REMOVED}),
+            plain=self._plain(self.inputs),
+            sources=self._sources(variables, by_leaf, computed),
+            model=self._model,
+        )
+
+    def _sources(
+        self,
+        variables: Sequence[Variable],
+        by_leaf: Mapping[Variable, Variable],
+        computed: Mapping[Variable, Variable],
+    ) -> Sources:
+        """Return what the model computes the rows from, unless they are the script's."""
+        given = self._given or {}
+        graphs = {
+            variables.index(variable): self._with_sources(computed.get(leaf, leaf))
+            for leaf, variable in by_leaf.items()
+            if given.get(leaf) is None and (leaf in computed or isinstance(leaf, SharedVariable))
+        }
+        fixed = [item for term in self._terms for item in term.fixed]
+        if any(term.scale for term in self._terms):  # which is that of a number of rows
+            fixed += [item for item in ancestors(graphs.values()) if isinstance(item, SharedVariable)]
+        return Sources(graphs, [self._point.source_of(item) for item in fixed])
+
+    def _with_sources(self, graph: Variable) -> Variable:
+        """Return a graph of the model's own variables, for one of stand-ins."""
+        tensors = {
+            variable: getattr(self._point.source_of(variable), "values", variable)
+            for variable in ancestors([graph])
+            if isinstance(variable, SharedVariable) and self._point.source_of(variable) is not variable
+        }
+        return substitute([graph], tensors)[0] if tensors else graph
+
+    def _plain(self, inputs: Sequence[Variable]) -> Any:
+        """Return the sum in the model's own graph, or None if the rows are the script's."""
+        if self._given is not None and any(array is not None for array in self._given.values()):
+            return None
+        shared = {item: new for item, new in self._stand_ins.items() if item in inputs}
+        graphs = [plain_log_prob_of(term, self._point, shared) for term in self._terms]
+        return sum(total_of(self._title, graph) for graph in graphs)
+
+    # Why it is not a sum over rows
+
+    def _dependence(self) -> RowInputs:
+        parameters, leaves = self._point.parameters, self._stand_ins
+        return dependence(
+            {term.variable: log_prob for term, log_prob in zip(self._terms, self._log_probs)},
+            self._n_rows,
+            {**parameters, **leaves},
+            self._values(),
+        )
+
+    def _refusal(self, reason: str) -> ValueError:
+        """Return an error that names the variables and what helps, or what was found by trial."""
+        found = self._found
+        latent = [item.name for item in found.across if item in self._point.parameters]
+        series = [
+            item for item in self._terms if item.value is not None and item.observed in found.across
+        ]
+        known = {*self._point.parameters, *(term.observed for term in series)}
+        data = [label_of(item) for item in found.across if item not in known]
+        whole = [*found.whole, *(term.variable for term in series)]
+        whole = [item for item in whole if item not in self._model.potentials]
+        causes = []
+        if whole:
+            terms = listed(f"{variable.name!r} ({_distribution(variable)})" for variable in whole)
+            causes.append(
+                f"{terms} has one log-probability for all of its {self._n_rows} rows, as one time "
+                f"series or a Gaussian process has; leave it out by observed=[...], with the names of "
+                f"the others, or sample the model without ranks"
+            )
+        if latent:
+            causes.append(
+                f"rows depend on items of {listed(map(repr, latent))} in other rows; let each row "
+                f"select its item of what is computed from them, as in "
+                f"pt.cumsum(...)[np.arange({self._n_rows})]"
+            )
+        if data:
+            causes.append(
+                f"rows depend on items of {listed(data)} in other rows; compute what depends on "
+                f"several rows from the data before, or, if it only happens to be as long as the rows, "
+                f"name the arrays that have rows by data={{...}}"
+            )
+        if causes:
+            return ValueError(f"{self._title}: {'. '.join(causes)}")
+        return ValueError(f"{self._title}: {reason.partition(': ')[2]}")
+
+
+def _distribution(variable: Variable) -> str:
+    """Return the name of a variable's distribution, or of another operation."""
+    op = variable.owner.op
+    return str(getattr(op, "_print_name", [type(op).__name__])[0])
+
+
+def arrays_of(
+    rows: Sequence[Variable], given: Mapping[Variable, Any], computed: Collection[Variable] = ()
+) -> tuple[list[Any], list[Variable], dict[Variable, Variable]]:
+    """Return arrays, variables for their rows, and the variable by leaf.
+
+    Constants that are equal, such as an index that is used twice, have one array, unless they are
+    computed from shared variables.
+    """
+    arrays: list[Any] = []
+    variables: list[Variable] = []
+    known: dict[Any, Variable] = {}
+    replaced: dict[Variable, Variable] = {}
+    for leaf in rows:
+        array, key = given.get(leaf), leaf
+        if isinstance(leaf, Constant) and array is None and leaf not in computed:
+            key = leaf.signature()
+        if key not in known:
+            arrays.append(array_of(leaf) if array is None else array)
+            known[key] = like(arrays[-1], leaf.name or label_of(leaf), leaf.type.shape)
+            variables.append(known[key])
+        replaced[leaf] = known[key]
+    return arrays, variables, replaced
+
+
+def with_rows(
+    model: Any,
+    outputs: Sequence[Variable],
+    stand_ins: Mapping[Variable, Variable],
+    n_rows: int,
+    by_leaf: Mapping[Variable, Variable],
+) -> list[Variable]:
+    """Return a graph of any number of rows.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    outputs : list of variables
+        A graph of the number of rows in the model.
+    stand_ins : dict
+        The variables of the graph by the leaves for which they stand.
+    n_rows : int
+        The number of rows in the model.
+    by_leaf : dict
+        The variables of the new graph that are rows, by leaf.
+    """
+    count = next(iter(by_leaf.values())).shape[0]
+    extents = [item for item in model.dim_lengths.values() if isinstance(item, SharedVariable)]
+    extents = [extent for extent in extents if int(extent.get_value()) == n_rows]
+    replaced: dict[Variable, Variable] = {}
+    for leaf, stand_in in stand_ins.items():
+        if leaf in by_leaf:
+            replaced[stand_in] = by_leaf[leaf]
+        elif leaf in extents:
+            replaced[stand_in] = count
+        elif isinstance(leaf, Constant):
+            replaced[stand_in] = leaf
+    return freed(substitute(outputs, replaced), n_rows, count)

@@ -274,11 +274,6 @@ def train_program(rank: synk.Rank, plan: Plan, begin: Saved, until: int, saves: 
     return _StepLoop(rank, plan, begin, until).run(saves)
 
 
-def finish_program(rank: synk.Rank, plan: Plan, begin: Saved) -> None:
-    """Give the parameters their final values."""
-    _StepLoop(rank, plan, begin, 0).run(saves=False)
-
-
 class _StepLoop(Loop):
     """The loop of `train`, with a step and data of the script."""
 
@@ -352,10 +347,7 @@ class _StepLoop(Loop):
 
 def _loss_of(outputs: Any) -> float:
     """Return the loss: the first output."""
-    if isinstance(outputs, dict):
-        outputs = list(outputs.values())
-    first = outputs[0] if isinstance(outputs, list) else outputs
-    first = numpy.asarray(first)
+    first = numpy.asarray(list(named(outputs).values())[0])
     if first.size != 1:
         raise ValueError(
             f"rules.train: step: expected the loss, one number, as the first output, got an array of "

@@ -12,9 +12,8 @@ from synkhronos._html import Facts, Shown, table
 from synkhronos._text import as_call, listed
 from synkhronos._typing import AnyArray
 from synkhronos.engines.names import In, SharedVariable, Variable
-from synkhronos.extensions._flat_gradient import FlatGradient
-from synkhronos.extensions._parameters import checked_parameters
-from synkhronos.extensions.steps.update_rules import apply_rule
+from synkhronos.extensions._parameters import FlatGradient, checked_parameters
+from synkhronos.extensions.steps.definition import apply_rule
 from synkhronos.functions.steps import reduces, shares, verify_step
 
 Params = Sequence[SharedVariable]
@@ -159,15 +158,15 @@ def _pairs(updates: Any) -> list[Any]:
     return list(updates.items()) if hasattr(updates, "items") else list(updates)
 
 
-def updated_by(step: Any) -> set[SharedVariable]:
-    """Return the shared variables that a step updates."""
+def updated_by(step: Any) -> list[SharedVariable]:
+    """Return the shared variables that a step, or a function, updates."""
     functions = [step.compute, step.update] if isinstance(step, TrainingStep) else [step]
-    return {
+    return [
         spec.variable
         for function in functions
         for spec in function.maker.expanded_inputs
         if isinstance(spec, In) and spec.update is not None
-    }
+    ]
 
 
 class Rule:

@@ -14,14 +14,7 @@ from synkhronos._text import listed
 from synkhronos._typing import PathLike
 from synkhronos.engines.names import SharedVariable
 from synkhronos.extensions._parameters import checked_parameters
-from synkhronos.extensions.rules.loop import (
-    Outcome,
-    Plan,
-    Validation,
-    finish_program,
-    named,
-    train_program,
-)
+from synkhronos.extensions.rules.loop import Outcome, Plan, Validation, named, train_program
 from synkhronos.extensions.rules.record import Record, Saved, check_path, load_state, save_state
 from synkhronos.extensions.rules.rule import Rule, TrainingStep, updated_by
 from synkhronos.functions.steps import operations_of
@@ -194,7 +187,7 @@ def _train(
         if results.stopped:
             break
     if path is not None and saved.states is not None:
-        run(finish_program, saved)
+        run(train_program, saved, 0, False)  # which gives the parameters their final values
     record = saved.record
     record.stopped = min(saved.steps) < plan.epochs * per_epoch
     record.interrupted = record.stopped and results is not None and results.interrupted

@@ -1,4 +1,8 @@
-"""Writers of what a training records: the progress, lines, TensorBoard's files and a live picture."""
+"""Writers of what a training records: the progress, lines, TensorBoard's files and a live picture.
+
+The last three have the methods ``training``, for the means of the outputs of some batches, the learning
+rate, and the sums of times; ``validation``; and ``close``, at the end.
+"""
 
 from __future__ import annotations
 

@@ -150,21 +150,15 @@ def _read(path: PathLike, convert: Callable[[Any], _Converted], expected: str) -
 
 
 def _lists(loaded: Any) -> dict[str, list[list[float]]]:
-    if not isinstance(loaded, dict):
-        raise ValueError(f"expected a dict, got {type(loaded).__name__}")
-    named = {_text(name): rows for name, rows in loaded.items()}
+    named = _plain(loaded)
+    if not isinstance(named, dict):
+        raise ValueError(f"expected a dict, got {type(named).__name__}")
     if not {"train_info", "val_info"} <= named.keys():
         raise ValueError(f"expected train_info and val_info, got {sorted(named)}")
-    return {name: [_row(row) for row in named.get(name, ())] for name in _KEYS}
-
-
-def _row(row: Any) -> list[float]:
-    return [_number(item) for item in (row.array if isinstance(row, _Array) else row)]
+    return {name: [list(map(_number, row)) for row in named.get(name, ())] for name in _KEYS}
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, _Array):
-        value = value.array
     array = numpy.asarray(value)
     if array.size != 1 or array.dtype.kind not in "biuf":
         raise ValueError(f"expected a number, got {type(value).__name__}")

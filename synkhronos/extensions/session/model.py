@@ -14,8 +14,8 @@ import numpy
 import synkhronos as synk
 from synkhronos._text import shortened
 from synkhronos._typing import AnyArray
-from synkhronos.engines.names import Apply, Function, In, Op, SharedVariable, Variable, package
-from synkhronos.extensions.rules.rule import Params, Rule
+from synkhronos.engines.names import Apply, Function, Op, SharedVariable, Variable, package
+from synkhronos.extensions.rules.rule import Params, Rule, updated_by
 
 _LEAVES = (
     str, bytes, int, float, complex, type(None), type, types.ModuleType, numpy.ndarray, numpy.generic,
@@ -331,13 +331,7 @@ def state_variables(model: Any) -> list[SharedVariable]:
     """
     found = dict.fromkeys([*model.params, model.shared_lr])
     for function in compiled_functions(model):
-        for spec in function.maker.expanded_inputs:
-            if (
-                isinstance(spec, In)
-                and spec.update is not None
-                and isinstance(spec.variable, SharedVariable)
-            ):
-                found.setdefault(spec.variable)
+        found.update(dict.fromkeys(filter(_is_shared, updated_by(function))))
     return list(found)
 
 
@@ -414,7 +408,8 @@ class ModelState:
 
     def _generators(self) -> dict[str, Any]:
         kinds = (*_GENERATORS, random.Random)
-        return {name: value for name, value in self._attributes() if isinstance(value, kinds)}
+        own = {name: value for name, value in self._attributes() if isinstance(value, kinds)}
+        return {**own, "python": random, "numpy": numpy.random}
 
     def get(self) -> dict[str, Any]:
         """Return arrays, numbers, strings and generators by name."""
@@ -422,13 +417,12 @@ class ModelState:
         state: dict[str, Any] = {"attributes": json.dumps(changed)}
         for number, shared in enumerate(self._variables):
             state[f"variable {number}"] = shared.get_value(borrow=True)
-        for name, value in {**self._generators(), "python": random, "numpy": numpy.random}.items():
-            if isinstance(value, _GENERATORS):
-                state[f"generator {name}"] = value
-            elif value is numpy.random:
-                state["generator numpy"] = _copy_of_numpys()
-            else:
-                state[f"generator {name}"] = json.dumps(value.getstate())
+        for name, value in self._generators().items():
+            if value is numpy.random:
+                value = numpy.random.RandomState()
+                value.set_state(numpy.random.get_state())
+            is_pythons = hasattr(value, "getstate")
+            state[f"generator {name}"] = json.dumps(value.getstate()) if is_pythons else value
         if _has_own_state(self._model):
             own = dict(self._model.get_state())
             state.update({f"own {name}": value for name, value in own.items()})
@@ -455,8 +449,6 @@ class ModelState:
         for place, text in json.loads(state["attributes"]).items():
             owner, _, name = place.partition(".")
             setattr(owners[owner], name, json.loads(text))
-        numpy.random.set_state(state["generator numpy"].get_state())
-        random.setstate(_as_tuple(json.loads(state["generator python"])))
         for name, value in generators.items():
             if f"generator {name}" in state:
                 _restore_generator(value, state[f"generator {name}"])
@@ -475,19 +467,14 @@ def _is_plain(value: Any) -> bool:
     return type(value) in _PLAIN
 
 
-def _copy_of_numpys() -> numpy.random.RandomState:
-    copy = numpy.random.RandomState()
-    copy.set_state(numpy.random.get_state())
-    return copy
-
-
 def _restore_generator(generator: Any, saved: Any) -> None:
-    if isinstance(generator, numpy.random.RandomState):
-        generator.set_state(saved.get_state())
-    elif isinstance(generator, numpy.random.Generator):
-        generator.bit_generator.state = saved.bit_generator.state
-    else:
+    """Restore a generator of NumPy or Python, or the one of their module."""
+    if hasattr(generator, "setstate"):
         generator.setstate(_as_tuple(json.loads(saved)))
+    elif hasattr(generator, "set_state"):
+        generator.set_state(saved.get_state())
+    else:
+        generator.bit_generator.state = saved.bit_generator.state
 
 
 def _as_tuple(value: Any) -> Any:

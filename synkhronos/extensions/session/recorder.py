@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence, Union
 
 import numpy
 
@@ -25,17 +25,8 @@ MODES = {"calc": "compute", "comm": "exchange", "wait": "wait", "load": "load"}
 _OUTPUT = "output "
 
 
-class Sink(Protocol):
-    """A place to which the master writes numbers while the ranks train."""
-
-    def training(self, count: int, batches: int, numbers: Mapping[str, float]) -> None:
-        """Write the means of the outputs of some batches, the learning rate, and the sums of times."""
-
-    def validation(self, point: Mapping[str, Any]) -> None:
-        """Write a validation."""
-
-    def close(self) -> None:
-        """Write everything, and end."""
+#: Where the master writes numbers while the ranks train
+Sink = Union[Lines, TensorBoard, LivePlot]
 
 
 class Stopwatch:

@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy
 
 import synkhronos as synk
-from synkhronos._checks import check_in_range, check_int
+from synkhronos._checks import check_flag, check_in_range, check_int
 from synkhronos._html import Facts, Shown
 from synkhronos._typing import PathLike
 from synkhronos.extensions import rules
@@ -269,14 +269,13 @@ def _checked_sync_type(sync_type: str) -> str:
 
 
 def _checked_scale(scale_lr: Any, sync_type: str) -> bool:
-    if not isinstance(scale_lr, bool):
-        raise TypeError(f"Session: scale_lr: expected True or False, got {scale_lr!r}")
-    if scale_lr and sync_type == "cdd":
+    scales = check_flag(scale_lr, "Session: scale_lr")
+    if scales and sync_type == "cdd":
         raise ValueError(
             "Session: scale_lr: expected False with sync_type='cdd', got True: velocities are added up, "
             "which scales the step by the number of ranks already"
         )
-    return scale_lr
+    return scales
 
 
 def _checked_on_death(on_death: str, plan: Plan) -> str:

@@ -21,24 +21,13 @@ from typing import Container, Iterable, Mapping, Sequence
 import numpy
 
 from synkhronos.engines import names
-from synkhronos.engines.analysis.graphs import (
-    Dependence,
-    follow,
-    gradient_seeds,
-    inputs_first,
-    nodes_with_steps,
-    operands_with,
-    rebuilt,
-    with_inputs,
-)
+from synkhronos.engines.analysis import graphs
+from synkhronos.engines.analysis.graphs import Dependence, inputs_first
 from synkhronos.engines.analysis.rules import Terms, rule_of
 from synkhronos.engines.names import Apply, Elemwise, GradClip, Variable, scalar
-from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions.steps import errors
-from synkhronos.extensions.steps.all_rows import AllRows
 from synkhronos.extensions.steps.definition import Definition
-from synkhronos.extensions.steps.linear import terms
-from synkhronos.extensions.steps.losses import values_of
+from synkhronos.extensions.steps.losses import AllRows, terms, times, values_of
 
 _PACKAGES = (names.package.__name__, "synkhronos")
 _ZERO, _SAME, _ONCE = (frozenset(degrees) for degrees in ((), (0.0,), (1.0,)))
@@ -86,7 +75,7 @@ def _degrees(variable: Variable, carrying: set[Variable]) -> frozenset[float]:
 
 def _of_steps(loop: Apply, carrying: set[Variable]) -> str:
     """Return the kind of a loop, in which nothing is shifted after a sum over the rows."""
-    found = nodes_with_steps(loop.outputs, carrying, outputs_that_carry)
+    found = graphs.nodes_with_steps(loop.outputs, carrying, outputs_that_carry)
     kinds = {
         kind_of(node, inner)
         for node, inner in found
@@ -110,13 +99,6 @@ def _is_zero(variable: Variable) -> bool:
             return False
         variable = node.inputs[is_fill]
     return isinstance(variable, names.Constant) and not numpy.any(variable.data)
-
-
-def carrying_from(seeds: set[Variable], variables: Sequence[Variable]) -> set[Variable]:
-    """Return the variables that carry the gradients of some seeds; parents come before them."""
-    carrying = set(seeds)
-    follow(variables, carrying, outputs_that_carry)
-    return carrying
 
 
 class GradientScaling:
@@ -149,22 +131,18 @@ class GradientScaling:
 
         def apply(node: Apply, inputs: list[Variable]) -> list[Variable]:
             if node not in changing:
-                return with_inputs(node, inputs)
+                return graphs.with_inputs(node, inputs)
             scaled = [
-                _times(new, self._all_rows.share(new.dtype)) if old in carrying else new
+                times(new, self._all_rows.share(new.dtype)) if old in carrying else new
                 for old, new in zip(node.inputs, inputs)
             ]
-            outputs = with_inputs(node, scaled)
+            outputs = graphs.with_inputs(node, scaled)
             return [
-                _times(new, 1 / self._all_rows.share(new.dtype)) if old in carrying else new
+                times(new, 1 / self._all_rows.share(new.dtype)) if old in carrying else new
                 for old, new in zip(node.outputs, outputs)
             ]
 
-        return rebuilt(gradients, {}, self._definition.givens, apply)
-
-
-def _times(variable: Variable, factor: Variable) -> Variable:
-    return variable.type.filter_variable(tt.cast(variable * factor, variable.dtype))
+        return graphs.rebuilt(gradients, {}, self._definition.givens, apply)
 
 
 def _changes_of(
@@ -186,10 +164,11 @@ def _changes_of(
     ValueError
         If an operation changes a gradient that is already a sum over the rows of a rank.
     """
-    parents = operands_with(definition.givens)
-    seeds = gradient_seeds(gradients, parents)
+    parents = graphs.operands_with(definition.givens)
+    seeds = graphs.gradient_seeds(gradients, parents)
     order = list(inputs_first(gradients, lambda one: () if one in seeds else parents(one)))
-    carrying = carrying_from(set(seeds), order)
+    carrying = set(seeds)
+    graphs.follow(order, carrying, outputs_that_carry)
     kinds = {}
     for node in dict.fromkeys(variable.owner for variable in order if variable.owner is not None):
         operands = [variable for variable in node.inputs if variable in carrying and full.of(variable)]
@@ -256,11 +235,11 @@ def _sums(
 def _check_parameters(losses: Iterable[Variable], definition: Definition) -> None:
     """Raise an error if gradients of terms that do not depend on the rows are clipped."""
     rows = Dependence(definition.rows, definition.givens)
-    parents = operands_with(definition.givens)
+    parents = graphs.operands_with(definition.givens)
     for loss in losses:
         for term, _ in terms(loss, rows):
             order = list(inputs_first([term], parents))
             having = {variable for variable in order if rows.of(variable)}
-            for node, inner in nodes_with_steps(order, having, lambda node, having: node.outputs):
+            for node, inner in graphs.nodes_with_steps(order, having, lambda node, having: node.outputs):
                 if isinstance(node.op, GradClip) and node.inputs[0] not in inner:
                     raise errors.changed_after_sum(node)

@@ -1,10 +1,15 @@
-"""The definition of a step, made of the arguments of a training function or a parallel function."""
+"""The definition of a step, made of the arguments of a training function or a parallel function.
+
+Update rules from any source are converted to a common form.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any, Collection, NamedTuple, Sequence
+from typing import Any, Callable, Collection, NamedTuple, Sequence
 
+from synkhronos._checks import check_flag
 from synkhronos._text import shortened
 from synkhronos.engines.analysis.graphs import (
     gradient_seeds,
@@ -15,31 +20,124 @@ from synkhronos.engines.analysis.graphs import (
 from synkhronos.engines.analysis.windows import find_windows
 from synkhronos.engines.names import Constant, SharedVariable, Variable
 from synkhronos.extensions._parameters import check_loss, checked_parameters
-from synkhronos.extensions.steps.marked_expressions import marks_in
-from synkhronos.extensions.steps.parsing import (
-    Output,
-    Update,
-    check_distinct,
-    check_gradients,
-    check_loss_op,
-    parse_givens,
-    parse_losses,
-    parse_output,
-    parse_outputs,
-    parse_overlap,
-    parse_updates,
-    parse_variables,
-    parse_wire,
-)
+from synkhronos.extensions.steps import arguments
+from synkhronos.extensions.steps.arguments import Arguments, Output, StepInputs, Update
 from synkhronos.extensions.steps.reduced_expressions import (
     Params,
     ReducedExpressions,
+    gradients,
     is_float_scalar,
     is_float_tensor,
+    marks_in,
     parameters_under,
 )
-from synkhronos.extensions.steps.step_inputs import StepInputs, group_of, variable_of
-from synkhronos.extensions.steps.update_rules import apply_rule
+
+
+class AppliedRule(NamedTuple):
+    """The result of an update rule.
+
+    Attributes
+    ----------
+    updates : list of pairs, or dict
+        The updates of the parameters.
+    grad_updates : list of pairs, or dict
+        The updates that write the gradients to shared variables, if the rule has such variables.
+    grad_shared : list of shared variables
+        These variables.
+    is_marked : bool
+        Whether the rule got marked gradients, so that gradients need not be searched for.
+    """
+
+    updates: Any
+    grad_updates: Any
+    grad_shared: list[SharedVariable]
+    is_marked: bool = False
+
+
+def apply_rule(
+    rule: Any,
+    loss: Variable,
+    params: Sequence[SharedVariable],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> AppliedRule:
+    """Return the `AppliedRule` of an update rule, or of ready updates.
+
+    Raises
+    ------
+    TypeError
+        If `rule` is neither, or arguments are given for ready updates.
+    """
+    if isinstance(rule, (Mapping, list, tuple)):
+        if args or kwargs:
+            raise TypeError(
+                f"update_rule: got ready updates, which take no arguments, and arguments: "
+                f"{[*args, *kwargs]}; leave them out, or give the rule itself"
+            )
+        return _normalized(rule, False)
+    if hasattr(rule, "get_updates"):
+        return _normalized(rule.get_updates(*args, loss=loss, params=params, **kwargs), False)
+    if not callable(rule):
+        raise TypeError(
+            f"update_rule: expected a function such as updates.adam, an optimizer with get_updates(), "
+            f"or updates as a dict or a list, got {rule!r}"
+        )
+    return _called(rule, loss, params, args, kwargs)
+
+
+def _called(
+    rule: Callable[..., Any],
+    loss: Variable,
+    params: Sequence[SharedVariable],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> AppliedRule:
+    takes = _first_parameters(rule)
+    wants_params_first = "param" in takes[0] and "param" not in takes[1]
+
+    def call(first: Any) -> Any:
+        pair = (params, first) if wants_params_first else (first, params)
+        return rule(*pair, *args, **kwargs)
+
+    name = takes[1] if wants_params_first else takes[0]
+    if "grad" in name:
+        return _normalized(call(gradients(loss, params)), True)
+    if "loss" in name or "cost" in name:
+        return _normalized(call(loss), False)
+    try:
+        return _normalized(call(loss), False)
+    except Exception as error:  # a rule may fail in any way if it expects gradients
+        try:
+            return _normalized(call(gradients(loss, params)), True)
+        except Exception:
+            raise error from None
+
+
+def _first_parameters(rule: Callable[..., Any]) -> tuple[str, str]:
+    """Return the names of the first two parameters of a rule, as far as they can be known."""
+    try:
+        names = [name.lower() for name in inspect.signature(rule).parameters]
+    except (TypeError, ValueError):
+        names = []
+    first, second = [*names, "", ""][:2]
+    return first, second
+
+
+def _normalized(result: Any, is_marked: bool) -> AppliedRule:
+    if isinstance(result, tuple) and len(result) == 3 and _are_updates(result[0]):
+        grad_updates, param_updates, grad_shared = result
+        is_list = isinstance(grad_shared, (list, tuple))
+        return AppliedRule(
+            param_updates, grad_updates, list(grad_shared) if is_list else [grad_shared], is_marked
+        )
+    return AppliedRule(result, [], [], is_marked)
+
+
+def _are_updates(value: Any) -> bool:
+    """Whether this is a collection of updates, and not one update itself."""
+    if isinstance(value, Mapping):
+        return True
+    return isinstance(value, (list, tuple)) and not (value and isinstance(value[0], Variable))
 
 
 class Definition(NamedTuple):
@@ -120,108 +218,66 @@ class Definition(NamedTuple):
         )
 
 
-def define_training(
-    loss: Variable,
-    params: Any,
-    x: Any,
-    y: Any,
-    update_rule: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    *,
-    outputs: Any,
-    updates: Any,
-    givens: Any,
-    loss_op: Any,
-    bcast_inputs: Any,
-    **options: Any,
-) -> Definition:
-    """Return the step that the arguments of ``make_train_function`` define."""
-    check_loss_op(loss_op)
-    inputs = _inputs_of_training(x, y, update_rule, bcast_inputs)
+def define_training(given: Arguments) -> Definition:
+    """Return the step that the arguments of ``make_train_function``, by their names, define."""
+    loss, params, loss_op = given["loss"], given["params"], given["loss_op"]
+    arguments.check_loss_op(loss_op)
+    inputs = _inputs_of_training(given)
     if isinstance(params, Iterable) and not isinstance(params, Variable):
         params = list(params)  # a generator can be consumed only once
-    applied = apply_rule(update_rule, loss, params, args, kwargs)
-    further = parse_updates(updates)
-    others, _ = parse_outputs(outputs)
+    applied = apply_rule(given["update_rule"], loss, params, given["args"], given["kwargs"])
+    further = arguments.parse_updates(given["updates"])
+    others, _ = arguments.parse_outputs(given["outputs"])
     reductions = ReducedExpressions(loss_op)
-    loss_output = parse_output(loss, "loss")
+    loss_output = arguments.parse_output(loss, "loss")
     knows_gradients = applied.is_marked or (applied.grad_shared and loss_op == "avg")
     if not knows_gradients or others or further:
         check_loss(loss)
         reductions.add_gradients_of(loss, checked_parameters(params))
     reductions.add_loss(loss, params)
-    return _defined(
-        inputs,
-        [loss_output, *others],
-        [*parse_updates(applied.updates, "the updates of update_rule"), *further],
-        parse_givens(givens),
-        reductions,
-        grad_updates=parse_updates(applied.grad_updates, "the grad_updates of update_rule"),
-        grad_shared=applied.grad_shared,
-        has_further=bool(further),
-        bcast_inputs=bcast_inputs,
-        **options,
-    )
+    updates = [*arguments.parse_updates(applied.updates, "the updates of update_rule"), *further]
+    outputs, givens = [loss_output, *others], arguments.parse_givens(given["givens"])
+    return _defined(given, inputs, outputs, updates, givens, reductions, applied, bool(further))
 
 
-def _inputs_of_training(x: Any, y: Any, rule: Any, bcast_inputs: Any) -> StepInputs:
-    if rule is None:
+def _inputs_of_training(given: Arguments) -> StepInputs:
+    y = given["y"]
+    if given["update_rule"] is None:
         raise TypeError("update_rule: expected a rule, such as updates.adam, got None")
     if y is not None and not isinstance(y, (Variable, list, tuple)) and not hasattr(y, "variable"):
         raise TypeError(
             f"y: expected a variable, or a list of variables, got {shortened(y)}; without y, give None "
             f"in its place, or the rule by its name: update_rule="
         )
-    groups = [group_of("x_data", x)] + ([] if y is None else [group_of("y_data", y)])
-    broadcast = parse_variables(bcast_inputs, "bcast_inputs")
-    return StepInputs([*groups, *(group_of(None, item) for item in broadcast)], "train function")
+    inputs: list[tuple[str | None, Any]] = [("x_data", given["x"])]
+    inputs += [] if y is None else [("y_data", y)]
+    broadcast = arguments.parse_variables(given["bcast_inputs"], "bcast_inputs")
+    inputs += [(None, item) for item in broadcast]
+    return StepInputs([arguments.group_of(*item) for item in inputs], "train function")
 
 
-def define_function(
-    inputs: Any,
-    outputs: Any,
-    *,
-    updates: Any,
-    givens: Any,
-    loss: Any,
-    params: Any,
-    gradients: Any,
-    loss_op: Any,
-    bcast_inputs: Any,
-    sliceable_shareds: Any,
-    **options: Any,
-) -> tuple[Definition, bool | list[str]]:
+def define_function(given: Arguments) -> tuple[Definition, bool | list[str]]:
     """Return the step that the arguments of ``parallel_function`` define, and the form of results."""
-    check_loss_op(loss_op)
-    listed = parse_variables(inputs, "inputs")
-    variables = [variable_of(item) for item in listed]
-    broadcast = parse_variables(bcast_inputs, "bcast_inputs")
-    listed += [item for item in broadcast if variable_of(item) not in variables]
-    parsed = StepInputs([group_of(None, item) for item in listed], "parallel function")
-    results, form = parse_outputs(outputs)
-    pairs, substituted = parse_updates(updates), parse_givens(givens)
-    sliceable = parse_variables(sliceable_shareds, "sliceable_shareds")
-    reductions = ReducedExpressions(loss_op)
+    loss, params, gradients = given["loss"], given["params"], given["gradients"]
+    arguments.check_loss_op(given["loss_op"])
+    inputs = arguments.parse_variables(given["inputs"], "inputs")
+    variables = [arguments.variable_of(item) for item in inputs]
+    broadcast = arguments.parse_variables(given["bcast_inputs"], "bcast_inputs")
+    inputs += [item for item in broadcast if arguments.variable_of(item) not in variables]
+    parsed = StepInputs([arguments.group_of(None, item) for item in inputs], "parallel function")
+    outputs, form = arguments.parse_outputs(given["outputs"])
+    updates, givens = arguments.parse_updates(given["updates"]), arguments.parse_givens(given["givens"])
+    sliceable = arguments.parse_variables(given["sliceable_shareds"], "sliceable_shareds")
+    reductions = ReducedExpressions(given["loss_op"])
     if gradients is None:
-        _find_gradients(reductions, results, pairs, loss, params, {*substituted, *sliceable})
+        _find_gradients(reductions, outputs, updates, loss, params, {*givens, *sliceable})
     else:
-        check_gradients(gradients, params)
+        arguments.check_gradients(gradients, params)
         reductions.add_gradients(gradients, checked_parameters(params))
-        for parse_loss in parse_losses(loss):
+        for parse_loss in arguments.parse_losses(loss):
             reductions.add_loss(parse_loss, params)
         reductions.add_losses_of(gradients)
-    definition = _defined(
-        parsed,
-        results,
-        pairs,
-        substituted,
-        reductions,
-        bcast_inputs=bcast_inputs,
-        sliceable_shareds=sliceable_shareds,
-        **options,
-    )
-    return definition, form
+    return _defined(given, parsed, outputs, updates, givens, reductions), form
 
 
 def _find_gradients(
@@ -249,7 +305,7 @@ def _find_gradients(
             return known, ()
         return known, [each for each in parameters_under(variable) if each not in {*known, *data}]
 
-    for parse_loss in parse_losses(loss):
+    for parse_loss in arguments.parse_losses(loss):
         reductions.add_gradients_of(parse_loss, *params_of(parse_loss))
     if loss is not None:
         return
@@ -269,28 +325,22 @@ def _find_gradients(
 
 
 def _defined(
+    given: Arguments,
     inputs: StepInputs,
     outputs: list[Output],
     updates: list[Update],
     givens: dict[Variable, Variable],
     reductions: ReducedExpressions,
-    *,
-    bcast_inputs: Any,
-    function_options: Any,
-    wire: Any,
-    overlap: Any,
-    sliceable_shareds: Any = None,
-    grad_updates: Sequence[Update] = (),
-    grad_shared: Sequence[SharedVariable] = (),
+    applied: AppliedRule = AppliedRule([], [], []),  # noqa: B008  # it is not changed
     has_further: bool = False,
 ) -> Definition:
     """Return a definition with the rows that are divided, and with default updates."""
-    broadcast = [variable_of(variable) for variable in bcast_inputs or ()]
-    sliceable = parse_variables(sliceable_shareds, "sliceable_shareds")
+    broadcast = [arguments.variable_of(variable) for variable in given["bcast_inputs"] or ()]
+    sliceable = arguments.parse_variables(given.get("sliceable_shareds"), "sliceable_shareds")
     divided, index = _divided(inputs, broadcast, sliceable)
     found = find_windows(list(givens.items()), index, divided)
-    options = dict(function_options or {})
-    check_distinct(updates)
+    options = dict(given["function_options"] or {})
+    arguments.check_distinct(updates)
     excluded = options.get("no_default_updates", False)
     added = _default_updates(updates, [spec.variable for spec in outputs], givens, excluded)
     return Definition(
@@ -302,14 +352,14 @@ def _defined(
         broadcast=broadcast,
         sliceable=sliceable,
         options=options,
-        wire=parse_wire(wire),
-        overlap=parse_overlap(overlap),
+        wire=arguments.parse_wire(given["wire"]),
+        overlap=check_flag(given["overlap"], "overlap"),
         rows={**divided, **found.axes},
         index=index,
         whole=found.whole,
         defaults=[item.target for item in added],
-        grad_updates=list(grad_updates),
-        grad_shared=list(grad_shared),
+        grad_updates=arguments.parse_updates(applied.grad_updates, "the grad_updates of update_rule"),
+        grad_shared=list(applied.grad_shared),
         has_further=has_further or bool(added),
     )
 

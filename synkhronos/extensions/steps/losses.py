@@ -1,20 +1,164 @@
-"""Warns about losses whose gradients are added up or averaged, although that is not their kind."""
+"""Losses as sums of terms: how these depend on the rows, and statistics of all rows that they use.
+
+`terms` and `split` divide an expression by the linear operations at its end. `check_losses` warns about
+losses whose gradients are added up or averaged, although that is not their kind.
+
+A loss such as ``(errors * mask).sum() / mask.sum()`` divides by a sum over the rows. Each rank would
+divide by the sum over its own rows, so the average of the ranks is not the loss of all rows. The sum of
+the mask depends on no parameter. So `with_statistics` has it added up over the ranks before, and in its
+place each rank uses its share of it by the number of its rows, with which the average is exact.
+"""
 
 from __future__ import annotations
 
-from typing import Iterator, Sequence
+from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
+
+import numpy
 
 import synkhronos as synk
 from synkhronos._errors import warn
-from synkhronos.engines.analysis.graphs import Dependence, inputs_first, operands_with
+from synkhronos.engines import names
+from synkhronos.engines.analysis import graphs
+from synkhronos.engines.analysis.difference_causes import difference_causes, statistics_in
+from synkhronos.engines.analysis.graphs import Dependence, inputs_first, rebuilt
 from synkhronos.engines.analysis.rows import Rows, of_input, rows_of
-from synkhronos.engines.names import Variable
+from synkhronos.engines.analysis.rules import Powers, Rule, Terms, rule_of
+from synkhronos.engines.names import Apply, SharedVariable, Variable, scalar
+from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions.steps.definition import Definition
-from synkhronos.extensions.steps.linear import split
 
-MEAN, SUM, BOTH = "a mean over the rows", "a sum over the rows", "both"
+#: Operations through which a sum is followed
+_SPLIT = (names.Elemwise, names.Reshape, *names.LINEAR)
 
+Parts = Tuple[Optional[Variable], Optional[Variable]]
+
+
+def linear_operands(node: Apply | None, local: Dependence) -> Sequence[Variable]:
+    """Return the inputs in which the output of a node is linear, with all other inputs constant.
+
+    None of the others depends on the sources of `local`. If no such inputs exist, the result is empty.
+    """
+    if node is None or graphs.is_fill_of_one_number(node):
+        return () if node is None else node.inputs[1:]
+    if names.is_sum_with_sparse(node.op):
+        return node.inputs
+    rule = rule_of(node) if isinstance(node.op, _SPLIT) else None
+    if rule is None:
+        return ()
+    if isinstance(rule.values, Powers):
+        chosen = [place for place, variable in enumerate(node.inputs) if local.of(variable)]
+        is_linear = len(chosen) == 1 and rule.values.exponents[chosen[0]] == 1
+        return [node.inputs[chosen[0]]] if is_linear else ()
+    terms = [node.inputs[place] for place in rule.operands(len(node.inputs))]
+    if any(item not in terms and local.of(item) for item in node.inputs) or not _are_added(rule):
+        return ()
+    is_cast = isinstance(getattr(node.op, "scalar_op", None), scalar.Cast)
+    dtypes = [variable.type.dtype for variable in [*node.inputs, *node.outputs] if is_cast]
+    return terms if all(dtype.startswith("float") for dtype in dtypes) else ()
+
+
+def _are_added(rule: Rule) -> bool:
+    """Whether all operands whose values count are terms, and not chosen from."""
+    return isinstance(rule.values, Terms) and rule.values.operands in (None, (0,))
+
+
+def terms(
+    variable: Variable, local: Dependence, until_sums: bool = False
+) -> Iterator[tuple[Variable, bool]]:
+    """Yield ``(term, whether it was summed over an axis)`` for the terms that depend on the sources.
+
+    With `until_sums`, a sum over an axis is a term itself.
+    """
+    stack = [(variable, False)]
+    while stack:
+        one, is_summed = stack.pop()
+        node = one.owner
+        is_sum = node is not None and isinstance(node.op, names.Sum) and node.inputs[0].ndim > 0
+        parts = () if until_sums and is_sum else linear_operands(node, local)
+        if not parts:
+            yield one, is_summed or (until_sums and is_sum)
+        else:
+            stack.extend([(part, is_summed or is_sum) for part in reversed(parts) if local.of(part)])
+
+
+def split(variable: Variable, local: Dependence) -> Parts:
+    """Return ``(dependent, free)``, whose sum is the variable; either may be None.
+
+    The second does not depend on the sources of `local`. A variable that cannot be divided is dependent.
+    """
+
+    def parents(variable: Variable) -> Sequence[Variable]:
+        return linear_operands(variable.owner, local) if local.of(variable) else ()
+
+    divided: dict[Variable, Parts] = {}
+    for item in inputs_first([variable], parents, done=divided):
+        divided[item] = _split(item, parents(item), divided) if local.of(item) else (None, item)
+    return divided[variable]
+
+
+def _split(variable: Variable, operands: Sequence[Variable], divided: Mapping[Variable, Parts]) -> Parts:
+    """Return the parts of a dependent variable, given the parts of its linear operands."""
+    node = variable.owner
+    if all(divided[operand][1] is None for operand in operands):
+        return variable, None
+    if graphs.is_fill_of_one_number(node):
+        return divided[operands[0]]
+    if len(operands) > 1:
+        return _joined(variable, divided, 0), _joined(variable, divided, 1)
+    dependent, free = divided[operands[0]]
+    if dependent is None or not _is_kept_whole(node, free):
+        return variable, None
+    return _applied(variable, operands[0], dependent), _applied(variable, operands[0], free)
+
+
+def _is_kept_whole(node: Apply, free: Variable) -> bool:
+    """Whether the operation does not depend on the extents of axes that the free part lacks."""
+    is_elementwise = isinstance(node.op, (names.Elemwise, names.DimShuffle, names.ViewOp))
+    return is_elementwise or free.type.broadcastable == node.inputs[0].type.broadcastable
+
+
+def _joined(variable: Variable, divided: Mapping[Variable, Parts], which: int) -> Variable | None:
+    """Return the sum or difference of the dependent, or of the free parts of the operands."""
+    node = variable.owner
+    is_difference = isinstance(getattr(node.op, "scalar_op", None), scalar.Sub)
+    signs = [1, -1] if is_difference else [1] * len(node.inputs)
+    total = None
+    for sign, operand in zip(signs, node.inputs):
+        part = divided[operand][which]
+        if part is not None:
+            part = names.dense(part if sign > 0 else -part)
+            total = part if total is None else total + part
+    if total is None:
+        return None
+    total = tt.cast(total, variable.type.dtype)
+    if which == 0 and total.type.broadcastable != variable.type.broadcastable:
+        # The free part has axes that this one lacks.
+        total = total + tt.zeros_like(_joined(variable, divided, 1))
+    return total
+
+
+def _applied(variable: Variable, operand: Variable, part: Variable) -> Variable:
+    node = variable.owner
+    inputs = [part if item is operand else item for item in node.inputs]
+    return node.op(*inputs)
+
+
+_MEAN, _SUM = frozenset([0.0]), frozenset([1.0])  # the degrees of means and sums over the rows
 _DIFFERS = "so that the step differs from the serial one"
+_ADDS_BOTH = (
+    f"adds a sum over the rows and a mean over the rows, of which one has to be added up over the ranks "
+    f"and the other averaged, {_DIFFERS}: divide the sum by the number of rows, as in losses.mean() or "
+    f"losses.sum() / x.shape[0]"
+)
+#: What is wrong with losses of a kind that are combined by an operation, and what to do
+_COMPLAINTS = {
+    (_MEAN | _SUM, "avg"): _ADDS_BOTH,
+    (_MEAN | _SUM, "sum"): _ADDS_BOTH,
+    (_SUM, "avg"): f"is a sum over the rows, perhaps divided by a fixed number, and the gradients of "
+    f"the ranks are averaged, {_DIFFERS}: give loss_op='sum', or take the mean over the rows",
+    (_MEAN, "sum"): f"is a mean over the rows, and the gradients of the ranks are added up, {_DIFFERS}: "
+    f"leave out loss_op='sum', or take the sum over the rows",
+}
 
 
 def check_losses(definition: Definition) -> bool:
@@ -27,25 +171,10 @@ def check_losses(definition: Definition) -> bool:
 
 def _complaints(definition: Definition) -> Iterator[str]:
     loss_op, losses = definition.reductions.loss_op, definition.reductions.losses
-    for loss, kind in zip(losses, kinds_of(losses, definition)):
-        if kind == BOTH:
-            yield (
-                f"loss_op: the loss {loss} adds a sum over the rows and a mean over the rows, of which "
-                f"one has to be added up over the ranks and the other averaged, {_DIFFERS}: divide the "
-                f"sum by the number of rows, as in losses.mean() or losses.sum() / x.shape[0]"
-            )
-        elif kind == SUM and loss_op == "avg":
-            yield (
-                f"loss_op: the loss {loss} is a sum over the rows, perhaps divided by a fixed number, "
-                f"and the gradients of the ranks are averaged, {_DIFFERS}: give loss_op='sum', or take "
-                f"the mean over the rows"
-            )
-        elif kind == MEAN and loss_op == "sum":
-            yield (
-                f"loss_op: the loss {loss} is a mean over the rows, and the gradients of the ranks are "
-                f"added up, {_DIFFERS}: leave out loss_op='sum', or take the sum over the rows"
-            )
-        elif kind is None and loss_op == "avg":
+    for loss, degrees in zip(losses, _degrees_of(losses, definition)):
+        if (degrees, loss_op) in _COMPLAINTS:
+            yield f"loss_op: the loss {loss} {_COMPLAINTS[degrees, loss_op]}"
+        elif degrees not in (_MEAN, _SUM) and loss_op == "avg":
             yield from _complaints_about_output(loss, definition)
 
 
@@ -60,28 +189,121 @@ def _complaints_about_output(loss: Variable, definition: Definition) -> Iterator
             )
 
 
-def kinds_of(losses: Sequence[Variable], definition: Definition) -> list[str | None]:
-    """Return, for each loss, `MEAN`, `SUM`, `BOTH`, or None if that is not known.
+def _degrees_of(losses: Sequence[Variable], definition: Definition) -> list[Any]:
+    """Return the degrees of each loss in the rows, or None if they are not known.
 
     Terms that do not depend on the rows do not count.
     """
     local = Dependence(definition.rows, definition.givens)
     parts = {loss: split(loss, local)[0] for loss in losses if local.of(loss)}
     known = dict(zip(parts, values_of(list(parts.values()), definition)))
-    return [_kind(known.get(loss)) for loss in losses]
-
-
-def _kind(value: Rows | None) -> str | None:
-    degrees = None if value is None or value.axis is not None else value.degrees
-    kinds: dict[frozenset[float] | None, str]
-    kinds = {frozenset([0]): MEAN, frozenset([1]): SUM, frozenset([0, 1]): BOTH}
-    return kinds.get(degrees)
+    values = map(known.get, losses)
+    return [None if item is None or item.axis is not None else item.degrees for item in values]
 
 
 def values_of(variables: Sequence[Variable], definition: Definition) -> list[Rows | None]:
     """Return how variables depend on the number of rows; None where that is not known."""
     known: dict[Variable, Rows | None] = {item: of_input(axis) for item, axis in definition.rows.items()}
-    for variable in inputs_first(variables, operands_with(definition.givens)):
+    for variable in inputs_first(variables, graphs.operands_with(definition.givens)):
         if variable in definition.givens and variable not in known:
             [known[variable]] = rows_of(known, [definition.givens[variable]])
     return rows_of(known, variables)
+
+
+def times(variable: Variable, factor: Variable) -> Variable:
+    """Return a variable times a factor, in its type."""
+    return _in_type_of(variable, variable * factor)
+
+
+def _in_type_of(variable: Variable, value: Variable) -> Variable:
+    return variable.type.filter_variable(tt.cast(value, variable.dtype))
+
+
+class AllRows:
+    """The values over all rows of a step, which each rank has as shared variables.
+
+    Attributes
+    ----------
+    updates : list of (shared, new)
+        Updates that each rank makes before it computes gradients.
+    """
+
+    def __init__(self, definition: Definition) -> None:
+        rows = definition.rows
+        self.updates: list[tuple[SharedVariable, Variable]] = []
+        if rows:  # A batch of the one that is counted is copied.
+            counted = min(rows, key=lambda one: (isinstance(one, SharedVariable), one.type.ndim))
+            self._count = tt.cast(counted.shape[rows[counted]], "int64")
+        self._total: SharedVariable | None = None
+
+    def total(self) -> SharedVariable:
+        """Return the number of all rows."""
+        if self._total is None:
+            self._total = self.sum_of(self._count, "all_rows")
+        return self._total
+
+    def share(self, dtype: str) -> Any:
+        """Return the number of the rank's rows, over the number of all rows."""
+        return tt.cast(self._count, dtype) / tt.cast(self.total(), dtype)
+
+    def sum_of(self, value: Variable, name: str) -> SharedVariable:
+        """Return the sum over the ranks of a value of one element."""
+        pattern = value.type.broadcastable
+        shared = names.shared(numpy.ones((1,) * value.ndim, value.dtype), name, pattern)
+        [now] = rebuilt([value], dict(self.updates), {})  # of the values of the same call
+        self.updates.append((shared, synk.ops.all_reduce(now, "sum")))
+        return shared
+
+    def value_of(self, value: Variable, degrees: frozenset[float] | None) -> Variable | None:
+        """Return a sum or a mean over all rows, from those of the ranks' rows; None if it is neither."""
+        if degrees == _SUM:
+            return self.sum_of(value, "sum_of_rows")
+        if degrees != _MEAN:
+            return None
+        weighted = tt.switch(tt.eq(self._count, 0), 0, value * tt.cast(self._count, value.dtype))
+        weighted = _in_type_of(value, weighted)
+        return self.sum_of(weighted, "mean_of_rows") / tt.cast(self.total(), value.dtype)
+
+
+def with_statistics(definition: Definition, all_rows: AllRows) -> Definition:
+    """Return a step whose losses use sums and means over all rows where they are not linear in them.
+
+    The step is returned as it is if this does not make all losses means over the rows, or if the script
+    states an operation for what is computed from such a sum or mean.
+    """
+    losses, rows = definition.reductions.losses, definition.rows
+    if definition.reductions.loss_op != "avg" or not losses or not rows:
+        return definition
+    inputs, axes = list(rows), list(rows.values())
+    found = statistics_in(inputs, axes, losses)
+    changing = [update.target for update in definition.updates]
+    changing += [variable for variable in inputs_first(losses) if graphs.is_random_state(variable)]
+    changing_ones = Dependence(changing, definition.givens)
+    if not found or changing_ones.of(*found) or not all(all(item.type.broadcastable) for item in found):
+        return definition
+    n_before, local = len(all_rows.updates), Dependence(rows, definition.givens)
+    known: dict[Variable, Rows | None] = {item: of_input(axis) for item, axis in rows.items()}
+    replaced: dict[Variable, Variable] = {}
+    for statistic in found:
+        parts: dict[Variable, Variable] = {}
+        for part in dict.fromkeys(item for item, _ in terms(statistic, local, until_sums=True)):
+            [own] = rebuilt([part], replaced, {})
+            [value], [causes] = rows_of(known, [own]), difference_causes(inputs, axes, [own])
+            is_exact = value is not None and not causes.possible
+            total = all_rows.value_of(own, value.degrees) if is_exact and value is not None else None
+            if total is not None:
+                parts[part] = _in_type_of(part, total)
+        [new] = rebuilt([statistic], {**replaced, **parts}, {})
+        [value] = rows_of(known, rebuilt([statistic], replaced, {}))
+        if value is not None and value.degrees != _MEAN:
+            new = new * all_rows.share(statistic.dtype)
+        replaced[statistic] = _in_type_of(statistic, new)
+    made = rebuilt(losses, replaced, {})
+    are_means = all(row is not None and row.degrees == _MEAN for row in rows_of(known, made))
+    stated = [spec.variable for spec in definition.outputs if spec.has_op]
+    stated += [update.new for update in definition.updates if update.has_op]
+    is_stated = bool(Dependence(found, definition.givens).of(*stated))
+    if not are_means or is_stated or any(item.certain for item in difference_causes(inputs, axes, made)):
+        del all_rows.updates[n_before:]
+        return definition
+    return definition._replace(givens={**definition.givens, **replaced})

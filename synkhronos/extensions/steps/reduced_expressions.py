@@ -1,16 +1,180 @@
-"""The expressions that a training step reduces over the ranks: gradients, the loss, and marked ones."""
+"""The expressions that a training step reduces over the ranks, and the variables that hold their values.
+
+These are gradients, the loss, and expressions with marks, which `gradients` and `reduced` set. Averages
+are stored in the memory of a variable if one process computes the new value there, as the script may
+have a reference to its array.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import Callable, Iterable, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Iterable, NamedTuple, Sequence, Tuple
+
+import numpy
 
 from synkhronos.engines import names
 from synkhronos.engines.analysis.graphs import Dependence, Numbering, gradient_seeds, inputs_first
-from synkhronos.engines.names import SharedVariable, Variable
-from synkhronos.extensions._parameters import FLOAT_DTYPES
+from synkhronos.engines.names import Elemwise, SharedVariable, Variable, ViewOp, scalar
+from synkhronos.engines.names import tensor as tt
+from synkhronos.extensions._parameters import FLOAT_DTYPES, Layout, checked_parameters, gradients_of
 from synkhronos.extensions.steps import errors
-from synkhronos.extensions.steps.marked_expressions import Mark
+
+#: The operations with which the values of the ranks can be combined.
+OPERATIONS = ("avg", "sum", "min", "max")
+
+
+class Mark(ViewOp):
+    """An operation that returns its input; a training step replaces its output in the updates.
+
+    Parameters
+    ----------
+    op : str or None
+        How the values of the ranks are combined; None to combine them like the gradients of the loss.
+    shape : tuple of int
+        The shape of the value.
+    """
+
+    __props__ = ("op", "shape")
+
+    def __init__(self, op: str | None, shape: tuple[int, ...]) -> None:
+        self.op, self.shape = op, shape
+
+
+def gradients(loss: Variable, params: Iterable[SharedVariable]) -> list[Variable]:
+    """Return the gradients of a loss, marked for a training step.
+
+    Use it in place of ``theano.grad`` if a step does not find the gradients in your updates by itself,
+    or to build updates by hand. In a plain ``theano.function`` the marks have no effect.
+
+    Parameters
+    ----------
+    loss : scalar variable, or list of variables
+        The loss; or expressions of gradients, one for each parameter.
+    params : list of shared variables
+        Distinct float tensors. Their shapes must not change afterwards.
+
+    Returns
+    -------
+    list of variables
+        One gradient per parameter, in its dtype.
+
+    Raises
+    ------
+    TypeError
+        If the loss is not a float expression, or a parameter is not a shared float tensor.
+    ValueError
+        If the loss is not a scalar or does not depend on a parameter, `params` is empty or has
+        duplicates, or gradients do not match `params`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano
+    >>> import theano.tensor as T
+    >>> from synkhronos.extensions import train
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x, w = T.dvector("x"), theano.shared(4.0, name="w")
+    >>> [gradient] = train.gradients(T.sqr(x - w).mean(), [w])
+    >>> step = train.parallel_function([x], updates=[(w, w - 0.25 * gradient)])
+    >>> for _ in range(2):
+    ...     _ = step([1.0, 2.0, 3.0])  # two rows on this process, one on the worker
+    >>> synk.gather(w)
+    array([2.5, 2.5])
+    >>> synk.close()
+    """
+    params = checked_parameters(params)
+    expressions = gradients_of(loss, params)
+    shapes = [param.get_value(borrow=True).shape for param in params]
+    return [_marked(expression, None, shape) for expression, shape in zip(expressions, shapes)]
+
+
+def reduced(expression: Variable, op: str = "avg", shape: Sequence[int] = ()) -> Variable:
+    """Mark an expression whose value over all ranks the updates of a training step use.
+
+    Each rank computes the expression on its own rows. The values are combined together with the
+    gradients, and updates and outputs that use the expression get the combined value. In a plain
+    ``theano.function`` the mark has no effect.
+
+    Parameters
+    ----------
+    expression : variable
+        A tensor, computed from the rows, as in ``reduced(x.shape[0], "sum")`` for the number of all
+        rows of the minibatch.
+    op : {"avg", "sum", "min", "max"}
+        ``"avg"`` is weighted by the numbers of rows, and needs a float.
+    shape : tuple of int, optional
+        The shape of the value, if it is not a scalar.
+
+    Returns
+    -------
+    variable
+        The same tensor, marked.
+
+    Raises
+    ------
+    TypeError
+        If `expression` is not a tensor variable, `op` is not a str, or the dtype cannot be averaged.
+    ValueError
+        If the operation does not exist, or `shape` has another number of dimensions.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import synkhronos as synk
+    >>> import theano
+    >>> import theano.tensor as T
+    >>> from synkhronos.extensions import train
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> x, largest = T.dvector("x"), theano.shared(0.0, name="largest")
+    >>> scale = train.reduced(abs(x).max(), "max")
+    >>> step = train.parallel_function([x], x.mean(), updates=[(largest, scale**2)])
+    >>> step([1.0, 2.0, -3.0])
+    array(0.)
+    >>> largest.get_value()
+    array(9.)
+    >>> synk.close()
+    """
+    if not isinstance(expression, Variable) or not hasattr(expression.type, "broadcastable"):
+        raise TypeError(
+            f"reduced: expected a tensor variable, got {type(expression).__name__}; numbers are the "
+            f"same on every rank and need no mark"
+        )
+    check_operation(op, "reduced", "op", expression.dtype)
+    shape = tuple(int(extent) for extent in shape)
+    if len(shape) != expression.ndim:
+        raise ValueError(
+            f"reduced: shape: expected the extents of {expression.ndim} dimensions, got {shape}; give "
+            f"the shape that {expression} will have, as in shape=(10,)"
+        )
+    return _marked(expression, op, shape)
+
+
+def marks_in(expressions: Iterable[Variable]) -> list[Variable]:
+    """Return the marked expressions from which some expressions are computed."""
+    variables = inputs_first(expressions)
+    return [item for item in variables if item.owner is not None and isinstance(item.owner.op, Mark)]
+
+
+def check_operation(op: Any, what: str, where: str, dtype: str | None = None) -> None:
+    """Raise an error if the values of ranks, of this dtype, cannot be combined with `op`."""
+    if not isinstance(op, str) or op not in OPERATIONS:
+        error = ValueError if isinstance(op, str) else TypeError
+        raise error(f"{what}: {where}: expected one of {', '.join(OPERATIONS)}, got {op!r}")
+    if op == "avg" and dtype is not None and not dtype.startswith(("float", "complex")):
+        raise TypeError(
+            f"{what}: {dtype} cannot be averaged; give another operation, such as 'sum', or cast it "
+            f"to a float"
+        )
+
+
+def _marked(expression: Variable, op: str | None, shape: tuple[int, ...]) -> Variable:
+    marked = Mark(op, shape)(expression)
+    marked.name = expression.name
+    return marked
+
 
 _logger = logging.getLogger(__name__)
 
@@ -180,3 +344,127 @@ def is_float_scalar(variable: Variable) -> bool:
 def is_float_tensor(shared: SharedVariable) -> bool:
     """Whether a shared variable may be a parameter."""
     return hasattr(shared.type, "broadcastable") and shared.type.dtype in FLOAT_DTYPES
+
+
+#: Of an expression: the dtype, the operation, whether it is a gradient, and the position in the vector
+Place = Tuple[str, str, bool, int]
+
+
+class ReducedVectors:
+    """Vectors that hold the values to reduce, one for each dtype and operation; gradients are separate.
+
+    Attributes
+    ----------
+    updates : list of (shared, new, op)
+        What each rank computes on its rows; `op` combines slices of the rows.
+    reduced : dict
+        For each operation, the shared variables to reduce.
+    gradients : list of shared variables
+        The variables that hold gradients.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, str, bool], list[tuple[Variable, tuple[int, ...]]]] = {}
+        self._pieces: dict[tuple[str, str, bool], list[Variable]] = {}
+        self.updates: list[tuple[SharedVariable, Variable, str | None]] = []
+        self.reduced: dict[str, list[SharedVariable]] = {}
+        self.gradients: list[SharedVariable] = []
+
+    def add(
+        self, expression: Variable, op: str, shape: tuple[int, ...], is_gradient: bool = False
+    ) -> Place:
+        """Reserve a place in a vector for an expression; return it."""
+        key = expression.dtype, op, is_gradient
+        group = self._groups.setdefault(key, [])
+        group.append((expression, shape))
+        return (*key, len(group) - 1)
+
+    def add_whole(self, new: Variable, op: str, like: SharedVariable) -> SharedVariable:
+        """Return a new shared variable for an expression of the type of `like`, to be reduced."""
+        value = numpy.zeros_like(like.get_value(borrow=True))
+        name = f"new_{like.name}" if like.name else None
+        shared = names.shared(value, name, like.type.broadcastable)
+        self.add_update(shared, new, op)
+        return shared
+
+    def add_update(self, shared: SharedVariable, new: Variable, op: str) -> None:
+        """Let each rank compute `shared`, which is then reduced."""
+        self.updates.append((shared, new, op))
+        self.reduced.setdefault(op, []).append(shared)
+
+    def build(self) -> None:
+        """Create the vectors; nothing can be added to them afterwards."""
+        for key, group in self._groups.items():
+            dtype, op, is_gradient = key
+            expressions = [expression for expression, _ in group]
+            patterns = [expression.type.broadcastable for expression in expressions]
+            layout = Layout([shape for _, shape in group], patterns)
+            vector = layout.new_vector(dtype, f"flat_{op}")
+            if is_gradient:
+                self.gradients.append(vector)
+            self.add_update(vector, layout.filled(vector, expressions), op)
+            self._pieces[key] = list(layout.pieces(vector))
+
+    def reduced_at(self, place: Place | SharedVariable) -> Variable:
+        """Return the reduced value of the expression at a place, or of a variable of its own."""
+        if isinstance(place, SharedVariable):
+            return place
+        dtype, op, is_gradient, position = place
+        return self._pieces[dtype, op, is_gradient][position]
+
+    def clearing(self) -> list[tuple[SharedVariable, Variable]]:
+        """Return updates that keep ranks without rows from taking part in the reduction.
+
+        An average ignores these ranks. In other operations they take part with the values of their
+        variables, which must therefore be neutral.
+        """
+        return [
+            (shared, _filled_with(shared, _neutral(op, shared.dtype)))
+            for op, shareds in self.reduced.items()
+            if op != "avg"
+            for shared in shareds
+        ]
+
+
+def _neutral(op: str, dtype: str) -> Any:
+    if op == "sum":
+        return 0
+    if dtype == "bool":
+        return op == "min"
+    if numpy.issubdtype(dtype, numpy.floating):
+        return numpy.inf if op == "min" else -numpy.inf
+    return numpy.iinfo(dtype).max if op == "min" else numpy.iinfo(dtype).min
+
+
+def _filled_with(shared: SharedVariable, value: Any) -> Variable:
+    number = tt.constant(numpy.asarray(value, shared.dtype))
+    if not shared.ndim:
+        return number
+    return tt.set_subtensor(shared[:], number)  # in place, so that it stays in shared memory
+
+
+class _Replaced(scalar.Second):
+    """``(old, new)`` to `new`, in the memory of `old` if the mode computes in place.
+
+    As it is not ``fill`` itself, the compiler does not replace it by `new`.
+    """
+
+
+_replaced = Elemwise(_Replaced(scalar.second.output_types_preference, name="replaced"))
+
+
+def is_in_place(target: SharedVariable, new: Variable) -> bool:
+    """Whether one process computes the new value of a variable in the memory of the old value."""
+    node = new.owner
+    if node is None:
+        return False
+    if isinstance(node.op, names.WRITES):
+        return node.inputs[0] is target
+    if not isinstance(node.op, Elemwise):
+        return False
+    return any(variable is target or is_in_place(target, variable) for variable in node.inputs)
+
+
+def in_place(target: SharedVariable, new: Variable) -> Variable:
+    """Return a value of the shape of a variable, computed in the memory of its old value."""
+    return _replaced(target, new)

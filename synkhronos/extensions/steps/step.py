@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Sequence
+import functools
+from typing import Any, NamedTuple, Sequence
 
 import synkhronos as synk
 from synkhronos._text import listed
 from synkhronos.engines import names
 from synkhronos.engines.analysis.graphs import inputs_first, operands_with
 from synkhronos.engines.names import SharedVariable, Variable
-from synkhronos.extensions.steps.all_rows import AllRows, with_statistics
 from synkhronos.extensions.steps.definition import Definition
-from synkhronos.extensions.steps.fixed_draws import with_fixed_draws
-from synkhronos.extensions.steps.plan import Plan, make_plan
+from synkhronos.extensions.steps.losses import AllRows, with_statistics
+from synkhronos.extensions.steps.plan import Plan
+from synkhronos.extensions.steps.serial_step import with_fixed_draws
 from synkhronos.functions.steps import RepeatedStep, compare_step, reduces, reported, shares
 
 
@@ -97,7 +98,7 @@ class Step:
         self._definition: Definition | None = definition
         counter, all_rows = _Builder(definition), AllRows(definition)
         definition = with_statistics(definition, all_rows)
-        plan = make_plan(definition, all_rows)
+        plan = Plan(definition, all_rows)
         self._with_fixed_draws: Step | None = None
         self.name: str | None = definition.options.get("name")
         inputs, wire = definition.inputs, definition.wire
@@ -140,6 +141,8 @@ class Step:
 
     def _repeat(self) -> RepeatedStep:
         shares(self._called, self._own)
+        #: Takes a step, and reports it to functions of ``synk.on_step``
+        self.reported = functools.partial(reported, self._rows.function, self.name or "step")
         # The count is called on rows, too.
         return RepeatedStep(self._called, self._place, may_repeat=self._count is None)
 
@@ -157,7 +160,7 @@ class Step:
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles record steps of their own, and are without the script's expressions.
-        own = dict.fromkeys(("_repeated", "_definition", "_with_fixed_draws"))
+        own = dict.fromkeys(("_repeated", "reported", "_definition", "_with_fixed_draws"))
         return {**vars(self), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -187,10 +190,6 @@ class Step:
         rows += [(phase.function.name, "on each rank") for phase in self._later]
         return [*rows, ("updates", listed([target.name or target for target in self._targets]))]
 
-    def reported(self, take: Callable[[], Any]) -> Any:
-        """Return ``take()``, which takes a step, and report it to functions of ``synk.on_step``."""
-        return reported(self._rows.function, self.name or "step", take)
-
     def _make_calls(self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any) -> None:
         positional, named = self._inputs.select(self._rows.indices, values)
         if batch_s is not None:
@@ -199,7 +198,10 @@ class Step:
         for phase in self._before:
             phase.function()
         if self._count is not None:
-            self._count_rows(self._count, values, batch, batch_s)
+            by_position, by_name = self._inputs.select(self._count.indices, values)
+            if self._counts_sliceable and batch_s is not None:
+                by_name["batch_s"] = batch_s
+            self._count.function(*by_position, batch=batch, **by_name)
         rows(*positional, batch=batch, num_slices=num_slices, **named)
         op: Any
         for op, shareds, wire in self._reduced:
@@ -246,12 +248,6 @@ class Step:
             self._make_calls(values, batch, num_slices, batch_s)
 
         return compare_step(self._rows.function, take_step, outputs, self._targets, rtol, atol)
-
-    def _count_rows(self, count: _Phase, values: Sequence[Any], batch: Any, batch_s: Any) -> None:
-        positional, named = self._inputs.select(count.indices, values)
-        if self._counts_sliceable and batch_s is not None:
-            named["batch_s"] = batch_s
-        count.function(*positional, batch=batch, **named)
 
 
 def _named(plan: Plan) -> dict[SharedVariable, tuple[str, str]]:

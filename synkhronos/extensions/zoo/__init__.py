@@ -1,6 +1,6 @@
 """Well-known networks, each from its paper, and models that train them on real data.
 
-``networks``, ``gan``, ``recurrent``, ``keras_networks``
+``networks``, ``gan``, ``keras_networks``
     The networks and their models.
 ``model``
     What all models have in common: data, loss, updates, iterations.
@@ -32,11 +32,11 @@ import typing as _typing
 _MODULES = ("data", "layers", "minibatches", "model", "texts")
 _NAMES = {
     "gan": ("LSGAN", "WGAN", "lsgan_critic", "lsgan_generator", "wgan_critic", "wgan_generator"),
-    "recurrent": ("LSTM", "lstm"),
     "model": ("Model",),
     "networks": (
-        "AlexNet", "Cifar10CNN", "GoogLeNet", "ResNet152", "ResNet50", "VGG16", "alexnet",
-        "auxiliary_heads", "cifar10_cnn", "googlenet", "resnet", "resnet152", "resnet50", "vgg16",
+        "AlexNet", "Cifar10CNN", "GoogLeNet", "LSTM", "ResNet152", "ResNet50", "VGG16", "alexnet",
+        "auxiliary_heads", "cifar10_cnn", "googlenet", "lstm", "resnet", "resnet152", "resnet50",
+        "vgg16",
     ),
     "keras_networks": ("WideResNet", "wide_resnet"),
 }  # fmt: skip
@@ -52,7 +52,6 @@ if _typing.TYPE_CHECKING:
     from synkhronos.extensions.zoo.gan import *  # noqa: F403
     from synkhronos.extensions.zoo.keras_networks import *  # noqa: F403
     from synkhronos.extensions.zoo.networks import *  # noqa: F403
-    from synkhronos.extensions.zoo.recurrent import *  # noqa: F403
 else:
 
     def __getattr__(name: str) -> _typing.Any:

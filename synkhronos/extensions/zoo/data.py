@@ -438,15 +438,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def _photographs(source: str, train: ImageFiles, val: ImageFiles, classes: int) -> DataSet:
-    return DataSet(
-        source,
-        train,
-        val,
-        classes,
-        channels=3,
-        mean=IMAGENET_MEAN,
-        deviation=IMAGENET_DEVIATION,
-    )
+    return DataSet(source, train, val, classes, 3, mean=IMAGENET_MEAN, deviation=IMAGENET_DEVIATION)
 
 
 def _cifar(name: str, classes: int, folder: Folder | None, train: list[str], test: str) -> DataSet:

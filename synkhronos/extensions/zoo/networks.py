@@ -1,26 +1,20 @@
-"""Networks for images: AlexNet, VGG16, GoogLeNet, residual networks, and a small one for CIFAR-10."""
+"""AlexNet, VGG16, GoogLeNet, residual networks, a small one for CIFAR-10, and an LSTM."""
 
 from __future__ import annotations
 
 from typing import Any, Callable, Sequence
 
 import lasagne
-from lasagne.layers import (
-    ConcatLayer,
-    DenseLayer,
-    DropoutLayer,
-    ElemwiseSumLayer,
-    GlobalPoolLayer,
-    LocalResponseNormalization2DLayer,
-    MaxPool2DLayer,
-    Pool2DLayer,
-)
+import theano.tensor as tt
+from lasagne import layers as _layers
 
 from synkhronos.extensions.zoo import data
 from synkhronos.extensions.zoo.layers import (
     BatchNormLayer,
     ConvLayer,
     Layer,
+    MaskedMeanLayer,
+    MaskLayer,
     image_input,
     rectified,
     scaled,
@@ -53,13 +47,13 @@ def _same_pool(layer: Any) -> Any:
 
     The papers' frameworks let windows reach over the border. Padding gives the same sizes.
     """
-    return lasagne.layers.MaxPool2DLayer(layer, 3, stride=2, pad=1)
+    return _layers.MaxPool2DLayer(layer, 3, stride=2, pad=1)
 
 
 def _average_pool(layer: Any) -> Any:
     """Take the mean of windows of 3x3 at distances of 2, of which the last may reach over the border."""
     mode = "average_exc_pad"
-    return lasagne.layers.Pool2DLayer(layer, 3, stride=2, ignore_border=False, mode=mode)
+    return _layers.Pool2DLayer(layer, 3, stride=2, ignore_border=False, mode=mode)
 
 
 def alexnet(
@@ -108,18 +102,18 @@ def alexnet(
         return ConvLayer(layer, filters, size, nonlinearity=_rectify, **initial, **options)
 
     layer, input = image_input("alexnet", pixels, channels, input, at_least=67)
-    layer = LocalResponseNormalization2DLayer(conv(layer, 96, 11, 0, stride=4, pad=0))
-    layer = MaxPool2DLayer(layer, 3, stride=2)
-    layer = LocalResponseNormalization2DLayer(conv(layer, 256, 5, 1, groups=2))
-    layer = MaxPool2DLayer(layer, 3, stride=2)
+    layer = _layers.LocalResponseNormalization2DLayer(conv(layer, 96, 11, 0, stride=4, pad=0))
+    layer = _layers.MaxPool2DLayer(layer, 3, stride=2)
+    layer = _layers.LocalResponseNormalization2DLayer(conv(layer, 256, 5, 1, groups=2))
+    layer = _layers.MaxPool2DLayer(layer, 3, stride=2)
     layer = conv(layer, 384, 3, 0)
     layer = conv(layer, 384, 3, 1, groups=2)
-    layer = MaxPool2DLayer(conv(layer, 256, 3, 1, groups=2), 3, stride=2)
+    layer = _layers.MaxPool2DLayer(conv(layer, 256, 3, 1, groups=2), 3, stride=2)
     for _ in range(2):
         units, bias = scaled(4096, width), lasagne.init.Constant(1)
-        layer = lasagne.layers.DenseLayer(layer, units, W=weights, b=bias, nonlinearity=_rectify)
-        layer = DropoutLayer(layer, 0.5)
-    return lasagne.layers.DenseLayer(layer, classes, W=weights, nonlinearity=_softmax), input
+        layer = _layers.DenseLayer(layer, units, W=weights, b=bias, nonlinearity=_rectify)
+        layer = _layers.DropoutLayer(layer, 0.5)
+    return _layers.DenseLayer(layer, classes, W=weights, nonlinearity=_softmax), input
 
 
 class AlexNet(Model):
@@ -173,11 +167,11 @@ def vgg16(
     for length, filters in _VGG_STAGES:
         for _ in range(length):
             layer = ConvLayer(layer, scaled(filters, width), 3, W=weights, b=bias, nonlinearity=_rectify)
-        layer = MaxPool2DLayer(layer, 2)
+        layer = _layers.MaxPool2DLayer(layer, 2)
     for _ in range(2):
-        layer = DenseLayer(layer, scaled(4096, width), W=weights, nonlinearity=_rectify)
-        layer = DropoutLayer(layer, 0.5)
-    return DenseLayer(layer, classes, nonlinearity=_softmax), input
+        layer = _layers.DenseLayer(layer, scaled(4096, width), W=weights, nonlinearity=_rectify)
+        layer = _layers.DropoutLayer(layer, 0.5)
+    return _layers.DenseLayer(layer, classes, nonlinearity=_softmax), input
 
 
 class VGG16(Model):
@@ -228,16 +222,16 @@ def googlenet(
     """
     layer, input = image_input("googlenet", pixels, channels, input, at_least=32)
     layer = _same_pool(_conv(layer, scaled(64, width), 7, stride=2))
-    layer = _conv(LocalResponseNormalization2DLayer(layer), scaled(64, width), 1)
-    layer = LocalResponseNormalization2DLayer(_conv(layer, scaled(192, width), 3))
+    layer = _conv(_layers.LocalResponseNormalization2DLayer(layer), scaled(64, width), 1)
+    layer = _layers.LocalResponseNormalization2DLayer(_conv(layer, scaled(192, width), 3))
     for stage, modules in _INCEPTION.items():
         layer = _same_pool(layer)
         for letter, filters in modules.items():
             numbers = [scaled(number, width) for number in filters]
             layer = _inception(layer, numbers, f"inception_{stage}{letter}")
-    layer = DropoutLayer(GlobalPoolLayer(layer), 0.4)
+    layer = _layers.DropoutLayer(_layers.GlobalPoolLayer(layer), 0.4)
     weights = lasagne.init.GlorotUniform()
-    return DenseLayer(layer, classes, W=weights, nonlinearity=_softmax), input
+    return _layers.DenseLayer(layer, classes, W=weights, nonlinearity=_softmax), input
 
 
 def auxiliary_heads(network: Layer, classes: int = 1000, width: float = 1.0) -> list[Layer]:
@@ -264,17 +258,18 @@ def auxiliary_heads(network: Layer, classes: int = 1000, width: float = 1.0) -> 
         If the images are too small for the pooling of 5x5.
     """
     heads = []
-    for layer in lasagne.layers.get_all_layers(network):
+    for layer in _layers.get_all_layers(network):
         if layer.name in _WITH_HEADS:
             if layer.output_shape[2] < 5:
                 raise ValueError(
                     f"auxiliary_heads: expected images of at least 65 pixels, which leave 5 of "
                     f"{layer.name}, got {layer.output_shape[2]} there"
                 )
-            head = Pool2DLayer(layer, 5, stride=3, mode="average_exc_pad")
+            head = _layers.Pool2DLayer(layer, 5, stride=3, mode="average_exc_pad")
             head = _conv(head, scaled(128, width), 1)
-            head = DenseLayer(head, scaled(1024, width), nonlinearity=_rectify)
-            heads.append(DenseLayer(DropoutLayer(head, 0.7), classes, nonlinearity=_softmax))
+            head = _layers.DenseLayer(head, scaled(1024, width), nonlinearity=_rectify)
+            head = _layers.DropoutLayer(head, 0.7)
+            heads.append(_layers.DenseLayer(head, classes, nonlinearity=_softmax))
     return heads
 
 
@@ -289,9 +284,9 @@ def _inception(layer: Layer, filters: Sequence[int], name: str) -> Layer:
         _conv(layer, direct, 1),
         _conv(_conv(layer, reduced_3, 1), filters_3, 3),
         _conv(_conv(layer, reduced_5, 1), filters_5, 5),
-        _conv(MaxPool2DLayer(layer, 3, stride=1, pad=1), pooled, 1),
+        _conv(_layers.MaxPool2DLayer(layer, 3, stride=1, pad=1), pooled, 1),
     ]
-    return ConcatLayer(branches, name=name)
+    return _layers.ConcatLayer(branches, name=name)
 
 
 class GoogLeNet(Model):
@@ -363,8 +358,8 @@ def resnet(
         for block in range(length):
             stride = 2 if stage > 0 and block == 0 else 1
             layer = bottleneck(layer, filters * 2**stage, stride, norm)
-    layer = GlobalPoolLayer(layer)
-    return DenseLayer(layer, classes, nonlinearity=_softmax), input
+    layer = _layers.GlobalPoolLayer(layer)
+    return _layers.DenseLayer(layer, classes, nonlinearity=_softmax), input
 
 
 def bottleneck(
@@ -376,7 +371,7 @@ def bottleneck(
     residual = norm(ConvLayer(residual, 4 * width, 1))
     if layer.output_shape != residual.output_shape:
         layer = norm(ConvLayer(layer, 4 * width, 1, stride))
-    return rectified(ElemwiseSumLayer([layer, residual]))
+    return rectified(_layers.ElemwiseSumLayer([layer, residual]))
 
 
 def resnet50(
@@ -472,12 +467,12 @@ def cifar10_cnn(
     layer, input = image_input("cifar10_cnn", pixels, channels, input, at_least=8)
     # The original has 0.0001 for pixels with a deviation of about 64, which is 1 here.
     layer = rectified(_same_pool(conv(layer, 32, 0.0064 * width**0.5)))
-    layer = LocalResponseNormalization2DLayer(layer, alpha=5e-5, k=1, n=3)
+    layer = _layers.LocalResponseNormalization2DLayer(layer, alpha=5e-5, k=1, n=3)
     layer = _average_pool(rectified(conv(layer, 32, 0.01)))
-    layer = LocalResponseNormalization2DLayer(layer, alpha=5e-5, k=1, n=3)
+    layer = _layers.LocalResponseNormalization2DLayer(layer, alpha=5e-5, k=1, n=3)
     layer = _average_pool(rectified(conv(layer, 64, 0.01)))
     weights = lasagne.init.Normal(0.01 / width**0.5)
-    return DenseLayer(layer, classes, W=weights, nonlinearity=_softmax), input
+    return _layers.DenseLayer(layer, classes, W=weights, nonlinearity=_softmax), input
 
 
 class Cifar10CNN(Model):
@@ -494,3 +489,114 @@ class Cifar10CNN(Model):
     }
     network = staticmethod(cifar10_cnn)
     read = staticmethod(data.cifar10)
+
+
+def lstm(
+    pixels: int | None = None,
+    classes: int = 2,
+    width: float = 1.0,
+    channels: int = 1,
+    input: Any = None,
+    words: int = 10_000,
+) -> tuple[Layer, Any]:
+    """Return the network of the Deep Learning Tutorials for the sentiment of reviews, and its input.
+
+    A vector for each word, LSTM cells without peepholes, the mean of their outputs over the words, and a
+    softmax. 1,411,842 parameters with 10,000 words and 128 cells, as in the tutorial. With `pixels`, the
+    cells read the rows of an image instead, from the top.
+
+    P. L. Carrier and K. Cho, "LSTM Networks for Sentiment Analysis",
+    http://deeplearning.net/tutorial/lstm.html; the cells are those of S. Hochreiter and J. Schmidhuber,
+    "Long Short-Term Memory", 1997, with the forget gate of F. Gers et al., 2000.
+
+    Parameters
+    ----------
+    pixels : int, optional
+        Height and width of an image; by default the input are reviews.
+    classes : int
+        The number of outputs, which are probabilities.
+    width : float
+        A factor for the 128 cells.
+    channels : int
+        With `pixels`: the number of colors.
+    input : tensor, optional
+        An expression to be used as input; by default a new variable.
+    words : int
+        Without `pixels`: how many numbers of words there are. 0 is padding.
+
+    Returns
+    -------
+    network : lasagne.layers.Layer
+        The output layer.
+    input : variable
+        int32 numbers of words: rows, times; or images: rows, channels, height, width.
+    """
+    cells = scaled(128, width)
+    if pixels is None:
+        input = tt.imatrix("words") if input is None else input
+        layer = _layers.InputLayer((None, None), input)
+        mask = MaskLayer(layer)
+        vectors = _layers.EmbeddingLayer(layer, words, cells, W=lasagne.init.Uniform(0.01))
+        outputs = MaskedMeanLayer(_cells(vectors, cells, mask), mask)
+    else:
+        layer, input = image_input("lstm", pixels, channels, input)
+        layer = _layers.DimshuffleLayer(layer, (0, 2, 1, 3))  # the height is the time
+        outputs = _cells(_layers.ReshapeLayer(layer, ([0], pixels, channels * pixels)), cells)
+        outputs = _layers.SliceLayer(outputs, -1, axis=1)
+    return _layers.DenseLayer(outputs, classes, nonlinearity=lasagne.nonlinearities.softmax), input
+
+
+def _cells(layer: Layer, cells: int, mask: Layer | None = None) -> Layer:
+    gate, candidate = (
+        _layers.Gate(W_in=lasagne.init.Orthogonal(), W_hid=lasagne.init.Orthogonal(), W_cell=None,
+                            nonlinearity=item, b=lasagne.init.Constant(0))
+        for item in (lasagne.nonlinearities.sigmoid, lasagne.nonlinearities.tanh)
+    )  # fmt: skip
+    forget = _layers.Gate(
+        W_in=lasagne.init.Orthogonal(),
+        W_hid=lasagne.init.Orthogonal(),
+        b=lasagne.init.Constant(1),  # at first, nothing is forgotten
+    )
+    return _layers.LSTMLayer(
+        layer,
+        cells,
+        ingate=gate,
+        forgetgate=forget,
+        cell=candidate,
+        outgate=gate,
+        peepholes=False,
+        mask_input=mask,
+    )
+
+
+class LSTM(Model):
+    """The LSTM with Adam, on reviews in the folder `folder`, or on the rows of digits without it.
+
+    The options ``words`` and ``length`` are the size of the vocabulary, and the most words of a review
+    that are read.
+    """
+
+    defaults = {
+        **Model.defaults,
+        "pixels": None,
+        "batch_size": 16,
+        "n_epochs": 100,
+        "update_rule": "adam",
+        "learning_rate": 0.001,
+        "lr_epochs": (),
+        "words": 10_000,
+        "length": 100,
+    }
+    network = staticmethod(lstm)
+
+    def read_data(self) -> data.DataSet:
+        """Return the reviews in a folder, or else scikit-learn's digits."""
+        if self.options["folder"] is None:
+            return data.digits()
+        return data.reviews(self.options["folder"], self.options["words"], self.options["length"])
+
+    def network_options(self) -> dict[str, Any]:
+        options = super().network_options()
+        if self.dataset.channels is None:
+            return {**options, "pixels": None, "channels": 1, "words": self.dataset.n_words}
+        return {**options, "pixels": options["pixels"] or self.dataset.pixels}

@@ -16,7 +16,7 @@ from synkhronos._errors import MismatchError, WorldBrokenError, warn
 from synkhronos._text import listed
 from synkhronos.engines.base import Causes
 from synkhronos.functions.analysis import causes_of
-from synkhronos.functions.call import CallFunction
+from synkhronos.functions.call import CallFunction, RowLimit
 from synkhronos.functions.comparing.reasons import of_graph
 from synkhronos.functions.comparing.serial_comparison import (
     SerialComparison,
@@ -26,12 +26,10 @@ from synkhronos.functions.comparing.serial_comparison import (
 )
 from synkhronos.functions.comparing.trial_runs import Called, Calls, calls_until
 from synkhronos.functions.replica_tracker import replica_tracker_of
-from synkhronos.functions.rows import RowLimit
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.log import logger
-from synkhronos.world.options import ALWAYS, RAISE
 from synkhronos.world.rank_state import Command
-from synkhronos.world.world import World
+from synkhronos.world.world import ALWAYS, RAISE, World
 
 #: Rows of each rank that are used at most, and at least if the call has them and takes a short time
 _MOST, _LEAST = 32, 4
@@ -68,7 +66,7 @@ class Verification:
         if world.options.verify != ALWAYS and self._kind(command) in self._done:
             return
         if world.is_recording:
-            world.observe_block(functools.partial(self._before_block, command))
+            world.recorder.observers.append(functools.partial(self._before_block, command))
         else:
             self._verify([Called(function, command)], 0)
 

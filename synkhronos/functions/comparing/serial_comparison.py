@@ -12,13 +12,12 @@ from synkhronos._errors import MismatchError
 from synkhronos._typing import AnyArray, SharedVariable
 from synkhronos.arithmetic.comparison import Difference, Tolerance, difference
 from synkhronos.arithmetic.operations import GATHER
-from synkhronos.functions.analysis import analysis_of, causes_of, has_rows
+from synkhronos.functions.analysis import analysis_of, causes_of
 from synkhronos.functions.call import CallFunction
 from synkhronos.functions.comparing import reasons
-from synkhronos.functions.comparing.replicas import find_different
 from synkhronos.functions.comparing.trial_runs import ByRank, Called, Calls, OnOneRank, called
 from synkhronos.functions.outputs import check_all_are_none
-from synkhronos.functions.replica_tracker import label, labels, replica_tracker_of
+from synkhronos.functions.replica_tracker import find_different, label, labels, replica_tracker_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.world.rank_state import Command
 from synkhronos.world.world import World
@@ -234,7 +233,7 @@ class SerialComparison:
         mode = function.output_modes[index]
         place = index if command.subset is None else list(command.subset).index(index)
         serial = self._on_one_rank.outputs[position][place]
-        if mode is None and has_rows(function):
+        if mode is None and function.replica.has_rows:
             self.not_compared[what] = "it is the master's own value (op None)"
             return
         found = self._on_all_ranks.outputs[position][place]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
+from synkhronos._typing import Batch
 from synkhronos.arithmetic.comparison import (
     DIFFERENT_SHAPE,
     Difference,
@@ -19,23 +20,17 @@ from synkhronos.arithmetic.comparison import (
     sample,
 )
 from synkhronos.arithmetic.partition import select
-from synkhronos.comms.single_rank import SingleRankCommunicator
+from synkhronos.comms.base import SingleRankCommunicator
+from synkhronos.engines.base import Analysis, Sources
 from synkhronos.functions.analysis import analysis_of
-from synkhronos.functions.call import CallFunction
+from synkhronos.functions.call import CallFunction, Column
 from synkhronos.functions.outputs import NO_ARRAY, unpack
 from synkhronos.functions.replica import on_copies
 from synkhronos.functions.replica_tracker import replica_tracker_of
-from synkhronos.functions.rows import Column
-from synkhronos.stores.handle import Handle
-from synkhronos.stores.required_rows import RequiredRows
+from synkhronos.stores.handle import Handle, RequiredRows
 from synkhronos.world import generators
-from synkhronos.world.rank_state import Command, RankState
-from synkhronos.world.schedule import FusedCommand
+from synkhronos.world.rank_state import Command, FusedCommand, RankState
 from synkhronos.world.world import World
-
-if TYPE_CHECKING:
-    from synkhronos._typing import Batch
-    from synkhronos.engines.base import Analysis, Sources
 
 _ULPS = 4  # by how much `Perturbed` changes a number
 
@@ -70,11 +65,10 @@ class SerialRank(RankState):
         The state of the master.
     """
 
-    rank = property(lambda self: 0)
-
     def __init__(self, state: RankState) -> None:
         vars(self).update(vars(state))
-        self.size, self.master_rank = 1, 0
+        self.rank = self.master_rank = 0
+        self.size, self.is_master = 1, True
         self.comm, self.overlap, self.log = SingleRankCommunicator(_Single()), None, None
         self.rows, self.peers, self.wires, self.sent = {}, {}, {}, []
 

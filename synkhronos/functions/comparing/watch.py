@@ -16,31 +16,32 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
+
+import numpy as np
 
 from synkhronos._errors import MismatchError, prepare_warning, warn
 from synkhronos._text import listed
 from synkhronos._typing import Finish
 from synkhronos.engines.base import Analysis
-from synkhronos.functions.analysis import analysis_of, has_rows, sources, uses
+from synkhronos.functions.analysis import analysis_of, sources, uses
 from synkhronos.functions.comparing.first_calls import Verification
-from synkhronos.functions.comparing.replicas import (
+from synkhronos.functions.comparing.serial_comparison import ToCompare
+from synkhronos.functions.replica_tracker import (
     Observed,
     digests,
+    expected_equal,
+    label,
+    labels,
     largest_difference,
     ranks_that_differ,
+    replica_tracker_of,
     samples,
 )
-from synkhronos.functions.comparing.serial_comparison import ToCompare
-from synkhronos.functions.replica_tracker import expected_equal, label, labels, replica_tracker_of
 from synkhronos.functions.signature import Output
 from synkhronos.host import compiler
-from synkhronos.world.options import OFF
 from synkhronos.world.rank_state import Command
-from synkhronos.world.world import World
-
-if TYPE_CHECKING:
-    import numpy as np
+from synkhronos.world.world import OFF, World
 
 #: Calls after which replicas that differ and were never combined are taken for a mistake.
 PATIENCE = 64
@@ -64,7 +65,7 @@ def watch(world: World, function: Any, given: Sequence[Output]) -> None:
     )
     streams = engine.random_streams(function.replica.compiled)
     agreement.streams.update(numbers[shared] for shared in streams)
-    if world.options.verify != OFF and has_rows(function):
+    if world.options.verify != OFF and function.replica.has_rows:
         function.verification = Verification(world, _claimed(world, function, given))
     if world.size == 1:
         return
@@ -286,7 +287,7 @@ class _Suspicion:
         """Have the warning issued when the world is closed."""
         world = self._world()
         if world is not None:
-            world.remark(self.warning())
+            world.remarks.append(self.warning())
 
     def warning(self) -> Callable[[], None]:
         """Return a function that issues the warning about the variables that are suspected now."""

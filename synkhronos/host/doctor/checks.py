@@ -4,6 +4,7 @@ Theano, PyTensor, pygpu, NCCL and the GPUs are tried in subprocesses, so that a 
 well, and no CUDA context is created in this process.
 """
 
+import functools
 import importlib
 import os
 import re
@@ -22,13 +23,11 @@ from synkhronos.host import (
     environment,
     heap,
     imports,
-    other_programs,
     preparation,
-    pytensor_environment,
 )
 from synkhronos.host.doctor import blas_kernels, gpus
 from synkhronos.host.doctor.check import PROBLEM, TIME_LIMIT, Check, Fault, Finding, probe
-from synkhronos.host.machine import affinity, cores, cpu_quota, memory_room
+from synkhronos.host.machine import OtherPrograms, affinity, cores, cpu_quota, memory_room
 
 GIBIBYTE = 1024.0**3
 REQUIREMENTS = ("scipy", "cloudpickle", "threadpoolctl", "psutil")
@@ -66,7 +65,7 @@ print(json.dumps({
     "ldflags": config.blas.ldflags if NAME == "theano" else config.blas__ldflags,
     NAME: fastest(product),
     "numpy": fastest(numpy.dot),
-    "libraries": [one for one in threadpool_info() if one["user_api"] == "blas"],
+    "libraries": [library for library in threadpool_info() if library["user_api"] == "blas"],
 }))
 """
 
@@ -80,25 +79,13 @@ def examine_python() -> Finding:
     return found, ""
 
 
-def examine_numpy() -> Finding:
-    """Check that NumPy is installed, in a version that works with Theano."""
-    complaint = environment.installed_numpy_complaint()
+def examine_numpy(name: str = "theano") -> Finding:
+    """Check that NumPy is installed, in a version that works with the compiler."""
+    complaint = environment.installed_numpy_complaint(name)
     found = getattr(sys.modules.get("numpy"), "__version__", "not importable")
     if complaint:
         raise Fault(found, _with_this_python(complaint))
     return found, ""
-
-
-def examine_numpy_for_pytensor() -> Finding:
-    """Check that NumPy is installed, in a version that works with PyTensor."""
-    try:
-        import numpy
-    except ImportError as error:
-        raise Fault(str(error), 'python -m pip install "numpy>=2"') from None
-    complaint = pytensor_environment.numpy_complaint(numpy.__version__)
-    if complaint:
-        raise Fault(numpy.__version__, complaint)
-    return numpy.__version__, ""
 
 
 def examine_packages() -> Finding:
@@ -126,8 +113,8 @@ def examine_repairs() -> Finding:
     if environment.installed_numpy_complaint():
         return "depend on the version of NumPy", ""
     reasons: Dict[str, List[str]] = {}
-    for row in imports.Finder.needed().rows:
-        reasons.setdefault(row.why, []).extend(row.names())
+    for repair in imports.needed_repairs():
+        reasons.setdefault(repair.why, []).extend(repair.modules.split())
     lines = [f"{why}: {', '.join(sorted(set(names)))}" for why, names in reasons.items()]
     first = (
         f"{len(lines)} of Theano, Lasagne and Keras; import theano needs them: start scripts by run, or "
@@ -189,18 +176,13 @@ def examine_cache(name: str = "theano") -> Finding:
     )
 
 
-def examine_cache_of_pytensor() -> Finding:
-    """Check PyTensor's cache likewise."""
-    return examine_cache("pytensor")
-
-
 def examine_theano() -> Finding:
     """Check that Theano compiles, and that its BLAS is as fast as NumPy's and the processor."""
     complaint = environment.installed_theano_complaint()
     if complaint:
         found = "not installed, or another package in its place"
         raise Fault(found, _with_this_python(complaint))
-    _check_needed(NEEDED_BY_THEANO)
+    _check_needed(OF_THEANO[:-1])
     # Importing Theano would use a GPU that is named in the user's flags. The last flag wins.
     flags = os.environ.get("THEANO_FLAGS", "") + ",device=cpu"
     code = f"NAME, MODE = 'theano', None\n{REPAIRS}{PRODUCT_PROBE}"
@@ -209,12 +191,12 @@ def examine_theano() -> Finding:
 
 def examine_pytensor() -> Finding:
     """Check that PyTensor compiles C code, and that its BLAS is as fast as NumPy's and the processor."""
-    complaint = pytensor_environment.package_complaint()
+    complaint = environment.package_complaint("pytensor")
     if complaint:
         raise Fault("not usable", complaint)
-    _check_needed(NEEDED_BY_PYTENSOR)
+    _check_needed(OF_PYTENSOR[:-1])
     environ = dict(os.environ)
-    pytensor_environment.set_flags(environ)
+    preparation.set_flags(environ, "pytensor")
     code = f"NAME, MODE = 'pytensor', 'CVM'\n{PRODUCT_PROBE}"
     found = probe(code, PYTENSOR_FLAGS=environ.get("PYTENSOR_FLAGS", ""))
     return judge_pytensor(found, *_of_processor())
@@ -289,7 +271,7 @@ def examine_cores() -> Finding:
 def examine_load(seconds: float = 0.5) -> Finding:
     """Report the number of cores that other programs use."""
     try:
-        others = other_programs.OtherPrograms()
+        others = OtherPrograms()
     except ImportError:
         return "unknown without psutil", "python -m pip install psutil"
     time.sleep(seconds)
@@ -328,42 +310,25 @@ def examine_malloc() -> Finding:
     return f"{text}; huge pages: {kernel}", ""
 
 
-PYTHON = Check("Python", examine_python, is_required=True)
-PACKAGES = Check("packages", examine_packages, is_required=True)
-COMPILER = Check("compiler", examine_compiler, is_required=True)
+_PURGE = "empty its cache of compiled code with: {}-cache purge"
 
-NEEDED_BY_THEANO = (
-    PYTHON,
-    Check("NumPy", examine_numpy, is_required=True),
-    PACKAGES,
-    Check("repairs", examine_repairs, is_required=True),
-    COMPILER,
-    Check("Theano's cache", examine_cache, is_required=True),
-)
+#: The checks of a compiler, of which the last needs all others
 OF_THEANO = (
-    *NEEDED_BY_THEANO,
-    Check(
-        "Theano",
-        examine_theano,
-        is_required=True,
-        remedy="empty Theano's cache of compiled code with: theano-cache purge",
-    ),
-)
-NEEDED_BY_PYTENSOR = (
-    PYTHON,
-    Check("NumPy", examine_numpy_for_pytensor, is_required=True),
-    PACKAGES,
-    COMPILER,
-    Check("compile cache", examine_cache_of_pytensor, is_required=True),
+    Check("Python", examine_python, is_required=True),
+    Check("NumPy", examine_numpy, is_required=True),
+    Check("packages", examine_packages, is_required=True),
+    Check("repairs", examine_repairs, is_required=True),
+    Check("compiler", examine_compiler, is_required=True),
+    Check("Theano's cache", examine_cache, is_required=True),
+    Check("Theano", examine_theano, is_required=True, remedy=_PURGE.format("theano")),
 )
 OF_PYTENSOR = (
-    *NEEDED_BY_PYTENSOR,
-    Check(
-        "PyTensor",
-        examine_pytensor,
-        is_required=True,
-        remedy="empty PyTensor's cache of compiled code with: pytensor-cache purge",
-    ),
+    Check("Python", examine_python, is_required=True),
+    Check("NumPy", functools.partial(examine_numpy, "pytensor"), is_required=True),
+    Check("packages", examine_packages, is_required=True),
+    Check("compiler", examine_compiler, is_required=True),
+    Check("compile cache", functools.partial(examine_cache, "pytensor"), is_required=True),
+    Check("PyTensor", examine_pytensor, is_required=True, remedy=_PURGE.format("pytensor")),
 )
 #: The checks, in the order in which they are carried out
 CHECKS = (

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Dict, Iterable, List, Optional
 
-from synkhronos.host import environment, nvidia_libraries, nvidia_links
+from synkhronos.host import environment, nvidia
 from synkhronos.host.doctor.check import Fault, Finding, ProbeError, probe
-from synkhronos.host.nvidia_libraries import NAMES, NEEDED, Library, Version
+from synkhronos.host.nvidia import NAMES, NEEDED, Library, Version
 
 DEVICES = Path("/dev")
 OF_NVIDIA = "nvidia[0-9]*"
@@ -60,23 +60,23 @@ def device_files() -> List[str]:
 def examine_cuda() -> Finding:
     """Check that NVIDIA's libraries are installed, and that libgpuarray finds them."""
     present = device_files()
-    found = nvidia_libraries.find()
+    found = nvidia.find()
     if not found and present:
-        return f"no libcuda.so.1, though there is {', '.join(present)}", nvidia_libraries.DRIVER_REMEDY
+        return f"no libcuda.so.1, though there is {', '.join(present)}", nvidia.DRIVER_REMEDY
     if not found:
         return "no NVIDIA driver, which is not required", ""
-    driver = nvidia_libraries.driver_version(found["libcuda"].file)
+    driver = nvidia.driver_version(found["libcuda"].file)
     names = [f"{name}.so" for name in found]
     code = LOADING_PROBE.format(names=names)
     try:
         hidden = probe(code)
-        failing = probe(code, **nvidia_links.environment()) if hidden else {}
+        failing = probe(code, **nvidia.environment()) if hidden else {}
     except (ProbeError, OSError) as error:
         raise Fault(listing(found, driver, []), str(error)) from None
     text = listing(found, driver, hidden)
     lacking = [name for name in NEEDED if name not in found]
     if lacking:
-        return text, nvidia_libraries.remedy(lacking, driver)
+        return text, nvidia.remedy(lacking, driver)
     if failing:
         return text, f"fix this: {'; '.join(failing.values())}"
     if hidden:
@@ -100,8 +100,8 @@ def listing(found: Dict[str, Library], driver: Optional[Version], hidden: Iterab
 
 def cudnn() -> str:
     """Return a line about cuDNN, which no script requires."""
-    folders = nvidia_libraries.search_folders(cache=nvidia_libraries.loader_cache())
-    found = nvidia_libraries.candidates("libcudnn", folders)
+    folders = nvidia.search_folders(cache=nvidia.loader_cache())
+    found = nvidia.candidates("libcudnn", folders)
     oldest, too_new = CUDNN_VERSIONS
     usable = [item for item in found if oldest <= item.version < too_new]
     if usable:
@@ -121,7 +121,7 @@ def dotted(version: Optional[Version]) -> str:
 def as_run() -> Dict[str, str]:
     """Return the environment variables that ``run`` sets for NVIDIA's libraries."""
     try:
-        return nvidia_links.environment()
+        return nvidia.environment()
     except OSError:  # `examine_cuda` reports it
         return {}
 
@@ -135,7 +135,7 @@ def examine_gpus() -> Finding:
         return judge_missing_pygpu(str(error), present)
     text = f"pygpu {found['version']}: {found['cuda']} CUDA, {found['opencl']} OpenCL devices"
     if present and not found["cuda"]:
-        remedy = nvidia_libraries.explain_missing() or (
+        remedy = nvidia.explain_missing() or (
             "libgpuarray finds its libraries but no device: check that nvidia-smi works, and the "
             "value of CUDA_VISIBLE_DEVICES"
         )
@@ -168,9 +168,9 @@ def examine_nccl() -> Finding:
     except ProbeError as error:
         if not several:
             return "none; only required for several GPUs", ""
-        found = nvidia_libraries.find()
-        driver = nvidia_libraries.driver_version(found["libcuda"].file) if found else None
-        return str(error), nvidia_libraries.remedy(["libnccl"], driver)
+        found = nvidia.find()
+        driver = nvidia.driver_version(found["libcuda"].file) if found else None
+        return str(error), nvidia.remedy(["libnccl"], driver)
     return nccl_version(number), ""
 
 

@@ -26,7 +26,7 @@ def openmpi():
     return found[1] if found else library.strip().splitlines()[0]
 
 def digest():
-    from synkhronos.world.placement import digest_of
+    from synkhronos.world.devices import digest_of
     return digest_of()
 
 def version_in(package):

@@ -18,7 +18,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Iterable, List, Optional
+from typing import Any, Callable, Iterable, List, Optional
 
 # What has started a task: mpirun itself, or its daemon on another machine. OpenMPI 4 and 5
 _MPIRUNS = ("mpirun", "mpirun.openmpi", "mpiexec", "orterun", "prterun", "prte")
@@ -94,6 +94,27 @@ def end_job(pid: int, tasks: Iterable[int]) -> None:
         os._exit(0)
 
 
+def start_reader(function: Callable[..., None], *args: Any) -> int:
+    """Let a process of its own call ``function(reading, *args)``; return the other end of the pipe.
+
+    It is a grandchild: this process does not wait for it, and does not know of it when it ends.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(writing)
+            if not os.fork():
+                function(reading, *args)
+        finally:
+            os._exit(0)
+    os.close(reading)
+    os.waitpid(child, 0)
+    return writing
+
+
 # The guard of a task, with ULFM
 
 
@@ -104,19 +125,7 @@ def watch_start() -> None:
     starter, task = find_starter(), psutil.Process()
     if starter is None:
         return
-    sys.stdout.flush()
-    sys.stderr.flush()
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.close(writing)
-            if not os.fork():  # a grandchild, which the task does not have to wait for
-                _guard(reading, starter, task)
-        finally:
-            os._exit(0)
-    os.close(reading)
-    os.waitpid(child, 0)
+    writing = start_reader(_guard, starter, task)
     os.set_inheritable(writing, True)
     os.environ[DESCRIPTOR] = str(writing)
 

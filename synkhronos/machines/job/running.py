@@ -290,13 +290,6 @@ def _on_reached_hosts(
     return what._replace(hosts=hosts, machines=len(hosts), by_host=by_host) if hosts else None
 
 
-class _Question(NamedTuple):
-    """An ``mpirun`` on a host, and what it says."""
-
-    process: "subprocess.Popen[bytes]"
-    said: IO[bytes]
-
-
 def find_reached(
     lines: Dict[str, List[str]], signals: SignalsOfUser, limit: float = _LIMIT
 ) -> List[str]:
@@ -313,12 +306,11 @@ def find_reached(
     """
     asked = {name: _ask(line) for name, line in lines.items()}
     until = time.monotonic() + limit
-    while any(value.process.poll() is None for value in asked.values()) and not signals.code:
-        if time.monotonic() > until:
-            break
+    late = list(asked)
+    while late and not signals.code and time.monotonic() < until:
         time.sleep(_POLL_INTERVAL)
-    late = [name for name, item in asked.items() if item.process.poll() is None]
-    _end([asked[name].process for name in late])
+        late = [name for name in late if asked[name][0].poll() is None]
+    _end([asked[name][0] for name in late])
     reached = []
     for name, (process, said) in asked.items():
         with said:
@@ -333,11 +325,11 @@ def find_reached(
     return reached
 
 
-def _ask(line: List[str]) -> _Question:
-    said = tempfile.TemporaryFile()
-    null = subprocess.DEVNULL
+def _ask(line: List[str]) -> "tuple[subprocess.Popen[bytes], IO[bytes]]":
+    """Start a command; return its process, and what it says."""
+    said, null = tempfile.TemporaryFile(), subprocess.DEVNULL
     process = subprocess.Popen(line, stdin=null, stdout=null, stderr=said, start_new_session=True)
-    return _Question(process, said)
+    return process, said
 
 
 def _end(processes: "List[subprocess.Popen[bytes]]") -> None:

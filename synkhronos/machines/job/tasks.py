@@ -23,6 +23,7 @@ from synkhronos.host import job
 from synkhronos.host.handler_errors import suppress
 from synkhronos.host.signals import die_with_parent, do_nothing
 from synkhronos.machines.job.config import Job
+from synkhronos.machines.job.ending import start_reader
 from synkhronos.machines.job.reports import ENDED, EXITED, STARTED, TERMINATED, report
 
 #: The signals that mpirun passes on, or sends when it ends the job, and what the script gets
@@ -138,19 +139,7 @@ def _is_here(host: str) -> bool:
 
 def prefix_output(name: str) -> None:
     """Let each line that this process and its children print begin with ``[name]``, on stderr."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.close(writing)
-            if not os.fork():  # a grandchild: this process does not know of it when it ends
-                _relay(reading, f"[{name}] ".encode())
-        finally:
-            os._exit(0)
-    os.close(reading)
-    os.waitpid(child, 0)
+    writing = start_reader(_relay, f"[{name}] ".encode())
     os.dup2(writing, 1)
     os.dup2(writing, 2)
     os.close(writing)

@@ -183,12 +183,27 @@ class Controller(_Base):
     @staticmethod
     def default_parser() -> argparse.ArgumentParser:
         """Return a parser with the options of a controller."""
-        return processes.controller_parser()
+        parser = argparse.ArgumentParser(description="A controller of Platoon, by synkhronos.")
+        add = parser.add_argument
+        starts = "the workers run EXPERIMENT_NAME_worker.py; else none starts"
+        add("experiment_name", nargs="?", help=starts)
+        add("log_directory", nargs="?", help="where the output of each worker goes")
+        how = parser.add_mutually_exclusive_group()
+        how.add_argument("--single", action="store_true", help="one machine, which is what there is")
+        how.add_argument("--multi", action="store_true", help="several machines: not available")
+        each = "Theano's devices, one for each worker"
+        add("-D", "--devices", nargs="+", metavar="DEVICE", help=each)
+        add("-nw", "--workers", type=int, metavar="N", help="the number of workers; all_reduce needs it")
+        add("-w", "--worker-args", default="", help="the arguments of the workers")
+        port = processes.CONTROL_PORT
+        add("--control-port", type=int, default=port, help="default: %(default)s")
+        return parser
 
     @staticmethod
     def default_arguments(args: argparse.Namespace) -> dict[str, Any]:
         """Return the arguments of a controller from its options."""
-        return processes.of_controller(args)
+        names = ("experiment_name", "log_directory", "multi", "devices", "workers", "worker_args")
+        return {name: getattr(args, name) for name in (*names, "control_port")}
 
     def handle_control(self, req: Any, worker_id: int, req_info: Any) -> Any:
         """Return the answer to a request of a worker; scripts override it.

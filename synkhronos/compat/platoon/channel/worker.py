@@ -62,12 +62,20 @@ class Worker:
     @staticmethod
     def default_parser() -> argparse.ArgumentParser:
         """Return a parser with the options of a worker."""
-        return processes.worker_parser()
+        parser = argparse.ArgumentParser(description="A worker of Platoon, by synkhronos.")
+        add, port, wait = parser.add_argument, processes.CONTROL_PORT, processes.SOCKET_TIMEOUT
+        add("--control-port", type=int, default=port, help="default: %(default)s")
+        add("--data-port", type=int, help="the port of the minibatches, if there is one")
+        add("--data-hwm", type=int, default=processes.DATA_HWM, help="accepted, and not used")
+        longest = "milliseconds to wait for the controller; default: %(default)s"
+        add("--socket-timeout", type=int, default=wait, help=longest)
+        return parser
 
     @staticmethod
     def default_arguments(args: argparse.Namespace) -> dict[str, Any]:
         """Return the arguments of a worker from its options."""
-        return processes.of_worker(args)
+        names = ("control_port", "data_port", "data_hwm", "socket_timeout")
+        return {name: getattr(args, name) for name in names}
 
     @property
     def local_size(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from synkhronos._typing import SharedVariable
 from synkhronos.compat.platoon.channel.worker import Worker, find_worker
+from synkhronos.compat.platoon.param_sync import elastic_change
 
 _Variables = Union[SharedVariable, Sequence[SharedVariable]]
 
@@ -111,10 +112,7 @@ class EASGD(GlobalDynamics):
 
     def _apply(self, *groups: list[SharedVariable]) -> None:
         locals_, centrals = map(_values, groups)
-        changes = [
-            np.asarray(self._alpha * (local - central), local.dtype)
-            for local, central in zip(locals_, centrals)
-        ]
+        changes = [elastic_change(self._alpha, *pair) for pair in zip(locals_, centrals)]
         sums = self.worker.all_reduce_arrays(changes, "sum")
         _set(groups[0], [local - change for local, change in zip(locals_, changes)])
         _set(groups[1], [central + total for central, total in zip(centrals, sums)])

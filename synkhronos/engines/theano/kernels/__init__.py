@@ -6,10 +6,10 @@ function of this process. The classes are derived from Theano's where these have
 and gradients are Theano's, and code that checks the class of an operation recognizes them.
 
 ``convolution`` and ``pooling`` are for images. ``loops`` computes elementwise results and their sums in
-one pass over memory, and ``fusion`` finds what to join in a loop; ``inplace`` lets loops overwrite their
-inputs. ``batch_normalization`` and ``moments`` write formulas so that fewer passes are needed.
-``optimizations`` has the common code of these modules.
+one pass over memory; ``fusion`` finds what to join in a loop, and lets loops overwrite their inputs.
+``normalization`` writes formulas so that fewer passes are needed.
 
 The C++ code is in the files ``*.h``, which ``cpp`` reads; their content is part of the key under which
-Theano keeps a compiled module. ``cpp`` also says how operations are named there.
+Theano keeps a compiled module. ``cpp`` also says how operations are named there, and has the common
+code of the optimizations.
 """

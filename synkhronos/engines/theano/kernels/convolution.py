@@ -14,7 +14,7 @@ from theano import config
 from theano.tensor.nnet import corr
 
 from synkhronos.engines.theano.kernels import cpp
-from synkhronos.engines.theano.kernels.optimizations import replacing
+from synkhronos.engines.theano.kernels.cpp import replacing
 
 if TYPE_CHECKING:
     from theano.gof import Apply, Op, Variable

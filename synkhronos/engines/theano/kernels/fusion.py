@@ -8,21 +8,24 @@ rectifier, for example, reads or writes an array of the size of its input 6 time
 
 The traffic is counted in arrays of the size of the loop; smaller ones, which are broadcast, count as
 nothing. Only the types of variables are known, not their extents.
+
+Loops also overwrite inputs that nothing else uses, as Theano's operations do.
 """
 
 from __future__ import annotations
 
 from typing import Iterable, Sequence
 
-from theano.gof import Apply, FunctionGraph, Optimizer, Variable
+from theano.gof import Apply, Constant, FunctionGraph, InconsistencyError, Optimizer, Variable
+from theano.gof.destroyhandler import DestroyHandler
 from theano.gof.toolbox import ReplaceValidate
 from theano.gof.utils import MethodNotDefined
 from theano.scalar import Composite, get_scalar_type, identity
 from theano.scalar import basic as scalars
 from theano.tensor.elemwise import Elemwise, Sum
 
+from synkhronos.engines.theano.kernels.cpp import Optimization, with_traces
 from synkhronos.engines.theano.kernels.loops import DTYPES, SUMS, FastLoop
-from synkhronos.engines.theano.kernels.optimizations import Optimization, with_traces
 
 #: A processor computes these about as fast as it reads numbers, so they may be computed again.
 _CHEAP = (
@@ -315,4 +318,46 @@ def _needed(member: _Member, virtual: dict[Variable, _Member]) -> list[Variable]
     return found
 
 
-OPTIMIZATIONS = [Optimization("synkhronos_loops", 49.2, Fusion())]
+# Loops inplace
+
+
+class Inplace(Optimizer):
+    """Gives the results of loops the memory of inputs, where the graph permits it."""
+
+    def add_requirements(self, fgraph: FunctionGraph) -> None:
+        fgraph.attach_feature(ReplaceValidate())
+        fgraph.attach_feature(DestroyHandler())
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        for node in fgraph.toposort():
+            if type(node.op) is not FastLoop:
+                continue
+            for output, axes in enumerate(node.op.axes):
+                if axes is None:
+                    node = _overwriting(fgraph, node, output) or node
+
+
+def _overwriting(fgraph: FunctionGraph, node: Apply, output: int) -> Apply | None:
+    """Replace a node by a node that overwrites an input, and return that; None if it cannot be done."""
+    op, kind = node.op, node.outputs[output].type
+    used = {replaced for _, replaced in op.inplace}
+    possible = [
+        number
+        for number, variable in enumerate(node.inputs)
+        if variable.type == kind and number not in used and not isinstance(variable, Constant)
+    ]
+    for number in sorted(possible, key=lambda one: len(node.inputs[one].clients)):
+        new = FastLoop(op.scalar_op, op.axes, (*op.inplace, (output, number))).make_node(*node.inputs)
+        pairs = list(zip(node.outputs, with_traces(node.outputs, new.outputs)))
+        try:
+            fgraph.replace_all_validate(pairs, reason="synkhronos_inplace")
+            return new
+        except InconsistencyError:
+            pass
+    return None
+
+
+OPTIMIZATIONS = [
+    Optimization("synkhronos_loops", 49.2, Fusion()),
+    Optimization("synkhronos_inplace", 75.5, Inplace()),
+]

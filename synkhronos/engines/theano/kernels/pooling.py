@@ -6,13 +6,13 @@ process, raise ValueError.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping
 
 from theano import Constant
 from theano.tensor.signal.pool import AveragePoolGrad, MaxPoolGrad, Pool
 
 from synkhronos.engines.theano.kernels import cpp
-from synkhronos.engines.theano.kernels.optimizations import replacing
+from synkhronos.engines.theano.kernels.cpp import replacing
 
 if TYPE_CHECKING:
     from theano.gof import Apply, Op
@@ -53,30 +53,27 @@ class _InCpp(cpp.Keyed):
     def c_code_cache_version(self) -> tuple[int, ...]:
         return (_VERSION, *cpp.version(*self._files))
 
-    def _code(
-        self,
-        node: Apply,
-        names: Sequence[str],
-        sub: Mapping[str, str],
-        function: str,
-        options: Sequence[str] = (),
-        arguments: Sequence[str] = (),
-    ) -> str:
-        """Return the code that calls a function of the last of the files.
+    function: str  # of the last of the files
 
-        ``names`` are the names of the inputs and the output. ``options`` are further template arguments,
-        and ``arguments`` further arguments after the sizes.
-        """
-        *arrays, ws, stride, pad, out = names
+    def c_code(
+        self, node: Apply, name: str, inp: list[str], out: list[str], sub: Mapping[str, str]
+    ) -> str:
+        """Return the C++ code of one application."""
+        (*arrays, ws, stride, pad), (result,) = inp, out
+        options, arguments = self._further(sub)
         call = _CALL.format(
             ws=ws,
             stride=stride,
             pad=pad,
-            function=function,
-            options=", ".join([*map(str, _known(node)), *options, f"dtype_{out}"]),
-            arguments=", ".join([*arrays, "of", *arguments, f"&{out}"]),
+            function=self.function,
+            options=", ".join([*map(str, _known(node)), *options, f"dtype_{result}"]),
+            arguments=", ".join([*arrays, "of", *arguments, f"&{result}"]),
         )
         return _CODE.format(call=cpp.call(call, sub["fail"]))
+
+    def _further(self, sub: Mapping[str, str]) -> tuple[list[str], list[str]]:
+        """Return further template arguments, and further arguments after the sizes."""
+        return [], []
 
 
 def _known(node: Apply) -> tuple[int, int]:
@@ -96,35 +93,26 @@ class FastPool(_InCpp, Pool):
     """Pooling: the maximum, sum or average of each window."""
 
     _files = "pooling", "pooling_arrays", "pooling_windows"
+    function = "pool"
 
-    def c_code(
-        self, node: Apply, name: str, inp: list[str], out: list[str], sub: Mapping[str, str]
-    ) -> str:
-        """Return the C++ code of one application."""
+    def _further(self, sub: Mapping[str, str]) -> tuple[list[str], list[str]]:
         by = "Maximum" if self.mode == "max" else "Sum"
-        arguments = [f"{sub['params']}->ignore_border", _MODES[self.mode]]
-        return self._code(node, [*inp, *out], sub, "pool", [by], arguments)
+        return [by], [f"{sub['params']}->ignore_border", _MODES[self.mode]]
 
 
 class FastMaxPoolGrad(_InCpp, MaxPoolGrad):
     """The gradient of pooling by maximum."""
 
-    def c_code(
-        self, node: Apply, name: str, inp: list[str], out: list[str], sub: Mapping[str, str]
-    ) -> str:
-        """Return the C++ code of one application."""
-        return self._code(node, [*inp, *out], sub, "max_pool_gradient")
+    function = "max_pool_gradient"
 
 
 class FastAveragePoolGrad(_InCpp, AveragePoolGrad):
     """The gradient of pooling by sum or average."""
 
-    def c_code(
-        self, node: Apply, name: str, inp: list[str], out: list[str], sub: Mapping[str, str]
-    ) -> str:
-        """Return the C++ code of one application."""
-        arguments = [_MODES[self.mode]]
-        return self._code(node, [*inp, *out], sub, "average_pool_gradient", arguments=arguments)
+    function = "average_pool_gradient"
+
+    def _further(self, sub: Mapping[str, str]) -> tuple[list[str], list[str]]:
+        return [], [_MODES[self.mode]]
 
 
 def _replacement_of(node: Apply) -> Op | None:

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from theano.compile import optdb
 
-from synkhronos.engines.theano.kernels import (
-    batch_normalization,
-    convolution,
-    fusion,
-    inplace,
-    moments,
-    pooling,
-)
+from synkhronos.engines.theano.kernels import convolution, fusion, normalization, pooling
 
 _OPTIMIZATIONS = [
     *convolution.OPTIMIZATIONS,
     *pooling.OPTIMIZATIONS,
-    *batch_normalization.OPTIMIZATIONS,
-    *moments.OPTIMIZATIONS,
+    *normalization.OPTIMIZATIONS,
     *fusion.OPTIMIZATIONS,
-    *inplace.OPTIMIZATIONS,
 ]
 
 #: The tag of all optimizations, with which the flag ``optimizer_excluding`` excludes them together.

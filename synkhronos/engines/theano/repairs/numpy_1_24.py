@@ -1,4 +1,4 @@
-"""The functions that the repairs of Theano for NumPy 1.24 and newer call; see ``host/repairs``.
+"""The functions that the repairs of Theano for NumPy 1.24 and newer call; see ``table.txt``.
 
 Python loads it as the module ``theano.compat.numpy_1_24``. It imports nothing of Theano, whose first
 modules need it.
@@ -6,64 +6,19 @@ modules need it.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-_SINCE_2 = """
-// Descriptors have public fields again, if the code need not work with NumPy 1.
-#ifndef NPY_TARGET_VERSION
-#define NPY_TARGET_VERSION 0x00000012
-#endif
-#include <Python.h>
-#include <numpy/npy_common.h>
-// Complex numbers have two fields, as in NumPy 1.
-struct theano_npy_complex64 { npy_float32 real, imag; };
-struct theano_npy_complex128 { npy_float64 real, imag; };
-#define npy_complex64 theano_npy_complex64
-#define npy_complex128 theano_npy_complex128
-"""
-_SINCE_1_24 = """
-#include <Python.h>
-// Some versions define a part of the following in this header.
-#if __has_include(<numpy/npy_3kcompat.h>)
-#include <numpy/npy_3kcompat.h>
-#endif
-#ifndef NPY_PY3K
-#define NPY_PY3K 1
-#endif
-#ifndef PyInt_Check
-#define PyInt_Check PyLong_Check
-#endif
-#ifndef PyInt_AsLong
-#define PyInt_AsLong PyLong_AsLong
-#endif
-#ifndef PyInt_AS_LONG
-#define PyInt_AS_LONG PyLong_AsLong
-#endif
-#ifndef PyInt_FromLong
-#define PyInt_FromLong PyLong_FromLong
-#endif
-#ifndef PyNumber_Int
-#define PyNumber_Int PyNumber_Long
-#endif
-#ifndef PyString_Check
-#define PyString_Check PyUnicode_Check
-#endif
-#ifndef PyString_FromString
-#define PyString_FromString PyUnicode_FromString
-#endif
-#ifndef PyString_AsString
-#define PyString_AsString PyUnicode_AsUTF8
-#endif
-"""
-
 IS_2 = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
 
+_FOLDER = Path(__file__).resolve().parent
+_FILES = [_FOLDER / f"{name}.h" for name in (["numpy_2"] if IS_2 else []) + ["numpy_1_24"]]
 _ONCE = "#ifndef THEANO_FOR_THIS_NUMPY\n#define THEANO_FOR_THIS_NUMPY\n{}#endif\n"
 
 #: The beginning of all C code
-PREAMBLE = _ONCE.format((_SINCE_2 if IS_2 else "") + _SINCE_1_24)
+PREAMBLE = _ONCE.format("".join("\n" + file.read_text(encoding="utf-8") for file in _FILES))
 
 
 def dtype_of(item: Any) -> np.dtype:

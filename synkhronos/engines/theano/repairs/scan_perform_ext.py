@@ -13,13 +13,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import runpy
 import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import theano
 from theano import config
 from theano.gof import cmodule
@@ -31,52 +31,6 @@ version = 0.296  # the version that the C file states
 _logger = logging.getLogger("synkhronos")
 _NAME = "scan_perform"  # of the file in Theano, and of the folder and the module in its cache
 
-#: The replaced text, its replacement, and the number of occurrences if it is not 1
-_REPLACED: list[tuple[Any, ...]] = [
-    # The header was moved.
-    ('#include "longintrepr.h"', '#include "cpython/longintrepr.h"'),
-    # Code objects, which are for tracebacks only, have other fields.
-    (
-        "          PyCode_New(a, k, l, s, f, code, c, n, v, fv, cell, fn, name, fline, lnos)",
-        "          PyCode_NewEmpty(PyUnicode_AsUTF8(fn), PyUnicode_AsUTF8(name), fline)",
-    ),
-    # Frames can no longer be written to. A traceback takes the line from the code object.
-    ("(frame)->f_lineno = (lineno)", "((void) 0)"),
-]
-if sys.version_info >= (3, 12):
-    _REPLACED += [
-        # Other names and arguments
-        (
-            '#include "Python.h"\n',
-            '#include "Python.h"\n'
-            "#define PyUnicode_GET_SIZE PyUnicode_GET_LENGTH\n"
-            "#if PY_VERSION_HEX >= 0x030D0000\n"
-            "#define _PyLong_AsByteArray(number, bytes, size, little, is_signed) "
-            "_PyLong_AsByteArray(number, bytes, size, little, is_signed, 1)\n"
-            "#endif\n",
-        ),
-        # The fields of exceptions are private. The code for PyPy uses functions.
-        (
-            "#if CYTHON_COMPILING_IN_PYPY\n        PyObject *tmp_type, *tmp_value, *tmp_tb;",
-            "#if 1\n        PyObject *tmp_type, *tmp_value, *tmp_tb;",
-        ),
-        # The size of an integer no longer has its sign.
-        ("Py_SIZE(x) < 0", "PyObject_RichCompareBool(x, Py_False, Py_LT) == 1", 3),
-    ]
-if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
-    # The fields of data types are private.
-    _REPLACED += [
-        ("__Pyx_INCREF(((PyObject*)__pyx_v_d->subarray->shape));", ""),
-        (
-            "__pyx_r = ((PyObject*)__pyx_v_d->subarray->shape);",
-            "__pyx_r = PyDataType_SUBARRAY(__pyx_v_d)->shape; Py_INCREF(__pyx_r);",
-        ),
-        ("(__pyx_v_descr->names == Py_None)", "(PyDataType_NAMES(__pyx_v_descr) == Py_None)"),
-        ("__pyx_t_1 = __pyx_v_descr->names;", "__pyx_t_1 = PyDataType_NAMES(__pyx_v_descr);"),
-        ("(__pyx_v_descr->fields == Py_None)", "(PyDataType_FIELDS(__pyx_v_descr) == Py_None)"),
-        ("(__pyx_v_descr->fields, __pyx", "(PyDataType_FIELDS(__pyx_v_descr), __pyx"),
-        ("__pyx_v_child->elsize", "PyDataType_ELSIZE(__pyx_v_child)"),
-    ]
 # Cython's shortcuts for calls and exceptions use fields of frames and threads that have changed.
 _FLAGS = ["-fwrapv", "-O2", "-fno-strict-aliasing", "-w"]
 _FLAGS += ["-DCYTHON_FAST_PYCALL=0", "-DCYTHON_FAST_THREAD_STATE=0"]
@@ -124,11 +78,14 @@ def _statement() -> str:
 
 def _source() -> str:
     """Return the C code of Theano for this version of Python and NumPy."""
-    code = Path(theano.__file__).with_name("scan_module").joinpath("c_code", f"{_NAME}.c").read_text()
-    for old, new, *times in _REPLACED:
-        if code.count(old) != (times[0] if times else 1):
-            raise ValueError(f"the C code is not from Theano 1.0.5: {code.count(old)} times {old!r}")
-        code = code.replace(old, new)
+    name = f"theano/scan_module/c_code/{_NAME}.c"
+    code = Path(theano.__file__).parent.parent.joinpath(name).read_text()
+    imports = runpy.run_path(str(Path(__file__).resolve().parents[3] / "host" / "imports.py"))
+    for repair in imports["needed_repairs"]():
+        if repair.modules == name:
+            if repair.old not in code:
+                raise ValueError(f"the C code is not from Theano 1.0.5: there is no {repair.old!r}")
+            code = code.replace(repair.old, repair.new)
     return code
 
 

@@ -116,10 +116,7 @@ class ModelClass:
             [self.subb_ind],
             [self.cost, self.error, self.error_top_5],
             updates=[],
-            givens=[
-                (self.x, self.shared_x_slice.astype("float32")),
-                (self.y, self.shared_y_slice),
-            ],
+            givens=[(self.x, self.shared_x_slice.astype("float32")), (self.y, self.shared_y_slice)],
         )
 
     def compile_iter_fns(self, sync_type="avg"):

@@ -1,5 +1,0 @@
-"""Print whether the dynamic loader finds NVIDIA's driver."""
-
-from synkhronos.host.nvidia_libraries import driver_is_visible
-
-print(driver_is_visible())
