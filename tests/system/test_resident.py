@@ -12,10 +12,11 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from processes import own_process
+from pytensor.compile.mode import get_mode
 from pytensor.raise_op import Assert
 
 import synkhronos as synk
-from synkhronos.extensions.pymc import native, parallelize, rows_potential
+from synkhronos.extensions.pymc import compiled, native, parallelize, rows_potential
 from synkhronos.extensions.pymc.resident import read, write
 from synkhronos.extensions.pymc.rows import Rows
 
@@ -188,3 +189,22 @@ def test_data_that_are_set_end_evaluations_without_python(evaluated):
             np.testing.assert_allclose(compiled(point), plain(point), rtol=1e-9)
         (rows,) = parallel.sums_over_rows()
         assert read(rows.resident[True].record + native.IS_ON)
+
+
+def test_numba_knows_that_transposed_rows_are_contiguous():
+    """Else it copies them in each evaluation."""
+    matrix, vector = pt.dmatrix("matrix"), pt.dvector("vector")
+    # A transpose for np.dot, a vector as a column, and a column as a vector
+    product = pt.dot(matrix.T, pt.dot(matrix, vector) * 2)
+    graphs = [product, vector[:, None] * matrix.T]
+    mode = compiled.keeping_contiguous(get_mode("NUMBA"))
+    function = pytensor.function([matrix, vector], graphs, mode=mode)
+    left = [
+        node.op for node in function.maker.fgraph.apply_nodes if type(node.op) is pt.elemwise.DimShuffle
+    ]
+    assert not any(op.input_ndim == 2 for op in left)
+    rows, weights = ROWS[:4], np.arange(3.0)
+    numbers = function(rows, weights)
+    np.testing.assert_allclose(numbers[0], rows.T @ (rows @ weights * 2))
+    np.testing.assert_array_equal(numbers[1], weights[:, None] * rows.T)
+    assert compiled.keeping_contiguous(get_mode("CVM")) is get_mode("CVM")
