@@ -35,7 +35,11 @@ COLOURS = {"normal": "tab:blue", "logistic": "tab:orange", "hierarchical": "tab:
 
 
 def main():
-    common.main(__doc__, measure, draw)
+    common.main(__doc__, measure, draw, add_options)
+
+
+def add_options(parser):
+    parser.add_argument("--gradients", action="store_true", help="only gradients, no sampling")
 
 
 def make(kind, rows):
@@ -143,7 +147,7 @@ def measure(options):
     for kind, goal in GOALS.items():
         curves[kind] = []
         for rows in sizes:
-            found = compare(kind, rows, rounds, number, goal)
+            found = compare(kind, rows, rounds, number, goal, not options.gradients)
             curves[kind].append((rows, found["gain"].ratio))
             lines += found["lines"]
     lines += compare_setting("float32", FLOAT32, rounds, number)
@@ -160,7 +164,7 @@ def measure(options):
     return common.Result(f"PyMC's models on {RANKS} ranks", lines, notes, {"curves": curves})
 
 
-def compare(kind, rows, rounds, number, goal):
+def compare(kind, rows, rounds, number, goal, samples):
     """Return the lines of a model, and the line of nutpie's gradient on the ranks."""
     one = common.ONE_THREAD
     made = {
@@ -202,7 +206,7 @@ def compare(kind, rows, rounds, number, goal):
                 )
                 beyond.goal, beyond.reached = f"≤ {BEYOND * 1e6:g}", beyond.median <= BEYOND * 1e6
                 lines.append(beyond)
-        if rows == USUAL and kind == "logistic":
+        if samples and rows == USUAL and kind == "logistic":
             lines += compare_samplers(made, title, min(rounds, 3))
     return {"lines": lines, "gain": found}
 
