@@ -3,7 +3,6 @@
 import contextlib
 import io
 import os
-import sys
 from html.parser import HTMLParser
 
 import numpy as np
@@ -52,25 +51,6 @@ def cells_of(shown):
 def test_the_names_that_are_shown_are_the_public_ones():
     assert dir(synk) == sorted([*synk.__all__, "__version__", "extensions", "ops"])
     assert all(hasattr(synk, name) for name in dir(synk))
-
-
-@own_process
-def test_extensions_are_imported_when_they_are_used():
-    assert "synkhronos.extensions.updates" not in sys.modules
-    assert dir(synk.extensions) == [
-        "batch_norm", "loading", "rules", "session", "train", "updates", "zoo",
-    ]  # fmt: skip
-    with pytest.raises(ImportError, match="builds graphs of PyTensor, and Theano is used"):
-        synk.extensions.pymc  # noqa: B018
-    assert callable(synk.extensions.updates.sgd)
-    assert "synkhronos.extensions.train" not in sys.modules
-    assert callable(synk.extensions.train.make_train_function)
-    assert not {"keras", "lasagne"} & {*sys.modules}
-    with pytest.raises(AttributeError, match="no attribute 'rule'"):
-        synk.extensions.__getattr__("rule")
-    sys.modules["keras"] = None  # as if it were not installed
-    with pytest.raises(ImportError, match="synkhronos install keras"):
-        synk.extensions.__getattr__("keras")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import sys
 import typing
 
 import pytest
-from processes import ROOT
+from processes import ROOT, own_process
 
 import synkhronos as synk
 
@@ -95,3 +95,22 @@ def test_every_parameter_is_documented():
 def test_annotations_name_what_there_is():
     hints = {name: typing.get_type_hints(inspect.unwrap(one)) for name, one in PUBLIC.items()}
     assert not [name for name, one in hints.items() if "return" not in one]
+
+
+@own_process
+def test_extensions_are_imported_when_they_are_used():
+    assert "synkhronos.extensions.updates" not in sys.modules
+    assert dir(synk.extensions) == [
+        "batch_norm", "loading", "rules", "session", "train", "updates", "zoo",
+    ]  # fmt: skip
+    with pytest.raises(ImportError, match="builds graphs of PyTensor, and Theano is used"):
+        synk.extensions.pymc  # noqa: B018
+    assert callable(synk.extensions.updates.sgd)
+    assert "synkhronos.extensions.train" not in sys.modules
+    assert callable(synk.extensions.train.make_train_function)
+    assert not {"keras", "lasagne"} & {*sys.modules}
+    with pytest.raises(AttributeError, match="no attribute 'rule'"):
+        synk.extensions.__getattr__("rule")
+    sys.modules["keras"] = None  # as if it were not installed
+    with pytest.raises(ImportError, match="synkhronos install keras"):
+        synk.extensions.__getattr__("keras")
