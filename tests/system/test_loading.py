@@ -436,7 +436,8 @@ def test_what_the_script_changes_is_seen_in_the_next_epoch(what, tmp_path, monke
         elif what == "map":
             rows[:] *= 2
         elif what == "file":
-            np.save(path, 2 * np.load(path))
+            np.save(tmp_path / "new.npy", 2 * np.load(path))
+            os.replace(tmp_path / "new.npy", path)  # writing into a mapped file ends who reads it
 
     changes = [change, by_module]
     with loading.Loader((rows, labels), changes, batch_size=4, processes=2) as loader:
