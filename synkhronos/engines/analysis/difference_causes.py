@@ -280,7 +280,9 @@ class _Search:
             if not has_axis and (0 in axes or axis is None):  # most values have their rows on axis 0
                 is_of_all = _is_sum(op) and len(axes) == node.inputs[0].ndim
                 return _State(_MIXED, False, is_certain and is_of_all)
-        is_counted = isinstance(op, names.AdvancedIncSubtensor1) and not op.set_instead_of_inc
+        # In PyTensor 3.3 the operation of one index is that of several.
+        is_counted = isinstance(op, names.AdvancedIncSubtensor1) and len(node.inputs) == 3
+        is_counted = is_counted and not op.set_instead_of_inc
         if is_counted and kind == _ROWS and states[0].kind == states[1].kind == _NONE and not has_axis:
             return _State(_MIXED)  # as by bincount
         is_shifted = kind == _ROWS and any(state.mixes for state in states)
