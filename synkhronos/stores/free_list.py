@@ -123,6 +123,11 @@ class Changes:
             self.any_lost = True
         self._running.pop(sys._getframe(1), None)
 
+    def forget_interrupted(self) -> None:
+        """Forget functions whose exit was interrupted, which keep what they have allocated."""
+        if self._running:
+            self.is_alone()
+
     def is_alone(self) -> bool:
         """Whether no change is in progress but that of the calling function."""
         own, alone = sys._getframe(1), True

@@ -220,6 +220,7 @@ class SharedMemory:
                     self._free(offset, nbytes)
         if self._changes.any_lost:
             self._find_lost()
+        self._changes.forget_interrupted()
 
     def _free(self, offset: int, nbytes: int) -> None:
         if offset < self._large.lowest:

@@ -1,5 +1,6 @@
 """Conformance checks on stores and named memory, and tests of shared memory and deaths in it."""
 
+import contextlib
 import gc
 import itertools
 import os
@@ -224,6 +225,22 @@ def test_what_an_interrupted_change_has_lost_is_found_when_no_other_one_is_in_pr
     del outer, inner
     check_all_is_free(memory)
     assert not memory._changes.any_lost
+
+
+def test_a_block_is_freed_although_a_handler_has_raised_where_its_allocation_ended(monkeypatch):
+    memory = SharedMemory(1)
+    before = memory._small.holes()
+
+    def interrupted(*args):
+        raise TimeoutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(free_list.Changes, "__exit__", interrupted)
+        with contextlib.suppress(TimeoutError):
+            memory.allocate(64)
+    for _ in range(2):  # the first finds it
+        memory.collect()
+    assert memory._small.holes() == before
 
 
 def test_a_block_that_another_thread_takes_during_the_search_for_lost_ones_is_not_lost(monkeypatch):
