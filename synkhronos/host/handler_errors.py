@@ -9,6 +9,7 @@ frame that it has interrupted.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 
@@ -25,6 +26,21 @@ def is_below(frame: FrameType | None, caller: FrameType | None) -> bool:
     while frame is not None and frame is not caller:
         frame = frame.f_back
     return frame is not None
+
+
+def stacks() -> dict[int, FrameType]:
+    """Return the innermost frame of each thread, as ``sys._current_frames`` does.
+
+    That holds a lock while it allocates. Up to Python 3.11.4, garbage may be collected there, and a
+    finalizer that starts a thread or asks for the frames, too, waits for the lock forever.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def may_be_running(caller: FrameType | None, tops: Iterable[FrameType]) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import bisect
 import sys
+from threading import get_ident
 from types import FrameType
 from typing import Any, Iterable
 
-from synkhronos.host.handler_errors import may_be_running
+from synkhronos.host.handler_errors import is_below
 
 #: Of the state of a list: its ranges, and the state that has replaced it
 RANGES, NEXT = "ranges", "next"
@@ -113,10 +114,10 @@ class Changes:
 
     def __init__(self) -> None:
         self.any_lost = False
-        self._running: dict[FrameType, None] = {}  # the functions with a change
+        self._running: dict[FrameType, int] = {}  # the functions with a change, and their threads
 
     def __enter__(self) -> None:
-        self._running[sys._getframe(1)] = None
+        self._running[sys._getframe(1)] = get_ident()
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is not None:
@@ -124,17 +125,18 @@ class Changes:
         self._running.pop(sys._getframe(1), None)
 
     def forget_interrupted(self) -> None:
-        """Forget functions whose exit was interrupted, which keep what they have allocated."""
+        """Forget functions of this thread whose exit was interrupted, which keep what they allocated."""
         if self._running:
             self.is_alone()
 
     def is_alone(self) -> bool:
         """Whether no change is in progress but that of the calling function."""
         own, alone = sys._getframe(1), True
-        for frame in list(self._running):
+        for frame, thread in self._running.copy().items():
             if frame is not own:
-                if may_be_running(frame, sys._current_frames().values()):
+                # A signal handler runs in the main thread only, which forgets what it has interrupted.
+                if thread != get_ident() or is_below(own, frame):
                     alone = False
-                else:  # its exit was interrupted
+                else:
                     self._running.pop(frame, None)
         return alone

@@ -21,6 +21,7 @@ import numpy as np
 
 from synkhronos._errors import warn
 from synkhronos._text import listed
+from synkhronos.host.handler_errors import stacks
 
 _PATIENCE = 1.0  # seconds for a thread to draw its numbers
 #: Threads of these packages do nothing that operations and programs do.
@@ -78,7 +79,7 @@ def other_threads() -> list[threading.Thread]:
 def _has_ended(thread: threading.Thread) -> bool:
     """Whether a thread that was not started by `threading` is only remembered, as before Python 3.13."""
     is_foreign = isinstance(thread, threading._DummyThread)
-    return is_foreign and thread.ident not in sys._current_frames()
+    return is_foreign and thread.ident not in stacks()
 
 
 def _is_harmless(thread: threading.Thread) -> bool:

@@ -16,7 +16,6 @@ signal handler, or of an operation of a graph, by the frames between the two: no
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import time
 from collections import deque
@@ -26,7 +25,7 @@ from types import FrameType
 from typing import Any, Callable, TypeVar
 
 from synkhronos._errors import BUSY, SynkhronosError
-from synkhronos.host.handler_errors import is_below, may_be_running, suppress
+from synkhronos.host.handler_errors import is_below, may_be_running, stacks, suppress
 
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
@@ -61,7 +60,7 @@ class CallLock:
         self._waiting: deque[tuple[FrameType, Any]] = deque()  # the frames and gates of calls
 
     _make_gate = staticmethod(threading.Lock)
-    _stacks = staticmethod(sys._current_frames)
+    _stacks = staticmethod(stacks)
 
     # Every call runs these two, so they are short.
 

@@ -1,6 +1,7 @@
 """The turn of a call: of two calls, one is refused or waits, whatever comes between their steps."""
 
 import collections
+import gc
 import itertools
 import signal
 import sys
@@ -15,6 +16,7 @@ from scheduling import all_schedules, in_threads
 
 import synkhronos as synk
 from synkhronos._errors import BUSY
+from synkhronos.host import handler_errors
 from synkhronos.world.call_lock import CallLock, takes_call_lock
 
 
@@ -349,3 +351,17 @@ def test_threads_of_a_rank_in_a_program(world_of, threads):
             assert said == ["done", "done"] and totals == [{120.0}, {120.0}]
         else:
             assert any(one == BUSY for one in said) and all(len(each) == 1 for each in totals)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_is_collected_while_the_stacks_of_threads_are_asked_for(monkeypatch, enabled):
+    """Up to Python 3.11.4, a finalizer there may wait for a lock forever."""
+    asked = []
+    monkeypatch.setattr(sys, "_current_frames", lambda: asked.append(gc.isenabled()))
+    (gc.enable if enabled else gc.disable)()
+    try:
+        handler_errors.stacks()
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
+    assert asked == [False]

@@ -19,6 +19,7 @@ import time
 from typing import Any
 
 from synkhronos import SynkhronosError
+from synkhronos.host.handler_errors import stacks
 
 _logger = logging.getLogger("synkhronos")
 
@@ -80,7 +81,7 @@ def raise_in_main_thread(error: Exception) -> None:
 
 
 def _place_of(thread: int) -> tuple[int, int]:
-    frame = sys._current_frames().get(thread)
+    frame = stacks().get(thread)
     return (id(frame), frame.f_lasti) if frame else (0, 0)
 
 
