@@ -27,6 +27,11 @@ ROOT = TESTS.parent
 RECORDED = TESTS / "recorded"
 DEVICE = ["--device", "opencl0:0"]
 IN_TWO = ["--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
+#: A test that hangs ends its process with the stacks of all threads; slow tests may take longer.
+ENDING = {
+    slow: ["-o", f"faulthandler_timeout={seconds}", "-o", "faulthandler_exit_on_timeout=true"]
+    for slow, seconds in ((False, 300), (True, 1800))
+}
 UNKNOWN = {False: 20.0, True: 120.0}  # seconds of a file without a record, by whether of its slow tests
 LIMIT = 150.0  # seconds of the tests of a change, by the record
 OF_PYMC = ("pymc", "nutpie", "chains", "rows_potential", "resident")  # in names of files
@@ -86,7 +91,15 @@ class Part:
         self.seconds, self.title, self.only = seconds, title, only
 
     def command(self, folder, *others):
-        words = [self.environment.python, "-m", "pytest", *self.environment.options, *self.options]
+        ending = ENDING["slow" in self.options]
+        words = [
+            self.environment.python,
+            "-m",
+            "pytest",
+            *self.environment.options,
+            *self.options,
+            *ending,
+        ]
         if self.only:
             only = Path(folder, "only")
             only.write_text("".join(f"{test}\n" for test in self.only))
