@@ -55,9 +55,8 @@ def write(path: PathLike, description: Any, arrays: Iterable[tuple[str, np.ndarr
         try:
             _write(file, description, arrays)
         except ValueError as error:
-            reraise_if_handlers(
-                error
-            )  # if it comes before the block of a member, `zipfile` cannot close the file
+            # If it comes before the block of a member, `zipfile` cannot close the file.
+            reraise_if_handlers(error)
             raise
 
 

@@ -267,9 +267,8 @@ class CommandReceiver:
 
     def __init__(self, leaders: Leaders, store: MachinesStore) -> None:
         self._leaders, self._store = leaders, store
-        self._command = self._last = _Opened(
-            b"", b"", [], [], [], []
-        )  # received, and put into the store
+        # Received, and put into the store
+        self._command = self._last = _Opened(b"", b"", [], [], [], [])
         self._following = b""
         self._arrays: list[np.ndarray] = []  # of the last command
         self._files: list[ReceivedRows] = []  # in files of this machine
@@ -457,7 +456,7 @@ class Replies:
         list
             By machine, the reply of each rank; the master's machine is left out.
         """
-        found = [load for message in self.gather(idle) for load in pickle.loads(message)]
+        found = [of_machine for message in self.gather(idle) for of_machine in pickle.loads(message)]
         if any([arrays for _, arrays in found]):
             self._receive_arrays([arrays for _, arrays in found])
         return [replies for replies, _ in found]

@@ -101,14 +101,14 @@ class Meetings:
     def exchange(self, item: bytes) -> list[bytes]:
         """Return the items of all ranks. The arrays that this rank has put into the store go along."""
         own = item, self._store.take_exports()
-        state = [own]
+        here = [own]
         if self.group.size > 1:
-            state = [pickle.loads(payload) for payload in self.group.exchange(pickle.dumps(own))]
+            here = [pickle.loads(payload) for payload in self.group.exchange(pickle.dumps(own))]
         items: Any = None
         rows: Any = None
         leaders = self.group.leaders
         if leaders is not None:
-            items, rows = self._of_leaders(leaders, state)
+            items, rows = self._of_leaders(leaders, here)
         if self.group.size > 1:
             shared = self.group.exchange(b"" if items is None else pickle.dumps((items, rows)))
             if items is None:
@@ -117,11 +117,11 @@ class Meetings:
         return items
 
     def _of_leaders(
-        self, leaders: Leaders, state: Sequence[tuple[bytes, list[MachineHandle]]]
+        self, leaders: Leaders, here: Sequence[tuple[bytes, list[MachineHandle]]]
     ) -> tuple[list[Any], list[ReceivedRows]]:
         """Return the items of all ranks, and the arrays of other machines that were sent along."""
-        exports = [handle for _, handles in state for handle in handles]
-        own = pickle.dumps(([item for item, _ in state], exports))
+        exports = [handle for _, handles in here for handle in handles]
+        own = pickle.dumps(([item for item, _ in here], exports))
         met = [pickle.loads(payload) for payload in leaders.exchange(own)]
         others = [machine for machine in range(len(met)) if machine != leaders.rank]
         arrays = [self._store.get(handle) for handle in exports]
@@ -219,12 +219,12 @@ class MachinesCommunicator(Communicator):
         self, arrays: Sequence[Array], gather: Callable[[Sequence[Array]], list[list[Array]] | None]
     ) -> list[list[Array]] | None:
         """Return, on the leaders for which `gather` has it, a list of arrays by rank for each array."""
-        state: Any = self._local.gather(arrays, self._leader)
+        here: Any = self._local.gather(arrays, self._leader)
         if not self._is_leader:
             return None
         # Machines with fewer ranks send empty arrays for the missing ranks.
         most = max(len(ranks) for ranks in self._machines)
-        own = [array for item in state for array in item + [np.empty(0)] * (most - len(item))]
+        own = [array for by_rank in here for array in by_rank + [np.empty(0)] * (most - len(by_rank))]
         met = gather(own)
         if met is None:
             return None
@@ -240,7 +240,7 @@ class MachinesCommunicator(Communicator):
             return gathered
         flat = [item for each in gathered for item in each] if self._is_leader else None
         room = [np.empty(0)] * (count * self.size) if flat is None else flat
-        shared = [np.array(name) for name in self._local.broadcast(room, self._leader)]
+        shared = [np.array(array) for array in self._local.broadcast(room, self._leader)]
         return [shared[start : start + self.size] for start in range(0, len(shared), self.size)]
 
     def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:

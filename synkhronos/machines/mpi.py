@@ -68,12 +68,10 @@ class MpiLinks(Links):
         self._comm, self.names = comm, names
         self.rank, self.size = comm.rank, comm.size
         self._numbers = itertools.count()
-        self._sending: dict[
-            int, tuple[list[MPI.Request], Any]
-        ] = {}  # by number: the requests, and the memory
-        self._pieces: dict[
-            tuple[int, int], list[bytearray]
-        ] = {}  # by source and tag: the pieces of the message being received
+        # By number: the requests, and the memory
+        self._sending: dict[int, tuple[list[MPI.Request], Any]] = {}
+        # By source and tag: the pieces of the message that is being received
+        self._pieces: dict[tuple[int, int], list[bytearray]] = {}
         # By source, which may be any, and tag: a message for which there was no memory
         self._matched: dict[tuple[int | None, int], tuple[Any, MPI.Status]] = {}
         self._pid = os.getpid()

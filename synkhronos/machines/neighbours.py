@@ -210,10 +210,10 @@ def _between(own: Neighbour, others: Iterable[Neighbour]) -> list[_Connection]:
     """Return the connections between this process and others."""
     descriptors = connections()
     return [
-        _Connection(other.machine, other.is_progress_process, (state, there), descriptors[state, there])
+        _Connection(other.machine, other.is_progress_process, (near, far), descriptors[near, far])
         for other in others
-        for there, state in other.connections
-        if (state, there) in descriptors and (state, there) in own.connections
+        for far, near in other.connections
+        if (near, far) in descriptors and (near, far) in own.connections
     ]
 
 

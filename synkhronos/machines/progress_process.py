@@ -28,9 +28,7 @@ from synkhronos.transports.waiting import NBYTES, Semaphore
 
 _LEADER, _PROGRESS_PROCESS = 0, 1  # their ranks among the tasks of the machine
 _TAG = 0
-_IDLE = (
-    0.02  # seconds between two checks for a message of the leader, which also wakes the progress process
-)
+_IDLE = 0.02  # seconds between two checks for a message of the leader, which also rings the bell
 _NAP = 2e-4  # seconds
 _CLOSING = 2.0  # seconds to wait for the end of the work
 
@@ -221,7 +219,7 @@ def _tell(links: Links, content: Any) -> None:
         links.send(_PROGRESS_PROCESS, _TAG, pickle.dumps(content))
 
 
-def serve(state: Links, progress_processes: Links, neighbours: Neighbours) -> None:
+def serve(here: Links, progress_processes: Links, neighbours: Neighbours) -> None:
     """Run as the progress process of this machine until `send_home`.
 
     Parameters
@@ -240,7 +238,7 @@ def serve(state: Links, progress_processes: Links, neighbours: Neighbours) -> No
     """
     neighbours.start()
     try:
-        _serve(state, progress_processes, neighbours)
+        _serve(here, progress_processes, neighbours)
     except LostError:
         neighbours.report()
         raise
@@ -248,10 +246,10 @@ def serve(state: Links, progress_processes: Links, neighbours: Neighbours) -> No
         neighbours.stop()
 
 
-def _serve(state: Links, progress_processes: Links, neighbours: Neighbours) -> None:
+def _serve(here: Links, progress_processes: Links, neighbours: Neighbours) -> None:
     joined: _Joined | None = None
     while True:
-        received = state.receive(_LEADER, _TAG)
+        received = here.receive(_LEADER, _TAG)
         if received is None:
             joined.wait() if joined else time.sleep(_IDLE)
             continue
@@ -267,7 +265,7 @@ def _serve(state: Links, progress_processes: Links, neighbours: Neighbours) -> N
                 joined.named_memory.close()
             joined = _join(world)
         if joined is not None:
-            joined.run(state, progress_processes, number, work)
+            joined.run(here, progress_processes, number, work)
 
 
 def _join(world: _World) -> _Joined | None:
@@ -302,11 +300,11 @@ class _Joined:
         is_on_its_way = wanted and wanted != self._table[_SEEN]  # the bell comes before the message
         self.bell.wait(_NAP if is_on_its_way else _IDLE)
 
-    def run(self, state: Links, progress_processes: Links, number: int, work: bytes) -> None:
+    def run(self, here: Links, progress_processes: Links, number: int, work: bytes) -> None:
         table = self._table
 
         def is_over() -> bool:
-            return table[_WANTED] != number or bool(state.lost())  # the leader
+            return table[_WANTED] != number or bool(here.lost())  # the leader
 
         context = WorkContext(
             self.named_memory, progress_processes, number, is_over, self.bell.wait, self._kept

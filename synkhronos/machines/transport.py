@@ -66,7 +66,7 @@ class MachinesTransport(Transport):
         The master is the leader of machine 0.
     timeout : float, optional
         The longest time, in seconds, that ranks wait for each other.
-    progress process : Progress process, optional
+    progress_process : ProgressProcess, optional
         The progress process of this machine.
     job : object, optional
         Creates successors: it has `possible_sizes`, and ``successor(former, size, master_rank)``.
@@ -146,8 +146,8 @@ class MachinesTransport(Transport):
         return self.rank == self.master_rank
 
     def communicator(self, group: Group | None = None) -> Communicator:
-        state: Any = self._meetings.group
-        local = SingleRankCommunicator(state) if self._is_alone else self.local.communicator(state)
+        here: Any = self._meetings.group
+        local = SingleRankCommunicator(here) if self._is_alone else self.local.communicator(here)
         leaders = LinkedCommunicator(self.leaders)
         every: Any = self if group is None else group
         return MachinesCommunicator(every, local, leaders, self.local.master_rank, self._machines)

@@ -143,7 +143,7 @@ class PyTensorJaxEngine(PyTensorEngine):
         chosen = outputs if subset is None else [outputs[index] for index in subset]
         # Calls return before they have computed, and may still read the memory of arguments.
         self._jax.block_until_ready([outputs, [self.storage(shared) for shared in shareds]])
-        return [np.array(name) for name in chosen]
+        return [np.array(array) for array in chosen]
 
     def _take_over(self, shared: SharedVariable) -> None:
         """Move a value that the script has set to the device, unless it may still write to the array."""

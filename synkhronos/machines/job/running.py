@@ -279,8 +279,8 @@ def _on_reached_hosts(
     alone = {host: what._replace(hosts=[host], machines=1, by_host={}) for host in what.hosts}
     program = [sys.executable, "-SE", ending.__file__, f"{job.JOB}={identity}"]
     lines = {
-        name: launcher.command(key, program, mpirun.path, is_script=False)
-        for name, key in (alone or {_ALLOCATED: what}).items()
+        name: launcher.command(its_job, program, mpirun.path, is_script=False)
+        for name, its_job in (alone or {_ALLOCATED: what}).items()
     }
     reached = find_reached(lines, signals)
     if not what.hosts:
