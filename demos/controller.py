@@ -33,11 +33,8 @@ class Controller:
         )
         self.steps, self.asked = 0, 0
         self.validator, self.validated_step = None, 0  # who validates now, and after which step
-        self.best, self.best_step, self.since = (
-            np.inf,
-            0,
-            0,
-        )  # since: validations without a better loss
+        self.best, self.best_step = np.inf, 0
+        self.since = 0  # validations without a better loss
 
     def __call__(self, request, rank, info):
         self.asked += 1

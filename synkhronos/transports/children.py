@@ -84,9 +84,8 @@ class Children:
 
     def fork_worker(self, rank: int, become: Callable[[], None]) -> None:
         """Start a worker, which calls ``become()``."""
-        self.workers[rank] = self._prepare(
-            str(rank), become
-        )  # first, so an interrupt cannot leave it behind
+        # First, so an interrupt cannot leave it behind
+        self.workers[rank] = self._prepare(str(rank), become)
         self._start(self.workers[rank])
 
     def fork_service_process(self, name: str, serve: Callable[[], None]) -> ServiceProcess:

@@ -256,9 +256,8 @@ class LocalTransport(Transport):
 
     def attend(self, name: str, serve: Callable[[], None]) -> ServiceProcess:
         def become() -> None:
-            self.store.memory.use_span(
-                self.store.ranks + 1
-            )  # the span before it belongs to the named memory
+            # The span before it belongs to the named memory.
+            self.store.memory.use_span(self.store.ranks + 1)
             serve()
 
         return self._children.run(self._children.fork_service_process, name, become)

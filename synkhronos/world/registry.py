@@ -73,9 +73,8 @@ class Registry:
         """Let the state of the master use the dictionaries of this registry."""
         state.functions, state.shareds = self._replicas, self._shareds
         self._schedules = state.schedules
-        self._show_name = weakref.WeakMethod(
-            state.show_name
-        )  # schedules keep the registry, not its rank
+        # Schedules keep the registry, not its rank.
+        self._show_name = weakref.WeakMethod(state.show_name)
         for number, function in self.functions.items():
             self._name(number, function)
 

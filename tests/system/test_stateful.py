@@ -202,11 +202,10 @@ class Calls(RuleBasedStateMachine):
             options["batch"] = draw(batches(len(rows[0])), "batch")
         if formula.inputs or formula.sliceable:
             options["num_slices"] = draw(st.integers(1, 4), "num_slices")
-        options["subset"] = draw(
-            st.none()
-            | st.lists(st.integers(0, len(formula.ops) - 1), max_size=4, min_size=name == "look_up"),
-            "subset",
-        )  # without outputs, no look-up
+        indices = st.integers(0, len(formula.ops) - 1)
+        fewest = name == "look_up"  # without outputs, no look-up
+        subsets = st.none() | st.lists(indices, max_size=4, min_size=fewest)
+        options["subset"] = draw(subsets, "subset")
         if formula.sliceable:
             options["batch_s"] = self.draw_batch_s(draw, formula, arguments, options)
             if options["batch_s"] is None:
