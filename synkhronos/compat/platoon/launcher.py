@@ -32,18 +32,13 @@ def make_parser() -> argparse.ArgumentParser:
         "device, by synkhronos. Their output is in a folder of PLATOON_LOGS.",
     )
     parser.add_argument("experiment_name", metavar="EXPERIMENT")
-    parser.add_argument(
-        "-nw", "--workers", nargs="+", type=int, metavar="N", help="the number of workers"
-    )
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "-D", "--devices", nargs="+", metavar="DEVICE", help="a device of Theano for each worker"
-    )
+    add, where = parser.add_argument, parser.add_mutually_exclusive_group()
+    add("-nw", "--workers", nargs="+", type=int, metavar="N", help="the number of workers")
+    each = "a device of Theano for each worker"
+    where.add_argument("-D", "--devices", nargs="+", metavar="DEVICE", help=each)
     where.add_argument("-H", "--hosts", nargs="+", metavar="HOST", help="this machine only")
-    parser.add_argument("-c", "--controller-args", default="", help='such as -c="--patience 3"')
-    parser.add_argument(
-        "-w", "--worker-args", "--workers-args", default="", help='such as -w="--rate 1"'
-    )
+    add("-c", "--controller-args", default="", help='such as -c="--patience 3"')
+    add("-w", "--worker-args", "--workers-args", default="", help='such as -w="--rate 1"')
     return parser
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from abc import ABC, abstractmethod
+from types import SimpleNamespace
 from typing import Any, Sequence
 
 import synkhronos as synk
@@ -17,112 +17,7 @@ _logger = logging.getLogger(__name__)
 _GRACE = 10.0  # seconds for workers to end after the controller was told to stop
 
 
-class _Base(ABC):
-    """What `Controller` and `Lieutenant` share."""
-
-    _listener: synk.Listener | None = None
-    _started: processes.Workers | None = None
-    _parent = 0
-
-    def _listen(self, port: int, size: int | None = None) -> None:
-        pids = {} if self._started is None else self._started.pids
-        ranks = {pid: rank for rank, pid in enumerate(pids)}
-        self._port, self._parent = port, os.getpid()
-        self._done: set[int] = set()
-        self._seen: set[int] = set()
-        self._needed = size or 1
-        self._stop_at: float | None = None
-        self._listener = synk.Listener(processes.name_of(port), size, ranks.get)
-
-    def worker_is_done(self, worker_id: int) -> None:
-        """Take it that a worker will ask nothing more: `serve` ends when all workers are done."""
-        self._done.add(worker_id)
-
-    def init_data(self, port: int | None = None) -> None:
-        """Prepare to send minibatches, in the process that sends them.
-
-        The port is not used: minibatches are in memory that the workers share.
-        """
-        self._opened("init_data")
-        self.asocket = _Sender()
-
-    def send_mb(self, arrays: Any) -> None:
-        """Send a minibatch, an array or a list of arrays, to the worker that asks for one first.
-
-        It waits while 8 minibatches have not been received.
-        """
-        self._opened("send_mb").send(arrays, self._check_parent)
-
-    def _check_parent(self) -> None:
-        """End a process that sends, if the controller has ended."""
-        if os.getpid() != self._parent and os.getppid() != self._parent:
-            sys.exit("the controller has ended, so nobody receives the minibatches")
-
-    def _opened(self, method: str) -> synk.Listener:
-        if self._listener is None:
-            raise RuntimeError(f"{method}: expected init_control(port) before")
-        return self._listener
-
-    def serve(self) -> int:
-        """Answer the requests until all workers have ended.
-
-        Workers that were started by hand have ended when at least one has come, or as many as the
-        controller was started for, and all have closed their connections or are done.
-
-        Returns
-        -------
-        int
-            0, or 1 if a worker has failed; the others are ended then.
-        """
-        listener, started = self._opened("serve"), self._started
-        try:
-            died = listener.serve(self._answer, self._are_over if started is None else self._have_ended)
-            if started is None:
-                return int(died > 0)
-            codes = started.codes()
-            if any(codes):
-                shown = {pid: code for pid, code in zip(started.pids, codes) if code}
-                _logger.warning("workers have failed; exit codes by process: %s", shown)
-            return int(self._stop_at is None and any(code != 0 for code in codes))
-        finally:
-            self._end()
-
-    def _are_over(self) -> bool:
-        attached = self._opened("serve").pids
-        self._seen.update(attached)
-        is_over = len(self._seen | self._done) >= self._needed and not set(attached) - self._done
-        return is_over or self._is_late()
-
-    def _have_ended(self) -> bool:
-        return self._is_late() or self._started is None or self._started.are_over()
-
-    def _is_late(self) -> bool:
-        return self._stop_at is not None and time.monotonic() > self._stop_at
-
-    def _close(self) -> None:
-        """Let the workers end soon; those that do not are ended then, which is no failure.
-
-        Scripts call it in `handle_control`.
-        """
-        if self._stop_at is None:
-            self._stop_at = time.monotonic() + _GRACE
-
-    def _end(self) -> None:
-        if self._listener is not None and os.getpid() == self._parent:
-            self._listener.close()
-            if self._started is not None:
-                self._started.end()
-
-    def _answer(self, request: Any, worker_id: int, info: Any) -> Any:
-        self._seen.add(worker_id)
-        return self._handle(request, worker_id, info)
-
-    @abstractmethod
-    def _handle(self, request: Any, worker_id: int, info: Any) -> Any:
-        """Return the answer of the script."""
-
-
-class Controller(_Base):
+class Controller:
     """A controller. Scripts override `handle_control`, create one, and call `serve`.
 
     With the name of an experiment it starts its workers, a process for each device, and each has its own
@@ -144,6 +39,10 @@ class Controller(_Base):
     multi : bool
         Several machines, which is an error.
     """
+
+    _listener: synk.Listener | None = None
+    _started: processes.Workers | None = None
+    _parent = 0
 
     def __init__(
         self,
@@ -220,29 +119,113 @@ class Controller(_Base):
             f"Controller.handle_control(req, worker_id, req_info)"
         )
 
-    def _handle(self, request: Any, worker_id: int, info: Any) -> Any:
+    def _listen(self, port: int, size: int | None = None) -> None:
+        pids = {} if self._started is None else self._started.pids
+        ranks = {pid: rank for rank, pid in enumerate(pids)}
+        self._port, self._parent = port, os.getpid()
+        self._done: set[int] = set()
+        self._seen: set[int] = set()
+        self._needed = size or 1
+        self._stop_at: float | None = None
+        self._listener = synk.Listener(processes.name_of(port), size, ranks.get)
+
+    def worker_is_done(self, worker_id: int) -> None:
+        """Take it that a worker will ask nothing more: `serve` ends when all workers are done."""
+        self._done.add(worker_id)
+
+    def init_data(self, port: int | None = None) -> None:
+        """Prepare to send minibatches, in the process that sends them.
+
+        The port is not used: minibatches are in memory that the workers share.
+        """
+        self._opened("init_data")
+        self.asocket = SimpleNamespace(close=lambda: None)  # what was sent remains until it is received
+
+    def send_mb(self, arrays: Any) -> None:
+        """Send a minibatch, an array or a list of arrays, to the worker that asks for one first.
+
+        It waits while 8 minibatches have not been received.
+        """
+        self._opened("send_mb").send(arrays, self._check_parent)
+
+    def _check_parent(self) -> None:
+        """End a process that sends, if the controller has ended."""
+        if os.getpid() != self._parent and os.getppid() != self._parent:
+            sys.exit("the controller has ended, so nobody receives the minibatches")
+
+    def _opened(self, method: str) -> synk.Listener:
+        if self._listener is None:
+            raise RuntimeError(f"{method}: expected init_control(port) before")
+        return self._listener
+
+    def serve(self) -> int:
+        """Answer the requests until all workers have ended.
+
+        Workers that were started by hand have ended when at least one has come, or as many as the
+        controller was started for, and all have closed their connections or are done.
+
+        Returns
+        -------
+        int
+            0, or 1 if a worker has failed; the others are ended then.
+        """
+        listener, started = self._opened("serve"), self._started
+        try:
+            died = listener.serve(self._answer, self._are_over)
+            if started is None:
+                return int(died > 0)
+            codes = started.codes()
+            if any(codes):
+                shown = {pid: code for pid, code in zip(started.pids, codes) if code}
+                _logger.warning("workers have failed; exit codes by process: %s", shown)
+            return int(self._stop_at is None and any(code != 0 for code in codes))
+        finally:
+            self._end()
+
+    def _are_over(self) -> bool:
+        if self._stop_at is not None and time.monotonic() > self._stop_at:
+            return True
+        if self._started is not None:
+            return self._started.are_over()
+        attached = self._opened("serve").pids
+        self._seen.update(attached)
+        return len(self._seen | self._done) >= self._needed and not set(attached) - self._done
+
+    def _close(self) -> None:
+        """Let the workers end soon; those that do not are ended then, which is no failure.
+
+        Scripts call it in `handle_control`.
+        """
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + _GRACE
+
+    def _end(self) -> None:
+        if self._listener is not None and os.getpid() == self._parent:
+            self._listener.close()
+            if self._started is not None:
+                self._started.end()
+
+    def _answer(self, request: Any, worker_id: int, info: Any) -> Any:
+        self._seen.add(worker_id)
         return self.handle_control(request, worker_id, info)
 
 
-class Lieutenant(_Base):
+class Lieutenant(Controller):
     """The former controller: scripts override ``handle_control(req)``, and call `init_control`."""
+
+    def __init__(self) -> None:
+        """Wait for `init_control`."""
 
     def init_control(self, port: int) -> None:
         """Let workers find this controller by a number."""
         self._listen(port)
 
-    def handle_control(self, req: Any) -> Any:
+    def handle_control(self, req: Any) -> Any:  # type: ignore[override]  # the former arguments
         """Return the answer to a request of a worker; scripts override it."""
         raise NotImplementedError(
             f"the request {req!r} has no answer; override Lieutenant.handle_control(req)"
         )
 
-    def _handle(self, request: Any, worker_id: int, info: Any) -> Any:
+    def _answer(self, request: Any, worker_id: int, info: Any) -> Any:
+        self._seen.add(worker_id)
         return self.handle_control(request)
-
-
-class _Sender:
-    """What a script closes when it has sent all minibatches."""
-
-    def close(self) -> None:
-        """Do nothing: what was sent remains until it is received."""

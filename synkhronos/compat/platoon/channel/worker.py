@@ -83,19 +83,12 @@ class Worker:
         return self._attached.size or self._attached.attached
 
     @property
-    def global_size(self) -> int:
-        """The number of workers, which is `local_size` on one machine."""
-        return self.local_size
-
-    @property
     def local_rank(self) -> int:
         """The number of this worker, from 0."""
         return self._attached.rank
 
-    @property
-    def global_rank(self) -> int:
-        """The number of this worker, which is `local_rank` on one machine."""
-        return self._attached.rank
+    #: Those of all machines, of which there is one
+    global_size, global_rank = local_size, local_rank
 
     # Requests
 
@@ -134,7 +127,7 @@ class Worker:
         param_sync_rule : ParamSyncRule, optional
             What `sync_params` does.
         """
-        self._params = _as_list(params)
+        self._params = [params] if hasattr(params, "get_value") else list(params)  # type: ignore[list-item]  # by kind
         self._rule = param_sync_rule
         own = [param.get_value() for param in self._params]
         self._center = self._attached.center(self._params)
@@ -268,10 +261,6 @@ class Soldier(Worker):
             del given[0]
         params = given.pop(0) if given else named.pop("params")
         super().init_shared_params(params, given[0] if given else param_sync_rule)
-
-
-def _as_list(params: Any) -> list[Any]:
-    return [params] if hasattr(params, "get_value") else list(params)
 
 
 def find_worker(worker: Worker | None) -> Worker:
