@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from abc import ABC, abstractmethod
 from typing import Any, Sequence
 
-from synkhronos.extensions import rules
-from synkhronos.extensions.rules.rule import Rule
 from synkhronos.extensions.session import Recorder, Session
 from synkhronos.extensions.session import model as models
 
@@ -20,7 +17,7 @@ EXCHANGE_STRATEGIES = (
 INTERRUPTED = 3
 
 
-class _TrainingRule(ABC):
+class _TrainingRule:
     """A rule with the methods `init` and `wait`.
 
     Attributes
@@ -34,6 +31,7 @@ class _TrainingRule(ABC):
     """
 
     rulename: str
+    _rule: str  # of a session
 
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
@@ -85,7 +83,7 @@ class _TrainingRule(ABC):
         sync_type, options = self._options(models.find_class(model))
         session = Session(
             model,
-            self._rule(sync_type),
+            self._rule,
             devices,
             sync_type=sync_type,
             config={"mname": modelclass},
@@ -96,10 +94,6 @@ class _TrainingRule(ABC):
         self.model = session.model
         if self.recorder.interrupted:
             sys.exit(INTERRUPTED)
-
-    @abstractmethod
-    def _rule(self, sync_type: str) -> Rule:
-        """Return the rule of the session."""
 
     def _options(self, model: Any) -> tuple[str, dict[str, Any]]:
         """Return what the ranks exchange, and further options of the session, for a class of models."""
@@ -122,14 +116,12 @@ class BSP(_TrainingRule):
 
     sync_type: str | None = "avg"
     exch_strategy = "nccl32"
+    _rule = "BSP"
 
     @property
     def rulename(self) -> str:  # type: ignore[override]  # depends on `sync_type`
         """The name of the rule, with what is exchanged."""
         return f"BSP({self.sync_type})"
-
-    def _rule(self, sync_type: str) -> Rule:
-        return rules.BSP(average="params" if sync_type == "avg" else "gradients")
 
     def _options(self, model: Any) -> tuple[str, dict[str, Any]]:
         if self.exch_strategy not in EXCHANGE_STRATEGIES:
@@ -153,19 +145,13 @@ class EASGD(_TrainingRule):
     train.
     """
 
-    rulename = "EASGD"
-
-    def _rule(self, sync_type: str) -> Rule:
-        return rules.EASGD(alpha=0.5, period=10)
+    rulename = _rule = "EASGD"
 
 
 class GOSGD(_TrainingRule):
     """Gossip: after a batch, a rank sends its parameters to another one with a given probability."""
 
-    rulename = "GOSGD"
-
-    def _rule(self, sync_type: str) -> Rule:
-        return rules.GoSGD()
+    rulename = _rule = "GOSGD"
 
 
 def _checked_devices(where: str, devices: Any) -> list[str]:
