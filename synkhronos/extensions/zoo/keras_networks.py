@@ -116,7 +116,6 @@ class WideResNet(Model):
     """WRN-28-10 with the paper's training: Nesterov momentum 0.9, rate 0.1, minibatches of 128."""
 
     defaults = {
-        **Model.defaults,
         "pixels": 32,
         "batch_size": 128,
         "n_epochs": 200,
