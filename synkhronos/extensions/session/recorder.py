@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import numpy
 
 from synkhronos._checks import check_int
 from synkhronos._typing import PathLike
-from synkhronos.extensions.rules.record import Record, numbers_of
-from synkhronos.extensions.rules.writers import TIMES, Lines, LivePlot, TensorBoard
-from synkhronos.extensions.session.inforec import read_inforec
+from synkhronos.extensions.rules.record import Record, make_figure
+from synkhronos.extensions.rules.writers import TIMES, Lines, LivePlot, Sink, TensorBoard
+from synkhronos.extensions.session.inforec import one_number, read_inforec
 from synkhronos.profiles.log import note
 
 if TYPE_CHECKING:
@@ -23,10 +23,6 @@ COLUMNS = ("loss", "seconds", "samples", "learning_rate", *TIMES)
 #: The names of times that models of Theano-MPI give to `RankRecorder.end`.
 MODES = {"calc": "compute", "comm": "exchange", "wait": "wait", "load": "load"}
 _OUTPUT = "output "
-
-
-#: Where the master writes numbers while the ranks train
-Sink = Union[Lines, TensorBoard, LivePlot]
 
 
 class Stopwatch:
@@ -204,17 +200,11 @@ def _means(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _numbers(method: str, named: Mapping[str, Any]) -> dict[str, float]:
-    found = {}
-    for name, value in named.items():
-        if value is None:
-            continue
-        array = numpy.asarray(value)
-        if array.size != 1 or array.dtype.kind not in "biuf":
-            raise ValueError(
-                f"recorder.{method}: {name}: expected one number, got {array.dtype} {list(array.shape)}"
-            )
-        found[name] = float(array.reshape(()))
-    return found
+    return {
+        name: one_number(value, f"recorder.{method}: {name}: ")
+        for name, value in named.items()
+        if value is not None
+    }
 
 
 def _without_prefix(name: str) -> str:
@@ -341,7 +331,7 @@ class Recorder(Record):
 
     def table(self) -> str:
         """Return the validations as a table."""
-        names = self._numbers()
+        names = self.numbers
         rows = [["epoch", "seconds", *names]]
         for validation in self.validations:
             numbers = [f"{validation[name]:.4f}" if name in validation else "" for name in names]
@@ -447,27 +437,17 @@ def compare(records: Mapping[str, Record], path: PathLike, numbers: Sequence[str
         raise TypeError(f"compare: expected a dict of records by their names, got {records!r}")
     if not records:
         raise ValueError("compare: expected at least one record, got none")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "compare: expected the package matplotlib, which is not installed: pip install matplotlib"
-        ) from error
-    points = {name: item.validations for name, item in records.items()}
-    found = dict.fromkeys(
-        name for validations in points.values() for point in validations for name in numbers_of(point)
-    )
-    shown = list(found) if numbers is None else list(numbers)
-    figure = Figure(figsize=(4 * (2 + len(shown)), 3.5), layout="constrained")
-    axes = figure.subplots(1, 2 + len(shown), squeeze=False)[0]
+    found = dict.fromkeys(name for record in records.values() for name in record.numbers)
+    shown = list(found if numbers is None else numbers)
+    figure, axes = make_figure("compare", 4 * (2 + len(shown)), 2 + len(shown))
     for axis, across in zip(axes, ("seconds", "samples")):
         for name, record in records.items():
             axis.plot(*_curve(record, across), lw=1, label=name)
         axis.set_xlabel("seconds" if across == "seconds" else "rows used by a rank")
         axis.set_ylabel("loss")
     for axis, number in zip(axes[2:], shown):
-        for name, validations in points.items():
-            pairs = [(item["epoch"], item[number]) for item in validations if number in item]
+        for name, record in records.items():
+            pairs = [(item["epoch"], item[number]) for item in record.validations if number in item]
             axis.plot(*zip(*pairs) if pairs else ([], []), "o-", ms=3, label=name)
         axis.set_xlabel("epoch")
         axis.set_ylabel(f"validation: {number}")
