@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, Sequence
 
 import synkhronos as synk
-from synkhronos.compat.platoon import processes
+from synkhronos.compat.platoon import launcher
 
 _logger = logging.getLogger(__name__)
 _GRACE = 10.0  # seconds for workers to end after the controller was told to stop
@@ -41,14 +41,14 @@ class Controller:
     """
 
     _listener: synk.Listener | None = None
-    _started: processes.Workers | None = None
+    _started: launcher.Workers | None = None
     _parent = 0
 
     def __init__(
         self,
-        control_port: int = processes.CONTROL_PORT,
+        control_port: int = launcher.CONTROL_PORT,
         data_port: int | None = None,
-        data_hwm: int = processes.DATA_HWM,
+        data_hwm: int = launcher.DATA_HWM,
         devices: Sequence[str] | None = None,
         experiment_name: str | None = None,
         log_directory: str | None = None,
@@ -68,7 +68,7 @@ class Controller:
                 f"them, as in -D cuda0 cuda1"
             )
         if experiment_name:
-            self._started = processes.Workers(
+            self._started = launcher.Workers(
                 experiment_name, self._devices, worker_args or "", log_directory
             )
         self._workers = [] if self._started is None else self._started.pids
@@ -94,7 +94,7 @@ class Controller:
         add("-D", "--devices", nargs="+", metavar="DEVICE", help=each)
         add("-nw", "--workers", type=int, metavar="N", help="the number of workers; all_reduce needs it")
         add("-w", "--worker-args", default="", help="the arguments of the workers")
-        port = processes.CONTROL_PORT
+        port = launcher.CONTROL_PORT
         add("--control-port", type=int, default=port, help="default: %(default)s")
         return parser
 
@@ -127,7 +127,7 @@ class Controller:
         self._seen: set[int] = set()
         self._needed = size or 1
         self._stop_at: float | None = None
-        self._listener = synk.Listener(processes.name_of(port), size, ranks.get)
+        self._listener = synk.Listener(launcher.name_of(port), size, ranks.get)
 
     def worker_is_done(self, worker_id: int) -> None:
         """Take it that a worker will ask nothing more: `serve` ends when all workers are done."""
