@@ -516,25 +516,14 @@ def lstm(
 
 
 def _cells(layer: Layer, cells: int, mask: Layer | None = None) -> Layer:
-    gate, candidate = (
+    sigmoid, tanh = lasagne.nonlinearities.sigmoid, lasagne.nonlinearities.tanh
+    gate, candidate, forget = (
         _layers.Gate(W_in=lasagne.init.Orthogonal(), W_hid=lasagne.init.Orthogonal(), W_cell=None,
-                            nonlinearity=item, b=lasagne.init.Constant(0))
-        for item in (lasagne.nonlinearities.sigmoid, lasagne.nonlinearities.tanh)
+                     nonlinearity=item, b=lasagne.init.Constant(bias))
+        for item, bias in ((sigmoid, 0), (tanh, 0), (sigmoid, 1))  # at first, nothing is forgotten
     )  # fmt: skip
-    forget = _layers.Gate(
-        W_in=lasagne.init.Orthogonal(),
-        W_hid=lasagne.init.Orthogonal(),
-        b=lasagne.init.Constant(1),  # at first, nothing is forgotten
-    )
     return _layers.LSTMLayer(
-        layer,
-        cells,
-        ingate=gate,
-        forgetgate=forget,
-        cell=candidate,
-        outgate=gate,
-        peepholes=False,
-        mask_input=mask,
+        layer, cells, gate, forget, candidate, gate, peepholes=False, mask_input=mask
     )
 
 
