@@ -66,8 +66,7 @@ class RankRecorder(Stopwatch):
         self, sinks: Sequence[Sink], print_every: int, rows: Mapping[str, list[float]], elapsed: float
     ) -> None:
         self._sinks, self._every = sinks, print_every
-        self.rows: dict[str, list[float]] = {name: list(rows.get(name, ())) for name in COLUMNS}
-        self.rows.update({name: list(row) for name, row in rows.items() if name not in COLUMNS})
+        self.rows = {name: list(rows.get(name, ())) for name in (*COLUMNS, *rows)}
         self._began = time.perf_counter() - elapsed
         self._times = dict.fromkeys(TIMES, 0.0)
         self._outputs: list[dict[str, float]] = []
@@ -359,22 +358,19 @@ class Recorder(Record):
             If it is not such a file, or contains anything else than arrays and numbers.
         """
         lists = path if isinstance(path, Mapping) else read_inforec(path)
-        record = cls(1)
-        seconds, passed = [], 0.0
-        times = {int(row[0]): row[1:] for row in lists["all_time"]}
-        for count, cost, error in lists["train_info"]:
-            total, calc, comm, wait = times.get(int(count), [0.0] * 4)
-            passed += total
-            seconds.append(passed)
-            record.losses[0].append(cost)
-            record.outputs.setdefault("error", [[]])[0].append(error)
-            record.samples[0].append(int(count))
-            for name, item in zip(TIMES, (0.0, calc, comm, wait)):
-                record.times[name][0].append(item)
-        record.seconds[0] = seconds
-        record.learning_rates[0] = _at(record.samples[0], lists["lr"])
+        record, rows = cls(1), lists["train_info"]
+        counts = [int(row[0]) for row in rows]
+        by_count = {int(row[0]): row[1:] for row in lists["all_time"]}
+        times = numpy.array([by_count.get(count, [0.0] * 4) for count in counts]).reshape(-1, 4)
+        total, calc, comm, wait = times.T.tolist()
+        seconds = numpy.cumsum(total).tolist()
+        record.extend(0, {
+            "loss": [cost for _, cost, _ in rows], _OUTPUT + "error": [error for _, _, error in rows],
+            "seconds": seconds, "samples": counts, "learning_rate": _at(counts, lists["lr"]),
+            "load": [0.0] * len(rows), "compute": calc, "exchange": comm, "wait": wait,
+        })  # fmt: skip
         for epoch, (count, cost, error, top5) in enumerate(lists["val_info"], 1):
-            until = [second for second, each in zip(seconds, record.samples[0]) if each <= count]
+            until = [second for second, each in zip(seconds, counts) if each <= count]
             record.validations.append(
                 {
                     "epoch": epoch, "rank": 0, "step": int(count), "samples": int(count),
