@@ -80,24 +80,16 @@ class _TrainingRule:
             raise RuntimeError(f"{name}.wait: expected a call of init(...) before, got none")
         devices, modelfile, modelclass = self._given
         model = f"{modelfile}:{modelclass}"
-        sync_type, options = self._options(models.find_class(model))
-        session = Session(
-            model,
-            self._rule,
-            devices,
-            sync_type=sync_type,
-            config={"mname": modelclass},
-            progress=False,
-            **options,
-        )
+        options = {"config": {"mname": modelclass}, **self._options(models.find_class(model))}
+        session = Session(model, self._rule, devices, progress=False, **options)
         self.recorder = session.run()
         self.model = session.model
         if self.recorder.interrupted:
             sys.exit(INTERRUPTED)
 
-    def _options(self, model: Any) -> tuple[str, dict[str, Any]]:
-        """Return what the ranks exchange, and further options of the session, for a class of models."""
-        return "avg", {}
+    def _options(self, model: Any) -> dict[str, Any]:
+        """Return further options of the session for a class of models."""
+        return {}
 
 
 class BSP(_TrainingRule):
@@ -123,7 +115,7 @@ class BSP(_TrainingRule):
         """The name of the rule, with what is exchanged."""
         return f"BSP({self.sync_type})"
 
-    def _options(self, model: Any) -> tuple[str, dict[str, Any]]:
+    def _options(self, model: Any) -> dict[str, Any]:
         if self.exch_strategy not in EXCHANGE_STRATEGIES:
             raise ValueError(
                 f"BSP.exch_strategy: expected one of {', '.join(EXCHANGE_STRATEGIES)}, got "
@@ -135,7 +127,8 @@ class BSP(_TrainingRule):
             # Theano-MPI's README has (*args, **kwargs), which says nothing about velocities.
             named = callable(compiles) and "sync_type" in inspect.signature(compiles).parameters
             sync_type = "cdd" if named else "avg"
-        return sync_type, {"scale_lr": sync_type == "avg" and hasattr(model, "scale_lr")}
+        scales = sync_type == "avg" and hasattr(model, "scale_lr")
+        return {"sync_type": sync_type, "scale_lr": scales}
 
 
 class EASGD(_TrainingRule):
