@@ -56,20 +56,9 @@ from synkhronos.extensions.loaders.transforms import (
 from synkhronos.services.background_processes import BackgroundProcesses
 
 __all__ = [
-    "Arrays",
-    "CenterCrop",
-    "Draws",
-    "HDF5",
-    "HickleBatches",
-    "ImageFolder",
-    "Loader",
-    "Mirror",
-    "Normalize",
-    "RandomCrop",
-    "Shards",
-    "Source",
-    "UnreadableError",
-]
+    "Arrays", "CenterCrop", "Draws", "HDF5", "HickleBatches", "ImageFolder", "Loader", "Mirror",
+    "Normalize", "RandomCrop", "Shards", "Source", "UnreadableError",
+]  # fmt: skip
 
 _MOST_DATAS = 64  # objects `Data` that are kept for the next batches of the same length
 
@@ -205,7 +194,7 @@ class Loader(Shown):
         try:
             self._expected, plan = self._first_row(), self._plan
             fields = self._expected.fields
-            return Ring.new(rings.Layout(fields, plan.batch_size, slots, plan.processes, plan.length))
+            return Ring(rings.Layout(fields, plan.batch_size, slots, plan.processes, plan.length))
         except BaseException:
             self._processes.end()
             raise

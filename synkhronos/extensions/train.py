@@ -24,20 +24,76 @@ from synkhronos.extensions.steps.step import Step
 from synkhronos.functions.steps import check_indices
 
 __all__ = [
-    "ParallelFunction",
-    "TrainFunction",
-    "gradients",
-    "make_train_function",
-    "make_train_function_theano",
-    "parallel_function",
-    "reduced",
-]
+    "ParallelFunction", "TrainFunction", "gradients", "make_train_function",
+    "make_train_function_theano", "parallel_function", "reduced",
+]  # fmt: skip
 
 Variables = Union[Variable, Sequence[Variable]]
 Updates = Union[Mapping[SharedVariable, Any], Sequence[Tuple[Any, ...]]]
 
 
-class TrainFunction(Shown):
+class _StepFunction(Shown):
+    """What the functions of this module have in common."""
+
+    _step: Step | SerialStep
+    _inputs: StepInputs
+
+    def _matched(
+        self, data: Sequence[Any], data_by_name: Mapping[str, Any], batch: Any, num_slices: int
+    ) -> tuple[list[Any], Any, int]:
+        return self._inputs.match(data, data_by_name), batch, num_slices
+
+    def _shown(self) -> Facts:
+        named = type(self).__name__ + ("" if self._step.name is None else f" {self._step.name}")
+        return f"{named} of {self._inputs.described()}", self._step.described()
+
+    def check(
+        self,
+        /,
+        *data: Any,
+        batch: Any = None,
+        batch_s: Any = None,
+        num_slices: int = 1,
+        random: bool = False,
+        rtol: float | None = None,
+        atol: float | None = None,
+        **data_by_name: Any,
+    ) -> synk.Comparison:
+        """Compare a step with the same step on one process, from the same state.
+
+        Nothing changes. The outputs and the new values of updated variables on every rank are
+        compared, as in :meth:`synkhronos.Function.check`.
+
+        Parameters
+        ----------
+        *data, **data_by_name, batch, batch_s, num_slices
+            As in a call; `batch_s` of a `ParallelFunction` only.
+        random : bool, default: False
+            Whether random numbers, such as those of dropout, are replaced by numbers that follow from
+            the rows. Otherwise results that depend on random numbers are not compared, since every
+            rank draws its own. The first such check compiles the step once more.
+        rtol, atol : float, optional
+            As for :meth:`synkhronos.Function.check`.
+
+        Returns
+        -------
+        Comparison
+
+        Raises
+        ------
+        MismatchError
+            If an output or a new value differs. It names all that differ, how much, and the usual
+            reason.
+        ValueError
+            If `random` is True, and the step draws no random numbers.
+        TypeError
+            If this is the serial step of `make_train_function_theano`.
+        """
+        values, batch, num_slices = self._matched(data, data_by_name, batch, num_slices)
+        return self._step.check(values, batch, num_slices, batch_s, random, rtol, atol)
+
+
+class TrainFunction(_StepFunction):
     """A training step, created by :func:`make_train_function`. Call it with the data of a minibatch.
 
     Attributes
@@ -80,10 +136,6 @@ class TrainFunction(Shown):
         outputs = self._step(values, batch, num_slices)
         return outputs[0] if self._is_single else outputs
 
-    def _shown(self) -> Facts:
-        named = "TrainFunction" if self._step.name is None else f"TrainFunction {self._step.name}"
-        return f"{named} of {self._inputs.described()}", self._step.described()
-
     def _matched(
         self, data: Sequence[Any], data_by_name: Mapping[str, Any], batch: Any, num_slices: int
     ) -> tuple[list[Any], Any, int]:
@@ -95,55 +147,10 @@ class TrainFunction(Shown):
                     f"most batch and num_slices, each once; got {len(positional)} more"
                 )
             batch, num_slices = [*positional, num_slices][:2]
-        return self._inputs.match(data, data_by_name), batch, num_slices
-
-    def check(
-        self,
-        /,
-        *data: Any,
-        batch: Any = None,
-        num_slices: int = 1,
-        random: bool = False,
-        rtol: float | None = None,
-        atol: float | None = None,
-        **data_by_name: Any,
-    ) -> synk.Comparison:
-        """Compare a step with the same step on one process, from the same state.
-
-        Nothing changes. The outputs and the new values of updated variables on every rank are
-        compared, as in :meth:`synkhronos.Function.check`.
-
-        Parameters
-        ----------
-        *data, **data_by_name, batch, num_slices
-            As in a call.
-        random : bool, default: False
-            Whether random numbers, such as those of dropout, are replaced by numbers that follow from
-            the rows. Otherwise results that depend on random numbers are not compared, since every
-            rank draws its own. The first such check compiles the step once more.
-        rtol, atol : float, optional
-            As for :meth:`synkhronos.Function.check`.
-
-        Returns
-        -------
-        Comparison
-
-        Raises
-        ------
-        MismatchError
-            If an output or a new value differs. It names all that differ, how much, and the usual
-            reason.
-        ValueError
-            If `random` is True, and the step draws no random numbers.
-        TypeError
-            If this is the serial step of `make_train_function_theano`.
-        """
-        values, batch, num_slices = self._matched(data, data_by_name, batch, num_slices)
-        check = self._step.check
-        return check(values, batch, num_slices, None, random, rtol, atol)
+        return super()._matched(data, data_by_name, batch, num_slices)
 
 
-class ParallelFunction(Shown):
+class ParallelFunction(_StepFunction):
     """A function on all ranks, created by :func:`parallel_function`. Call it like the Theano function.
 
     Attributes
@@ -153,6 +160,8 @@ class ParallelFunction(Shown):
     name : str or None
         The name that was given.
     """
+
+    _step: Step
 
     def __init__(self, arguments: Arguments) -> None:
         self._arguments = step_arguments.without_iterators(arguments)
@@ -212,10 +221,6 @@ class ParallelFunction(Shown):
         """Theano's profile of this function, or None."""
         return self._step.function.profile
 
-    def _shown(self) -> Facts:
-        named = "ParallelFunction" if self.name is None else f"ParallelFunction {self.name}"
-        return f"{named} of {self._inputs.described()}", self._step.described()
-
     def copy(
         self,
         share_memory: bool = False,
@@ -256,49 +261,6 @@ class ParallelFunction(Shown):
         list of shared variables
         """
         return step_arguments.shareds_in(self._arguments)
-
-    def check(
-        self,
-        /,
-        *args: Any,
-        batch: Any = None,
-        batch_s: Any = None,
-        num_slices: int = 1,
-        random: bool = False,
-        rtol: float | None = None,
-        atol: float | None = None,
-        **inputs_by_name: Any,
-    ) -> synk.Comparison:
-        """Compare a step with the same step on one process, from the same state.
-
-        Nothing changes. The outputs and the new values of updated variables on every rank are
-        compared, as in :meth:`synkhronos.Function.check`.
-
-        Parameters
-        ----------
-        *args, **inputs_by_name, batch, batch_s, num_slices
-            As in a call.
-        random : bool, default: False
-            Whether random numbers, such as those of dropout, are replaced by numbers that follow from
-            the rows. Otherwise results that depend on random numbers are not compared, since every
-            rank draws its own. The first such check compiles the step once more.
-        rtol, atol : float, optional
-            As for :meth:`synkhronos.Function.check`.
-
-        Returns
-        -------
-        Comparison
-
-        Raises
-        ------
-        MismatchError
-            If an output or a new value differs. It names all that differ, how much, and the usual
-            reason.
-        ValueError
-            If `random` is True, and the step draws no random numbers.
-        """
-        values = self._inputs.match(args, inputs_by_name)
-        return self._step.check(values, batch, num_slices, batch_s, random, rtol, atol)
 
 
 def make_train_function(

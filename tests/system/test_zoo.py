@@ -48,7 +48,7 @@ def need_keras(monkeypatch, folder):
 
 #: The trainable parameters at full width, with the scale and the shift of batch normalization and
 #: without running averages. The papers give rounded numbers; the exact ones are those of the reference
-#: implementations named in docs/zoo.rst.
+#: implementations named in the docstrings.
 PARAMETERS = {
     "alexnet": 60_965_224,  # "60 million"
     "vgg16": 138_357_544,  # "138 million"

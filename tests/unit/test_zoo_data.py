@@ -12,7 +12,7 @@ need("PIL", "sklearn", "mlxtend", "foolbox")
 from PIL import Image
 
 from synkhronos.extensions.zoo import data, texts
-from synkhronos.extensions.zoo.minibatches import Minibatches
+from synkhronos.extensions.zoo.data import Minibatches
 
 random = np.random.RandomState(5)
 

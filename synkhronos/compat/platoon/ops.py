@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any, Sequence
 
@@ -37,22 +38,15 @@ class AllReduce(Op):
         return args[-1]
 
 
-def _reduced(op: str, src: Any, dest: Any, worker: Worker | None) -> Variable:
-    result = AllReduce(op, worker)(src)
-    if dest is not None and tensor.as_tensor_variable(dest).type != result.type:
-        raise TypeError(
-            f"all-reduce: dest: expected the type of the operand, {result.type}, got {dest.type}"
-        )
-    return result
-
-
-def AllReduceSum(
-    src: Any, dest: Any = None, inplace: bool = False, worker: Worker | None = None
+def all_reduce(
+    op: str, src: Any, dest: Any = None, inplace: bool = False, worker: Worker | None = None
 ) -> Variable:
-    """Return the sum of the values of all workers.
+    """Return the reduction of the values of all workers.
 
     Parameters
     ----------
+    op : {"sum", "prod", "max", "min"}
+        The operation, which `AllReduceSum` and the others have.
     src : tensor variable
         The value of this worker.
     dest : tensor variable, optional
@@ -62,25 +56,15 @@ def AllReduceSum(
     worker : Worker, optional
         By default the worker that this process has made.
     """
-    return _reduced("sum", src, dest, worker)
+    result = AllReduce(op, worker)(src)
+    if dest is not None and tensor.as_tensor_variable(dest).type != result.type:
+        raise TypeError(
+            f"all-reduce: dest: expected the type of the operand, {result.type}, got {dest.type}"
+        )
+    return result
 
 
-def AllReduceProd(
-    src: Any, dest: Any = None, inplace: bool = False, worker: Worker | None = None
-) -> Variable:
-    """Return the product of the values of all workers; see `AllReduceSum`."""
-    return _reduced("prod", src, dest, worker)
-
-
-def AllReduceMax(
-    src: Any, dest: Any = None, inplace: bool = False, worker: Worker | None = None
-) -> Variable:
-    """Return the maximum of the values of all workers; see `AllReduceSum`."""
-    return _reduced("max", src, dest, worker)
-
-
-def AllReduceMin(
-    src: Any, dest: Any = None, inplace: bool = False, worker: Worker | None = None
-) -> Variable:
-    """Return the minimum of the values of all workers; see `AllReduceSum`."""
-    return _reduced("min", src, dest, worker)
+AllReduceSum = functools.partial(all_reduce, "sum")
+AllReduceProd = functools.partial(all_reduce, "prod")
+AllReduceMax = functools.partial(all_reduce, "max")
+AllReduceMin = functools.partial(all_reduce, "min")

@@ -162,32 +162,24 @@ def _assignment(text: str) -> dict[str, list[str]]:
 
 
 def _checked(given: dict[str, list[str]]) -> Configuration:
-    single = {}
-    for key in ("RULE", "MODELFILE", "MODELCLASS", "BSP_SYNC_TYPE", "BSP_EXCH_STRATEGY", "SIZE"):
-        words = given.get(key, [""])
+    keys = ("RULE", "MODELFILE", "MODELCLASS", "SIZE", "BSP_SYNC_TYPE", "BSP_EXCH_STRATEGY")
+    values = [given.get(key, [""]) for key in keys]
+    for key, words in zip(keys, values):
         if len(words) != 1:
             raise ConfigurationError(f"{key}: expected one value, got {' '.join(words)!r}")
-        single[key] = words[0]
-    for key in ("RULE", "MODELFILE", "MODELCLASS"):
-        if not single[key]:
+        if key in keys[:3] and not words[0]:
             raise ConfigurationError(f"expected a value for {key}, got none; {USAGE}")
-    if single["RULE"] not in RULES:
-        raise ConfigurationError(f"RULE: expected {', '.join(RULES)}, got {single['RULE']!r}")
-    if not _MODULE.fullmatch(single["MODELFILE"]):
+    rule, modelfile, modelclass, size, sync_type, strategy = (word for (word,) in values)
+    if rule not in RULES:
+        raise ConfigurationError(f"RULE: expected {', '.join(RULES)}, got {rule!r}")
+    if not _MODULE.fullmatch(modelfile):
         raise ConfigurationError(
-            f"MODELFILE: expected a module as in an import, such as models.modelfile, got "
-            f"{single['MODELFILE']!r}"
+            f"MODELFILE: expected a module as in an import, such as models.modelfile, got {modelfile!r}"
         )
-    if single["BSP_SYNC_TYPE"] not in ("", "avg", "cdd"):
-        raise ConfigurationError(f"BSP_SYNC_TYPE: expected avg or cdd, got {single['BSP_SYNC_TYPE']!r}")
-    return Configuration(
-        single["RULE"],
-        single["MODELFILE"],
-        single["MODELCLASS"],
-        _devices(given.get("DEVICES", []), single["SIZE"]),
-        single["BSP_SYNC_TYPE"] or None,
-        single["BSP_EXCH_STRATEGY"] or None,
-    )
+    if sync_type not in ("", "avg", "cdd"):
+        raise ConfigurationError(f"BSP_SYNC_TYPE: expected avg or cdd, got {sync_type!r}")
+    devices = _devices(given.get("DEVICES", []), size)
+    return Configuration(rule, modelfile, modelclass, devices, sync_type or None, strategy or None)
 
 
 def _devices(words: Sequence[str], size: str) -> list[tuple[str, list[str]]]:

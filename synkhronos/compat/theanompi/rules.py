@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from abc import ABC, abstractmethod
 from typing import Any, Sequence
 
-from synkhronos.extensions import rules
-from synkhronos.extensions.rules.rule import Rule
 from synkhronos.extensions.session import Recorder, Session
 from synkhronos.extensions.session import model as models
 
@@ -20,7 +17,7 @@ EXCHANGE_STRATEGIES = (
 INTERRUPTED = 3
 
 
-class _TrainingRule(ABC):
+class _TrainingRule:
     """A rule with the methods `init` and `wait`.
 
     Attributes
@@ -34,6 +31,7 @@ class _TrainingRule(ABC):
     """
 
     rulename: str
+    _rule: str  # of a session
 
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
@@ -82,28 +80,16 @@ class _TrainingRule(ABC):
             raise RuntimeError(f"{name}.wait: expected a call of init(...) before, got none")
         devices, modelfile, modelclass = self._given
         model = f"{modelfile}:{modelclass}"
-        sync_type, options = self._options(models.find_class(model))
-        session = Session(
-            model,
-            self._rule(sync_type),
-            devices,
-            sync_type=sync_type,
-            config={"mname": modelclass},
-            progress=False,
-            **options,
-        )
+        options = {"config": {"mname": modelclass}, **self._options(models.find_class(model))}
+        session = Session(model, self._rule, devices, progress=False, **options)
         self.recorder = session.run()
         self.model = session.model
         if self.recorder.interrupted:
             sys.exit(INTERRUPTED)
 
-    @abstractmethod
-    def _rule(self, sync_type: str) -> Rule:
-        """Return the rule of the session."""
-
-    def _options(self, model: Any) -> tuple[str, dict[str, Any]]:
-        """Return what the ranks exchange, and further options of the session, for a class of models."""
-        return "avg", {}
+    def _options(self, model: Any) -> dict[str, Any]:
+        """Return further options of the session for a class of models."""
+        return {}
 
 
 class BSP(_TrainingRule):
@@ -122,16 +108,14 @@ class BSP(_TrainingRule):
 
     sync_type: str | None = "avg"
     exch_strategy = "nccl32"
+    _rule = "BSP"
 
     @property
     def rulename(self) -> str:  # type: ignore[override]  # depends on `sync_type`
         """The name of the rule, with what is exchanged."""
         return f"BSP({self.sync_type})"
 
-    def _rule(self, sync_type: str) -> Rule:
-        return rules.BSP(average="params" if sync_type == "avg" else "gradients")
-
-    def _options(self, model: Any) -> tuple[str, dict[str, Any]]:
+    def _options(self, model: Any) -> dict[str, Any]:
         if self.exch_strategy not in EXCHANGE_STRATEGIES:
             raise ValueError(
                 f"BSP.exch_strategy: expected one of {', '.join(EXCHANGE_STRATEGIES)}, got "
@@ -143,7 +127,8 @@ class BSP(_TrainingRule):
             # Theano-MPI's README has (*args, **kwargs), which says nothing about velocities.
             named = callable(compiles) and "sync_type" in inspect.signature(compiles).parameters
             sync_type = "cdd" if named else "avg"
-        return sync_type, {"scale_lr": sync_type == "avg" and hasattr(model, "scale_lr")}
+        scales = sync_type == "avg" and hasattr(model, "scale_lr")
+        return {"sync_type": sync_type, "scale_lr": scales}
 
 
 class EASGD(_TrainingRule):
@@ -153,19 +138,13 @@ class EASGD(_TrainingRule):
     train.
     """
 
-    rulename = "EASGD"
-
-    def _rule(self, sync_type: str) -> Rule:
-        return rules.EASGD(alpha=0.5, period=10)
+    rulename = _rule = "EASGD"
 
 
 class GOSGD(_TrainingRule):
     """Gossip: after a batch, a rank sends its parameters to another one with a given probability."""
 
-    rulename = "GOSGD"
-
-    def _rule(self, sync_type: str) -> Rule:
-        return rules.GoSGD()
+    rulename = _rule = "GOSGD"
 
 
 def _checked_devices(where: str, devices: Any) -> list[str]:

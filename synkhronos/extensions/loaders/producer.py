@@ -7,7 +7,7 @@ import functools
 import os
 import pickle
 import traceback
-from typing import Any, Iterable, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -346,8 +346,8 @@ class Producer:
 
     def __init__(self, number: int, ring: Ring, reader: Reader) -> None:
         self._number, self._ring, self._reader = number, ring, reader
-        self._bell = ring.free(number)
-        self._orders: dict[int, np.ndarray] = {}  # of the epochs in which the ranks are
+        self._bell = ring.free[number]
+        self._order: Callable[[int], np.ndarray]  # of an epoch; those in which the ranks are, are kept
 
     def serve(self, connection: Any) -> None:
         """Load what is asked for, until the connection is closed."""
@@ -373,7 +373,7 @@ class Producer:
     def _produce(self, generation: int, plan: BatchPlan, connection: Any) -> None:
         """Load batches until there are no more, or something else is asked for."""
         ring, number = self._ring, self._number
-        self._orders.clear()
+        self._order = functools.lru_cache(_MOST_ORDERS)(functools.partial(self._reader.order, plan))
         ring.failed[number] = 0
         ring.filled[:, number] = 0
         ring.begun[number] = generation
@@ -403,7 +403,7 @@ class Producer:
         count = 0
         if len(places):
             epoch, batch = plan.locate(number)
-            rows = self._rows_of(plan, epoch)[batch * plan.batch_size :][: plan.batch_size]
+            rows = self._order(epoch)[batch * plan.batch_size :][: plan.batch_size]
             reader = self._reader
             arrays, kept, lost = reader.read(rows[places.start : places.stop], epoch)
             self._ring.unreadable[list(lost)] = 1
@@ -416,10 +416,3 @@ class Producer:
                 for array, field in zip(arrays, self._ring.fields):
                     field[slot, start : start + count] = array
         self._ring.counts[slot, rank, self._number] = count
-
-    def _rows_of(self, plan: BatchPlan, epoch: int) -> np.ndarray:
-        if epoch not in self._orders:
-            if len(self._orders) >= _MOST_ORDERS:
-                del self._orders[min(self._orders)]
-            self._orders[epoch] = self._reader.order(plan, epoch)
-        return self._orders[epoch]

@@ -62,17 +62,17 @@ def walk(roots: Iterable[Any]) -> Iterator[tuple[Any, tuple[Any, ...], list[Any]
     todo: deque[Any] = deque(roots)
     seen: set[int] = set()
     while todo and len(seen) < _MOST:
-        one = todo.popleft()
-        if id(one) in seen:
+        item = todo.popleft()
+        if id(item) in seen:
             continue
-        seen.add(id(one))
+        seen.add(id(item))
         try:
-            if isinstance(one, (*_ATOMS, *_SKIPPED)):
+            if isinstance(item, (*_ATOMS, *_SKIPPED)):
                 continue
-            atoms, others = _split(list(_children(one)))
+            atoms, others = _split(list(_children(item)))
         except Exception:  # such as of a weak reference to an object that is gone
             continue
-        yield one, atoms, others
+        yield item, atoms, others
         todo.extend(others)
 
 

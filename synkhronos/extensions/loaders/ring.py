@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import time
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple
 
 import numpy as np
 
@@ -83,13 +83,12 @@ class Layout(NamedTuple):
             made[f"{_FIELD}{number}"] = (self.slots, self.batch_size, *field.shape), field.dtype
         return made
 
-    def places(self) -> tuple[dict[str, int], int]:
-        """Return the offset of each array, and the number of bytes of all."""
+    def places(self) -> tuple[dict[str, slice], int]:
+        """Return the bytes of each array, and the number of bytes of all."""
         places, offset = {}, 0
         for name, (shape, dtype) in self.arrays().items():
-            places[name] = offset
-            nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-            offset += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+            places[name] = slice(offset, offset + math.prod(shape) * np.dtype(dtype).itemsize)
+            offset = -(-places[name].stop // _ALIGNMENT) * _ALIGNMENT
         return places, max(offset, _ALIGNMENT)
 
 
@@ -99,10 +98,9 @@ class Ring:
     Parameters
     ----------
     layout : Layout
-    memory : MappedMemory, optional
-        The memory, in the process that has allocated it, and those that are forked from it.
     path : str, optional
-        Where another process finds it.
+        Where another process finds the memory. By default it is new, for this process and those that
+        are forked from it.
     token : bytes, optional
         What the memory at the path has to begin with.
 
@@ -112,20 +110,15 @@ class Ring:
         If the memory at the path is not that of the loader.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        memory: MappedMemory | None = None,
-        path: str = "",
-        token: bytes | None = None,
-    ) -> None:
-        self.layout, self._memory, self.path = layout, memory, path if memory is None else memory.path
-        array: Any = _map(self.path, layout) if memory is None else memory.array
-        places, _ = layout.places()
+    def __init__(self, layout: Layout, path: str = "", token: bytes | None = None) -> None:
+        places, nbytes = layout.places()
+        is_new, self.layout = not path, layout
+        self._memory = MappedMemory(nbytes, "synkhronos-loading") if is_new else None
+        self.path = path if self._memory is None else self._memory.path
+        array: Any = _map(path, nbytes) if self._memory is None else self._memory.array
         found = {}
         for name, (shape, dtype) in layout.arrays().items():
-            nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-            found[name] = array[places[name] : places[name] + nbytes].view(dtype).reshape(shape)
+            found[name] = array[places[name]].view(dtype).reshape(shape)
             if not name.startswith(_FIELD):
                 found[name] = np.asarray(found[name])  # faster than a memmap
         self.go, self.begun, self.failed = found["go"], found["begun"], found["failed"]
@@ -133,7 +126,6 @@ class Ring:
         self.n_skipped, self.unreadable = found["n_skipped"], found["unreadable"]
         self.fields = [found[f"{_FIELD}{number}"] for number in range(len(layout.fields))]
         self._text, self._ready = found["text"], found["ready"]
-        is_new = memory is not None
         if is_new:
             found["token"][:] = np.frombuffer(os.urandom(_TOKEN), np.uint8)
             for place in self._ready:
@@ -142,15 +134,11 @@ class Ring:
             raise _not_here(self.path)
         self.token = found["token"].tobytes()
         self._bells: dict[int, Any] = {}
-        self._free = [open_semaphore(place, is_new) for place in found["free"]]
-
-    @classmethod
-    def new(cls, layout: Layout) -> Ring:
-        """Return a ring in new memory."""
-        return cls(layout, MappedMemory(layout.places()[1], "synkhronos-loading"))
+        #: The semaphores for which the processes wait
+        self.free = [open_semaphore(place, is_new) for place in found["free"]]
 
     def __reduce__(self) -> tuple:
-        return Ring, (self.layout, None, self.path, self.token)
+        return Ring, (self.layout, self.path, self.token)
 
     def ready(self, rank: int) -> Any:
         """Return the semaphore for which a rank waits."""
@@ -158,13 +146,9 @@ class Ring:
             self._bells[rank] = open_semaphore(self._ready[rank])
         return self._bells[rank]
 
-    def free(self, process: int) -> Any:
-        """Return the semaphore for which a process waits."""
-        return self._free[process]
-
     def wake_processes(self) -> None:
         """Let all processes look at the numbers."""
-        for bell in self._free:
+        for bell in self.free:
             bell.post()
 
     # What a process has to say
@@ -196,12 +180,12 @@ class Ring:
             raise ClosedError("loading: this loader was closed")
 
 
-def _map(path: str, layout: Layout) -> np.ndarray:
+def _map(path: str, nbytes: int) -> np.ndarray:
     try:
         array = map_memory(path)
     except (OSError, ValueError) as error:
         raise _not_here(path) from error
-    if len(array) < layout.places()[1]:
+    if len(array) < nbytes:
         raise _not_here(path)
     return array
 
@@ -357,16 +341,6 @@ class Consumer:
         return slice(start, stop)
 
 
-def check_alive(has_ended: Callable[[int], bool], pids: Sequence[int]) -> None:
-    """Raise if one of the processes of a loader has ended, in a rank that is not its parent."""
-    for number, pid in enumerate(pids):
-        if has_ended(pid):
-            raise SynkhronosError(
-                f"loading: process {number} of {len(pids)} has ended; close the loader after the "
-                f"program, and create it again"
-            )
-
-
 class Shards:
     """The minibatches of all ranks, made by `Loader.shards`. It is given to a program as an argument.
 
@@ -422,7 +396,13 @@ class Shards:
 
     def _check(self, rank: synk.Rank) -> None:
         rank.clock  # noqa: B018  # raises if the program has to end because another rank has failed
-        check_alive(has_ended, self.processes.pids)
+        pids = self.processes.pids
+        for number, pid in enumerate(pids):
+            if has_ended(pid):
+                raise SynkhronosError(
+                    f"loading: process {number} of {len(pids)} has ended; close the loader after the "
+                    f"program, and create it again"
+                )
 
 
 def protected(array: np.ndarray) -> np.ndarray:

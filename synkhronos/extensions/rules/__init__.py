@@ -30,17 +30,6 @@ from synkhronos.extensions.rules.rule import Rule, TrainingStep, make_step
 from synkhronos.extensions.rules.training import train
 
 __all__ = [
-    "ASGD",
-    "BSP",
-    "DiLoCo",
-    "Downpour",
-    "EASGD",
-    "GoSGD",
-    "LocalSGD",
-    "Record",
-    "Rule",
-    "SSP",
-    "TrainingStep",
-    "make_step",
-    "train",
-]
+    "ASGD", "BSP", "DiLoCo", "Downpour", "EASGD", "GoSGD", "LocalSGD", "Record", "Rule", "SSP",
+    "TrainingStep", "make_step", "train",
+]  # fmt: skip

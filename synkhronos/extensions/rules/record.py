@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import time
@@ -29,6 +30,19 @@ POSITION = ("epoch", "rank", "step", "seconds", "samples")
 def numbers_of(point: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a validation, without its position."""
     return {name: value for name, value in point.items() if name not in POSITION}
+
+
+def make_figure(what: str, width: float, columns: int, **options: Any) -> tuple[Any, Any]:
+    """Return a figure and its axes, side by side; `what` is drawn if matplotlib is installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            f"{what} needs matplotlib: pip install matplotlib; or save() the record, and draw it "
+            f"elsewhere"
+        ) from error
+    figure = Figure(figsize=(width, 3.5), layout="constrained")
+    return figure, figure.subplots(1, columns, squeeze=False, **options)[0]
 
 
 class Record:
@@ -75,7 +89,7 @@ class Record:
             last = (f"{losses[-1]:.4g}", f"{seconds[-1]:.3g}", samples[-1]) if losses else ("",) * 3
             rows.append((f"rank {rank}", len(losses), *last))
         found = [table("Steps", rows, ("", "steps", "last loss", "seconds", "rows"))]
-        names = ("epoch", *self._numbers())
+        names = ("epoch", *self.numbers)
         if self.validations:
             points = [
                 [f"{validation[name]:.4g}" if name in validation else "" for name in names]
@@ -172,24 +186,14 @@ class Record:
         ImportError
             If matplotlib is not installed.
         """
-        try:
-            figure = self._figure(numbers)
-        except ImportError as error:
-            raise ImportError(
-                "Record.plot needs matplotlib: pip install matplotlib; or save() the record, and draw "
-                "it elsewhere"
-            ) from error
-        figure.savefig(path, dpi=120)
+        self._figure(numbers).savefig(path, dpi=120)
 
     def _figure(self, numbers: Sequence[str] | None) -> Any:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9, 3.5), layout="constrained")
-        axes = figure.subplots(1, 2, sharey=True)
+        figure, axes = make_figure("Record.plot", 9, 2, sharey=True)
         for axis, across in zip(axes, ("seconds", "samples")):
             for rank, losses in enumerate(self.losses):
                 axis.plot(getattr(self, across)[rank], losses, lw=0.8, label=f"rank {rank}")
-            for name in self._numbers() if numbers is None else numbers:
+            for name in self.numbers if numbers is None else numbers:
                 points = [(item[across], item[name]) for item in self.validations if name in item]
                 axis.plot(*zip(*points), "o-", ms=3, label=f"validation: {name}")
             axis.set_xlabel("seconds" if across == "seconds" else "rows used by the rank")
@@ -197,7 +201,9 @@ class Record:
         axes[0].legend()
         return figure
 
-    def _numbers(self) -> list[str]:
+    @property
+    def numbers(self) -> list[str]:
+        """The names of the numbers of the validations."""
         return list(dict.fromkeys(name for item in self.validations for name in numbers_of(item)))
 
 
@@ -318,41 +324,30 @@ def save_state(path: PathLike, saved: Saved, settings: Mapping[str, Any]) -> Non
     settings : dict
         Settings that must be the same in the script that continues.
     """
-    header: dict[str, Any] = {"settings": settings, "steps": saved.steps, "seed": saved.seed}
     arrays: dict[str, Any] = {}
-    header["states"] = saved.states and [
-        _packed(rank, state, saved.states, arrays) for rank, state in enumerate(saved.states)
+    states = [
+        {name: _packed(name, value, arrays) for name, value in state.items()}
+        for state in saved.states or ()
     ]
+    header = {"settings": settings, "steps": saved.steps, "seed": saved.seed, "states": states or None}
     record = saved.record.to_json()
     synk.save(path, {_HEADER: json.dumps(header), _RECORD: record, **arrays})
 
 
-def _packed(
-    rank: int, state: Mapping[str, Any], states: Sequence[Mapping[str, Any]], arrays: dict[str, Any]
-) -> dict[str, list[Any]]:
-    """Return a state for JSON; its arrays are added to `arrays`, once if they are equal on all ranks."""
-    packed: dict[str, list[Any]] = {}
-    for name, value in state.items():
-        if isinstance(value, (numpy.ndarray, numpy.generic)):
-            everywhere = all(_same(item.get(name), value) for item in states)
-            key = f"rules.{'all' if everywhere else rank}.{name}"
-            arrays.setdefault(key, numpy.asarray(value))
-            packed[name] = ["array", key]
-        elif value is None or isinstance(value, (bool, int, float, str)):
-            packed[name] = ["value", value]
-        else:
-            raise TypeError(
-                f"rules.train: state of the rule: {name}: expected an array, a number, a string or "
-                f"None, got {value!r}"
-            )
-    return packed
-
-
-def _same(item: Any, value: Any) -> bool:
-    if not isinstance(item, (numpy.ndarray, numpy.generic)):
-        return False
-    same_type = item.dtype == value.dtype and item.shape == value.shape
-    return bool(same_type and item.tobytes() == value.tobytes())
+def _packed(name: str, value: Any, arrays: dict[str, Any]) -> list[Any]:
+    """Return an item of a state for JSON; an array is added to `arrays`, once for all equal ones."""
+    if isinstance(value, (numpy.ndarray, numpy.generic)):
+        array = numpy.asarray(value)
+        content = f"{array.dtype.str} {array.shape}".encode() + array.tobytes()
+        key = f"rules.{name} {hashlib.sha256(content).hexdigest()}"
+        arrays[key] = array
+        return ["array", key]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return ["value", value]
+    raise TypeError(
+        f"rules.train: state of the rule: {name}: expected an array, a number, a string or None, got "
+        f"{value!r}"
+    )
 
 
 def load_state(path: PathLike, settings: Mapping[str, Any], seed: int | None) -> Saved:

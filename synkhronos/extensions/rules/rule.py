@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import Any, Iterator, Mapping, Sequence
 
 import numpy
@@ -21,6 +22,7 @@ Params = Sequence[SharedVariable]
 END = 1 << 62
 
 
+@dataclasses.dataclass(repr=False, eq=False)
 class TrainingStep(Shown):
     """A step in two parts, created by `make_step`. It can be used with every rule.
 
@@ -36,15 +38,10 @@ class TrainingStep(Shown):
         The second part: it updates the parameters by `gradient`. It has no inputs.
     """
 
-    def __init__(
-        self,
-        params: list[SharedVariable],
-        gradient: list[SharedVariable],
-        compute: synk.Function,
-        update: synk.Function,
-    ) -> None:
-        self.params, self.gradient = params, gradient
-        self.compute, self.update = compute, update
+    params: list[SharedVariable]
+    gradient: list[SharedVariable]
+    compute: synk.Function
+    update: synk.Function
 
     def __call__(self, rank: synk.Rank, *data: Any, batch: Any = None) -> Any:
         """Take both parts of a step on one rank, in a program; return the loss.

@@ -212,7 +212,7 @@ def _after(before: Saved, results: synk.Results) -> Saved:
             record.extend(rank, outcome.rows)
             record.validations += outcome.validations
             states[rank] = outcome.state
-    record.validations.sort(key=lambda one: one["seconds"])
+    record.validations.sort(key=lambda point: point["seconds"])
     return before._replace(states=states)
 
 

@@ -1,8 +1,4 @@
-"""Writers of what a training records: the progress, lines, TensorBoard's files and a live picture.
-
-The last three have the methods ``training``, for the means of the outputs of some batches, the learning
-rate, and the sums of times; ``validation``; and ``close``, at the end.
-"""
+"""Writers of what a training records: the progress; and `Sink`: lines, TensorBoard, a live picture."""
 
 from __future__ import annotations
 
@@ -10,12 +6,13 @@ import io
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from typing import Any, Callable, Mapping
 
 import synkhronos as synk
 from synkhronos._typing import PathLike
-from synkhronos.extensions.rules.record import numbers_of
+from synkhronos.extensions.rules.record import make_figure, numbers_of
 from synkhronos.host.progress import DELAY, INTERVAL, PAUSE, is_off, is_terminal
 
 #: The times of a batch, by what a rank does
@@ -108,7 +105,36 @@ def _write(line: str) -> None:
         return
 
 
-class Lines:
+class Sink(ABC):
+    """Where the master writes numbers while the ranks train."""
+
+    #: The option of a `Recorder` that asks for it, and the packages that it needs
+    _option: tuple[str, ...] = ()
+
+    @classmethod
+    def check(cls) -> None:
+        """Raise ``ImportError`` unless the packages are installed."""
+        option, *packages = cls._option
+        missing = [name for name in packages if find_spec(name) is None]
+        if missing:
+            raise ImportError(
+                f"Recorder: {option}: expected installed packages, missing are {', '.join(missing)}: "
+                f"pip install {' '.join(missing)}; or leave {option}= out"
+            )
+
+    @abstractmethod
+    def training(self, count: int, batches: int, numbers: Mapping[str, float]) -> None:
+        """Write the means of the outputs of some batches, the learning rate, and the sums of times."""
+
+    @abstractmethod
+    def validation(self, point: Mapping[str, Any]) -> None:
+        """Write a validation."""
+
+    def close(self) -> None:  # noqa: B027
+        """Write what is left, at the end."""
+
+
+class Lines(Sink):
     """Writes lines as the recorder of Theano-MPI does.
 
     Parameters
@@ -137,11 +163,8 @@ class Lines:
         ]
         self._write("\n" + "".join(lines))
 
-    def close(self) -> None:
-        """Nothing is left to write."""
 
-
-class TensorBoard:
+class TensorBoard(Sink):
     """Writes the numbers to files of TensorBoard, by ``tensorboardX``.
 
     Parameters
@@ -150,15 +173,12 @@ class TensorBoard:
         The folder of the run.
     """
 
+    _option = ("tensorboard", "tensorboardX")
+
     def __init__(self, folder: PathLike) -> None:
         from tensorboardX import SummaryWriter
 
         self._writer = SummaryWriter(os.fspath(folder))
-
-    @staticmethod
-    def check() -> None:
-        """Raise ``ImportError`` unless the package is installed."""
-        _need("tensorboard", "tensorboardX")
 
     def training(self, count: int, batches: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
@@ -174,61 +194,37 @@ class TensorBoard:
         self._writer.close()
 
 
-class LivePlot:
+class LivePlot(Sink):
     """Shows the losses in the output of a notebook's cell, and replaces the picture by the next one."""
 
-    def __init__(self) -> None:
-        from IPython.display import Image, display
-        from matplotlib.figure import Figure
+    _option = ("live", "IPython", "matplotlib")
 
-        self._figure: Any = Figure
-        self._image: Any = Image  # they have no types
-        self._display: Any = display
+    def __init__(self) -> None:
+        self._lines: dict[str, list[tuple[int, float]]] = {}
         self._shown: Any = None
-        self._training: list[tuple[int, float]] = []
-        self._validations: dict[str, list[tuple[int, float]]] = {}
 
     def training(self, count: int, batches: int, numbers: Mapping[str, float]) -> None:
-        self._training.append((count, numbers["loss"]))
-        self._show()
+        self._show(count, {"loss": numbers["loss"]})
 
     def validation(self, point: Mapping[str, Any]) -> None:
-        for name, value in numbers_of(point).items():
-            self._validations.setdefault(name, []).append((point["step"], value))
-        self._show()
+        numbers = numbers_of(point)
+        self._show(point["step"], {f"validation: {name}": numbers[name] for name in numbers})
 
-    def _show(self) -> None:
-        figure = self._figure(figsize=(7, 3), layout="constrained")
-        axis = figure.subplots()
-        lines = {"loss": self._training}
-        lines.update({f"validation: {name}": item for name, item in self._validations.items()})
-        for name, points in lines.items():
-            if points:
-                axis.plot(*zip(*points), ".-", ms=4, lw=0.8, label=name)
+    def _show(self, count: int, numbers: Mapping[str, float]) -> None:
+        from IPython import display as ipython
+
+        display: Any = ipython  # it has no types
+        figure, (axis,) = make_figure("Recorder: live", 7, 1)
+        for name, value in numbers.items():
+            self._lines.setdefault(name, []).append((count, value))
+        for name, points in self._lines.items():
+            axis.plot(*zip(*points), ".-", ms=4, lw=0.8, label=name)
         axis.set_xlabel("batches of a rank")
         axis.legend()
         png = io.BytesIO()
         figure.savefig(png, dpi=100)
-        image = self._image(data=png.getvalue())
+        image = display.Image(data=png.getvalue())
         if self._shown is None:
-            self._shown = self._display(image, display_id=True)
+            self._shown = display.display(image, display_id=True)
         else:
             self._shown.update(image)
-
-    def close(self) -> None:
-        """The last picture stays."""
-
-    @staticmethod
-    def check() -> None:
-        """Raise ``ImportError`` unless the packages are installed."""
-        _need("live", "IPython", "matplotlib")
-
-
-def _need(option: str, *packages: str) -> None:
-    """Raise ``ImportError`` unless packages are installed."""
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        raise ImportError(
-            f"Recorder: {option}: expected installed packages, missing are {', '.join(missing)}: pip "
-            f"install {' '.join(missing)}; or leave {option}= out"
-        )

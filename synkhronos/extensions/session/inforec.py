@@ -155,13 +155,14 @@ def _lists(loaded: Any) -> dict[str, list[list[float]]]:
         raise ValueError(f"expected a dict, got {type(named).__name__}")
     if not {"train_info", "val_info"} <= named.keys():
         raise ValueError(f"expected train_info and val_info, got {sorted(named)}")
-    return {name: [list(map(_number, row)) for row in named.get(name, ())] for name in _KEYS}
+    return {name: [list(map(one_number, row)) for row in named.get(name, ())] for name in _KEYS}
 
 
-def _number(value: Any) -> float:
+def one_number(value: Any, label: str = "") -> float:
+    """Return a number that may be in an array; raise a `ValueError`, which begins with `label`."""
     array = numpy.asarray(value)
     if array.size != 1 or array.dtype.kind not in "biuf":
-        raise ValueError(f"expected a number, got {type(value).__name__}")
+        raise ValueError(f"{label}expected one number, got {array.dtype} {list(array.shape)}")
     return float(array.reshape(()))
 
 

@@ -156,7 +156,7 @@ class _ModelLoop(Loop):
         values = self._rank.load(path)
         header = self._checked_header(path, values)
         self._model_state.set(_part(values, "model"))
-        self._rate.own = values["rate"]
+        self._rate.restore(values["rate"])
         self._steps, self._epoch = header["steps"], header["epoch"]
         self._rule.seed = header["seed"]
         self._validations = header["validations"]
@@ -208,7 +208,9 @@ class _ModelLoop(Loop):
         }  # fmt: skip
         rows = {name: numpy.array(column) for name, column in self._recorder.rows.items()}
         parts = {"model": self._model_state.get(), "rule": state, "record": rows}
-        named = {f"{part} {name}": item for part, ones in parts.items() for name, item in ones.items()}
+        named = {
+            f"{part} {name}": item for part, values in parts.items() for name, item in values.items()
+        }
         rank.save(path, {"session": json.dumps(header), "rate": self._rate.own, **named})
 
     # The loop

@@ -200,6 +200,11 @@ class LearningRate:
     size : int
         The number of ranks.
 
+    Attributes
+    ----------
+    own : numpy.ndarray
+        The model's own rate.
+
     References
     ----------
     .. [1] Goyal, P., Dollár, P., Girshick, R., et al. (2017): Accurate, large minibatch SGD: training
@@ -208,7 +213,7 @@ class LearningRate:
 
     def __init__(self, shared: SharedVariable, scale: float, size: int) -> None:
         self._shared, self._scale, self._size = shared, scale, size
-        self._own = numpy.array(shared.get_value())
+        self.own = numpy.array(shared.get_value())
         self._is_changed = False  # whether the shared variable has another value than `own`
 
     def before_step(self, done: int, warmup: int) -> float:
@@ -225,32 +230,24 @@ class LearningRate:
         if done < warmup:
             factor *= (1 + (self._size - 1) * done / warmup) / self._size
         if factor != 1:
-            self._shared.set_value((self._own * factor).astype(self._own.dtype))
+            self._shared.set_value((self.own * factor).astype(self.own.dtype))
             self._is_changed = True
         elif self._is_changed:
-            self._restore()
+            self.restore(self.own)
         return float(numpy.mean(self._shared.get_value(borrow=True)))
 
     def adjust(self, adjust_hyperp: Callable[[int], Any], epoch: int) -> None:
         """Let the model adjust its own rate after an epoch."""
         if self._is_changed:
-            self._restore()
+            self.restore(self.own)
         adjust_hyperp(epoch)
-        self._own = numpy.array(self._shared.get_value())
+        self.own = numpy.array(self._shared.get_value())
 
-    def _restore(self) -> None:
-        self._shared.set_value(self._own)
+    def restore(self, own: AnyArray) -> None:
+        """Set the model's own rate."""
+        self.own = numpy.array(own)
+        self._shared.set_value(self.own)
         self._is_changed = False
-
-    @property
-    def own(self) -> AnyArray:
-        """The model's own rate."""
-        return self._own
-
-    @own.setter
-    def own(self, value: AnyArray) -> None:
-        self._own = numpy.array(value)
-        self._restore()
 
 
 class SummedVelocities(Rule):
@@ -339,11 +336,11 @@ def compiled_functions(model: Any) -> Iterator[Any]:
     """Yield the compiled functions to which a model refers."""
     waiting, seen = [model], {id(model)}
     while waiting and len(seen) < _MOST:
-        one = waiting.pop(0)
-        if isinstance(one, Function):
-            yield one
+        item = waiting.pop(0)
+        if isinstance(item, Function):
+            yield item
             continue
-        for each in _referred(one):
+        for each in _referred(item):
             if id(each) not in seen and not isinstance(each, _LEAVES):
                 seen.add(id(each))
                 waiting.append(each)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import numpy
 
 from synkhronos._checks import check_int
 from synkhronos._typing import PathLike
-from synkhronos.extensions.rules.record import Record, numbers_of
-from synkhronos.extensions.rules.writers import TIMES, Lines, LivePlot, TensorBoard
-from synkhronos.extensions.session.inforec import read_inforec
+from synkhronos.extensions.rules.record import Record, make_figure
+from synkhronos.extensions.rules.writers import TIMES, Lines, LivePlot, Sink, TensorBoard
+from synkhronos.extensions.session.inforec import one_number, read_inforec
 from synkhronos.profiles.log import note
 
 if TYPE_CHECKING:
@@ -23,10 +23,6 @@ COLUMNS = ("loss", "seconds", "samples", "learning_rate", *TIMES)
 #: The names of times that models of Theano-MPI give to `RankRecorder.end`.
 MODES = {"calc": "compute", "comm": "exchange", "wait": "wait", "load": "load"}
 _OUTPUT = "output "
-
-
-#: Where the master writes numbers while the ranks train
-Sink = Union[Lines, TensorBoard, LivePlot]
 
 
 class Stopwatch:
@@ -70,8 +66,7 @@ class RankRecorder(Stopwatch):
         self, sinks: Sequence[Sink], print_every: int, rows: Mapping[str, list[float]], elapsed: float
     ) -> None:
         self._sinks, self._every = sinks, print_every
-        self.rows: dict[str, list[float]] = {name: list(rows.get(name, ())) for name in COLUMNS}
-        self.rows.update({name: list(row) for name, row in rows.items() if name not in COLUMNS})
+        self.rows = {name: list(rows.get(name, ())) for name in (*COLUMNS, *rows)}
         self._began = time.perf_counter() - elapsed
         self._times = dict.fromkeys(TIMES, 0.0)
         self._outputs: list[dict[str, float]] = []
@@ -204,17 +199,11 @@ def _means(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _numbers(method: str, named: Mapping[str, Any]) -> dict[str, float]:
-    found = {}
-    for name, value in named.items():
-        if value is None:
-            continue
-        array = numpy.asarray(value)
-        if array.size != 1 or array.dtype.kind not in "biuf":
-            raise ValueError(
-                f"recorder.{method}: {name}: expected one number, got {array.dtype} {list(array.shape)}"
-            )
-        found[name] = float(array.reshape(()))
-    return found
+    return {
+        name: one_number(value, f"recorder.{method}: {name}: ")
+        for name, value in named.items()
+        if value is not None
+    }
 
 
 def _without_prefix(name: str) -> str:
@@ -341,7 +330,7 @@ class Recorder(Record):
 
     def table(self) -> str:
         """Return the validations as a table."""
-        names = self._numbers()
+        names = self.numbers
         rows = [["epoch", "seconds", *names]]
         for validation in self.validations:
             numbers = [f"{validation[name]:.4f}" if name in validation else "" for name in names]
@@ -369,22 +358,19 @@ class Recorder(Record):
             If it is not such a file, or contains anything else than arrays and numbers.
         """
         lists = path if isinstance(path, Mapping) else read_inforec(path)
-        record = cls(1)
-        seconds, passed = [], 0.0
-        times = {int(row[0]): row[1:] for row in lists["all_time"]}
-        for count, cost, error in lists["train_info"]:
-            total, calc, comm, wait = times.get(int(count), [0.0] * 4)
-            passed += total
-            seconds.append(passed)
-            record.losses[0].append(cost)
-            record.outputs.setdefault("error", [[]])[0].append(error)
-            record.samples[0].append(int(count))
-            for name, item in zip(TIMES, (0.0, calc, comm, wait)):
-                record.times[name][0].append(item)
-        record.seconds[0] = seconds
-        record.learning_rates[0] = _at(record.samples[0], lists["lr"])
+        record, rows = cls(1), lists["train_info"]
+        counts = [int(row[0]) for row in rows]
+        by_count = {int(row[0]): row[1:] for row in lists["all_time"]}
+        times = numpy.array([by_count.get(count, [0.0] * 4) for count in counts]).reshape(-1, 4)
+        total, calc, comm, wait = times.T.tolist()
+        seconds = numpy.cumsum(total).tolist()
+        record.extend(0, {
+            "loss": [cost for _, cost, _ in rows], _OUTPUT + "error": [error for _, _, error in rows],
+            "seconds": seconds, "samples": counts, "learning_rate": _at(counts, lists["lr"]),
+            "load": [0.0] * len(rows), "compute": calc, "exchange": comm, "wait": wait,
+        })  # fmt: skip
         for epoch, (count, cost, error, top5) in enumerate(lists["val_info"], 1):
-            until = [second for second, each in zip(seconds, record.samples[0]) if each <= count]
+            until = [second for second, each in zip(seconds, counts) if each <= count]
             record.validations.append(
                 {
                     "epoch": epoch, "rank": 0, "step": int(count), "samples": int(count),
@@ -447,27 +433,17 @@ def compare(records: Mapping[str, Record], path: PathLike, numbers: Sequence[str
         raise TypeError(f"compare: expected a dict of records by their names, got {records!r}")
     if not records:
         raise ValueError("compare: expected at least one record, got none")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "compare: expected the package matplotlib, which is not installed: pip install matplotlib"
-        ) from error
-    points = {name: item.validations for name, item in records.items()}
-    found = dict.fromkeys(
-        name for validations in points.values() for point in validations for name in numbers_of(point)
-    )
-    shown = list(found) if numbers is None else list(numbers)
-    figure = Figure(figsize=(4 * (2 + len(shown)), 3.5), layout="constrained")
-    axes = figure.subplots(1, 2 + len(shown), squeeze=False)[0]
+    found = dict.fromkeys(name for record in records.values() for name in record.numbers)
+    shown = list(found if numbers is None else numbers)
+    figure, axes = make_figure("compare", 4 * (2 + len(shown)), 2 + len(shown))
     for axis, across in zip(axes, ("seconds", "samples")):
         for name, record in records.items():
             axis.plot(*_curve(record, across), lw=1, label=name)
         axis.set_xlabel("seconds" if across == "seconds" else "rows used by a rank")
         axis.set_ylabel("loss")
     for axis, number in zip(axes[2:], shown):
-        for name, validations in points.items():
-            pairs = [(item["epoch"], item[number]) for item in validations if number in item]
+        for name, record in records.items():
+            pairs = [(item["epoch"], item[number]) for item in record.validations if number in item]
             axis.plot(*zip(*pairs) if pairs else ([], []), "o-", ms=3, label=name)
         axis.set_xlabel("epoch")
         axis.set_ylabel(f"validation: {number}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 from typing import Any, Callable, Mapping, Sequence
 
@@ -21,15 +22,10 @@ from synkhronos.extensions.session.model import SummedVelocities
 from synkhronos.extensions.session.recorder import Recorder
 
 _RULES: dict[str, Callable[[], Rule]] = {
-    "ASGD": rules.ASGD,
-    "BSP": lambda: rules.BSP(average="params"),
-    "DiLoCo": rules.DiLoCo,
-    "Downpour": rules.Downpour,
-    "EASGD": rules.EASGD,
-    "GoSGD": rules.GoSGD,
-    "LocalSGD": rules.LocalSGD,
-    "SSP": rules.SSP,
-}
+    "ASGD": rules.ASGD, "BSP": functools.partial(rules.BSP, average="params"), "DiLoCo": rules.DiLoCo,
+    "Downpour": rules.Downpour, "EASGD": rules.EASGD, "GoSGD": rules.GoSGD,
+    "LocalSGD": rules.LocalSGD, "SSP": rules.SSP,
+}  # fmt: skip
 
 
 class Session(Shown):
@@ -158,7 +154,8 @@ class Session(Shown):
             check_path(checkpoint, "Session")
         if config is not None and not isinstance(config, Mapping):
             raise TypeError(f"Session: config: expected a dict, got {config!r}")
-        sync_type = _checked_sync_type(sync_type)
+        if sync_type not in ("avg", "cdd"):
+            raise ValueError(f"Session: sync_type: expected 'avg' or 'cdd', got {sync_type!r}")
         self._plan = Plan(
             model, dict(config or {}), _checked_rule(rule, sync_type), sync_type, self.recorder,
             checkpoint, check_int(checkpoint_every, "Session: checkpoint_every", 1), False,
@@ -260,12 +257,6 @@ def _checked_devices(devices: Any) -> int | list[str] | None:
             )
         return list(devices)
     return check_int(devices, "Session: devices", 1)
-
-
-def _checked_sync_type(sync_type: str) -> str:
-    if sync_type not in ("avg", "cdd"):
-        raise ValueError(f"Session: sync_type: expected 'avg' or 'cdd', got {sync_type!r}")
-    return sync_type
 
 
 def _checked_scale(scale_lr: Any, sync_type: str) -> bool:

@@ -4,10 +4,8 @@
     The networks and their models.
 ``model``
     What all models have in common: data, loss, updates, iterations.
-``minibatches``
-    The minibatches of one rank.
 ``data``
-    Readers of real data.
+    Readers of real data, and the minibatches of one rank.
 ``texts``
     Reviews from text files, as numbers of words.
 ``layers``
@@ -29,7 +27,7 @@ import importlib as _importlib
 import typing as _typing
 
 #: The modules, and the public names that some of them define.
-_MODULES = ("data", "layers", "minibatches", "model", "texts")
+_MODULES = ("data", "layers", "model", "texts")
 _NAMES = {
     "gan": ("LSGAN", "WGAN", "lsgan_critic", "lsgan_generator", "wgan_critic", "wgan_generator"),
     "model": ("Model",),
@@ -46,7 +44,6 @@ __all__ = sorted(_PLACES)
 if _typing.TYPE_CHECKING:
     from synkhronos.extensions.zoo import data as data
     from synkhronos.extensions.zoo import layers as layers
-    from synkhronos.extensions.zoo import minibatches as minibatches
     from synkhronos.extensions.zoo import model as model
     from synkhronos.extensions.zoo import texts as texts
     from synkhronos.extensions.zoo.gan import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Readers of real data: MNIST, CIFAR-10, CIFAR-100, ImageNet, scikit-learn's digits, and reviews.
+"""Real data: MNIST, CIFAR-10, CIFAR-100, ImageNet, scikit-learn's digits, reviews; and minibatches.
 
 Each reader returns a `DataSet`. With a folder it reads the whole set from the set's own files; it
 downloads nothing. Without a folder it reads the small real part of the set that a package on PyPI
@@ -23,25 +23,16 @@ from __future__ import annotations
 import gzip
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence, Union
+from typing import Any, Iterable, NamedTuple, Union
 
 import numpy as np
 
 from synkhronos.extensions.zoo import texts
 
 __all__ = [
-    "DataSet",
-    "ImageFiles",
-    "cifar10",
-    "cifar100",
-    "digits",
-    "find_idx",
-    "imagenet",
-    "labelled_files",
-    "mnist",
-    "read_idx",
-    "reviews",
-]
+    "DataSet", "ImageFiles", "Minibatches", "cifar10", "cifar100", "digits", "find_idx", "imagenet",
+    "labelled_files", "mnist", "read_idx", "reviews",
+]  # fmt: skip
 Folder = Union[str, Path]
 #: The names of MNIST's files: images and labels to train, and to test.
 MNIST_FILES = (
@@ -116,7 +107,7 @@ class ImageFiles:
         The class of each file.
     """
 
-    def __init__(self, paths: Sequence[Path], labels: np.ndarray) -> None:
+    def __init__(self, paths: Iterable[Path], labels: np.ndarray) -> None:
         self.paths, self.labels = list(paths), np.asarray(labels, "int32")
 
     def load(self, rows: np.ndarray, pixels: int | None = None) -> np.ndarray:
@@ -144,7 +135,7 @@ class ImageFiles:
         return found.transpose(2, 0, 1) / 255
 
 
-def read_images(paths: Sequence[Path]) -> np.ndarray:
+def read_images(paths: Iterable[Path]) -> np.ndarray:
     """Return color images of one size as an array of bytes: rows, channels, height, width."""
     from PIL.Image import open as open_image
 
@@ -218,6 +209,93 @@ class DataSet(NamedTuple):
         if mean is None or deviation is None:
             mean, deviation = self.train.moments()
         return mean.reshape(-1, 1, 1), 1 / np.maximum(deviation, 1e-6).reshape(-1, 1, 1)
+
+
+class Minibatches:
+    """What the attribute ``data`` of a model is.
+
+    In each epoch the training rows are put into an order that depends on the seed and the epoch alone.
+    Every rank takes the same number of minibatches from it, and none of these have a row in common. The
+    rows that are left over differ from epoch to epoch. Each validation row is used once, on one rank.
+
+    Parameters
+    ----------
+    dataset : DataSet
+        What is trained on.
+    batch_size : int
+        Training rows of a rank in a minibatch; the most validation rows.
+    n_subb : int
+        Minibatches that count as one in `n_batch_train` and `n_batch_val`.
+    rank, size : int
+        The rank, and the number of ranks.
+    seed : int
+        The same on every rank.
+    pixels : int, optional
+        Images are scaled to this height and width.
+    symmetric : bool
+        Whether the values of pixels are between -1 and 1, as generators make them, instead of with the
+        mean 0 and the deviation 1 in each channel of the training rows.
+
+    Attributes
+    ----------
+    n_batch_train, n_batch_val : int
+        The number of minibatches of a rank in an epoch, and for the validation.
+
+    Raises
+    ------
+    ValueError
+        If there are too few rows for one minibatch of each rank.
+    """
+
+    def __init__(
+        self,
+        dataset: DataSet,
+        batch_size: int,
+        n_subb: int = 1,
+        rank: int = 0,
+        size: int = 1,
+        seed: int = 0,
+        pixels: int | None = None,
+        symmetric: bool = False,
+    ) -> None:
+        if not 0 <= rank < size:
+            raise ValueError(f"rank: expected a number from 0 to {size - 1}, got {rank}")
+        self.dataset, self.batch_size, self.rank, self.size = dataset, batch_size, rank, size
+        n_train, n_val = len(dataset.train.labels), len(dataset.val.labels)
+        self.n_batch_train = n_train // (batch_size * n_subb * size)
+        wanted = -(-n_val // (batch_size * n_subb * size))
+        self.n_batch_val = min(wanted, n_val // (n_subb * size))
+        if not self.n_batch_train or not self.n_batch_val:
+            raise ValueError(
+                f"expected rows for at least one minibatch of each rank: "
+                f"{batch_size * n_subb * size} to train and {n_subb * size} to validate, got {n_train} "
+                f"and {n_val}; reduce batch_size"
+            )
+        self._n_subb, self._seed, self._pixels = n_subb, seed, pixels
+        normalization: tuple[Any, Any] = (0.5, 2.0) if symmetric else dataset.normalization()
+        self._shift, self._scale = normalization
+        self._chunks = np.array_split(np.arange(n_val), self.n_batch_val * n_subb * size)
+        self._order = np.arange(n_train)
+
+    def shuffle(self, epoch: int) -> None:
+        """Put the training rows into the order of an epoch."""
+        random = np.random.RandomState([self._seed, epoch])
+        self._order = random.permutation(len(self._order))
+
+    def train_batch(self, number: int) -> tuple[Any, Any]:
+        """Return a minibatch of this rank, of ``n_batch_train * n_subb``: rows and labels."""
+        start = (number * self.size + self.rank) * self.batch_size
+        return self._load(self.dataset.train, self._order[start : start + self.batch_size])
+
+    def val_batch(self, number: int) -> tuple[Any, Any]:
+        """Return a validation minibatch of this rank, of ``n_batch_val * n_subb``: rows and labels."""
+        return self._load(self.dataset.val, self._chunks[number * self.size + self.rank])
+
+    def _load(self, part: Any, rows: np.ndarray) -> tuple[Any, Any]:
+        values = part.load(rows, self._pixels)
+        if values.ndim == 4:
+            values = np.asarray((values - self._shift) * self._scale, "float32")
+        return values, part.labels[rows]
 
 
 def mnist(folder: Folder | None = None) -> DataSet:
@@ -474,22 +552,17 @@ def _held_out(
     return DataSet(source, train, val, classes, channels, pixels)
 
 
-def _split(images: Any, labels: np.ndarray, every: int) -> list[tuple[Any, np.ndarray]]:
-    """Return images and labels to train, and to validate."""
-    numbers = np.arange(len(labels))
-    chosen = numbers % every == every - 1
-    is_array = isinstance(images, np.ndarray)
-    return [
-        (images[rows] if is_array else [images[row] for row in np.flatnonzero(rows)], labels[rows])
-        for rows in (~chosen, chosen)
-    ]
+def _split(images: np.ndarray, labels: np.ndarray, every: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return images, or their paths, and labels to train, and to validate."""
+    chosen = np.arange(len(labels)) % every == every - 1
+    return [(images[rows], labels[rows]) for rows in (~chosen, chosen)]
 
 
-def _foolbox(name: str) -> tuple[list[Path], np.ndarray]:
+def _foolbox(name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the paths of the images of a set that foolbox has, ``NAME_NUMBER_LABEL``, and labels."""
-    folder = _file_of("foolbox", "data")
-    paths = sorted(folder.glob(f"{name}_*"))
-    return paths, np.array([int(path.stem.rpartition("_")[2]) for path in paths])
+    paths = sorted(_file_of("foolbox", "data").glob(f"{name}_*"))
+    labels = [int(path.stem.rpartition("_")[2]) for path in paths]
+    return np.array(paths, object), np.array(labels)
 
 
 def _file_of(package: str, inside: str) -> Path:

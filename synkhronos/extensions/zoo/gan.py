@@ -219,7 +219,6 @@ class AdversarialModel(Model):
     """
 
     defaults = {
-        **Model.defaults,
         "noise": 100,
         "n_critic": 1,
         "clip": None,
@@ -253,15 +252,11 @@ class AdversarialModel(Model):
             lasagne.layers.get_all_params(network, trainable=True) for network in networks
         )
         self.params = [*self.generator_params, *self.critic_params]
-        self.averages = [
-            param
-            for network in networks
-            for param in lasagne.layers.get_all_params(network, running_average=True)
-        ]
+        self.averages = lasagne.layers.get_all_params(networks, running_average=True)
         self._random = np.random.RandomState([self.options["seed"], self.rank])
         self._iteration, self._generator_loss = 0, 0.0
 
-    def make_functions(self, function: Callable[..., Any]) -> None:
+    def compile_iter_fns(self, function: Callable[..., Any] = theano.function) -> None:
         """Compile the functions that train the critic and the generator, measure and generate."""
         get_output, clip = lasagne.layers.get_output, self.options["clip"]
         generated = get_output(self.network)
@@ -320,7 +315,6 @@ class WGAN(AdversarialModel):
     """
 
     defaults = {
-        **AdversarialModel.defaults,
         "pixels": 64,
         "batch_size": 64,
         "n_epochs": 25,
@@ -348,7 +342,6 @@ class LSGAN(AdversarialModel):
     """
 
     defaults = {
-        **AdversarialModel.defaults,
         "pixels": 112,
         "batch_size": 64,
         "n_epochs": 25,

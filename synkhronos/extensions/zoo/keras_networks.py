@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -69,28 +70,19 @@ def wide_resnet(
         raise ValueError(f"wide_resnet: expected at least 4 pixels, got {pixels}")
     keras = import_keras()
     layers = keras.layers
+    conv = functools.partial(
+        layers.Conv2D, padding="same", use_bias=False, kernel_initializer="he_normal", data_format=_FIRST
+    )
     inputs = layers.Input((channels, pixels, pixels))
-    layer = _conv(keras, scaled(16, width), 3)(inputs)
+    layer = conv(scaled(16, width), 3)(inputs)
     for stage in range(3):
         for block in range((depth - 4) // 6):
             stride = 2 if stage > 0 and block == 0 else 1
             filters = scaled(16 * widen * 2**stage, width)
-            layer = _block(keras, layer, filters, stride, dropout)
+            layer = _block(keras, conv, layer, filters, stride, dropout)
     layer = layers.GlobalAveragePooling2D(data_format=_FIRST)(_preactivated(keras, layer))
     output = layers.Dense(classes, activation="softmax", kernel_initializer="he_normal")(layer)
     return keras.models.Model(inputs, output), inputs
-
-
-def _conv(keras: Any, filters: int, size: int, stride: int = 1) -> Any:
-    return keras.layers.Conv2D(
-        filters,
-        size,
-        strides=stride,
-        padding="same",
-        use_bias=False,
-        kernel_initializer="he_normal",
-        data_format=_FIRST,
-    )
 
 
 def _preactivated(keras: Any, layer: Any) -> Any:
@@ -99,16 +91,16 @@ def _preactivated(keras: Any, layer: Any) -> Any:
     return keras.layers.Activation("relu")(normalized)
 
 
-def _block(keras: Any, layer: Any, filters: int, stride: int, dropout: float) -> Any:
+def _block(keras: Any, conv: Any, layer: Any, filters: int, stride: int, dropout: float) -> Any:
     """Add two convolutions of 3x3, each after batch normalization and a rectifier, to their input."""
     active = _preactivated(keras, layer)
-    residual = _conv(keras, filters, 3, stride)(active)
+    residual = conv(filters, 3, strides=stride)(active)
     residual = _preactivated(keras, residual)
     if dropout:
         residual = keras.layers.Dropout(dropout)(residual)
-    residual = _conv(keras, filters, 3)(residual)
+    residual = conv(filters, 3)(residual)
     if layer._keras_shape[1] != filters or stride > 1:
-        layer = _conv(keras, filters, 1, stride)(active)
+        layer = conv(filters, 1, strides=stride)(active)
     return keras.layers.add([layer, residual])
 
 
@@ -116,7 +108,6 @@ class WideResNet(Model):
     """WRN-28-10 with the paper's training: Nesterov momentum 0.9, rate 0.1, minibatches of 128."""
 
     defaults = {
-        **Model.defaults,
         "pixels": 32,
         "batch_size": 128,
         "n_epochs": 200,

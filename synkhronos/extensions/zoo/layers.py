@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, Callable, Sequence, Tuple
 
 import lasagne
-import numpy as np
 import theano
 import theano.tensor as tt
 
@@ -188,9 +187,7 @@ class ConvLayer(lasagne.layers.Conv2DLayer):
             filter_flip=False,
             num_groups=self.groups,
         )
-        if self.b is not None:
-            output = output + self.b.dimshuffle("x", 0, "x", "x")
-        return self.nonlinearity(output)
+        return _activated(self, output)
 
 
 class TransposedConvLayer(lasagne.layers.Layer):
@@ -278,9 +275,14 @@ class TransposedConvLayer(lasagne.layers.Layer):
             subsample=(self.stride, self.stride),
             filter_flip=False,
         )
-        if self.b is not None:
-            output = output + self.b.dimshuffle("x", 0, "x", "x")
-        return self.nonlinearity(output)
+        return _activated(self, output)
+
+
+def _activated(layer: Layer, output: Any) -> Any:
+    """Add the biases of a layer for images, if it has any, and apply its nonlinearity."""
+    if layer.b is not None:
+        output = output + layer.b.dimshuffle("x", 0, "x", "x")
+    return layer.nonlinearity(output)
 
 
 class MaskLayer(lasagne.layers.Layer):
@@ -363,9 +365,4 @@ def average_updates(network: Layer | Sequence[Layer]) -> list[tuple[Any, Any]]:
 
 def count_params(network: Layer | Sequence[Layer]) -> int:
     """Return how many numbers the trainable parameters of a network have."""
-    return sum(int(np.prod(shape)) for shape in _shapes(network))
-
-
-def _shapes(network: Layer | Sequence[Layer]) -> list[tuple[int, ...]]:
-    params = lasagne.layers.get_all_params(network, trainable=True)
-    return [param.get_value(borrow=True).shape for param in params]
+    return int(lasagne.layers.count_params(network, trainable=True))

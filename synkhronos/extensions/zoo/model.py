@@ -17,9 +17,8 @@ import numpy as np
 import theano
 import theano.tensor as tt
 
-from synkhronos.extensions.zoo.data import DataSet
+from synkhronos.extensions.zoo.data import DataSet, Minibatches
 from synkhronos.extensions.zoo.layers import Layer, average_updates
-from synkhronos.extensions.zoo.minibatches import Minibatches
 
 if TYPE_CHECKING:
     from synkhronos.extensions.session import RankRecorder
@@ -142,7 +141,7 @@ class Model:
         If an option is wrong, or there are too few rows.
     """
 
-    #: The options, with their defaults.
+    #: The options, with their defaults. Subclasses name new options, and other defaults.
     defaults: Mapping[str, Any] = {
         "pixels": None,
         "classes": None,
@@ -166,6 +165,10 @@ class Model:
     read: Callable[[Any], DataSet]
     #: Whether pixels are between -1 and 1.
     symmetric = False
+
+    def __init_subclass__(cls) -> None:
+        base: Any = super(cls, cls)
+        cls.defaults = {**base.defaults, **cls.defaults}
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config, self.options = dict(config), _options(self.defaults, config)
@@ -239,8 +242,17 @@ class Model:
         self.network, self.input = self._graph.network, self._graph.input
         self.params, self.averages = self._graph.params, self._graph.averages
 
-    def make_functions(self, function: Callable[..., Any]) -> None:
-        """Compile the functions that train and validate."""
+    def compile_iter_fns(self, function: Callable[..., Any] = theano.function) -> None:
+        """Compile the functions for iterations.
+
+        What can be exchanged between iterations are the parameters, and not momenta, as with
+        Theano-MPI's ``sync_type="cdd"``.
+
+        Parameters
+        ----------
+        function : callable
+            Compiles, with the arguments of `theano.function`.
+        """
         graph, labels = self._graph, tt.ivector("labels")
         costs = [head.weight * cross_entropy(head.output, labels) for head in graph.heads]
         decay = self.options["weight_decay"] / 2
@@ -269,19 +281,6 @@ class Model:
         return float(cost), float(wrong), float(wrong_of_5)
 
     # What sessions call
-
-    def compile_iter_fns(self, function: Callable[..., Any] = theano.function) -> None:
-        """Compile the functions for iterations.
-
-        What can be exchanged between iterations are the parameters, and not momenta, as with
-        Theano-MPI's ``sync_type="cdd"``.
-
-        Parameters
-        ----------
-        function : callable
-            Compiles, with the arguments of `theano.function`.
-        """
-        self.make_functions(function)
 
     def train_iter(self, count: int, recorder: RankRecorder | None = None) -> tuple[float, float]:
         """Train on the next minibatch of the epoch; after the last one the epoch begins again.

@@ -57,11 +57,7 @@ def _average_pool(layer: Any) -> Any:
 
 
 def alexnet(
-    pixels: int = 227,
-    classes: int = 1000,
-    width: float = 1.0,
-    channels: int = 3,
-    input: Any = None,
+    pixels: int = 227, classes: int = 1000, width: float = 1.0, channels: int = 3, input: Any = None
 ) -> tuple[Layer, Any]:
     """Return the network of Krizhevsky et al. (2012), and its input.
 
@@ -120,7 +116,6 @@ class AlexNet(Model):
     """AlexNet with the paper's training: momentum 0.9, weight decay 0.0005, minibatches of 128."""
 
     defaults = {
-        **Model.defaults,
         "pixels": 227,
         "batch_size": 128,
         "n_epochs": 90,
@@ -133,11 +128,7 @@ class AlexNet(Model):
 
 
 def vgg16(
-    pixels: int = 224,
-    classes: int = 1000,
-    width: float = 1.0,
-    channels: int = 3,
-    input: Any = None,
+    pixels: int = 224, classes: int = 1000, width: float = 1.0, channels: int = 3, input: Any = None
 ) -> tuple[Layer, Any]:
     """Return configuration D of Simonyan and Zisserman (2015), and its input.
 
@@ -178,7 +169,6 @@ class VGG16(Model):
     """VGG16 with the paper's training: momentum 0.9, weight decay 0.0005, minibatches of 256."""
 
     defaults = {
-        **Model.defaults,
         "pixels": 224,
         "batch_size": 256,
         "n_epochs": 74,
@@ -191,11 +181,7 @@ class VGG16(Model):
 
 
 def googlenet(
-    pixels: int = 224,
-    classes: int = 1000,
-    width: float = 1.0,
-    channels: int = 3,
-    input: Any = None,
+    pixels: int = 224, classes: int = 1000, width: float = 1.0, channels: int = 3, input: Any = None
 ) -> tuple[Layer, Any]:
     """Return the network of Szegedy et al. (2015), without auxiliary classifiers, and its input.
 
@@ -296,7 +282,6 @@ class GoogLeNet(Model):
     """
 
     defaults = {
-        **Model.defaults,
         "pixels": 224,
         "batch_size": 32,
         "n_epochs": 60,
@@ -375,42 +360,31 @@ def bottleneck(
 
 
 def resnet50(
-    pixels: int = 224,
-    classes: int = 1000,
-    width: float = 1.0,
-    channels: int = 3,
-    input: Any = None,
-    norm: Callable[[Layer], Layer] = BatchNormLayer,
+    pixels: int = 224, classes: int = 1000, width: float = 1.0, **options: Any
 ) -> tuple[Layer, Any]:
-    """Return the :func:`resnet` with 50 layers, and its input.
+    """Return the :func:`resnet` with 50 layers, and its input; the other arguments are the same.
 
-    25,557,032 trainable parameters: with the scale and the shift of each batch normalization, and
-    without its running averages.
+    25,557,032 trainable parameters, as torchvision's ``resnet50`` has: with the scale and the shift of
+    each batch normalization, and without its running averages.
     """
-    return resnet(pixels, classes, width, channels, input, (3, 4, 6, 3), norm)
+    return resnet(pixels, classes, width, blocks=(3, 4, 6, 3), **options)
 
 
 def resnet152(
-    pixels: int = 224,
-    classes: int = 1000,
-    width: float = 1.0,
-    channels: int = 3,
-    input: Any = None,
-    norm: Callable[[Layer], Layer] = BatchNormLayer,
+    pixels: int = 224, classes: int = 1000, width: float = 1.0, **options: Any
 ) -> tuple[Layer, Any]:
-    """Return the :func:`resnet` with 152 layers, and its input.
+    """Return the :func:`resnet` with 152 layers, and its input; the other arguments are the same.
 
-    60,192,808 trainable parameters: with the scale and the shift of each batch normalization, and
-    without its running averages.
+    60,192,808 trainable parameters, as torchvision's ``resnet152`` has: with the scale and the shift of
+    each batch normalization, and without its running averages.
     """
-    return resnet(pixels, classes, width, channels, input, (3, 8, 36, 3), norm)
+    return resnet(pixels, classes, width, blocks=(3, 8, 36, 3), **options)
 
 
 class ResNet50(Model):
     """ResNet-50 with the paper's training: momentum 0.9, weight decay 0.0001, minibatches of 256."""
 
     defaults = {
-        **Model.defaults,
         "pixels": 224,
         "batch_size": 256,
         "n_epochs": 120,  # the paper: 600,000 minibatches
@@ -429,11 +403,7 @@ class ResNet152(ResNet50):
 
 
 def cifar10_cnn(
-    pixels: int = 32,
-    classes: int = 10,
-    width: float = 1.0,
-    channels: int = 3,
-    input: Any = None,
+    pixels: int = 32, classes: int = 10, width: float = 1.0, channels: int = 3, input: Any = None
 ) -> tuple[Layer, Any]:
     """Return the network of cuda-convnet for CIFAR-10, with an error of 18%, and its input.
 
@@ -479,7 +449,6 @@ class Cifar10CNN(Model):
     """The network of cuda-convnet with its training: momentum 0.9, rate 0.001, minibatches of 100."""
 
     defaults = {
-        **Model.defaults,
         "pixels": 32,
         "batch_size": 100,
         "n_epochs": 140,
@@ -547,25 +516,14 @@ def lstm(
 
 
 def _cells(layer: Layer, cells: int, mask: Layer | None = None) -> Layer:
-    gate, candidate = (
+    sigmoid, tanh = lasagne.nonlinearities.sigmoid, lasagne.nonlinearities.tanh
+    gate, candidate, forget = (
         _layers.Gate(W_in=lasagne.init.Orthogonal(), W_hid=lasagne.init.Orthogonal(), W_cell=None,
-                            nonlinearity=item, b=lasagne.init.Constant(0))
-        for item in (lasagne.nonlinearities.sigmoid, lasagne.nonlinearities.tanh)
+                     nonlinearity=item, b=lasagne.init.Constant(bias))
+        for item, bias in ((sigmoid, 0), (tanh, 0), (sigmoid, 1))  # at first, nothing is forgotten
     )  # fmt: skip
-    forget = _layers.Gate(
-        W_in=lasagne.init.Orthogonal(),
-        W_hid=lasagne.init.Orthogonal(),
-        b=lasagne.init.Constant(1),  # at first, nothing is forgotten
-    )
     return _layers.LSTMLayer(
-        layer,
-        cells,
-        ingate=gate,
-        forgetgate=forget,
-        cell=candidate,
-        outgate=gate,
-        peepholes=False,
-        mask_input=mask,
+        layer, cells, gate, forget, candidate, gate, peepholes=False, mask_input=mask
     )
 
 
@@ -577,7 +535,6 @@ class LSTM(Model):
     """
 
     defaults = {
-        **Model.defaults,
         "pixels": None,
         "batch_size": 16,
         "n_epochs": 100,

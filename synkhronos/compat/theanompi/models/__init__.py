@@ -53,7 +53,7 @@ for _name, _names in _MODELS.items():
 
 
 def __getattr__(name: str) -> _Any:
-    for module, (there, _) in filter(lambda one: one[1], _MODELS.items()):
-        if name == there and "." not in module:
+    for module, names in _MODELS.items():
+        if name in names[:1] and "." not in module:
             return getattr(_sys.modules[f"{__name__}.{module}"], name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

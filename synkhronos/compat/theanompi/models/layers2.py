@@ -265,8 +265,7 @@ class Crop(Layer):
                 f"{output_shape}"
             )
         self.flag_on = theano.shared(np.asarray(1, theano.config.floatX))
-        cut = cut_batch if flag_batch else cut_each
-        self.output = cut(self.input, self.input_shape, size, margin, self.flag_on)
+        self.output = cut(self.input, self.input_shape, size, margin, self.flag_on, flag_batch)
         Crop.layers.add(self)
         self._finish(output_shape, None, printinfo, "Crop")
 
@@ -752,29 +751,21 @@ class CrossChannelNormalization:
         return c01b * (self.k + self.alpha * total) ** -self.beta
 
 
-def _choices(margin: int, flag_on: Variable, *count: int) -> tuple[Variable, Variable]:
-    """Return the first lines, for both axes, and whether to mirror; those of the middle if off."""
-    draws = streams.uniform(size=(3, *count), low=0.001, high=0.999)
+def cut(
+    images: Variable, shape: Shape, size: int, margin: int, flag_on: Variable, is_same: bool
+) -> Variable:
+    """Return a part of each image, of `size` lines on both axes (c01b); the middle if switched off.
+
+    It may be mirrored. With `is_same` it is the same part of all images.
+    """
+    draws = streams.uniform(size=(3,) if is_same else (3, shape[3]), low=0.001, high=0.999)
     starts = tt.floor(draws[:2] * (2 * margin + 1))
     starts = tt.cast(tt.switch(flag_on > 0, starts, margin), "int64")
-    return starts, tt.and_(flag_on > 0, draws[2] > 0.5)
-
-
-def cut_batch(
-    images: Variable, shape: Sequence[int], size: int, margin: int, flag_on: Variable
-) -> Variable:
-    """Return the same part of all images, of `size` lines on both axes (c01b)."""
-    starts, mirror = _choices(margin, flag_on)
-    row, column = starts[0], starts[1]
-    part = images[:, row : row + size, column : column + size]
-    return tt.switch(mirror, part[:, :, ::-1], part)
-
-
-def cut_each(
-    images: Variable, shape: Sequence[int], size: int, margin: int, flag_on: Variable
-) -> Variable:
-    """Return a part of each image, of `size` lines on both axes (c01b)."""
-    starts, mirror = _choices(margin, flag_on, shape[3])
+    mirror = tt.and_(flag_on > 0, draws[2] > 0.5)
+    if is_same:
+        row, column = starts[0], starts[1]
+        part = images[:, row : row + size, column : column + size]
+        return tt.switch(mirror, part[:, :, ::-1], part)
     lines = tt.arange(size)
     rows = starts[0].dimshuffle("x", "x", "x", 0) + lines.dimshuffle("x", 0, "x", "x")
     forward, backward = (item.dimshuffle(0, "x") for item in (lines, lines[::-1]))
