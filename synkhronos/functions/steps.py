@@ -20,25 +20,9 @@ from synkhronos.functions.function import Function
 from synkhronos.functions.outputs import in_form
 from synkhronos.functions.replicate import replicate
 from synkhronos.stores.handle import Handle, RequiredRows
-from synkhronos.world.call_lock import CallLock, WaitedFor
 from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.schedule import Schedule, finished, fuse
 from synkhronos.world.world import World, current_world, world_exists
-
-
-def turn_of(function: Function, waits: bool = False) -> CallLock | WaitedFor:
-    """Return the turn that the calls of a function take.
-
-    ``with turn_of(function):`` takes it for several calls, between which no other thread makes one.
-
-    Parameters
-    ----------
-    function : Function
-        The function.
-    waits : bool
-        Whether to wait while another thread has the turn, also without ``fork(threads="wait")``.
-    """
-    return function.call_lock.waited_for if waits else function.call_lock
 
 
 def reported(function: Function, name: str, take: Callable[..., Any], *arguments: Any) -> Any:
