@@ -156,9 +156,7 @@ def take_rows(array: AnyArray, rows: Rows, out: AnyArray | None = None) -> AnyAr
 
 
 def take_along(array: AnyArray, rows: Rows, axis: int) -> AnyArray:
-    """Like `take_rows`, for rows along another axis; the array may be a sparse matrix if that is 0."""
-    if not isinstance(array, np.ndarray):
-        return array[as_slice(rows) if type(rows) is range else rows]
+    """Like `take_rows`, for rows along another axis."""
     if not axis:
         return take_rows(array, rows)
     return np.moveaxis(take_rows(np.moveaxis(array, axis, 0), rows), 0, axis)

@@ -467,7 +467,8 @@ def data(
     oversize = check_oversize(oversize)
     if value is not None and shape is not None:
         raise ValueError("data: give value or shape, not both")
-    _check_constant(constant, value)
+    if check_flag(constant, "data: constant") and value is None:
+        raise ValueError("data: constant=True needs a value, as it cannot be set later")
     shape = None if shape is None else check_shape(shape)
     dtype, ndim, name = _kind(world, var, dtype, ndim, name)
     array: Any = None if value is None else as_array(value, dtype, "data")
@@ -504,8 +505,3 @@ def _kind(
     except TypeError as error:
         raise TypeError(f"data: var: {error}") from error
     return dtype, ndim, name or var.name
-
-
-def _check_constant(constant: bool, value: ArrayLike | None) -> None:
-    if check_flag(constant, "data: constant") and value is None:
-        raise ValueError("data: constant=True needs a value, as it cannot be set later")

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from synkhronos._typing import DTypeLike, Rows
-from synkhronos.arithmetic.partition import as_slice
+from synkhronos._typing import DTypeLike
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.world.world import World
@@ -29,9 +28,6 @@ class SparseHandle(Composite):
 
     def parts(self) -> list[Handle]:
         return self.arrays
-
-    def rows(self, store: Any, rows: Rows) -> Any:
-        return self.open(store)[as_slice(rows) if type(rows) is range else rows]
 
 
 class SparseData:
@@ -74,7 +70,7 @@ def to_sparse(value: Any, format: str, dtype: DTypeLike, downcast: bool, label: 
 
 
 class ObjectHandle(Composite):
-    """An object of any type, which travels with the command."""
+    """An object of any type, itself."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from abc import ABC, abstractmethod
@@ -102,7 +101,7 @@ class Communicator(ABC):
         Whether it reduces some arrays in place. Outputs are then reduced by the communicator instead of
         being sent to the master.
     has_wires : bool
-        Whether it has ranks on several machines, between which `all_reduce_in` sends wire formats.
+        Whether it has ranks on several machines, between which reductions may send wire formats.
     """
 
     reduces_in_place = False
@@ -172,24 +171,12 @@ class Communicator(ABC):
     def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
         """Return a function of arrays and a weight that does the same as `reduce`, or `all_reduce`.
 
-        Without a root, a third argument are wires, with which it does the same as `all_reduce_in`. See
-        `prepare_broadcast`.
+        Without a root, it has a third argument: a `Wire` for each array, the format in which the array
+        is sent between machines. See `prepare_broadcast`.
         """
         if root is None:
             return lambda arrays, weight=1, wires=(): self.all_reduce(arrays, op, weight)
         return lambda arrays, weight=1: self.reduce(arrays, op, root, weight)
-
-    def all_reduce_in(
-        self, wires: Sequence[Any], arrays: Sequence[Array], op: str, weight: float = 1
-    ) -> Sequence[Array]:
-        """Return the reductions like `all_reduce`, but send arrays between machines in wire formats.
-
-        Parameters
-        ----------
-        wires : list of Wire
-            A wire for each array. They are used if `has_wires`.
-        """
-        return self.prepare_reduction(op)(arrays, weight, wires)
 
     def timed(self) -> list[tuple[str, object, str]]:
         """Return the methods that `profile` times: the category, the owner and the name of each."""
@@ -215,37 +202,6 @@ class Communicator(ABC):
         if operation.weighted and not any(weights):
             raise ValueError(f"reduction {op!r}: the weights of all ranks are zero: {weights}")
         return operation
-
-
-class RepeatingCommunicator(Communicator):
-    """Calls the collectives of a communicator again and again, on arrays of one kind.
-
-    Parameters
-    ----------
-    comm : Communicator
-        The communicator whose collectives are called.
-    """
-
-    def __init__(self, comm: Communicator) -> None:
-        super().__init__(comm.group)
-        self._comm, self.reduces_in_place = comm, comm.reduces_in_place
-        self._broadcast = functools.lru_cache(None)(comm.prepare_broadcast)
-        self._reduction = functools.lru_cache(None)(comm.prepare_reduction)
-
-    def takes(self, array: Array) -> bool:
-        return self._comm.takes(array)
-
-    def prepare_broadcast(self, root: int) -> Broadcast:
-        return self._broadcast(root)
-
-    def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
-        return self._reduction(op, root)
-
-    def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
-        return self._comm.gather(arrays, root)
-
-    def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
-        return self._comm.all_gather(arrays)
 
 
 class SingleRankCommunicator(Communicator):

@@ -108,7 +108,7 @@ class LinkedCommunicator(Communicator):
             arrays: Sequence[Array], weight: float = 1, wires: Sequence[Any] = ()
         ) -> Sequence[Array]:
             nonlocal batch
-            contents = [_changeable(array, self.rank in targets) for array in arrays]
+            contents = [changeable(array, self.rank in targets) for array in arrays]
             if not (are_same(arrays, contents) and are_same(contents, batch.arrays)):
                 batch = _Batch(contents, limit)
             self._reduce(batch, op, operation, targets, weight)
@@ -218,7 +218,7 @@ def _small(types: Sequence[ArraySpec], limit: int = SMALL) -> list[int]:
     return chosen
 
 
-def _changeable(array: np.ndarray, is_target: bool) -> np.ndarray:
+def changeable(array: np.ndarray, is_target: bool = True) -> np.ndarray:
     """Return the array to reduce into: the given array if possible, where the result is wanted."""
     if is_target and array.flags.c_contiguous and array.flags.writeable:
         return array

@@ -21,7 +21,7 @@ import numpy as np
 from synkhronos.arithmetic.averages import normalized
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.base import ArraySpec, Communicator
-from synkhronos.comms.linked import LinkedCommunicator
+from synkhronos.comms.linked import LinkedCommunicator, changeable
 
 #: Arrays of at most this many bytes are sent as they are; they fit in one message in any case.
 SMALL = 1 << 16
@@ -118,7 +118,7 @@ class WireReduction:
         self, arrays: Sequence[np.ndarray], op: str, weight: float, wires: Sequence[Wire]
     ) -> list[np.ndarray]:
         """Return the reductions; see `Communicator.all_reduce`."""
-        contents = [_changeable(array) for array in arrays]
+        contents = [changeable(array) for array in arrays]
         is_large = [array.nbytes > SMALL for array in contents]
         used = [wire for wire, large in zip(wires, is_large) if large]
         large = [array.reshape(-1) for array, is_one in zip(contents, is_large) if is_one]
@@ -163,13 +163,6 @@ class WireReduction:
             self._memory = np.empty(ends[-1], np.uint8)
         starts = [0, *map(int, ends[:-1])]
         return [self._memory[start : start + size] for start, size in zip(starts, sizes)]
-
-
-def _changeable(array: np.ndarray) -> np.ndarray:
-    """Return the array to reduce into: the given array, if possible."""
-    if array.flags.c_contiguous and array.flags.writeable:
-        return array
-    return np.array(array, order="C")
 
 
 # The state of a leader's wires, as vectors that can be stored and restored

@@ -144,19 +144,20 @@ def _of_input(spec: Input) -> tuple[str, str]:
     return f"inputs: {spec.label}", remedy
 
 
-def collectives_in(world: World, compiled: Compiled, axes: Sequence[int | str | None]) -> dict[str, Any]:
+def collectives_in(
+    engine: Engine, compiled: Compiled, axes: Sequence[int | str | None]
+) -> dict[str, Any]:
     """Return the arguments of a `Replica` for collectives in the graph, and for joint updates.
 
     Joint updates do not use a rank's own rows: the new values depend on rows and random numbers only
     through collectives, or not at all.
     """
-    engine, numbers = world.rank_state.engine, world.registry.numbers
     if not engine.has_collectives(compiled):
         return {}
     streams = set(engine.random_streams(compiled))
     analysis = engine.analyze(compiled, axes)
     joint = [
-        numbers[shared]
+        shared
         for shared, new in analysis.updates.items()
         if not _has_rows(axes, new) and not new.own_shareds & streams
     ]

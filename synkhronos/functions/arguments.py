@@ -5,7 +5,7 @@ All wrong arguments are detected here, in the master, before any rank starts to 
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence, TypeVar
 
 import numpy as np
 
@@ -20,16 +20,17 @@ from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.arrays.objects import ObjectData, SparseData, to_sparse
 from synkhronos.engines.base import dims_of
-from synkhronos.functions.call import CallFunction, Split
+from synkhronos.functions.call import Argument, CallFunction
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.replicate import replicate
 from synkhronos.functions.signature import Input
-from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.rank_state import Ask, RankState
 from synkhronos.world.world import World
 
 #: In place of the value of an input for which a call gives none. None may be a value.
 MISSING: Any = object()
 
+_Call = TypeVar("_Call", bound=CallFunction)
 _KEYWORDS = ("output_subset", "batch", "batch_s", "num_slices")
 
 
@@ -60,32 +61,31 @@ def match(
     """Return, for each input, a `Data` or a value of its type."""
     inputs = function.inputs
     if named or len(args) != len(inputs):
-        args = _fill(world, function, in_order(function, args, named))
+        args = filled(world, function, in_order(function, args, named))
     return [
         _check_data(world, value, variable) if type(value) is Data else to_value(value, variable)
         for value, variable in zip(args, inputs)
     ]
 
 
-def _fill(world: World, function: Any, values: list[Any]) -> list[Any]:
-    """Use the bound data, or the default value, of each input for which the call gives no value."""
+def filled(world: World | None, function: Any, values: list[Any]) -> list[Any]:
+    """Use the bound data, or the default value, of each input for which the call gives no value.
+
+    Without a world, for a program, no data is bound.
+    """
     for position, spec in enumerate(function.inputs):
         if values[position] is MISSING:
-            bound = bound_data(world, spec.variable)
-            values[position] = default_of(spec) if bound is None else bound
+            bound = None if world is None else bound_data(world, spec.variable)
+            default = MISSING if spec.value is None else spec.value
+            values[position] = default if bound is None else bound
     missing = [variable for variable, value in zip(function.inputs, values) if value is MISSING]
     if missing:
-        remedy = "give one, or bind data with set_shmems()"
+        remedy = "give one" if world is None else "give one, or bind data with set_shmems()"
         if any(item.name in _KEYWORDS for item in missing):
             remedy = f"give it by position: {', '.join(_KEYWORDS)} are keywords of every call"
         labels = listed(item.label for item in missing)
         raise TypeError(f"{function!r}: no value for {labels}; {remedy}")
     return values
-
-
-def default_of(spec: Input) -> Any:
-    """Return the value of an input for which neither a call nor bound data have one, or `MISSING`."""
-    return MISSING if spec.value is None else spec.value
 
 
 def _check_data(world: World, value: Data, spec: Input) -> Data:
@@ -153,35 +153,43 @@ def compile_call(
     """Return the command of a call, its data, and whether the call has given all of these."""
     values = match(world, function, args, named)
     datas = [in_store(world, *pair) for pair in zip(function.inputs, values)]
-    num_slices = check_num_slices(num_slices)
+    command = make_call(
+        CallFunction,
+        world.rank_state,
+        function,
+        function.replica,
+        datas,
+        batch,
+        num_slices,
+        output_subset,
+    )
+    if command.rows is not None:
+        _check_master_takes_part(world, function, command)
+    if batch_s is not None:
+        command.batch_s = _check_batch_s(world, function, batch_s)
+    return command, datas, all([type(value) is Data for value in values])
+
+
+def make_call(
+    kind: type[_Call],
+    state: RankState,
+    function: Any,
+    replica: Replica,
+    datas: Sequence[Any],
+    batch: Batch | None,
+    num_slices: int,
+    subset: Sequence[int] | None,
+) -> _Call:
+    """Return a command of some kind, a call on data that has been matched to the inputs."""
+    num_slices = check_int(num_slices, "num_slices", 1)
     rows = select_rows(function, datas, batch)
     if num_slices > 1:
-        check_slicing(world.rank_state, function, function.replica)
-    if output_subset is not None:
-        output_subset = check_subset(function, output_subset)
-    if rows is not None:
-        _check_master_takes_part(world, function, len(rows), output_subset, num_slices)
-    batches = None if batch_s is None else _check_batch_s(world, function, batch_s)
-    splits = None
-    if rows is not None:
-        splits = [split_of(variable, data) for variable, data in zip(function.inputs, datas)]
-    handles = tuple([data.handle() for data in datas])
-    number, are_given = function.replica.number, all([type(value) is Data for value in values])
-    command = CallFunction(number, handles, splits, rows, batches, num_slices, output_subset)
-    return command, datas, are_given
-
-
-def split_of(spec: Input, data: Any) -> Split | None:
-    """Return how a value is split over the ranks."""
-    return None if spec.axis is None else Split(spec.axis, data.minibatch)
-
-
-def check_num_slices(num_slices: int) -> int:
-    """Return `num_slices`, or raise if it is not an int of at least 1."""
-    num_slices = check_int(num_slices, "num_slices")
-    if num_slices < 1:
-        raise ValueError(f"num_slices: expected 1 or more, got {num_slices}")
-    return num_slices
+        check_slicing(state, function, replica)
+    if subset is not None:
+        subset = check_indices(subset, len(replica.output_modes), function.form)
+    pairs = zip(function.inputs, datas)
+    given = tuple([Argument(data.handle(), spec.axis, data.minibatch) for spec, data in pairs])
+    return kind(replica.number, given, rows, None, num_slices, subset)
 
 
 def select_rows(function: Any, datas: Sequence[Any], batch: Batch | None) -> Rows | None:
@@ -223,11 +231,6 @@ def check_slicing(state: RankState, function: Any, replica: Replica) -> None:
             OPERATIONS[op].check_dtype(dtype, f"the update of {shared} over slices")
 
 
-def check_subset(function: Any, subset: Sequence[int]) -> list[int]:
-    """Return `output_subset` as a list of ints; raise if an index is out of range."""
-    return check_indices(subset, len(function.replica.output_modes), function.form)
-
-
 def check_indices(subset: Sequence[Any], n_outputs: int, form: list[str] | bool) -> list[int]:
     """Return `output_subset` as a list of ints; raise if an index is out of range."""
     try:
@@ -250,15 +253,13 @@ def _index_of_key(keys: list[str], key: Any) -> Any:
     return keys.index(key) if isinstance(key, str) else key
 
 
-def _check_master_takes_part(
-    world: World, function: Any, n_rows: int, subset: Sequence[int] | None, num_slices: int
-) -> None:
-    modes = function.replica.output_modes
+def _check_master_takes_part(world: World, function: Any, command: Any) -> None:
+    modes, n_rows = function.replica.output_modes, len(command.rows)
     if function.replica.uses_master:
-        _check_master_has_rows(world, function, n_rows, num_slices)
+        _check_master_has_rows(world, function, n_rows, command.num_slices)
     if n_rows > world.master_rank:
         return
-    for index in range(len(modes)) if subset is None else subset:
+    for index in command.chosen(range(len(modes))):
         if modes[index] is None:
             raise ValueError(
                 f"{function!r}: output {index} is the master's own value (op None), but of "
@@ -301,17 +302,12 @@ def _check_batch_s(world: World, function: Any, batch_s: Any) -> list[Batch | No
 def _check_rows_exist(world: World, function: Any, batches: Sequence[Batch | None]) -> None:
     """Check that row numbers exist. Only the ranks know their own lengths."""
     replicate(world)
-    shapes = world.run(Shapes(function.replica.sliceable))
-    for rank, (batch, own) in enumerate(zip(batches, shapes)):
+    by_rank = world.run(Ask(shapes, function.replica.sliceable))
+    for rank, (batch, own) in enumerate(zip(batches, by_rank)):
         for shape in own:
             select(batch, shape[0], f"batch_s for rank {rank}")
 
 
-class Shapes(Command):
+def shapes(state: RankState, numbers: Sequence[int]) -> list[tuple[int, ...]]:
     """Return the shapes of this rank's replicas."""
-
-    def __init__(self, numbers: Sequence[int]) -> None:
-        self.numbers = numbers
-
-    def run(self, state: RankState) -> list[tuple[int, ...]]:
-        return [np.shape(array) for array in state.storages(self.numbers)]
+    return [np.shape(array) for array in state.storages(numbers)]

@@ -14,8 +14,7 @@ from synkhronos.engines.analysis.windows import how_to_select
 from synkhronos.engines.base import BOUND, Engine, HardcodedRowCount, Windows, name_of
 from synkhronos.functions import signature
 from synkhronos.functions.analysis import check_loss_ops, check_recurrence, collectives_in
-from synkhronos.functions.comparing.watch import watch
-from synkhronos.functions.copies import compiling
+from synkhronos.functions.copies import Parts, compiling
 from synkhronos.functions.function import Function
 from synkhronos.functions.replica import Replica, Window
 from synkhronos.functions.signature import (
@@ -36,14 +35,13 @@ Update = Union[Tuple[SharedVariable, Any], Tuple[SharedVariable, Any, Optional[R
 
 
 def _accumulated(
-    world: World, compiled: Compiled, ops: Mapping[SharedVariable, str | None]
-) -> tuple[list[tuple[int, str | None]], list[str]]:
+    engine: Engine, compiled: Compiled, ops: Mapping[SharedVariable, str | None]
+) -> tuple[list[tuple[SharedVariable, str | None]], list[str]]:
     """Return how updates accumulate over slices, and for each that cannot, a sentence that says why.
 
-    The first is a list of ``(number, op)``, which includes default updates. Random streams are not
+    The first is a list of ``(shared, op)``, which includes default updates. Random streams are not
     included: they continue from slice to slice.
     """
-    engine = world.rank_state.engine
     streams = engine.random_streams(compiled)
     accumulated, not_accumulated = [], []
     for shared in engine.updated(compiled):
@@ -57,7 +55,7 @@ def _accumulated(
         else:
             is_mean = OPERATIONS["avg"].is_defined_for(engine.type_of(shared).dtype)
             op = ops.get(shared, "avg" if is_mean else None)
-            accumulated.append((world.registry.numbers[shared], op))
+            accumulated.append((shared, op))
     return accumulated, not_accumulated
 
 
@@ -133,7 +131,7 @@ def function(
     """
     world = current_world()
     world.check_usable()
-    engine, registry = world.rank_state.engine, world.registry
+    engine = world.rank_state.engine
     parsed = parse_inputs(engine, inputs, bcast_inputs, bool(kwargs.get("allow_input_downcast")))
     parsed_outputs, form = parse_outputs(engine, outputs)
     (pairs, ops), givens = parse_updates(engine, updates), parse_givens(givens)
@@ -149,24 +147,21 @@ def function(
     bounds = [] if window is None else [BOUND, BOUND]
     axes = [*(spec.axis for spec in parsed), *bounds, *[0] * len(sliceable)]
     check_recurrence(engine, compiled, axes, parsed, windows.divided, sliceable)
-    for shared in [*engine.shareds(compiled), *sliceable, *(shared for shared, _ in pairs)]:
-        registry.add_shared(shared)
     by_shared = {shared: op for (shared, _), op in zip(pairs, ops)}
-    accumulated, not_accumulated = _accumulated(world, compiled, by_shared)
+    accumulated, not_accumulated = _accumulated(engine, compiled, by_shared)
     replica = Replica(
-        number=registry.new_number(),
+        number=-1,
         compiled=compiled,
         **_described(parsed_outputs),
         window=window,
         axes=axes,
-        sliceable=[registry.numbers[shared] for shared in sliceable],
-        updates=accumulated,
+        sliceable=sliceable,  # type: ignore[arg-type]  # numbers come with the `Function`
+        updates=accumulated,  # type: ignore[arg-type]  # as above
         fixed=fixed,
-        **collectives_in(world, compiled, axes),
+        **collectives_in(engine, compiled, axes),
     )
-    made = Function(world, kwargs["name"], replica, parsed, sliceable, ops, not_accumulated, form)
-    registry.add_function(made)
-    watch(world, made, parsed_outputs)
+    parts = Parts(kwargs["name"], replica, parsed, ops, not_accumulated, form)
+    made = Function(world, parts, parsed_outputs)
     check_loss_ops(world, made)
     return made
 

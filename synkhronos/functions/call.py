@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import struct
-from typing import Any, Callable, Hashable, Iterator, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Callable, Hashable, Iterator, Mapping, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from synkhronos.functions.outputs import pack, reduce_in_place
 from synkhronos.functions.peers import GraphPeers
 from synkhronos.functions.replica import Replica, Window, check_all_are_used, explained, on_copies
 from synkhronos.host.status import ROWS
-from synkhronos.stores.handle import Composite, Handle, RequiredRows
+from synkhronos.stores.handle import Composite, RequiredRows
 from synkhronos.world.rank_state import Command, RankState
 
 #: A range of rows as a tuple, an array of rows, or None for the same rows
@@ -38,35 +38,22 @@ _Prepared = Tuple[Union[int, None], int, Sequence[Any]]
 _COUNTS = struct.Struct("qq")
 
 
-class Split(NamedTuple):
-    """How an argument is split over the ranks.
+class Argument(NamedTuple):
+    """An argument of a call, and how it is split over the ranks.
 
     Attributes
     ----------
-    axis : int
-        The axis of the rows.
+    handle : Handle or Composite
+        The whole argument.
+    axis : int or None
+        The axis of the rows; None if every rank uses all of it.
     minibatch : bool
         Whether the argument holds the rows of this batch only.
     """
 
-    axis: int
+    handle: Any
+    axis: int | None
     minibatch: bool
-
-
-class RowLimit(NamedTuple):
-    """A limit for rows whose number only the ranks know: rows in a window, and sliceable rows.
-
-    Attributes
-    ----------
-    together, by_rank : int or None
-        The largest number of rows of all ranks together, and of each rank.
-    """
-
-    together: int | None = None
-    by_rank: int | None = None
-
-
-NO_LIMIT = RowLimit()
 
 
 class Column(NamedTuple):
@@ -112,31 +99,28 @@ class CallFunction(Command):
     ----------
     number : int
         The number of the function.
-    handles : tuple of Handle or Composite
+    arguments : tuple of Argument
         The arguments.
-    splits : list of (Split or None), or None
-        How each argument is split; None for an argument that every rank uses as a whole, or instead of
-        the list if no argument is split.
     rows : range, numpy.ndarray or None
-        Rows of the whole data, to be divided among the ranks.
-    batch_s : list or None
+        Rows of the whole data, to be divided among the ranks; None if no argument is split.
+    batch_s : list, dict or None
         For each rank, the rows of the sliceable shared variables to use.
     num_slices : int
         The number of slices in which each rank computes.
     subset : list of int or None
         Outputs to compute.
-    most : RowLimit, optional
-        A limit for rows whose number only the ranks know.
+    most : int, optional
+        The largest number of rows of each rank, for rows whose number only the ranks know: in a window,
+        and sliceable rows.
     """
 
     number: int
-    handles: tuple[Handle | Composite, ...]
-    splits: list[Split | None] | None
+    arguments: tuple[Argument, ...]
     rows: Rows | None
-    batch_s: list[Batch | None] | None
+    batch_s: Sequence[Batch | None] | Mapping[int, Batch] | None
     num_slices: int
     subset: list[int] | None
-    most: RowLimit = NO_LIMIT
+    most: int | None = None
 
     is_like_serial = True
 
@@ -151,12 +135,11 @@ class CallFunction(Command):
 
     def change_to(self, batch: Batch | None, size: int) -> _Change:
         length: int | None = None
-        handle: Any  # no composite object is split
-        for handle, split in zip(self.handles, self.splits or ()):
-            if split is not None:
-                if split.minibatch:
+        for handle, axis, is_minibatch in self.arguments:
+            if axis is not None:
+                if is_minibatch:
                     return None
-                length = handle.shape[split.axis]
+                length = handle.shape[axis]
         if length is None:
             return None
         rows = select(batch, length)
@@ -170,30 +153,23 @@ class CallFunction(Command):
         subset = None if self.subset is None else tuple(self.subset)
         return self.num_slices > 1, self.batch_s is not None, subset
 
-    def on_few(self, most: RowLimit) -> CallFunction:
-        """Return the same call on some of its rows, evenly spaced if their number is known."""
-        rows, n_rows = self.rows, most.together
-        if rows is not None and n_rows is not None and len(rows) > n_rows:
+    def on_few(self, most: int, size: int) -> CallFunction:
+        """Return the same call on some rows of each rank, evenly spaced if their number is known."""
+        rows, n_rows = self.rows, most * size
+        if rows is not None and len(rows) > n_rows:
             step = len(rows) // n_rows
             rows = rows[: n_rows * step : step]
         return dataclasses.replace(self, rows=rows, most=most)
 
-    def run(self, state: RankState) -> Sequence[Any]:
-        """Return the number of rows of this rank, followed by its outputs if there are rows."""
-        return self.bind(state)(None)
-
-    def has_rows(self, replica: Replica) -> bool:
-        """Whether it is about rows; otherwise each rank counts as having one."""
-        return self.rows is not None or bool(replica.sliceable) or replica.window is not None
-
     def bind(self, state: RankState) -> Callable[[_Change], Sequence[Any]]:
+        """Return a function that returns the rows of this rank, and its outputs if it has any."""
         replica = state.functions[self.number]
-        prepare = self._preparation(state, replica)
+        prepare, has_rows = self._preparation(state, replica), replica.has_rows
 
         def run(change: _Change) -> tuple[Any, ...]:
             n_all, n_rows, given = prepare(change)
             state.rows[self.number] = n_rows
-            if n_all is not None or replica.sliceable:  # otherwise each rank counts as having one row
+            if has_rows:  # otherwise each rank counts as having one row
                 state.progress[ROWS] += n_rows
             if not n_rows and not replica.has_collectives:
                 return (0,)
@@ -232,8 +208,8 @@ class CallFunction(Command):
                 return self._prepare(state, replica, rows)
             if views is None:  # set in one step, as a signal handler may raise
                 views = [
-                    (state.store.get(handle), None if split is None else (slice(None),) * split.axis)  # type: ignore[arg-type]  # no composite
-                    for handle, split in zip(self.handles, self.splits or ())
+                    (state.store.get(handle), None if axis is None else (slice(None),) * axis)
+                    for handle, axis, _ in self.arguments
                 ]
             own, arguments = as_slice(rows[start:stop]), []
             for array, before in views:
@@ -261,14 +237,14 @@ class CallFunction(Command):
             _, stop = share(len(all_rows), size, ranks[-1])
             start = min(start, stop - 1)  # see `_columns`
         needed = []
-        for handle, split in zip(self.handles, self.splits or [None] * len(self.handles)):
+        for handle, axis, is_minibatch in self.arguments:
             if isinstance(handle, Composite):
                 needed += [RequiredRows(part) for part in handle.parts()]
-            elif split is None:
+            elif axis is None:
                 needed.append(RequiredRows(handle))
             else:
-                rows = range(start, stop) if split.minibatch else all_rows[start:stop]
-                needed.append(RequiredRows(handle, rows, split.axis))
+                rows = range(start, stop) if is_minibatch else all_rows[start:stop]
+                needed.append(RequiredRows(handle, rows, axis))
         return needed
 
     def execute(
@@ -299,17 +275,10 @@ class CallFunction(Command):
         with on_copies(state, own):
             return state.engine.call(replica.compiled, [*arguments, peers], self.subset)
 
-    def _whole(self, state: RankState, handle: Handle) -> np.ndarray:
-        return state.store.get(handle)
-
     def _share(self, state: RankState, n_rows: int) -> tuple[int, range]:
         """Return the number of rows of this rank, and their places, or that of the last row."""
         start, stop = share(n_rows, state.size, state.rank)
         return stop - start, range(min(start, max(stop - 1, 0)), stop)
-
-    def _batch_s(self, state: RankState) -> Batch | None:
-        """Return the rows of this rank's sliceable shared variables to use."""
-        return None if self.batch_s is None else self.batch_s[state.rank]
 
     def title(self, state: RankState) -> str:
         name = getattr(state.functions[self.number].compiled, "name", None) or ""
@@ -320,7 +289,7 @@ class CallFunction(Command):
 
     def _prepare(self, state: RankState, replica: Replica, rows: Rows | None) -> _Prepared:
         n_all, n_rows, columns = self._columns(state, replica, rows)
-        if self.num_slices > 1 or not (n_rows or replica.has_collectives):
+        if self.num_slices > 1:
             return n_all, n_rows, columns
         return n_all, n_rows, [column.take(state) for column in columns]
 
@@ -328,7 +297,7 @@ class CallFunction(Command):
         """Whether the arguments on a range of rows are views, except of inputs that travel along."""
         if state.store.epoch is None or replica.sliceable or replica.window is not None:
             return False
-        return not any([isinstance(handle, Composite) for handle in self.handles])
+        return not any([isinstance(argument.handle, Composite) for argument in self.arguments])
 
     def _is_constant(self, state: RankState, replica: Replica) -> bool:
         """Whether the arguments are the same views whenever this command is repeated."""
@@ -344,15 +313,14 @@ class CallFunction(Command):
             n_rows, places = self._share(state, n_all)
             own = rows[places.start : places.stop]
         columns: list[Column] = []
-        for position, handle in enumerate(self.handles):
-            split = None if self.splits is None else self.splits[position]
-            if split is not None:
-                taken = places if split.minibatch else own
-                columns.append(Column(handle, taken, split.axis, (self.number, position)))
+        for position, (handle, axis, is_minibatch) in enumerate(self.arguments):
+            if axis is not None:
+                taken = places if is_minibatch else own
+                columns.append(Column(handle, taken, axis, (self.number, position)))
             elif isinstance(handle, Composite):
                 columns.append(Column(handle.open(state.store)))
             else:
-                columns.append(Column(self._whole(state, handle)))
+                columns.append(Column(state.store.get(handle)))
         if replica.window is not None:
             n_all = self._length(state, replica.window, columns, n_all)
             n_rows, places = self._share(state, n_all)
@@ -376,8 +344,9 @@ class CallFunction(Command):
 
     def _sliceable(self, state: RankState, number: int) -> Column:
         """Return the column of a sliceable shared variable."""
-        array = usable(state.engine.storage(state.shareds[number]))
-        own = select(self._batch_s(state), len(array), "batch_s")[: self.most.by_rank]
+        array = usable(state.sliceable(number))
+        batch = None if self.batch_s is None else self.batch_s[state.rank]
+        own = select(batch, len(array), "batch_s")[: self.most]
         return Column(array, own, 0, (self.number, "shared", number))
 
     def _length(
@@ -385,9 +354,9 @@ class CallFunction(Command):
     ) -> int:
         """Return the number of rows of all ranks in the window, which is that of the inputs."""
         arguments = [column.source for column in columns]
-        if self.most.together is None:
+        if self.most is None:
             return window.length(state.engine, arguments, n_rows)
-        return min(window.length(state.engine, arguments), self.most.together)
+        return min(window.length(state.engine, arguments), self.most * state.size)
 
     def _send(
         self, state: RankState, replica: Replica, values: Sequence[Any], n_all: int | None

@@ -138,7 +138,7 @@ class Changes:
         """Stop noticing changes."""
         world = self._reference()
         if world is not None:
-            world.surround_commands(None, None)
+            world.before_command = world.after_command = None
             for shared in world.rank_state.shareds.values():
                 world.rank_state.engine.notice_changes(shared, None)
 
@@ -217,9 +217,8 @@ class Changes:
     def _continue(self) -> None:
         world = self._world
         is_due = self._contents or replica_tracker_of(world).changed
-        world.surround_commands(
-            self.settle if is_due else None, self._look_again if self._contents else None
-        )
+        world.before_command = self.settle if is_due else None
+        world.after_command = self._look_again if self._contents else None
 
     def _look_again(self) -> None:
         """Record the contents of arrays that a command may have changed."""
@@ -248,7 +247,7 @@ class Changes:
         changed = set(agreement.changed)
         carried = sorted(agreement.to_carry(changed))
         agreement.changed_on_master(changed.difference(carried))
-        world.surround_commands(None, None)
+        world.before_command = world.after_command = None
         try:
             if carried:
                 self._carry(carried)

@@ -11,14 +11,14 @@ from synkhronos._errors import SynkhronosError
 from synkhronos._typing import Compiled, SharedVariable
 from synkhronos.engines.base import check_swap
 from synkhronos.functions.changes import Changes
-from synkhronos.functions.replica import Replica, Window
+from synkhronos.functions.replica import Replica
 from synkhronos.functions.replica_tracker import labels, replica_tracker_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.functions.signature import Input
 from synkhronos.host import compiler
 from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
-from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.rank_state import Ask, RankState
 from synkhronos.world.world import World
 
 
@@ -27,6 +27,8 @@ class Specification(NamedTuple):
 
     Attributes
     ----------
+    name : str
+        The name of the function.
     token : bytes
         Identifies the world.
     number : int
@@ -39,16 +41,21 @@ class Specification(NamedTuple):
         The form of the result.
     """
 
+    name: str | None
     token: bytes
     number: int
     inputs: list[Input]
     not_accumulated: list[str]
     form: list[str] | bool
 
+    def __repr__(self) -> str:
+        return f"<synkhronos.Function {self.name}>"
+
 
 def specify(function: Any) -> Specification:
     """Return the specification of a function."""
     return Specification(
+        function.name,
         function._world.registry.token,
         function.replica.number,
         [spec._replace(variable=str(spec.variable)) for spec in function.inputs],
@@ -65,8 +72,7 @@ class Parts(NamedTuple):
     name : str
         The name of the function.
     replica : Replica
-        With shared variables in the place of their numbers, and compiled functions in the form of
-        `Engine.to_parts`.
+        With shared variables in the place of their numbers, and without a number of its own.
     inputs : list of Input
         The inputs.
     update_modes, not_accumulated, form
@@ -80,78 +86,54 @@ class Parts(NamedTuple):
     not_accumulated: list[str]
     form: list[str] | bool
 
-
-def parts_of(world: World, function: Any) -> Parts:
-    """Return the parts of a function."""
-    engine, shareds, replica = world.rank_state.engine, world.rank_state.shareds, function.replica
-    return Parts(
-        function.name,
-        replica._replace(
-            number=-1,
-            compiled=engine.to_parts(replica.compiled),
-            window=_with_lengths(replica.window, engine.to_parts),
-            sliceable=list(function.sliceable),
-            updates=[(shareds[number], op) for number, op in replica.updates],
-            joint=frozenset([shareds[number] for number in replica.joint]),
-        ),
-        function.inputs,
-        function.update_modes,
-        function.not_accumulated,
-        function.form,
-    )
-
-
-def _with_lengths(window: Window | None, convert: Callable[[Any], Any]) -> Window | None:
-    """Return a window of rows with another form of the compiled function in it."""
-    return None if window is None else window._replace(lengths=convert(window.lengths))
+    def converted(
+        self, convert: Callable[[Any], Any], shared_of: Callable[[Any], Any] = lambda shared: shared
+    ) -> Parts:
+        """Return the parts with other forms of the compiled functions, and other shared variables."""
+        replica, window = self.replica, self.replica.window
+        changed = replica._replace(
+            compiled=convert(replica.compiled),
+            window=None if window is None else window._replace(lengths=convert(window.lengths)),
+            sliceable=list(map(shared_of, replica.sliceable)),
+            updates=[(shared_of(shared), op) for shared, op in replica.updates],
+            joint=frozenset(map(shared_of, replica.joint)),
+        )
+        return self._replace(replica=changed)
 
 
 def replica_of(world: World, parts: Parts) -> Replica:
-    """Return the master's replica of a new function, with a new number."""
-    engine, register, replica = world.rank_state.engine, world.registry.add_shared, parts.replica
-    compiled = engine.from_parts(replica.compiled)
-    for shared in engine.shareds(compiled):
+    """Return the master's replica of a new function, with numbers for it and its variables."""
+    register = world.registry.add_shared
+    for shared in world.rank_state.engine.shareds(parts.replica.compiled):
         register(shared)
-    return replica._replace(
-        compiled=compiled,
-        window=_with_lengths(replica.window, engine.from_parts),
-        sliceable=[register(shared) for shared in replica.sliceable],
-        updates=[(register(shared), op) for shared, op in replica.updates],
-        joint=frozenset([register(shared) for shared in replica.joint]),
-        number=world.registry.new_number(),
-    )
+    replica: Replica = parts.converted(lambda compiled: compiled, register).replica
+    return replica._replace(number=world.registry.new_number())
 
 
 def swapped(
     world: World,
-    function: Any,
+    parts: Parts,
     swap: Mapping[SharedVariable, SharedVariable],
     delete_updates: bool,
-    name: str | None,
+    name: str,
     profile: Any,
 ) -> Parts:
     """Return the parts of a function with other shared variables, and perhaps without updates."""
-    engine, parts = world.rank_state.engine, parts_of(world, function)
-    replica = parts.replica
-    name = name or f"{function.name} copy"
+    engine = world.rank_state.engine
 
-    def copied(compiled: Compiled, without_updates: bool, **options: Any) -> Any:
+    def copied(compiled: Compiled) -> Compiled:
         own = engine.shareds(compiled)
         of_it = {old: new for old, new in swap.items() if old in own}
-        return engine.to_parts(engine.copy(compiled, of_it, without_updates, **options))
+        is_function = compiled is parts.replica.compiled
+        options = {"name": name, "profile": profile} if is_function else {}
+        return engine.copy(compiled, of_it, delete_updates, **options)
 
     with compiling(world, name):
-        replica = replica._replace(
-            compiled=copied(function.replica.compiled, delete_updates, name=name, profile=profile),
-            window=_with_lengths(function.replica.window, lambda lengths: copied(lengths, False)),
-            sliceable=[swap.get(handle, handle) for handle in replica.sliceable],
-            updates=[]
-            if delete_updates
-            else [(swap.get(handle, handle), op) for handle, op in replica.updates],
-            joint=frozenset([] if delete_updates else [swap.get(item, item) for item in replica.joint]),
-        )
-    parts = parts._replace(name=name, replica=replica)
-    return parts._replace(update_modes=[], not_accumulated=[]) if delete_updates else parts
+        parts = parts._replace(name=name).converted(copied, lambda shared: swap.get(shared, shared))
+    if not delete_updates:
+        return parts
+    replica = parts.replica._replace(updates=[], joint=frozenset())
+    return parts._replace(replica=replica, update_modes=[], not_accumulated=[])
 
 
 def checked_swap(world: World, function: Any, swap: Any) -> dict[SharedVariable, SharedVariable]:
@@ -174,22 +156,11 @@ def check_one_value(world: World, function: Any) -> None:
         )
 
 
-class Duplicate(Command):
-    """Give each worker copies of its replicas of shared variables.
-
-    Parameters
-    ----------
-    numbers : dict of int
-        The number of the copy, by the number of the variable.
-    """
-
-    def __init__(self, numbers: Mapping[int, int]) -> None:
-        self.numbers = numbers
-
-    def run(self, state: RankState) -> None:
-        if not state.is_master:
-            for number, new in self.numbers.items():
-                state.shareds[new] = state.engine.duplicate(state.shareds[number])
+def _duplicate(state: RankState, numbers: Mapping[int, int]) -> None:
+    """Give a worker copies of its replicas: the number of the copy, by the number of the variable."""
+    if not state.is_master:
+        for number, new in numbers.items():
+            state.shareds[new] = state.engine.duplicate(state.shareds[number])
 
 
 def duplicate_replicas(world: World, pairs: Iterable[tuple[SharedVariable, SharedVariable]]) -> None:
@@ -203,7 +174,7 @@ def duplicate_replicas(world: World, pairs: Iterable[tuple[SharedVariable, Share
     else:
         replicate(world)  # so that the copies have the next numbers
         numbers = {registry.numbers[old]: registry.add_shared(copy) for old, copy in new}
-        world.run(Duplicate(numbers))
+        world.run(Ask(_duplicate, numbers))
         registry.mark_replicated(list(numbers.values()))
         world.part(Changes).begin(world, list(numbers.values()))
     agreement = replica_tracker_of(world)

@@ -14,7 +14,7 @@ from synkhronos.engines.base import Analysis
 from synkhronos.functions import arguments, outputs
 from synkhronos.functions.changes import Changes
 from synkhronos.functions.comparing.first_calls import Verification
-from synkhronos.functions.comparing.serial_comparison import Comparison, check_call
+from synkhronos.functions.comparing.serial_comparison import Comparison, check_calls
 from synkhronos.functions.comparing.watch import DivergenceCheck, DivergenceWarner, watch
 from synkhronos.functions.copies import (
     Parts,
@@ -22,14 +22,13 @@ from synkhronos.functions.copies import (
     check_one_value,
     checked_swap,
     duplicate_replicas,
-    parts_of,
     replica_of,
     specify,
     swapped,
 )
-from synkhronos.functions.replica import Replica, serial_arguments
+from synkhronos.functions.replica import serial_arguments
 from synkhronos.functions.replicate import Sending, check_sent, replicate
-from synkhronos.functions.signature import Input, Output, describe
+from synkhronos.functions.signature import Output, describe
 from synkhronos.world.call_lock import CallLock, takes_call_lock
 from synkhronos.world.rank_state import Command
 from synkhronos.world.schedule import Schedule, ScheduledRun
@@ -66,22 +65,16 @@ class Function:
     def __init__(
         self,
         world: World,
-        name: str | None,
-        replica: Replica,
-        inputs: list[Input],
-        sliceable: list[SharedVariable],
-        update_modes: list[str | None],
-        not_accumulated: list[str],
-        form: list[str] | bool,
+        parts: Parts,
+        outputs: Sequence[Output] | None = None,
     ) -> None:
-        self._world = world
-        self.name = name
-        self.replica = replica
-        self.inputs = inputs
-        self.sliceable = sliceable
-        self.update_modes = update_modes
-        self.not_accumulated = not_accumulated
-        self.form = form
+        """Register the function. Without `outputs`, the script is not warned about their operations."""
+        self._world, self.parts = world, parts
+        self.name, made, self.inputs, self.update_modes, self.not_accumulated, self.form = parts
+        self.sliceable: list[SharedVariable] = made.sliceable
+        self.replica = replica_of(world, parts)
+        world.registry.add_function(self)
+        watch(world, self, [_STATED] * len(made.output_modes) if outputs is None else outputs)
 
     @property  # type: ignore[misc]  # the class of objects can be set
     def __class__(self) -> type:
@@ -341,7 +334,9 @@ class Function:
             world, self, args, inputs_by_name, output_subset, batch, batch_s, num_slices
         )
         check_sent(world, self)
-        return check_call(world, self, command, rtol, atol)
+        indices = command.chosen(range(len(self.output_modes)))
+        outputs = {f"output {index}": (0, index) for index in indices}
+        return check_calls(world, self, [command], outputs, rtol, atol)
 
     # The master alone
 
@@ -376,7 +371,7 @@ class Function:
         """
         world = self._usable_world()
         if output_subset is not None:
-            output_subset = arguments.check_subset(self, output_subset)
+            output_subset = arguments.check_indices(output_subset, len(self.output_modes), self.form)
         values = arguments.match(world, self, args, inputs_by_name)
         engine, replica = world.rank_state.engine, self.replica
         rows = [engine.storage(shared) for shared in self.sliceable]
@@ -518,10 +513,10 @@ class Function:
         return self._specification
 
     @classmethod
-    def copy_of(cls: type[_F], name: str | None, specification: Specification) -> _F:
+    def copy_of(cls: type[_F], specification: Specification) -> _F:
         """Return a copy of a function. Calling it raises a TypeError; programs can use it."""
         made = cls.__new__(cls)
-        made.name, made._specification = name, specification
+        made.name, made._specification = specification.name, specification
         return made
 
     @classmethod
@@ -529,19 +524,11 @@ class Function:
         """Return a new function of the current world."""
         world = current_world()
         world.check_usable()
-        made = cls(
-            world,
-            parts.name,
-            replica_of(world, parts),
-            parts.inputs,
-            parts.replica.sliceable,
-            parts.update_modes,
-            parts.not_accumulated,
-            parts.form,
-        )
-        world.registry.add_function(made)
-        watch(world, made, [_STATED] * len(parts.replica.output_modes))
-        return made
+        return cls(world, parts.converted(world.rank_state.engine.from_parts))
+
+    def _to_parts(self, world: World) -> Parts:
+        """Return the parts in a form that can be copied and pickled."""
+        return self.parts._replace(name=self.name).converted(world.rank_state.engine.to_parts)
 
     def _is_for_ranks(self) -> bool:
         """Whether a copy is for programs."""
@@ -550,19 +537,19 @@ class Function:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._is_for_ranks():
-            return self.copy_of, (self.name, self.specification)
+            return self.copy_of, (self.specification,)
         world = self._usable_world()
         check_one_value(world, self)
-        return self.from_parts, (parts_of(world, self),)
+        return self.from_parts, (self._to_parts(world),)
 
     def __deepcopy__(self: _F, memo: dict[int, Any]) -> _F:
         if self._is_for_ranks():
-            return self.copy_of(self.name, self.specification)
+            return self.copy_of(self.specification)
         world = self._usable_world()
         if world.is_recording:
             raise RuntimeError("copy.deepcopy(): not inside a fuse() block; call it before or after")
         shareds = self.get_shared()
-        parts = world.rank_state.engine.deepcopy(parts_of(world, self), memo)
+        parts = world.rank_state.engine.deepcopy(self._to_parts(world), memo)
         copies = world.rank_state.engine.deepcopy(shareds, memo)
         duplicate_replicas(world, zip(shareds, copies))
         made = self.from_parts(parts)
@@ -637,7 +624,8 @@ class Function:
         """
         world = self._usable_world()
         swap = checked_swap(world, self, swap)
-        return self.from_parts(swapped(world, self, swap, bool(delete_updates), name, profile))
+        name = name or f"{self.name} copy"
+        return type(self)(world, swapped(world, self.parts, swap, bool(delete_updates), name, profile))
 
 
 #: Used by the package itself; not shown by completion.

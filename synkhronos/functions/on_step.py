@@ -12,10 +12,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos.functions.call import CallFunction
 from synkhronos.functions.replica import Replica
-from synkhronos.functions.replica_tracker import Observed
-from synkhronos.world.rank_state import Command, FusedCommand
 from synkhronos.world.world import World, current_world
 
 
@@ -90,6 +87,7 @@ class Hooks:
         self.told: tuple[StepHook, ...] = ()
         self._number = 0
         self._busy: set[int] = set()  # the threads that are in a step that will be reported
+        self._rows: dict[int, int] = {}  # of all ranks in the last call of a function, by number
 
     def add(self, told: Told) -> StepHook:
         """Add a function."""
@@ -105,6 +103,10 @@ class Hooks:
         """Whether a call is a step to report: not a part of one, and not made by such a function."""
         return bool(self.told) and not world.is_recording and get_ident() not in self._busy
 
+    def note(self, replica: Replica, by_rank: Sequence[int]) -> None:
+        """Note on how many rows each rank has computed a function."""
+        self._rows[replica.number] = sum(by_rank) if replica.has_rows else 0
+
     def run(self, world: World, name: str, number: int, call: Callable[[], Any]) -> Any:
         """Return ``call()``, and report it.
 
@@ -119,14 +121,15 @@ class Hooks:
         call : callable
             Makes the call.
         """
-        thread, seen = get_ident(), []
+        thread = get_ident()
         self._busy.add(thread)
         try:
-            with world.call_lock, world.observed(lambda *one: seen.append(one)):
+            with world.call_lock:
                 began = time.perf_counter()
                 outputs = call()
-                seconds = time.perf_counter() - began
-            self._report(name, seconds, _rows_in(seen, world.rank_state.functions[number]), outputs)
+                seconds, rows = time.perf_counter() - began, self._rows.get(number, 0)
+                self._rows.clear()
+            self._report(name, seconds, rows, outputs)
         finally:
             self._busy.discard(thread)
         return outputs
@@ -146,24 +149,6 @@ class Hooks:
         report = StepReport(self._number, name, seconds, rows, outputs)
         for hook in self.told:
             hook(report)
-
-
-def _rows_in(seen: Sequence[tuple[Command, Sequence[Any]]], replica: Replica) -> int:
-    """Return the rows of all ranks in the last call of a function, given commands and their results."""
-    for command, results in reversed(seen):
-        plain = command.plain
-        if not isinstance(plain, FusedCommand):
-            parts = [(command, results)]
-        else:
-            parts = list(zip(plain.commands, zip(*results)))
-        for part, by_rank in reversed(parts):
-            call = part.plain
-            if isinstance(call, CallFunction) and call.number == replica.number:
-                if not call.has_rows(replica):
-                    return 0
-                values = [item[0] for item in by_rank] if isinstance(part, Observed) else by_rank
-                return sum(value[0] for value in values)
-    return 0
 
 
 def on_step(told: Told) -> StepHook:

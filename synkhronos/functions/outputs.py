@@ -151,6 +151,8 @@ def collect(world: World, function: Any, subset: Sequence[int] | None, results: 
     """
     columns = zip(*results)
     weights: Any = next(columns)
+    if world.step_hooks is not None:
+        world.step_hooks.note(function.replica, weights)
     if 0 in weights:
         columns = zip(*[result for result in results if result[0]])
         weights = next(columns, None)

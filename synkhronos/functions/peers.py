@@ -11,6 +11,7 @@ Its arrays are ignored.
 
 from __future__ import annotations
 
+import functools
 import math
 import pickle
 import struct
@@ -23,7 +24,7 @@ from synkhronos._errors import SynkhronosError
 from synkhronos._typing import Array
 from synkhronos.arithmetic.operations import Operation, find_operation
 from synkhronos.arithmetic.partition import Buckets
-from synkhronos.comms.base import Communicator, RepeatingCommunicator
+from synkhronos.comms.base import Communicator
 from synkhronos.stores.base import Store
 from synkhronos.world.rank_state import RankState
 
@@ -128,7 +129,7 @@ class GraphPeers:
         if _all_are_sent(items):
             values = [item.value for item in items if item.weight]
             return self._new(np.concatenate(values or [items[0].value[:0]]), array)
-        gathered = self._on_copy(lambda own, comm: comm.all_gather([own])[0], number, array)
+        gathered = self._on_copy(lambda stage: stage.comm.all_gather([stage.array]), number, array)
         chosen = [value for value, item in zip(gathered, items) if item.weight]
         return self._rank_state.engine.arithmetic.concatenate(chosen)
 
@@ -137,7 +138,7 @@ class GraphPeers:
         items, root = self._meet("broadcast", number, array), self._rank_state.master_rank
         if _all_are_sent(items):
             return self._new(np.array(items[root].value), array)
-        return self._on_copy(lambda own, comm: comm.broadcast([own], root)[0], number, array)
+        return self._on_copy(lambda stage: stage.broadcast(root)([stage.array]), number, array)
 
     def start(self, array: Array, buckets: Buckets, number: int) -> None:
         """See `synkhronos.engines.base.Peers`."""
@@ -210,22 +211,22 @@ class GraphPeers:
     ) -> Array:
         """Reduce arrays through a communicator."""
 
-        def reduce(own: Array, comm: Communicator) -> Array:
+        def reduce(stage: Stage) -> Sequence[Array]:
             if not weight and not operation.weighted:
-                own[...] = operation.neutral(own.dtype)
-            return comm.all_reduce([own], operation.name, weight)[0]
+                stage.array[...] = operation.neutral(array.dtype)
+            return stage.reduction(operation.name)([stage.array], weight)
 
         return self._on_copy(reduce, number, array)
 
     def _on_copy(
-        self, collective: Callable[[Array, Communicator], Array], number: int | None, array: Array
-    ) -> Array:
-        """Return the result of a collective on a copy of an array; NumPy arrays use a stage."""
+        self, collective: Callable[[Stage], Sequence[Any]], number: int | None, array: Array
+    ) -> Any:
+        """Return the result of a collective on a copy of an array; that of a NumPy array is kept."""
         if not isinstance(array, np.ndarray):
-            return collective(array.copy("C"), self._rank_state.comm)
+            return collective(Stage(array.copy("C"), self._rank_state.comm))[0]
         stage = self._stages.take(number, array)
         stage.array[...] = array
-        result = collective(stage.array, stage.comm)
+        [result] = collective(stage)
         return stage.lend() if result is stage.array else result
 
     def _new(self, value: np.ndarray, like: Array) -> Array:
@@ -259,18 +260,22 @@ def _specs(items: Sequence[_Item]) -> str:
 
 
 class Stage:
-    """An array that other ranks can access, and the communicator that reduces it again and again.
+    """An array that collectives use again and again, and the prepared collectives.
 
     Attributes
     ----------
     array : numpy.ndarray
         The memory, in the store.
-    comm : RepeatingCommunicator
-        The communicator that reduces it.
+    comm : Communicator
+        The communicator.
+    broadcast, reduction : callable
+        They prepare a collective, or return the one that was prepared before.
     """
 
-    def __init__(self, array: np.ndarray, comm: Communicator) -> None:
-        self.array, self.comm = array, RepeatingCommunicator(comm)
+    def __init__(self, array: Array, comm: Communicator) -> None:
+        self.array, self.comm = array, comm
+        self.broadcast = functools.lru_cache(None)(comm.prepare_broadcast)
+        self.reduction = functools.lru_cache(None)(comm.prepare_reduction)
         self._borrower: Callable[[], Any] = lambda: None
 
     def is_like(self, array: np.ndarray) -> bool:

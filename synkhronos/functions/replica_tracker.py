@@ -15,7 +15,7 @@ import numpy as np
 from synkhronos._text import listed
 from synkhronos.arithmetic.comparison import difference, digest, rounding, sample
 from synkhronos.stores.handle import RequiredRows
-from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.rank_state import Ask, Command, RankState
 from synkhronos.world.world import World
 
 
@@ -231,7 +231,7 @@ def _sample(state: RankState, number: int, n_samples: int) -> tuple[Any, np.ndar
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Observed(Command):
-    """A call, and digests or samples of replicas before and after it; or these without a call.
+    """A call, and digests or samples of replicas before and after it.
 
     Parameters
     ----------
@@ -239,33 +239,32 @@ class Observed(Command):
         `digests` or `samples`.
     before, after : list of int
         The shared variables to look at, by number.
-    call : Command or None
+    call : Command
         The call.
     """
 
     look: Callable[[RankState, Sequence[int]], list[Any]]
     before: Sequence[int]
-    call: Command | None = None
+    call: Command
     after: Sequence[int] = ()
 
     @property
     def plain(self) -> Command:
-        return self if self.call is None else self.call
+        return self.call
 
     def needs(self, ranks: range, size: int) -> Iterable[RequiredRows]:
-        return () if self.call is None else self.call.needs(ranks, size)
+        return self.call.needs(ranks, size)
 
     def run(self, state: RankState) -> tuple[Any, list[Any], list[Any]]:
         """Return the result of the call, and the digests or samples before and after it."""
         before = self.look(state, self.before)
-        returned = None if self.call is None else self.call.run(state)
+        returned = self.call.run(state)
         return returned, before, self.look(state, self.after)
 
 
 def find_different(world: World, numbers: Sequence[int]) -> dict[int, list[int]]:
     """Return the variables whose replicas differ now, with the ranks that differ from the master."""
-    _, by_rank, _ = zip(*world.run(Observed(digests, numbers)))
-    return ranks_that_differ(world, numbers, by_rank)
+    return ranks_that_differ(world, numbers, world.run(Ask(digests, numbers)))
 
 
 def ranks_that_differ(

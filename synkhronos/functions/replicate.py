@@ -15,7 +15,7 @@ from typing import Any, Iterator, Mapping
 
 import numpy as np
 
-from synkhronos._errors import SynkhronosError, WorkerError
+from synkhronos._errors import SynkhronosError, WorldBrokenError
 from synkhronos._typing import Buffer, SharedVariable
 from synkhronos.functions.changes import Changes
 from synkhronos.functions.replica import Replica
@@ -127,10 +127,15 @@ def _send(
     with world.part(Sending).active():
         try:
             _send_pickle(world, replicas, shareds, known, streams)
-        except WorkerError:
-            if not _find_unloadable(world, replicas, known):
+        except (MemoryError, WorldBrokenError):
+            raise
+        except Exception as error:  # of a worker, or any that an operation or a mode raises
+            reraise_if_handlers(error)
+            if not _find_unsent(world, replicas, known):
                 raise
-            _send_pickle(world, replicas, shareds, known, streams)
+            unsent = world.registry.unsent
+            sent = [replica for replica in replicas if replica.number not in unsent]
+            _send_pickle(world, sent, shareds, known, streams)
     world.rank_state.engine.after_replication()
 
 
@@ -141,7 +146,9 @@ def _send_pickle(
     known: Mapping[SharedVariable, int],
     streams: list[int],
 ) -> None:
-    with _stored(world, _pickle(world, replicas, shareds, known)) as payload:
+    pickled = world.rank_state.engine.dumps((replicas, shareds), known)
+    with _stored(world, pickled) as payload:
+        del pickled
         heap.trim()  # of the pickle, which may be large
         world.run(_command(world, payload, streams))
 
@@ -157,41 +164,6 @@ def _stored(world: World, pickled: Buffer) -> Iterator[Handle]:
     finally:
         store.free(payload)
         store.trim()
-
-
-def _pickle(
-    world: World,
-    replicas: list[Replica],
-    shareds: Mapping[int, SharedVariable],
-    known: Mapping[SharedVariable, int],
-) -> Buffer:
-    """Return a pickle of replicas and shared variables, without replicas that cannot be sent."""
-    engine, unsent = world.rank_state.engine, world.registry.unsent
-
-    def sent() -> list[Replica]:
-        return [replica for replica in replicas if replica.number not in unsent]
-
-    try:
-        return engine.dumps((sent(), shareds), known)
-    except MemoryError:
-        raise
-    except Exception as error:  # any exception that an operation or a mode raises
-        reraise_if_handlers(error)
-        _find_unpicklable(world, replicas, known)
-        return engine.dumps((sent(), shareds), known)
-
-
-def _find_unpicklable(
-    world: World, replicas: list[Replica], known: Mapping[SharedVariable, int]
-) -> None:
-    for replica in replicas:
-        try:
-            world.rank_state.engine.dumps(replica, known)
-        except MemoryError:
-            raise
-        except Exception as error:
-            reraise_if_handlers(error)
-            world.registry.unsent[replica.number] = f"{type(error).__name__}: {error}"
 
 
 class _TryToLoad(Command):
@@ -215,17 +187,22 @@ class _TryToLoad(Command):
         return None
 
 
-def _find_unloadable(world: World, replicas: list[Replica], known: Mapping[SharedVariable, int]) -> bool:
-    """Find the functions that a worker cannot load; return whether there are any."""
+def _find_unsent(world: World, replicas: list[Replica], known: Mapping[SharedVariable, int]) -> bool:
+    """Find the functions that cannot be pickled, or loaded by a worker; return whether there are any."""
     unsent = world.registry.unsent
-    before = len(unsent)
     for replica in replicas:
-        if replica.number not in unsent:
-            with _stored(world, world.rank_state.engine.dumps(replica, known)) as payload:
-                reasons = world.run(_TryToLoad(payload))
-            for reason in filter(None, reasons):
-                unsent[replica.number] = reason
-    return len(unsent) > before
+        try:
+            pickled = world.rank_state.engine.dumps(replica, known)
+        except MemoryError:
+            raise
+        except Exception as error:  # any exception that an operation or a mode raises
+            reraise_if_handlers(error)
+            unsent[replica.number] = f"{type(error).__name__}: {error}"
+            continue
+        with _stored(world, pickled) as payload:
+            reasons = world.run(_TryToLoad(payload))
+        unsent.update((replica.number, reason) for reason in reasons if reason is not None)
+    return any(replica.number in unsent for replica in replicas)
 
 
 def check_sent(world: World, function: Any) -> None:

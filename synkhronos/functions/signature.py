@@ -144,8 +144,8 @@ def parse_inputs(engine: Engine, inputs: Any, bcast_inputs: Any, downcast: bool 
     parsed = []
     for what, variables in (("inputs", inputs), ("bcast_inputs", bcast_inputs)):
         for variable in check_list(variables, what, "variables"):
-            one = _parse_input(engine, what, variable)
-            parsed.append(one._replace(downcast=one.downcast or downcast))
+            spec = _parse_input(engine, what, variable)
+            parsed.append(spec._replace(downcast=spec.downcast or downcast))
     seen = [spec.variable for spec in parsed]
     for position, variable in enumerate(seen):
         if variable in seen[:position]:
@@ -175,11 +175,11 @@ def _parse_input(engine: Engine, what: str, given: Any) -> Input:
         )
     elif axis and kind.format != "dense":
         raise ValueError(f"inputs: {variable} is sparse and can be split along axis 0 only, got {axis}")
-    one = Input(variable, variable.name, kind, axis, fixed)
+    spec = Input(variable, variable.name, kind, axis, fixed)
     if wrapped is None:
-        return one
+        return spec
     downcast = bool(getattr(wrapped, "allow_downcast", False))
-    return one._replace(name=wrapped.name or variable.name, value=wrapped.value, downcast=downcast)
+    return spec._replace(name=wrapped.name or variable.name, value=wrapped.value, downcast=downcast)
 
 
 def parse_outputs(engine: Engine, outputs: Any) -> tuple[list[Output], list[str] | bool]:

@@ -8,37 +8,22 @@ Apart from it, extensions use the public names of the library only.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Iterable, Mapping, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from synkhronos._typing import Batch, Compiled, Finish, SharedVariable
 from synkhronos.arrays.data import Data
 from synkhronos.functions.arguments import check_indices as check_indices
 from synkhronos.functions.call import CallFunction
 from synkhronos.functions.changes import carry
-from synkhronos.functions.comparing.serial_comparison import Comparison, check_commands
+from synkhronos.functions.comparing.serial_comparison import Comparison, check_calls
 from synkhronos.functions.function import Function
 from synkhronos.functions.outputs import in_form
 from synkhronos.functions.replicate import replicate
 from synkhronos.stores.handle import Handle, RequiredRows
-from synkhronos.world.call_lock import CallLock, WaitedFor
 from synkhronos.world.rank_state import Command, RankState
 from synkhronos.world.schedule import Schedule, finished, fuse
-from synkhronos.world.world import World, current_world, world_exists
-
-
-def turn_of(function: Function, waits: bool = False) -> CallLock | WaitedFor:
-    """Return the turn that the calls of a function take.
-
-    ``with turn_of(function):`` takes it for several calls, between which no other thread makes one.
-
-    Parameters
-    ----------
-    function : Function
-        The function.
-    waits : bool
-        Whether to wait while another thread has the turn, also without ``fork(threads="wait")``.
-    """
-    return function.call_lock.waited_for if waits else function.call_lock
+from synkhronos.world.world import World as World
+from synkhronos.world.world import current_world, world_exists
 
 
 def reported(function: Function, name: str, take: Callable[..., Any], *arguments: Any) -> Any:
@@ -237,7 +222,7 @@ def compare_step(
         calls = [place for place, item in enumerate(commands) if isinstance(item.plain, CallFunction)]
         placed = {name: (calls[call], number) for name, (call, number) in outputs.items()}
         world = function._usable_world()
-        found.append(check_commands(world, function, commands, placed, variables, rtol, atol))
+        found.append(check_calls(world, function, commands, placed, rtol, atol, variables))
 
     with function.call_lock, fuse() as block:
         block.instead = compare
@@ -248,9 +233,6 @@ def compare_step(
 # Workers that stay in a function
 
 
-_Part = TypeVar("_Part")
-
-
 @dataclasses.dataclass(eq=False, repr=False)
 class Stay(Command):
     """Calls a function on a worker, which returns when it is told to.
@@ -258,7 +240,7 @@ class Stay(Command):
     Parameters
     ----------
     serve : callable
-        It belongs to a module. See `Workers.stay`.
+        It belongs to a module. See `stay`.
     uses : list of (int, list of Handle)
         The numbers of functions, and arrays.
     arguments : tuple
@@ -280,69 +262,39 @@ class Stay(Command):
         self.serve(state.rank, state.transport.check, uses, *self.arguments)
 
 
-class Workers:
-    """The workers of a world whose ranks share their memory.
+def stay(
+    world: World,
+    serve: Callable[..., Any],
+    uses: Sequence[tuple[Function, Sequence[Data]]],
+    arguments: tuple,
+    leave: Callable[[], None],
+) -> None:
+    """Have each worker call ``serve(rank, check, uses, *arguments)``, and go on.
 
     Parameters
     ----------
     world : World
-        The world.
-
-    Attributes
-    ----------
-    size, rank : int
-        The number of ranks, and the rank of the script's process.
+        The world, as of `world_to_stay`.
+    serve : callable
+        A function of a module. Instead of each function and its data, it gets the compiled function
+        and arrays. It calls ``check()`` several times per second, which may raise, and returns soon
+        after `leave` was called.
+    uses : list of (Function, list of Data)
+        The functions and their data.
+    arguments : tuple
+        Others, which are pickled.
+    leave : callable
+        Called once, before the next command or the end of the world.
     """
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.size, self.rank = world.size, world.master_rank
-
-    def part(self, kind: type[_Part]) -> _Part:
-        """Return the world's only object of a class; see `World.part`."""
-        return self._world.part(kind)
-
-    def stay(
-        self,
-        serve: Callable[..., Any],
-        uses: Sequence[tuple[Function, Sequence[Data]]],
-        arguments: tuple,
-        leave: Callable[[], None],
-    ) -> None:
-        """Have each worker call ``serve(rank, check, uses, *arguments)``, and go on.
-
-        Parameters
-        ----------
-        serve : callable
-            A function of a module. Instead of each function and its data, it gets the compiled function
-            and arrays. It calls ``check()`` several times per second, which may raise, and returns soon
-            after `leave` was called.
-        uses : list of (Function, list of Data)
-            The functions and their data.
-        arguments : tuple
-            Others, which are pickled.
-        leave : callable
-            Called once, before the next command or the end of the world.
-        """
-        replicate(self._world)
-        sent = [(item.replica.number, [each.handle() for each in datas]) for item, datas in uses]
-        self._world.stay(Stay(serve, sent, arguments), leave)
-
-    def check(self, waited: float) -> None:
-        """Raise if it is useless to wait for the workers, after these seconds of waiting.
-
-        Raises
-        ------
-        WorldBrokenError
-            If a worker died or the timeout expired. All workers are ended first.
-        """
-        self._world.check_waiting(waited)
+    replicate(world)
+    sent = [(item.replica.number, [each.handle() for each in datas]) for item, datas in uses]
+    world.stay(Stay(serve, sent, arguments), leave)
 
 
-def workers_of(function: Function) -> Workers | None:
-    """Return the workers that have a function, or None if they cannot stay in a command."""
+def world_to_stay(function: Function) -> World | None:
+    """Return the world of a function, or None if its workers cannot stay in a command."""
     world = function._usable_world()
-    return Workers(world) if world.transport.can_stay else None
+    return world if world.transport.can_stay else None
 
 
 def call_on_change(

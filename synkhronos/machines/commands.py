@@ -24,7 +24,7 @@ as part of the replies; the larger ones are sent directly to the master.
 from __future__ import annotations
 
 import pickle
-from typing import Hashable, NamedTuple, Sequence, Tuple
+from typing import Hashable, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -360,34 +360,9 @@ class Frames:
 # Replies
 
 
-class OfMachine(NamedTuple):
-    """The replies of the ranks of a machine, as its leader sends them.
-
-    Attributes
-    ----------
-    replies : list of bytes
-        The reply of each rank.
-    arrays : bytes
-        The pickled `Exports`; empty if there are none.
-    """
-
-    replies: Sequence[bytes | None]
-    arrays: bytes
-
-
-class Exports(NamedTuple):
-    """The arrays that the ranks of a machine have put into its store.
-
-    Attributes
-    ----------
-    handles : list of MachineHandle
-        The handle of each array.
-    contents : list of bytes or None
-        The contents of each array, or None if the array is large.
-    """
-
-    handles: Sequence[MachineHandle]
-    contents: Sequence[bytes | None]
+#: Of a machine: the reply of each rank, and the pickled handles and contents of the arrays that they put
+#: into the store; the contents of large arrays are None. No bytes if there are no arrays.
+_OfMachine = Tuple[Sequence[Optional[bytes]], bytes]
 
 
 class Replies:
@@ -425,18 +400,18 @@ class Replies:
 
     def pack(
         self, replies: Sequence[bytes | None], handles: Sequence[MachineHandle]
-    ) -> tuple[OfMachine, list[np.ndarray]]:
+    ) -> tuple[_OfMachine, list[np.ndarray]]:
         """Return the replies of this machine as they are sent, and the arrays to send directly."""
         if not handles:
-            return OfMachine(replies, b""), []
+            return (replies, b""), []
         arrays = [self._store.get(handle) for handle in handles]
         contents = [array.tobytes() if array.nbytes <= SMALL else None for array in arrays]
-        exports = pickle.dumps(tuple(Exports(handles, contents)), pickle.HIGHEST_PROTOCOL)
-        return OfMachine(replies, exports), [array for array in arrays if array.nbytes > SMALL]
+        exports = pickle.dumps((handles, contents), pickle.HIGHEST_PROTOCOL)
+        return (replies, exports), [array for array in arrays if array.nbytes > SMALL]
 
-    def send(self, own: OfMachine, below: Sequence[bytes], arrays: Sequence[np.ndarray]) -> None:
+    def send(self, own: _OfMachine, below: Sequence[bytes], arrays: Sequence[np.ndarray]) -> None:
         """Send the replies of this machine and of those below it to the parent."""
-        every = [tuple(own)]
+        every = [own]
         for message in below:
             every += pickle.loads(message)
         leaders = self._leaders

@@ -135,13 +135,8 @@ class Meetings:
         leaders.complete(receipts, sent)
         items = [None] * sum(map(len, self._machines))
         for ranks, (given, _) in zip(self._machines, met):
-            set_items(items, ranks, given)
+            items[ranks.start : ranks.stop] = given
         return items, self._store.receive(needs, received)
-
-
-def set_items(items: list[Any], ranks: range, given: Sequence[Any]) -> None:
-    """Set the items of consecutive ranks."""
-    items[ranks.start : ranks.stop] = given
 
 
 class MachinesCommunicator(Communicator):

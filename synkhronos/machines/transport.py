@@ -21,7 +21,7 @@ from synkhronos.comms.base import SingleRankCommunicator
 from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.host.machine import cores
 from synkhronos.machines.commands import CommandReceiver, CommandSender, Frames, Replies
-from synkhronos.machines.communicator import MachinesCommunicator, Meetings, set_items
+from synkhronos.machines.communicator import MachinesCommunicator, Meetings
 from synkhronos.machines.leaders import END
 from synkhronos.machines.overlap import OverlappedReduction
 from synkhronos.machines.progress_process import NoProgressProcess
@@ -300,9 +300,9 @@ class MachinesTransport(Transport):
         self.store.end()
         may_last = self.in_program
         replies: list[bytes | None] = [None] * self.size
-        set_items(replies, self._machines[self.machine], self._collect_here()[1])
-        for ranks, given in zip(self._machines[1:], self._replies.collect(may_last)):
-            set_items(replies, ranks, given)
+        own = self._collect_here()[1]
+        for ranks, given in zip(self._machines, [own, *self._replies.collect(may_last)]):
+            replies[ranks.start : ranks.stop] = given
         if may_last:
             self._end_relay()
             self.leaders.read_notices()  # requests to stop; others are read while it waits

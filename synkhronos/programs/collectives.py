@@ -6,22 +6,20 @@ Ranks come to a collective by themselves, so each rank first tells the others wh
 from __future__ import annotations
 
 import contextlib
-import pickle
 from typing import Any, Callable, Hashable, Iterator, Sequence
 
 import numpy as np
 
-from synkhronos._errors import MissingRankError, SynkhronosError
-from synkhronos._text import shortened
+from synkhronos._errors import MissingRankError
 from synkhronos._typing import ArrayLike, ReduceOp, SharedVariable, SharedVariables
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.arithmetic.partition import select
 from synkhronos.comms.formats import Format, check_format
-from synkhronos.programs.group_collectives import ArrayReductions, check_weight
+from synkhronos.programs.group_collectives import ArrayReductions, check_weight, meet
 from synkhronos.programs.stopping import Run, StopProgram
-from synkhronos.variables.arguments import as_list, check_has_rows, conditioned
+from synkhronos.variables.arguments import as_list, check_has_rows, check_tensors, conditioned
 from synkhronos.variables.collectives import Broadcast, Gather, join
-from synkhronos.variables.reductions import Reduce, check_wire
+from synkhronos.variables.reductions import Reduce, check_reducible
 from synkhronos.variables.replicas import Assign
 from synkhronos.world.call_lock import CallLock, takes_call_lock
 from synkhronos.world.rank_state import Command, RankState
@@ -96,7 +94,7 @@ class Collectives:
             On every rank, if the shapes or dtypes differ.
         """
         self._enter()
-        given = self._tensors(shared_vars)
+        given = check_tensors(self._rank_state.engine, shared_vars)
         if self._may_meet:
             specs = [self._spec(shared) for shared in given]
             by_rank = self._meet("adopt", own=specs)
@@ -172,7 +170,7 @@ class Collectives:
             if values is None:
                 raise ValueError("rank.scatter: expected values in the master, got None")
             variables = [state.shareds[number] for number in numbers]
-            given = as_list(shared_vars, values, "values")
+            given = as_list(shared_vars, values)
             arrays = [
                 state.store.put(np.asarray(value))
                 for value in conditioned(state.engine, variables, given, scattered=True)
@@ -294,12 +292,8 @@ class Collectives:
         wire: Format | None = None,
     ) -> Any:
         operation = find_operation(op)
-        for number in numbers:
-            shared = self._rank_state.shareds[number]
-            operation.check_dtype(self._rank_state.engine.type_of(shared).dtype, shared)
-        check_wire(
-            self._rank_state.engine, wire, [self._rank_state.shareds[number] for number in numbers]
-        )
+        variables = [self._rank_state.shareds[number] for number in numbers]
+        check_reducible(self._rank_state.engine, operation, wire, variables)
         check_weight(operation, weight)
         weights = None if weight is None else {self.rank: float(weight)}
         what = *numbers, op, wire if target == "all" else target
@@ -328,18 +322,12 @@ class Collectives:
             On every rank, if the arguments differ: the ranks are at different points of the program.
         """
         self._before_meeting()
-        called = name, *what
-        item = pickle.dumps((called, self._stop.is_asked, own), pickle.HIGHEST_PROTOCOL)
+        names = "ranks of the program", "rank", "variables"
         with self._stopped_by_others():
-            by_rank = [pickle.loads(payload) for payload in self._rank_state.transport.exchange(item)]
-        if any(entry[0] != called for entry in by_rank):
-            listed = "; ".join(f"rank {rank}: {_text(entry[0])}" for rank, entry in enumerate(by_rank))
-            raise SynkhronosError(
-                f"the ranks of the program are at different collectives: {listed}; let every rank call "
-                f"the same ones in the same order, for the same variables"
-            )
-        self._stop.met(any(entry[1] for entry in by_rank))
-        return [entry[2] for entry in by_rank]
+            exchange = self._rank_state.transport.exchange
+            by_rank = meet(exchange, (name, *what), (self._stop.is_asked, own), names)
+        self._stop.met(any(is_asked for is_asked, _ in by_rank))
+        return [each for _, each in by_rank]
 
     def _before_meeting(self) -> None:
         """Called before each meeting."""
@@ -370,7 +358,7 @@ class Collectives:
     def _numbers_of(
         self, shared_vars: SharedVariables, with_rows: bool = False, what: str = ""
     ) -> list[int]:
-        given = self._tensors(shared_vars)
+        given = check_tensors(self._rank_state.engine, shared_vars)
         numbers = [number for number in map(self._find, given) if number is not None]
         if len(numbers) < len(given):
             unknown = next(shared for shared in given if self._find(shared) is None)
@@ -382,28 +370,8 @@ class Collectives:
             check_has_rows(self._rank_state.engine, given, what)
         return numbers
 
-    def _tensors(self, shared_vars: Any) -> list[SharedVariable]:
-        """Return shared variables as a list, after checking that they are variables of tensors."""
-        given = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
-        if not given:
-            raise ValueError("shared_vars: expected at least one shared variable, got an empty list")
-        engine = self._rank_state.engine
-        for shared in given:
-            if not engine.is_shared(shared) or not engine.is_tensor(shared):
-                raise TypeError(
-                    f"shared_vars: expected shared variables of tensors, got {shortened(shared)}"
-                )
-        if len(set(map(id, given))) < len(given):
-            raise ValueError(f"shared_vars: a variable is given more than once: {given}")
-        return given
-
     def _find(self, shared: SharedVariable) -> int | None:
         """Return the number of a shared variable, or None if the ranks do not know it."""
         if shared not in self._numbers:
             self._numbers = {each: number for number, each in self._rank_state.shareds.items()}
         return self._numbers.get(shared)
-
-
-def _text(called: tuple[Any, ...]) -> str:
-    name, *what = called
-    return f"{name}({', '.join(map(str, what))})"

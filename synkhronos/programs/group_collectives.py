@@ -86,6 +86,43 @@ def check_weight(operation: Operation, weight: float | None) -> None:
         raise ValueError(f"weight: expected a number of at least 0, got {weight!r}")
 
 
+def meet(
+    exchange: Callable[[bytes], list[bytes]],
+    called: tuple[Any, ...],
+    own: Any,
+    names: tuple[str, str, str],
+    number_of: Callable[[int], int] = lambda member: member,
+) -> list[Any]:
+    """Return what each member gives, once all have come to a collective.
+
+    Parameters
+    ----------
+    exchange : callable
+        Returns the bytes that each member gives it.
+    called : tuple
+        The name of the collective and its arguments, which must be equal.
+    own : object
+        What this member gives.
+    names : tuple of str
+        What messages call the members, one of them, and the arguments.
+    number_of : callable, optional
+        Returns the number of a member in messages.
+    """
+    item = pickle.dumps((called, own), pickle.HIGHEST_PROTOCOL)
+    by_member = [pickle.loads(each) for each in exchange(item)]
+    if any(there != called for there, _ in by_member):
+        members, member, arguments = names
+        listed = "; ".join(
+            f"{member} {number_of(number)}: {name}({', '.join(map(str, what))})"
+            for number, ((name, *what), _) in enumerate(by_member)
+        )
+        raise SynkhronosError(
+            f"the {members} are at different collectives: {listed}; let every {member} call the same "
+            f"ones in the same order, for the same {arguments}"
+        )
+    return [given for _, given in by_member]
+
+
 class GroupCollectives(ABC):
     """The collectives of a process, which is a member of a group."""
 
@@ -145,20 +182,8 @@ class GroupCollectives(ABC):
 
     def _meet(self, *called: Hashable, own: Any = None) -> list[Any]:
         """Wait for all members, which must call it with equal arguments; return each member's `own`."""
-        group = self._find_communicator().group
-        item = pickle.dumps((called, own), pickle.HIGHEST_PROTOCOL)
-        by_member = [pickle.loads(each) for each in group.exchange(item)]
-        if any(each[0] != called for each in by_member):
-            plural, singular = self._names
-            listed = "; ".join(
-                f"{singular} {self._number_of(member)}: {each[0]}"
-                for member, each in enumerate(by_member)
-            )
-            raise SynkhronosError(
-                f"the {plural} are at different collectives: {listed}; let every {singular} call the "
-                f"same ones in the same order, for the same arrays"
-            )
-        return [each[1] for each in by_member]
+        group, names = self._find_communicator().group, (*self._names, "arrays")
+        return meet(group.exchange, called, own, names, self._number_of)
 
     def _number_of(self, member: int) -> int:
         """Return the number of a member in messages."""

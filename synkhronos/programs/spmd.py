@@ -113,10 +113,12 @@ class Program(Command):
         world, named_memory = current_world(), state.store.named_memory
         named_memory.release_locks()  # left by an interrupt at the end of the last program
         state.disown()  # as a new rank has the variables of the master's program
+        world.in_program = True
         try:
             with generators.states_of_script(state, self.states):
-                outcome = world.run_program(lambda: self._run(state, world))
+                outcome = self._run(state, world)
         finally:
+            world.in_program = False
             state.transport.end_copy()
             state.restarts = 0
             state.disown()
@@ -353,7 +355,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
             self.kept.append(data)
             return "array", data.handle()
         if kind is Function:
-            return "function", item.name, item.specification
+            return "function", item.specification
         if kind in _PLAIN:
             return None
         found = self._world.rank_state.engine.refer(item, self._world.registry.numbers)

@@ -15,6 +15,7 @@ from typing import Any, Callable, Hashable, Iterable, NamedTuple
 import numpy as np
 
 from synkhronos._typing import Rows
+from synkhronos.arithmetic.partition import as_slice
 from synkhronos.host.handler_errors import reraise_if_handlers
 
 _DIGESTED = 1 << 24  # bytes at a time
@@ -51,8 +52,8 @@ class Composite:
         return []
 
     def rows(self, store: Any, rows: Rows) -> Any:
-        """Return rows of the object, along axis 0."""
-        raise TypeError(f"{type(self).__name__}: it has no rows")
+        """Return rows of the object, a matrix, along axis 0."""
+        return self.open(store)[as_slice(rows) if type(rows) is range else rows]
 
 
 # Arrays in files

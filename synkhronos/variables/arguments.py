@@ -29,29 +29,33 @@ def resolve(
     """
     world = current_world()
     world.check_usable()
-    single = not isinstance(shared_vars, (list, tuple))
-    given: Any = shared_vars
-    variables: list[SharedVariable] = [given] if single else list(given)
-    if not variables:
-        raise ValueError("shared_vars: expected at least one shared variable, got an empty list")
-    seen = set()
-    for variable in variables:
-        engine = world.rank_state.engine
-        if not engine.is_shared(variable) or not engine.is_tensor(variable):
-            raise TypeError(
-                f"shared_vars: expected shared variables of tensors, got {shortened(variable)}"
-            )
-        if variable not in world.registry.numbers and not unused_too:
+    variables = check_tensors(world.rank_state.engine, shared_vars)
+    for variable in variables if not unused_too else ():
+        if variable not in world.registry.numbers:
             raise ValueError(
                 f"shared_vars: {variable} is not used by any function built with synk.function(); use "
                 f"it in one, or call synk.broadcast() on it"
             )
+    if not unused_too and world.before_command is not None:
+        world.before_command()
+    return world, variables, not isinstance(shared_vars, (list, tuple))
+
+
+def check_tensors(engine: Engine, shared_vars: Any) -> list[SharedVariable]:
+    """Return shared variables as a list; raise if they are no variables of tensors, or not distinct."""
+    variables = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
+    if not variables:
+        raise ValueError("shared_vars: expected at least one shared variable, got an empty list")
+    seen = set()
+    for variable in variables:
+        if not engine.is_shared(variable) or not engine.is_tensor(variable):
+            raise TypeError(
+                f"shared_vars: expected shared variables of tensors, got {shortened(variable)}"
+            )
         if variable in seen:
             raise ValueError(f"shared_vars: {variable} is given more than once")
         seen.add(variable)
-    if not unused_too and world.before_command is not None:
-        world.before_command()
-    return world, variables, single
+    return variables
 
 
 def register(world: World, variables: Sequence[SharedVariable]) -> None:
@@ -91,13 +95,13 @@ def numbers_of(world: World, variables: Sequence[SharedVariable]) -> list[int]:
     return [world.registry.numbers[variable] for variable in variables]
 
 
-def as_list(shared_vars: SharedVariables, values: Values, what: str) -> list[Any]:
+def as_list(shared_vars: SharedVariables, values: Values) -> list[Any]:
     """Return one value for each variable. If `shared_vars` is a list, so must `values` be."""
     if not isinstance(shared_vars, (list, tuple)):
         return [values]
     if not isinstance(values, (list, tuple)) or len(values) != len(shared_vars):
         got = len(values) if isinstance(values, (list, tuple)) else type(values).__name__
-        raise ValueError(f"{what}: expected one for each variable, {len(shared_vars)}, got {got}")
+        raise ValueError(f"values: expected one for each variable, {len(shared_vars)}, got {got}")
     return list(values)
 
 

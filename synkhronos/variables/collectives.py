@@ -53,9 +53,6 @@ class Broadcast(Command):
     def __init__(self, numbers: Sequence[int], nccl: bool) -> None:
         self.numbers, self.nccl = numbers, nccl
 
-    def run(self, state: RankState) -> None:
-        self.bind(state)(None)
-
     def bind(self, state: RankState) -> Callable[[Any], None]:
         broadcast = state.communicator(self.nccl).prepare_broadcast(state.master_rank)
 
@@ -117,7 +114,7 @@ def broadcast(
     nccl = check_flag(nccl, "nccl")
     arrays = None
     if values is not None:
-        arrays = conditioned(world.rank_state.engine, variables, as_list(shared_vars, values, "values"))
+        arrays = conditioned(world.rank_state.engine, variables, as_list(shared_vars, values))
     register(world, variables)
     if not world.started and not world.is_recording:  # the workers will have the master's values
         for variable, array in zip(variables, arrays or ()):

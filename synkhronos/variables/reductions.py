@@ -77,9 +77,6 @@ class Reduce(Command):
         """Return the same reduction with other weights."""
         return self if change is None else dataclasses.replace(self, weights=change)
 
-    def run(self, state: RankState) -> list[np.ndarray] | None:
-        return self.bind(state)(None)
-
     def bind(self, state: RankState) -> Callable[[Any], list[np.ndarray] | None]:
         comm = state.communicator(self.nccl)
         is_wired = self.wire is not None and comm.over_cpu.has_wires
@@ -178,9 +175,7 @@ def plan_reduction(
     engine = world.rank_state.engine
     weighed, nccl = _check_weights(world, operation, weights), check_flag(nccl, "nccl")
     started = _begun(engine, numbers, variables) if target == "all" else {}
-    for variable in variables:
-        operation.check_dtype(engine.type_of(variable).dtype, variable)
-    check_wire(engine, wire, variables)
+    check_reducible(engine, operation, wire, variables)
     command: Command = Reduce(numbers, op, target, weighed, nccl, wire, started)
     if key is not None:
         if len(known) >= _MOST_SCHEDULES:
@@ -191,8 +186,12 @@ def plan_reduction(
     return world, variables, numbers, command
 
 
-def check_wire(engine: Engine, wire: Format | None, variables: Sequence[SharedVariable]) -> None:
-    """Raise if shared variables cannot be sent in a wire format."""
+def check_reducible(
+    engine: Engine, operation: Operation, wire: Format | None, variables: Sequence[SharedVariable]
+) -> None:
+    """Raise if shared variables cannot be reduced by an operation, or not be sent in a wire format."""
+    for variable in variables:
+        operation.check_dtype(engine.type_of(variable).dtype, variable)
     if wire is not None:
         arrays = [engine.storage(variable) for variable in variables]
         check_arrays(wire, variables, arrays, [engine.pieces_of(variable) for variable in variables])

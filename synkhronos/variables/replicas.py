@@ -21,7 +21,7 @@ from synkhronos._typing import (
 from synkhronos.arithmetic.partition import select, share
 from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
-from synkhronos.functions.arguments import Shapes
+from synkhronos.functions.arguments import shapes
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.stores.handle import Handle, RequiredRows
 from synkhronos.variables.arguments import (
@@ -33,7 +33,7 @@ from synkhronos.variables.arguments import (
     resolve,
     submit,
 )
-from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.rank_state import Ask, Command, RankState
 from synkhronos.world.schedule import Pending
 from synkhronos.world.world import World, with_call_lock
 
@@ -162,7 +162,7 @@ def scatter(
                 f"or bind data with set_shmems()"
             )
     else:
-        values = as_list(shared_vars, values, "values")
+        values = as_list(shared_vars, values)
     arrays = conditioned(world.rank_state.engine, variables, values, scattered=True)
     rows = [select(batch, len(array)) for array in arrays]
     replica_tracker_of(world).set_apart(numbers_of(world, variables), scattered=True)
@@ -214,29 +214,24 @@ def set_value(
     """
     world, variables, _ = resolve(shared_vars)
     rank = check_rank(world, rank)
-    values = as_list(shared_vars, values, "values")
+    values = as_list(shared_vars, values)
     arrays = conditioned(world.rank_state.engine, variables, values, scattered=batch is not None)
     rows = None if batch is None else [select(batch, len(array)) for array in arrays]
     replica_tracker_of(world).set_apart(numbers_of(world, variables), scattered=False)
     return assign(world, variables, arrays, rows, rank)
 
 
-class _Fetch(Command):
+def fetch(state: RankState, numbers: Sequence[int], rank: int) -> Sequence[AnyArray | Handle] | None:
     """Send copies of one rank's replicas to the master."""
-
-    def __init__(self, numbers: Sequence[int], rank: int) -> None:
-        self.numbers, self.rank = numbers, rank
-
-    def run(self, state: RankState) -> Sequence[AnyArray | Handle] | None:
-        if state.rank != self.rank:
-            return None
-        arrays = state.storages(self.numbers)
-        if state.is_master:
-            return [np.array(state.engine.to_host(array)) for array in arrays]
-        copies = [state.store.empty(np.shape(item), item.dtype) for item in arrays]
-        for copy, item in zip(copies, arrays):
-            state.engine.read(item, copy)  # a copy even if it is in the store, where others may write
-        return [state.send(copy) for copy in copies]
+    if state.rank != rank:
+        return None
+    arrays = state.storages(numbers)
+    if state.is_master:
+        return [np.array(state.engine.to_host(array)) for array in arrays]
+    copies = [state.store.empty(np.shape(item), item.dtype) for item in arrays]
+    for copy, item in zip(copies, arrays):
+        state.engine.read(item, copy)  # a copy even if it is in the store, where others may write
+    return [state.send(copy) for copy in copies]
 
 
 @overload
@@ -297,9 +292,9 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Any:
             values = [world.rank_state.store.get(handle).copy() for handle in values]
         return values[0] if single else values
 
-    command = _Fetch(numbers_of(world, variables), rank)
-    replica_tracker_of(world).compared(command.numbers)
-    return submit(world, command, finish, variables)
+    numbers = numbers_of(world, variables)
+    replica_tracker_of(world).compared(numbers)
+    return submit(world, Ask(fetch, numbers, rank), finish, variables)
 
 
 @overload
@@ -359,7 +354,7 @@ def _of_shapes(
         found = [[of(shape) for shape in by_rank] for by_rank in zip(*results)]
         return found[0] if single else found
 
-    return submit(world, Shapes(numbers_of(world, variables)), finish, variables)
+    return submit(world, Ask(shapes, numbers_of(world, variables)), finish, variables)
 
 
 @overload

@@ -395,14 +395,14 @@ def by_rank(by_machine: Sequence[list[Any]], master_rank: int) -> list[Any]:
     return items
 
 
-def digest_of(package: Path = PACKAGE) -> str:
-    """Return a digest of the names and the contents of the source files in a folder.
+def digest_of() -> str:
+    """Return a digest of the names and the contents of the source files of this package.
 
-    It takes some hundredths of a second for this package.
+    It takes some hundredths of a second.
     """
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(package.rglob("*.py")):
-        for part in (str(path.relative_to(package)).encode(), path.read_bytes()):
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for part in (str(path.relative_to(PACKAGE)).encode(), path.read_bytes()):
             digest.update(b"%d " % len(part))
             digest.update(part)
     return digest.hexdigest()

@@ -25,7 +25,6 @@ import math
 import pickle
 import struct
 import traceback
-from abc import ABC, abstractmethod
 from typing import (
     Any,
     Callable,
@@ -51,7 +50,7 @@ from synkhronos.stores.handle import Composite, Handle, RequiredRows
 from synkhronos.transports.base import Transport
 
 
-class Command(ABC):
+class Command:
     """Something that every rank executes. It does not change once it has been run.
 
     Keep it small: it is pickled for each call.
@@ -77,9 +76,11 @@ class Command(ABC):
         """Return the bytes that are sent."""
         return pickle.dumps(self.sent(), pickle.HIGHEST_PROTOCOL)
 
-    @abstractmethod
+    # A subclass defines `run`, or `bind` if it can be bound: each is defined by the other.
+
     def run(self, state: RankState) -> Any:
         """Execute the command on the state of this rank, and return a value for the master."""
+        return self.bind(state)(None)
 
     def needs(self, ranks: range, size: int) -> Iterable[RequiredRows]:
         """Return which rows of the master's arrays some of the `size` ranks need: by default, none."""
@@ -121,6 +122,27 @@ class Command(ABC):
     def describe(self, state: RankState) -> str:
         """Return a few words about the command, for the log."""
         return self.title(state)
+
+
+class Ask(Command):
+    """Return what a function returns for the state of each rank.
+
+    Parameters
+    ----------
+    function : callable
+        A function of a module, which is called with the state and the arguments.
+    *arguments
+        They are pickled.
+    """
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.function, self.arguments = function, arguments
+
+    def run(self, state: RankState) -> Any:
+        return self.function(state, *self.arguments)
+
+    def title(self, state: RankState) -> str:
+        return self.function.__name__
 
 
 #: The bytes that are sent of a schedule without a change. A pickled command is longer.
@@ -363,6 +385,10 @@ class RankState:
             if found[-1] is None:
                 raise ValueError(f"{self.shareds[number]} has no value on rank {self.rank}: {NO_VALUE}")
         return found
+
+    def sliceable(self, number: int) -> Any:
+        """Return the rows of a sliceable shared variable that this rank has."""
+        return self.engine.storage(self.shareds[number])
 
     def take(self, key: tuple, source: Any, rows: Rows, axis: int = 0) -> Any:
         """Return rows of an array, or of the array or object of a handle.

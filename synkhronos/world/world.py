@@ -5,7 +5,6 @@ There is one world at a time. It is the only mutable global of the package.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import os
@@ -14,7 +13,7 @@ import tempfile
 import threading
 import warnings
 from threading import get_ident
-from typing import Any, Callable, Iterator, NamedTuple, Sequence, TypeVar
+from typing import Any, Callable, NamedTuple, Sequence, TypeVar
 
 from synkhronos._errors import (
     BUSY,
@@ -232,23 +231,7 @@ class World:
         finally:
             self.transport.close(_CLOSING)
 
-    # Programs
-
-    def run_program(self, program: Callable[[], Any]) -> Any:
-        """Return ``program()``, a program of `spmd` on this rank."""
-        self.in_program = True
-        try:
-            return program()
-        finally:
-            self.in_program = False
-
     # Commands
-
-    def surround_commands(
-        self, before: Callable[[], None] | None, after: Callable[[], None] | None
-    ) -> None:
-        """Have functions called before the next command and after each command."""
-        self.before_command, self.after_command = before, after
 
     def check_usable(self) -> None:
         """Raise if this world cannot run commands."""
@@ -267,25 +250,6 @@ class World:
         if self.recorder is not None and self.recorder.is_over():
             self.recorder.leave()
         return self.recorder is not None
-
-    @contextlib.contextmanager
-    def observed(self, see: Callable[[Command, list], object]) -> Iterator[None]:
-        """Have each command that is run in the block seen, with its results."""
-        former, run = vars(self).get("run"), self.run
-
-        def observed(command: Command) -> list:
-            results = run(command)
-            see(command, results)
-            return results
-
-        self.run = observed  # type: ignore[method-assign]  # for this object only
-        try:
-            yield
-        finally:
-            if former is None:
-                del self.run
-            else:
-                self.run = former  # type: ignore[method-assign]  # as above
 
     def submit(self, command: Command, finish: Finish, used: Any = None) -> Any:
         """Run a command and return ``finish(results by rank)``; inside ``fuse()``, record it.
@@ -316,15 +280,16 @@ class World:
         if self._enter_thread is not None:
             self._enter_thread()
         if self.rank_state.size == 1:
-            return self._run_and_drop(command, lambda command: [command.run(self.rank_state)])
+            own = lambda command: [command.run(self.rank_state)]  # noqa: E731
+            return self.registry.drop_and_run(command, own, self._forget)
         if self.before_command is not None:
             self.before_command()
         with self.defer_interrupt:
             if self.call_lock.thread != get_ident():
                 with self.call_lock:
-                    return self._run_and_drop(command, self._run)
+                    return self.registry.drop_and_run(command, self._run, self._forget)
             if self.registry.has_dropped:
-                return self._run_and_drop(command, self._run)
+                return self.registry.drop_and_run(command, self._run, self._forget)
             return self._run(command)
 
     def stay(self, command: Command, leave: Callable[[], None]) -> None:
@@ -361,9 +326,6 @@ class World:
         except WorldBrokenError as broken:
             self._break(broken)
             raise
-
-    def _run_and_drop(self, command: Command, run: Callable[[Command], list]) -> list:
-        return self.registry.drop_and_run(command, run, self._forget)
 
     def _forget(self, numbers: Sequence[int]) -> None:
         for part in list(self._parts.values()):

@@ -3,11 +3,14 @@
 Each check takes `ranks`, a `checks.ranks.Ranks` whose subject is a communicator.
 """
 
+import functools
 import pickle
 import time
 
 import numpy as np
 from checks.ranks import values
+
+from synkhronos.comms.base import Communicator
 
 FLOATS = ["float16", "float32", "float64"]
 INTS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
@@ -22,6 +25,23 @@ OPS = {
 }
 # These include more elements than fit in one piece of a reduction, and fewer elements than ranks.
 SHAPES = [(), (0,), (1,), (3,), (2, 0, 3), (2, 3, 2), (40_001,)]
+
+
+class RepeatingCommunicator(Communicator):
+    """Prepares each kind of collective of a communicator once, and calls it again and again."""
+
+    def __init__(self, comm):
+        super().__init__(comm.group)
+        self._comm, self.reduces_in_place, self.takes = comm, comm.reduces_in_place, comm.takes
+        self.gather, self.all_gather = comm.gather, comm.all_gather
+        self.prepare_broadcast = functools.lru_cache(None)(comm.prepare_broadcast)
+        self.prepare_reduction = functools.lru_cache(None)(comm.prepare_reduction)
+
+    def gather(self, arrays, root):
+        """See `Communicator`; it is replaced."""
+
+    def all_gather(self, arrays):
+        """See `Communicator`; it is replaced."""
 
 
 def single(comm, name, array, *args, **kwargs):

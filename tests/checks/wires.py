@@ -23,6 +23,11 @@ def draw(wire, seed, rank):
     return rng.integers(-60, 60, length_of(wire)).astype("float32")
 
 
+def all_reduce_in(comm, wires, arrays, op, weight=1):
+    """Return the reductions of arrays that are sent between machines in wire formats."""
+    return comm.prepare_reduction(op)(arrays, weight, wires)
+
+
 def reduce_in(comm, wire, seeds, op="sum", weights=None, spoil=None):
     """Reduce arrays of several steps in a format, and return the results.
 
@@ -36,7 +41,7 @@ def reduce_in(comm, wire, seeds, op="sum", weights=None, spoil=None):
         weight = weights[turn][comm.rank] if weights else 1
         if not weight:
             array[:] = np.nan
-        results.append(np.array(comm.all_reduce_in([kept], [array], op, weight)[0]))
+        results.append(np.array(all_reduce_in(comm, [kept], [array], op, weight)[0]))
     return results
 
 
@@ -46,7 +51,7 @@ def forget_and_reduce(comm, wire, forgetful):
     for seed in range(3):
         if seed == 1 and comm.rank in forgetful:
             kept.reset()
-        results.append(np.array(comm.all_reduce_in([kept], [draw(wire, seed, comm.rank)], "sum")[0]))
+        results.append(np.array(all_reduce_in(comm, [kept], [draw(wire, seed, comm.rank)], "sum")[0]))
     return results
 
 
@@ -56,7 +61,7 @@ def reduce_kept(comm, wire, seed, failing=None):
     if comm.rank == failing:
         kept.all_reduce = fail
     try:
-        return np.array(comm.all_reduce_in([kept], [draw(wire, seed, comm.rank)], "sum")[0])
+        return np.array(all_reduce_in(comm, [kept], [draw(wire, seed, comm.rank)], "sum")[0])
     finally:
         vars(kept).pop("all_reduce", None)
 
@@ -74,7 +79,7 @@ def reduce_lists(comm, wires, wrong=None):
     if wrong == comm.rank:
         arrays[0] = arrays[0][:-1]
     kept = [make_wire(wire, [array.shape]) for wire, array in zip(wires, arrays)]
-    return [np.array(one) for one in comm.all_reduce_in(kept, arrays, "sum")]
+    return [np.array(one) for one in all_reduce_in(comm, kept, arrays, "sum")]
 
 
 def reduce_and_show(comm, wire, arrays, factors=None):
@@ -87,7 +92,7 @@ def reduce_and_show(comm, wire, arrays, factors=None):
     if factors is not None:
         restore([kept], [size], Kept([1], np.zeros(0, "float32"), factors))
     for own in arrays:
-        total = np.array(comm.all_reduce_in([kept], [own[comm.rank].copy()], "sum")[0])
+        total = np.array(all_reduce_in(comm, [kept], [own[comm.rank].copy()], "sum")[0])
         found.append((total, np.array(kept_by([kept]).rest)))
     return found
 

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 from checks import wires
-from checks.communicators import CHECKS
+from checks.communicators import CHECKS, RepeatingCommunicator
 from checks.ranks import Ranks
 
 from synkhronos.comms.base import SingleRankCommunicator
 from specifications.communicator import NaiveCommunicator
-from synkhronos.comms.base import RepeatingCommunicator
 from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.stores.base import SharedMemoryStore

@@ -15,7 +15,6 @@ from synkhronos.comms import wires as kept
 from synkhronos.comms.formats import PowerSGD, TopK, make_wire
 from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.comms.staged import StagedCommunicator
-from synkhronos.comms.base import RepeatingCommunicator
 from synkhronos.machines.store import MachinesStore
 from specifications.store import NaiveStore
 from synkhronos.stores.handle import RequiredRows, combine, positions
@@ -50,7 +49,7 @@ def communicating(request):
 
     def communicator(transport):
         made = transport.communicator()
-        return RepeatingCommunicator(made) if is_prepared else made
+        return communicators.RepeatingCommunicator(made) if is_prepared else made
 
     ranks = Ranks(ThreadedMachines(*WORLDS[world], timeout=30), communicator)
     yield ranks
@@ -152,7 +151,7 @@ def reduce_on_device(transport, wire):
     comm = staged(transport)
     assert comm.has_wires and comm.over_cpu is comm
     array = OnDevice(wires.draw(wire, 1, comm.rank))
-    [reduced] = comm.all_reduce_in([make_wire(wire, wires.SHAPES)], [array], "sum")
+    [reduced] = wires.all_reduce_in(comm, [make_wire(wire, wires.SHAPES)], [array], "sum")
     return reduced.value, reduced is array
 
 

@@ -27,7 +27,7 @@ from synkhronos.transports import children, local
 from synkhronos.transports.waiting import BarrierProgress
 from synkhronos.variables import replicas as _replicas
 from synkhronos.world import world
-from synkhronos.world.rank_state import RankState
+from synkhronos.world.rank_state import Ask, RankState
 
 HEADROOM = 16 << 20  # bytes that a rank may still allocate after its memory limit is set
 AGAIN = 1e-3  # seconds until an exception that Python has dropped is raised again
@@ -165,7 +165,7 @@ class Injector:
                 (world, "_run_commands", self.serve),
                 (replicate.Replicate, "run", self.command),
                 (_replicas.Assign, "run", self.command),
-                (_replicas._Fetch, "run", self.command),
+                (Ask, "run", self.command),
                 (_call.CallFunction, "run", self.command),
                 (BarrierProgress, "finish", self.finish),
                 (RankState, "copy_out_of_store", self.prepare),

@@ -416,7 +416,7 @@ for batch in ([None], [[0, 1]]):
           ("batch_s", "one batch per rank, 2", "got 1"),
           lambda e, b=batch: e.slicer(X, batch_s=b))  # fmt: skip
 for value, error, words in [
-    (0, ValueError, "expected 1 or more, got 0"),
+    (0, ValueError, "expected at least 1, got 0"),
     (1.5, TypeError, "expected an int, got 1.5"),
     ("2", TypeError, "expected an int, got '2'"),
     (True, TypeError, "expected an int, got True"),
@@ -588,7 +588,7 @@ for name in ("reduce", "all_reduce"):
     wrong(f"{name}: weights of a closed world's function", ValueError, ("weights", "this world"),
           lambda e, c=collective: c(e.w, weights=e.closed.f))  # fmt: skip
     wrong(f"{name}: weights of a copy of a function", ValueError, ("weights", "this world"),
-          lambda e, c=collective: c(e.w, weights=e.f.copy_of("f", e.f.specification)))  # fmt: skip
+          lambda e, c=collective: c(e.w, weights=e.f.copy_of(e.f.specification)))  # fmt: skip
 for name in ("get_value", "set_value"):
     for rank, error, words in [
         (2, IndexError, ("0 to 1", "2")), (-1, IndexError, ("0 to 1", "-1")),

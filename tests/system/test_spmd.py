@@ -178,7 +178,7 @@ def test_sparse_inputs_and_rows_of_sliceable_variables(ready):
         (lambda rank, f: rank.call(f["mean"], ROWS, z=3), "no input is named 'z'"),
         (lambda rank, f: rank.call(f["mean"], ROWS, batch=[20]), "row 20 is out of range for 20 rows"),
         (lambda rank, f: rank.call(f["mean"], ROWS, batch=0), "no rows to compute on"),
-        (lambda rank, f: rank.call(f["mean"], ROWS, num_slices=0), "num_slices: expected 1 or more"),
+        (lambda rank, f: rank.call(f["mean"], ROWS, num_slices=0), "num_slices: expected at least 1"),
         (lambda rank, f: rank.call(f["mean"], ROWS, output_subset=["best"]), "keys of"),
         (lambda rank, f: rank.call(f["mean"], ROWS, batch_s=[1]), "there are no sliceable_shareds"),
         (lambda rank, f: rank.call(f["share"], batch_s=[9]), "batch_s: row 9 is out of range"),

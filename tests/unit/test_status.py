@@ -83,7 +83,7 @@ def put(page, payload):
 
 
 def call(number):
-    return CallFunction(number, (), None, range(10), None, 1, None)
+    return CallFunction(number, (), range(10), None, 1, None)
 
 
 @pytest.mark.parametrize(

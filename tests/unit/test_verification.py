@@ -14,7 +14,7 @@ import synkhronos as synk
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function, parallel_function
-from synkhronos.functions.call import CallFunction, RowLimit
+from synkhronos.functions.call import CallFunction
 
 pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
 ROWS, TARGETS = np.arange(12.0).reshape(6, 2), np.array([1.0, 0, 1, 1, 0, 0])
@@ -82,10 +82,10 @@ def test_one_process_is_not_verified(world_of):
     "n_rows, most, expected", [(10, 4, [0, 2, 4, 6]), (9, 4, [0, 2, 4, 6]), (3, 4, [0, 1, 2])]
 )
 def test_a_call_on_few_rows_takes_them_at_equal_distances(n_rows, most, expected):
-    call = CallFunction(0, (), None, range(n_rows), None, 1, None)
-    few = call.on_few(RowLimit(most))
-    assert list(few.rows) == expected and few.most.together == most
-    assert call.rows == range(n_rows) and call.most.together is None
+    call = CallFunction(0, (), range(n_rows), None, 1, None)
+    few = call.on_few(most // 2, 2)
+    assert list(few.rows) == expected and few.most == most // 2
+    assert call.rows == range(n_rows) and call.most is None
 
 
 def test_rounding_is_no_difference(two):

@@ -23,7 +23,7 @@ from synkhronos._typing import AnyArray
 from synkhronos.extensions.pymc import native
 from synkhronos.extensions.pymc.compiled import Layout, hash_of, is_compiled_by_numba, n_bytes_of
 from synkhronos.extensions.pymc.lost_errors import log
-from synkhronos.functions.steps import Workers, compiled_of, workers_of
+from synkhronos.functions.steps import World, compiled_of, stay, world_to_stay
 
 _LARGE = 1 << 16  # bytes of rows of a rank; with fewer, one process computes all rows at once
 _LATE = 0.2  # seconds, as in `native`
@@ -42,13 +42,13 @@ class Residence:
         _libc.pthread_mutex_init(ctypes.c_void_p(self.common + native.MUTEX), None)
         os.register_at_fork(after_in_child=functools.partial(_switch_off, weakref.ref(self._sums)))
         self._board: AnyArray | None = None
-        self._workers: Workers | None = None
+        self._world: World | None = None
 
-    def begin(self, workers: Workers, new: ResidentSum) -> None:
+    def begin(self, world: World, new: ResidentSum) -> None:
         """Have the workers enter the loop, with all sums that are ready."""
         self._sums.add(new)
-        self._workers = workers
-        size, own = workers.size, workers.rank
+        self._world = world
+        size, own = world.size, world.master_rank
         before = self._board  # until the workers have left it
         memory = synk.data(np.zeros(native.LINE * (1 + size), np.uint8))
         self._board = np.asarray(memory)
@@ -73,14 +73,14 @@ class Residence:
                 write(self.common + place, value)
             uses = [(item.function, [*item.data, item.box, memory]) for item in sums]
             layouts = [item.layout for item in sums]
-            workers.stay(serve, uses, (layouts, size, own, common[native.POLLS]), self.leave)
+            stay(world, serve, uses, (layouts, size, own, common[native.POLLS]), self.leave)
         if not all([item.compile() for item in sums]):  # which the workers do at the same time
             return
         if size > 1:
             waited = 0.0
             while native.wait_for_ranks(self.common, 0):
                 waited += _LATE
-                workers.check(waited)
+                world.check_waiting(waited)
         del before
         if self._has_failed():
             new.is_impossible = True
@@ -95,15 +95,15 @@ class Residence:
         for item in self._sums:
             item.set_on(False)
         native.unlock(self.common)
-        board, workers = self._board, self._workers
-        if board is not None and workers is not None:
+        board, world = self._board, self._world
+        if board is not None and world is not None:
             write(board.ctypes.data + native.LEAVE, 1)
-            native.wake(board.ctypes.data, workers.size, workers.rank)
+            native.wake(board.ctypes.data, world.size, world.master_rank)
 
     def check(self, waited: float) -> None:
         """Raise if it is useless to wait longer for an evaluation."""
-        if self._workers is not None:
-            self._workers.check(waited)
+        if self._world is not None:
+            self._world.check_waiting(waited)
         if self._has_failed():  # they have left the loop; the next command gets their errors
             for item in self._sums:
                 item.set_on(False)
@@ -167,10 +167,10 @@ class ResidentSum:
         n_outputs : int
             The number of outputs.
         """
-        workers = workers_of(function)
-        if workers is not None and self._take(function, data, values, n_outputs, workers.size):
-            self._residence = workers.part(Residence)
-            self._residence.begin(workers, self)
+        world = world_to_stay(function)
+        if world is not None and self._take(function, data, values, n_outputs, world.size):
+            self._residence = world.part(Residence)
+            self._residence.begin(world, self)
 
     def begin_alone(
         self, function: synk.Function, data: Sequence[Any], values: Sequence[AnyArray], n_outputs: int
@@ -301,7 +301,7 @@ def serve(
     master: int,
     polls: int,
 ) -> None:
-    """Compute this worker's part of sums until it has to leave; see `Workers.stay`.
+    """Compute this worker's part of sums until it has to leave; see `stay`.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ from synkhronos.extensions.pymc.serial import (
     n_bytes,
     value_and_gradient,
 )
-from synkhronos.functions.steps import call_on_change, turn_of
+from synkhronos.functions.steps import call_on_change
 
 _POINTS = 3  # points at which it is tested whether the rows are independent
 _SLICE = 4 << 20  # bytes of rows in a slice, so that they and intermediate results stay in the cache
@@ -280,7 +280,7 @@ class Rows(EvaluatedSum):
     @property
     def turn(self) -> Any:
         """The turn that an evaluation waits for, since samplers evaluate in threads of their own."""
-        return turn_of(self._function(True), waits=True)
+        return self._function(True).call_lock.waited_for
 
     def test(self, points: Iterable[Sequence[Any]]) -> None:
         """Raise ValueError unless the rows are independent at the first points where the sum is finite.

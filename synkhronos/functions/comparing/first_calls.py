@@ -16,7 +16,7 @@ from synkhronos._errors import MismatchError, WorldBrokenError, warn
 from synkhronos._text import listed
 from synkhronos.engines.base import Causes
 from synkhronos.functions.analysis import causes_of
-from synkhronos.functions.call import CallFunction, RowLimit
+from synkhronos.functions.call import CallFunction
 from synkhronos.functions.comparing.reasons import of_graph
 from synkhronos.functions.comparing.serial_comparison import (
     SerialComparison,
@@ -186,9 +186,9 @@ def _on_few_rows(world: World, called: Sequence[Called]) -> list[Called]:
     # One rank computes `size` times as many rows, and then all compute these: half of a call or less.
     by_rank = max(1, min(own, _LEAST) if is_short else 1, min(_MOST, own // (2 * (size + 1))))
     by_rank = max(by_rank, *[getattr(item.command, "num_slices", 1) for item in called])
-    most = RowLimit(by_rank * size, by_rank)
     return [
-        item._replace(command=item.command.on_few(most)) if item.function else item for item in called
+        item._replace(command=item.command.on_few(by_rank, size)) if item.function else item
+        for item in called
     ]
 
 

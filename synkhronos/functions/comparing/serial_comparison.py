@@ -13,7 +13,6 @@ from synkhronos._typing import AnyArray, SharedVariable
 from synkhronos.arithmetic.comparison import Difference, Tolerance, difference
 from synkhronos.arithmetic.operations import GATHER
 from synkhronos.functions.analysis import analysis_of, causes_of
-from synkhronos.functions.call import CallFunction
 from synkhronos.functions.comparing import reasons
 from synkhronos.functions.comparing.trial_runs import ByRank, Called, Calls, OnOneRank, called
 from synkhronos.functions.outputs import check_all_are_none
@@ -373,57 +372,46 @@ def _largest(values: Sequence[AnyArray], serial: AnyArray) -> Difference:
 # What the script asks for
 
 
-def check_call(
-    world: World, function: Any, command: CallFunction, rtol: float | None, atol: float | None
-) -> Comparison:
-    """Compare all of a call with the same call on one rank; see `Function.check`."""
-    indices = range(len(function.output_modes)) if command.subset is None else command.subset
-    outputs = {f"output {index}": (0, index) for index in indices}
-    tolerances = _check_tolerances(rtol, atol)
-    replicate(world)
-    calls = Calls(world, [Called(function, command)])
-    compared = ToCompare(outputs, _named(world, calls.tensors), function.reduced)
-    return _checked(world, function, calls, compared, *tolerances)
-
-
-def check_commands(
+def check_calls(
     world: World,
     function: Any,
     commands: Sequence[Command],
     outputs: Mapping[str, tuple[int, int]],
-    updated: Iterable[SharedVariable],
     rtol: float | None,
     atol: float | None,
+    updated: Iterable[SharedVariable] | None = None,
 ) -> Comparison:
-    """Compare the commands of a step with the same commands on one rank; see `Function.check_step`."""
-    tolerances = _check_tolerances(rtol, atol)
+    """Compare all of some calls with the same calls on one rank.
+
+    Parameters
+    ----------
+    function : Function
+        The function that messages name.
+    commands : list of Command
+        The calls.
+    outputs : dict
+        As of `ToCompare`.
+    rtol, atol
+        As of `Function.check`.
+    updated : iterable of shared variables, optional
+        Of a step: those of the updated variables that are compared; by default all of them.
+    """
+    rtol = None if rtol is None else _check_tolerance(rtol, "rtol")
+    atol = 0.0 if atol is None else _check_tolerance(atol, "atol")
     replicate(world)
     calls = Calls(world, [called(world, command) for command in commands])
-    numbers = {world.registry.numbers[shared] for shared in updated}
-    variables = _named(world, [tensor for tensor in calls.tensors if tensor in numbers])
-    compared = ToCompare(outputs, variables, of_step=True)
-    return _checked(world, function, calls, compared, *tolerances)
-
-
-def _named(world: World, numbers: Iterable[int]) -> dict[int, str]:
-    return {number: f"shared variable {label(world, number)}" for number in numbers}
-
-
-def _checked(
-    world: World, function: Any, calls: Calls, compared: ToCompare, rtol: float | None, atol: float
-) -> Comparison:
+    numbers, of_step = calls.tensors, updated is not None
+    if updated is not None:
+        chosen = {world.registry.numbers[shared] for shared in updated}
+        numbers = [number for number in numbers if number in chosen]
+    variables = {number: f"shared variable {label(world, number)}" for number in numbers}
+    compared = ToCompare(outputs, variables, {} if of_step else function.reduced, of_step)
     found = SerialComparison(world, calls, compared, tolerance_of(world, calls, rtol, atol))
     found.run(everywhere=True)
     if found.complaints:
         text = found.text(function, "the serial function")
         raise MismatchError(text, [complaint.what for complaint in found.complaints])
     return Comparison(found.differences, found.not_compared)
-
-
-def _check_tolerances(rtol: float | None, atol: float | None) -> tuple[float | None, float]:
-    """Return the tolerances, or raise if one is not a finite number of at least 0."""
-    relative = None if rtol is None else _check_tolerance(rtol, "rtol")
-    return relative, 0.0 if atol is None else _check_tolerance(atol, "atol")
 
 
 def _check_tolerance(value: float, name: str) -> float:

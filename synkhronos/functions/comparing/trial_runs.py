@@ -23,13 +23,13 @@ from synkhronos.arithmetic.partition import select
 from synkhronos.comms.base import SingleRankCommunicator
 from synkhronos.engines.base import Analysis, Sources
 from synkhronos.functions.analysis import analysis_of
-from synkhronos.functions.call import CallFunction, Column
+from synkhronos.functions.call import CallFunction
 from synkhronos.functions.outputs import NO_ARRAY, unpack
 from synkhronos.functions.replica import on_copies
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.stores.handle import Handle, RequiredRows
 from synkhronos.world import generators
-from synkhronos.world.rank_state import Command, FusedCommand, RankState
+from synkhronos.world.rank_state import Ask, Command, FusedCommand, RankState
 from synkhronos.world.world import World
 
 _ULPS = 4  # by how much `Perturbed` changes a number
@@ -65,12 +65,17 @@ class SerialRank(RankState):
         The state of the master.
     """
 
+    rows_of: Mapping[int, Any] = {}  # the rows of all ranks of sliceable shared variables, by number
+
     def __init__(self, state: RankState) -> None:
         vars(self).update(vars(state))
         self.rank = self.master_rank = 0
         self.size, self.is_master = 1, True
         self.comm, self.overlap, self.log = SingleRankCommunicator(_Single()), None, None
         self.rows, self.peers, self.wires, self.sent = {}, {}, {}, []
+
+    def sliceable(self, number: int) -> Any:
+        return self.rows_of[number]
 
 
 class _Single:
@@ -97,32 +102,6 @@ class Perturbed(SerialRank):
             return taken
         signs = np.random.RandomState(0).choice([-_ULPS, _ULPS], taken.shape)
         return taken * (1 + np.finfo(taken.dtype).eps * signs).astype(taken.dtype)
-
-
-class SerialCall(CallFunction):
-    """A call in one piece, on the rows of all ranks."""
-
-    _rows_of: Mapping[int, Any] = {}
-
-    @staticmethod
-    def of(call: CallFunction, rows_of: Mapping[int, Any]) -> SerialCall:
-        """Return a call on all rows that is otherwise like a call on all ranks.
-
-        Parameters
-        ----------
-        call : CallFunction
-            The call on all ranks.
-        rows_of : dict
-            The rows of all ranks of sliceable shared variables, by number.
-        """
-        made = SerialCall(call.number, call.handles, call.splits, call.rows, None, 1, call.subset)
-        made.most = call.most._replace(by_rank=None)
-        made._rows_of = rows_of
-        return made
-
-    def _sliceable(self, state: RankState, number: int) -> Column:
-        array = self._rows_of[number]
-        return Column(array, range(len(array)), 0, (self.number, "shared", number))
 
 
 # All ranks
@@ -185,33 +164,17 @@ def sampled(array: np.ndarray, most: int | None) -> np.ndarray:
     return np.array(array if most is None else sample(array, most))
 
 
-@dataclasses.dataclass(eq=False, repr=False)
-class SliceableRows(Command):
-    """Send the rows of sliceable shared variables that this rank would use.
-
-    Parameters
-    ----------
-    numbers : list of int
-        The numbers of the variables.
-    batch_s : list or None
-        The rows to use, by rank.
-    most : int or None
-        The largest number of rows of each variable.
-    """
-
-    numbers: Sequence[int]
-    batch_s: Sequence[Batch | None] | None
-    most: int | None
-
-    def run(self, state: RankState) -> list[np.ndarray | Handle]:
-        batch = None if self.batch_s is None else self.batch_s[state.rank]
-        sent = []
-        for number in self.numbers:
-            array = state.engine.storage(state.shareds[number])
-            own = select(batch, len(array), "batch_s")[: self.most]
-            rows = state.engine.to_host(state.engine.take(array, own))
-            sent.append(np.array(rows) if state.is_master else state.send(np.array(rows)))
-        return sent
+def sliceable_rows(
+    state: RankState, numbers: Sequence[int], batch_s: Sequence[Batch | None] | None, most: int | None
+) -> list[np.ndarray | Handle]:
+    """Send the rows of sliceable shared variables that this rank would use, `most` of each."""
+    batch, sent = None if batch_s is None else batch_s[state.rank], []
+    for number in numbers:
+        array = state.sliceable(number)
+        own = select(batch, len(array), "batch_s")[:most]
+        rows = state.engine.to_host(state.engine.take(array, own))
+        sent.append(np.array(rows) if state.is_master else state.send(np.array(rows)))
+    return sent
 
 
 # Both
@@ -358,27 +321,32 @@ class Calls:
         state = (Perturbed if perturbed else SerialRank)(world.rank_state)
         commands = [self._serial(command) for _, command in self.called]
         with without_effects(state, self.updated):
-            for command in commands:
+            for command, rows_of in commands:
+                state.rows_of = rows_of
                 result = command.run(state)
-                is_call = isinstance(command, SerialCall)
+                is_call = isinstance(command, CallFunction)
                 outputs.append([_copied(state, item) for item in result[1:]] if is_call else [])
             exported = {item: state.engine.export(state.shareds[item]) for item in compared}
             news = {item: sampled(new, most) for item, new in exported.items()}
         return OnOneRank(outputs, news)
 
-    def _serial(self, command: Any) -> Command:
-        number: Any = getattr(command, "number", None)
-        replica = self._world.rank_state.functions.get(number)
-        if replica is None:
-            return command.exact()
-        return SerialCall.of(command, self._sliceable_rows(command, replica.sliceable))
+    def _serial(self, command: Any) -> tuple[Command, dict[int, Any]]:
+        """Return a command in one piece on the rows of all ranks, and those of sliceable variables."""
+        if not isinstance(command, CallFunction):
+            return command.exact(), {}
+        most = None if command.most is None else command.most * self._world.size
+        replica = self._world.rank_state.functions[command.number]
+        return (
+            dataclasses.replace(command, batch_s=None, num_slices=1, most=most),
+            self._sliceable_rows(command, replica.sliceable),
+        )
 
     def _sliceable_rows(self, call: CallFunction, numbers: Sequence[int]) -> dict[int, Any]:
         """Return the rows of all ranks of each sliceable variable."""
         if not numbers:
             return {}
         state = self._world.rank_state
-        by_rank = self._world.run(SliceableRows(numbers, call.batch_s, call.most.by_rank))
+        by_rank = self._world.run(Ask(sliceable_rows, numbers, call.batch_s, call.most))
         rows = [np.concatenate([unpack(state, item) for item in each]) for each in zip(*by_rank)]
         on_host = [isinstance(state.engine.storage(state.shareds[item]), np.ndarray) for item in numbers]
         rows = [row if host else state.engine.to_device(row) for row, host in zip(rows, on_host)]
