@@ -2,9 +2,9 @@
 
 ``channel`` has the classes of controllers and workers. ``param_sync`` has rules for parameters that all
 workers share, and ``training`` has rules in which all workers meet. ``ops`` are reductions in graphs,
-and ``launcher`` is the command ``platoon-launcher``. ``controller`` is for experiments without a script
-of their own for it. ``processes`` are the workers that a controller starts, with their options, and
-``configparser`` reads ``.platoonrc``.
+and ``launcher`` is the command ``platoon-launcher``, with the processes that it and a controller start.
+``controller`` is for experiments without a script of their own for it, and ``configparser`` reads
+``.platoonrc``.
 
 A controller is a `synkhronos.Listener`, and a worker is attached to it, whoever has started it.
 """

@@ -9,7 +9,7 @@ import numpy as np
 
 import synkhronos as synk
 from synkhronos._typing import SharedVariable
-from synkhronos.compat.platoon import processes
+from synkhronos.compat.platoon import launcher
 from synkhronos.compat.platoon.param_sync import EASGD, ParamSyncRule
 from synkhronos.engines.names import package
 
@@ -46,14 +46,14 @@ class Worker:
 
     def __init__(
         self,
-        control_port: int = processes.CONTROL_PORT,
+        control_port: int = launcher.CONTROL_PORT,
         data_port: int | None = None,
-        socket_timeout: int = processes.SOCKET_TIMEOUT,
-        data_hwm: int = processes.DATA_HWM,
+        socket_timeout: int = launcher.SOCKET_TIMEOUT,
+        data_hwm: int = launcher.DATA_HWM,
         port: int | None = None,
     ) -> None:
         self._seconds = socket_timeout / 1000
-        self._attached = synk.attach(processes.name_of(control_port), self._seconds)
+        self._attached = synk.attach(launcher.name_of(control_port), self._seconds)
         self._center: synk.Center | None = None
         self._params: list[SharedVariable] = []
         self._rule: ParamSyncRule | None = None
@@ -63,10 +63,10 @@ class Worker:
     def default_parser() -> argparse.ArgumentParser:
         """Return a parser with the options of a worker."""
         parser = argparse.ArgumentParser(description="A worker of Platoon, by synkhronos.")
-        add, port, wait = parser.add_argument, processes.CONTROL_PORT, processes.SOCKET_TIMEOUT
+        add, port, wait = parser.add_argument, launcher.CONTROL_PORT, launcher.SOCKET_TIMEOUT
         add("--control-port", type=int, default=port, help="default: %(default)s")
         add("--data-port", type=int, help="the port of the minibatches, if there is one")
-        add("--data-hwm", type=int, default=processes.DATA_HWM, help="accepted, and not used")
+        add("--data-hwm", type=int, default=launcher.DATA_HWM, help="accepted, and not used")
         longest = "milliseconds to wait for the controller; default: %(default)s"
         add("--socket-timeout", type=int, default=wait, help=longest)
         return parser
@@ -103,7 +103,7 @@ class Worker:
         """Send a request to the controller, and return its answer."""
         return self._attached.ask(req, info, self._seconds)
 
-    def init_mb_sock(self, port: int | None = None, data_hwm: int = processes.DATA_HWM) -> None:
+    def init_mb_sock(self, port: int | None = None, data_hwm: int = launcher.DATA_HWM) -> None:
         """Do nothing: minibatches are in memory that the workers share."""
 
     def recv_mb(self) -> Any:
@@ -134,7 +134,7 @@ class Worker:
         param_sync_rule : ParamSyncRule, optional
             What `sync_params` does.
         """
-        self._params = _as_list(params)
+        self._params = as_list(params)
         self._rule = param_sync_rule
         own = [param.get_value() for param in self._params]
         self._center = self._attached.center(self._params)
@@ -249,7 +249,7 @@ class Soldier(Worker):
 
     def __init__(self, port: int | None = None, cport: int | None = None, **options: Any) -> None:
         given = cport if cport is not None else port
-        super().__init__(processes.CONTROL_PORT if given is None else given, **options)
+        super().__init__(launcher.CONTROL_PORT if given is None else given, **options)
 
     def init_shared_params(
         self,
@@ -270,7 +270,8 @@ class Soldier(Worker):
         super().init_shared_params(params, given[0] if given else param_sync_rule)
 
 
-def _as_list(params: Any) -> list[Any]:
+def as_list(params: Any) -> list[Any]:
+    """Return a list of shared variables, given one or several."""
     return [params] if hasattr(params, "get_value") else list(params)
 
 

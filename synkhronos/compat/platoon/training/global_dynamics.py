@@ -8,7 +8,7 @@ from typing import Any, Sequence, Union
 import numpy as np
 
 from synkhronos._typing import SharedVariable
-from synkhronos.compat.platoon.channel.worker import Worker, find_worker
+from synkhronos.compat.platoon.channel.worker import Worker, as_list, find_worker
 from synkhronos.compat.platoon.param_sync import elastic_change
 
 _Variables = Union[SharedVariable, Sequence[SharedVariable]]
@@ -47,10 +47,7 @@ class GlobalDynamics(ABC):
         """Apply the rule to its variables."""
 
     def _keep(self, *groups: _Variables) -> None:
-        lists: list[list[SharedVariable]] = [
-            [group] if hasattr(group, "get_value") else list(group)  # type: ignore[list-item]  # by kind
-            for group in groups
-        ]
+        lists = [as_list(group) for group in groups]
         lengths = [len(each) for each in lists]
         if len(set(lengths)) > 1:
             raise ValueError(f"make_rule: expected as many variables in each list, got {lengths}")
