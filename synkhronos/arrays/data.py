@@ -501,7 +501,7 @@ def _kind(
     if dtype is not None or ndim is not None:
         raise ValueError("data: give var, or dtype and ndim, not both")
     try:
-        dtype, ndim, _ = world.rank_state.engine.type_of(var)
+        dtype, ndim, *_ = world.rank_state.engine.type_of(var)
     except TypeError as error:
         raise TypeError(f"data: var: {error}") from error
     return dtype, ndim, name or var.name

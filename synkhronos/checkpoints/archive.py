@@ -25,7 +25,6 @@ import os
 import re
 import stat
 import zipfile
-from types import TracebackType
 from typing import IO, Any, BinaryIO, Callable, Iterable, Iterator, Literal
 
 import numpy as np
@@ -123,9 +122,7 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(
-        self, kind: type | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._archive.close()
         self._file.close()
 
@@ -261,20 +258,20 @@ def target(path: PathLike) -> str:
         if part in ("", ".", ".."):
             done = os.path.dirname(done) if part == ".." else done
             continue
-        rank_state = os.path.join(done, part)
+        entry = os.path.join(done, part)
         try:
-            mode = os.lstat(rank_state).st_mode
+            mode = os.lstat(entry).st_mode
         except FileNotFoundError:
             mode = 0
         if mode and not stat.S_ISDIR(mode):
-            _check_owner(rank_state)
+            _check_owner(entry)
         if not stat.S_ISLNK(mode):
-            done = rank_state
+            done = entry
             continue
         n_links += 1
         if n_links > _MOST_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fsdecode(path))
-        link = os.readlink(rank_state)
+        link = os.readlink(entry)
         done = "/" if link.startswith("/") else done
         left += link.split("/")[::-1]
     return done

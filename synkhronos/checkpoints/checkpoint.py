@@ -254,12 +254,11 @@ def _entries(world: World, numbers: Sequence[int], keys: Mapping[int, Key]) -> l
 
 
 def _values(world: World, number: int, entry: Entry) -> list[AnyArray]:
+    state = world.rank_state
     if len(entry.members) == 1:
-        return [world.rank_state.engine.export(world.rank_state.shareds[number])]
-    sent = enumerate(world.run(_Send(number)))
-    return [
-        item if rank == world.master_rank else world.rank_state.store.get(item) for rank, item in sent
-    ]
+        return [state.engine.export(state.shareds[number])]
+    sent = world.run(_Send(number))
+    return [item if rank == state.rank else state.store.get(item) for rank, item in enumerate(sent)]
 
 
 @with_call_lock
@@ -349,15 +348,10 @@ def load(
 
 def _check_fit(world: World, numbers: Sequence[int], entries: Sequence[Entry]) -> None:
     """Raise ``ValueError`` unless replicas have the shapes in the file; numbers of rows may differ."""
-    complaints = []
-    streams = _streams(world)
+    complaints, state, streams = [], world.rank_state, _streams(world)
     by_rank = world.run(_Inspect(numbers, digest=False))
     for number, entry, found in zip(numbers, entries, zip(*by_rank)):
-        kind = (
-            None
-            if number in streams
-            else world.rank_state.engine.type_of(world.rank_state.shareds[number])
-        )
+        kind = None if number in streams else state.engine.type_of(state.shareds[number])
         has_rows = kind is not None and kind.ndim > 0 and kind.extents[0] is None
         fixed = slice(1 if has_rows and len(entry.shapes) > 1 else 0, None)
         for rank, (dtype, shape, _) in enumerate(found):

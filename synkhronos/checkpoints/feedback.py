@@ -142,9 +142,8 @@ class _Keep(Command):
 def find(world: World, numbers: Sequence[int], keys: dict[int, Key]) -> list[tuple[Owner, Feedback]]:
     """Return the state of the machines for shared variables with these numbers, with descriptions."""
     found: list[tuple[Owner, Feedback]] = []
-    for owner in _of_leaders(world.rank_state, numbers) + _of_progress_processes(
-        world.rank_state, numbers
-    ):
+    state = world.rank_state
+    for owner in _of_leaders(state, numbers) + _of_progress_processes(state, numbers):
         by_machine = sorted(item for item in world.run(_Find(owner)) if item is not None)
         _, counts, rest, factors = by_machine[0]
         # If the counts differ, a collective has failed, and all start afresh.

@@ -42,26 +42,15 @@ if TYPE_CHECKING:  # the types of arguments of engines
 
 
 class TensorType(NamedTuple):
-    """The type of a variable, known before it has a value."""
-
-    dtype: np.dtype
-    ndim: int
-    extents: tuple[int | None, ...]  # for each axis, the extent that the type fixes, or None
-
-
-def dims_of(variable: Variable) -> tuple[str, ...]:
-    """Return the names of the dimensions of a variable, if they have names, as of PyTensor's xtensor."""
-    return getattr(getattr(variable, "type", None), "dims", ())
-
-
-class InputType(NamedTuple):
-    """The type of an input: a tensor, or another type whose values a function can be called with.
+    """The type of a variable, known before it has a value: a tensor, or another value of an input.
 
     Attributes
     ----------
-    dtype, ndim, extents
-        As of `TensorType`. For a ``"csr"`` or ``"csc"`` matrix, they describe the matrix; an
-        ``"object"`` has no dtype and no dimensions.
+    dtype, ndim
+        For a ``"csr"`` or ``"csc"`` matrix, they describe the matrix; an ``"object"`` has no dtype and
+        no dimensions.
+    extents : tuple
+        For each axis, the extent that the type fixes, or None.
     format : {"dense", "csr", "csc", "object"}
     """
 
@@ -69,6 +58,37 @@ class InputType(NamedTuple):
     ndim: int
     extents: tuple[int | None, ...]
     format: str = "dense"
+
+
+def dims_of(variable: Variable) -> tuple[str, ...]:
+    """Return the names of the dimensions of a variable, if they have names, as of PyTensor's xtensor."""
+    return getattr(getattr(variable, "type", None), "dims", ())
+
+
+class Definition(NamedTuple):
+    """What a function is compiled from.
+
+    Attributes
+    ----------
+    inputs, outputs : list of variables
+        The arguments of the function, and its results.
+    on_host : list of bool
+        Whether each output must be a NumPy array; other outputs may stay where they are computed.
+    updates : list of (shared, variable)
+        Shared variables and their new values.
+    givens : mapping or pairs
+        Replacements of variables, as the compiler takes them.
+    sliceable : list of shared variables
+        For each, the compiled function takes an additional argument after `inputs`: the rows to use
+        instead of the value of the shared variable.
+    """
+
+    inputs: Variables
+    outputs: Variables
+    on_host: Sequence[bool]
+    updates: Updates = ()
+    givens: AnyGivens = None
+    sliceable: SharedVariables = ()
 
 
 class WrappedInput(NamedTuple):
@@ -299,9 +319,9 @@ class Engine(ABC):
     def type_of(self, variable: Variable) -> TensorType:
         """Return the `TensorType` of a variable; raise ``TypeError`` if it is not a tensor variable."""
 
-    def input_type_of(self, variable: Variable) -> InputType:
-        """Return the `InputType` of a variable; raise ``TypeError`` if it cannot be an input."""
-        return InputType(*self.type_of(variable))
+    def input_type_of(self, variable: Variable) -> TensorType:
+        """Return the `TensorType` of a variable; raise ``TypeError`` if it cannot be an input."""
+        return self.type_of(variable)
 
     def unwrap_input(self, given: Any) -> WrappedInput | None:
         """Return the contents of the compiler's class for inputs with options; None for the rest."""
@@ -336,34 +356,8 @@ class Engine(ABC):
         """Whether this is a function that the compiler has compiled."""
 
     @abstractmethod
-    def build(
-        self,
-        inputs: Variables,
-        outputs: Variables,
-        updates: Updates,
-        givens: AnyGivens,
-        sliceable: SharedVariables,
-        on_host: Sequence[bool],
-        **kwargs: Any,
-    ) -> Compiled:
-        """Compile a function.
-
-        Parameters
-        ----------
-        inputs, outputs : list of variables
-            The arguments of the function, and its results.
-        updates : list of (shared, variable)
-            Shared variables and their new values.
-        givens : mapping or pairs
-            Replacements of variables, as the compiler takes them.
-        sliceable : list of shared variables
-            For each, the compiled function takes an additional argument after `inputs`: the rows to
-            use instead of the value of the shared variable.
-        on_host : list of bool
-            Whether each output must be a NumPy array; other outputs may stay where they are computed.
-        **kwargs
-            Further options of the compiler.
-        """
+    def build(self, definition: Definition, **kwargs: Any) -> Compiled:
+        """Compile a function; `kwargs` are further options of the compiler."""
 
     def free_rows(
         self,
@@ -380,7 +374,7 @@ class Engine(ABC):
         Parameters
         ----------
         outputs, updates, givens
-            As of `build`.
+            As of a `Definition`.
         rows : dict
             The variables whose rows are divided among the ranks, and the axis of the rows.
         no_default_updates : bool or list of shared variables
@@ -389,7 +383,7 @@ class Engine(ABC):
         Returns
         -------
         outputs, updates, givens
-        fixed : list of Fixed
+        fixed : list of HardcodedRowCount
             The numbers that are left.
         """
         return outputs, updates, givens, []

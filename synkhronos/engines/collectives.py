@@ -42,7 +42,6 @@ from synkhronos.engines.names import (
     Op,
     Shape_i,
     SharedVariable,
-    TensorType,
     Variable,
     VariableType,
     ancestors,
@@ -122,9 +121,9 @@ class Collective(Op):
     def __init__(self, loss_op: str | None, number: int | None = None) -> None:
         self.loss_op, self.number = loss_op, number
 
-    def numbered(self, number: int | None) -> Collective:
-        """Return the operation with a number."""
-        return type(self)(self.loss_op, number)
+    def numbered(self, number: int) -> Collective:
+        """Return the operation with a number, which is the last of its properties."""
+        return type(self)(*self._props()[:-1], number)  # type: ignore[call-arg]  # of a subclass
 
     def of(self, *inputs: Variable, peers: Variable = ALONE) -> Variable:
         """Return the result for some inputs."""
@@ -211,9 +210,6 @@ class AllReduce(Collective):
         super().__init__(loss_op, number)
         self.op = op
         self.is_same_everywhere = op not in ("weighted_sum", "share_of_sum")
-
-    def numbered(self, number: int | None) -> Collective:
-        return AllReduce(self.op, self.loss_op, number)
 
     def _run(self, peers: Peers, array: Array) -> Array:
         return peers.all_reduce(array, self.op, self.number)
@@ -330,9 +326,6 @@ class BucketReady(Collective):
     def __str__(self) -> str:
         return f"Ready{{bucket {self.bucket} of {len(self.buckets.shapes)}}}"
 
-    def numbered(self, number: int | None) -> BucketReady:
-        return BucketReady(self.buckets, self.bucket, number)
-
     def perform(self, node: Apply, inputs: list[Any], outputs: list[list[Any]]) -> None:
         peers, vector = inputs
         if peers is not None:
@@ -344,11 +337,6 @@ class BucketReady(Collective):
 
     def _derivative(self, inputs: list[Variable], tangent: Variable) -> Variable:
         return tangent
-
-
-def is_on_host(vector: SharedVariable) -> bool:
-    """Whether a shared variable is a NumPy array, and not on a device."""
-    return isinstance(vector.type, TensorType)
 
 
 def fill_in_buckets(
@@ -458,7 +446,7 @@ def ordering_mode(mode: Mode) -> Mode:
     last = _Ordering()
     optimizer = mode.provided_optimizer
     if isinstance(optimizer, GraphRewriter):
-        ordered = mode.clone(optimizer=names.then(optimizer, last))
+        ordered = mode.clone(optimizer=names.SequentialGraphRewriter(optimizer, last))
     else:
         ordered = mode.register((last, 1e6))
     if hasattr(ordered.linker, "schedule"):
@@ -503,8 +491,3 @@ def _check_not_lazy(fgraph: FunctionGraph, collectives: list[Apply]) -> None:
 def takes_peers(compiled: Compiled) -> bool:
     """Whether a compiled function takes the peers as an argument."""
     return any(is_peers(spec.variable) and spec.variable is not ALONE for spec in compiled.maker.inputs)
-
-
-def takes_from_master(compiled: Compiled) -> bool:
-    """Whether some of the collectives of a compiled function take the master's value."""
-    return any(getattr(node.op, "is_of_master", False) for node in compiled.maker.fgraph.apply_nodes)

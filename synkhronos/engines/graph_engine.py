@@ -7,6 +7,7 @@ import copyreg
 import functools
 import inspect
 import io
+import pickle
 import sys
 from abc import abstractmethod
 from typing import (
@@ -31,9 +32,8 @@ from synkhronos.engines.analysis.windows import cut_windows
 from synkhronos.engines.base import (
     Analysis,
     Causes,
+    Definition,
     Engine,
-    HardcodedRowCount,
-    InputType,
     TensorType,
     Windows,
     WrappedInput,
@@ -44,11 +44,10 @@ from synkhronos.engines.collectives import (
     check_order,
     contain_collectives,
     ordering_mode,
-    takes_from_master,
     takes_peers,
 )
 from synkhronos.engines.names import Container, Mode, SharedVariable, Variable, VariableType
-from synkhronos.engines.pickles import GraphUnpickler, MainNames, _OfGraphs, dump, with_deep_stack
+from synkhronos.engines.pickles import MainNames, _OfGraphs, dump, with_deep_stack
 from synkhronos.engines.timing import Timing, time_nodes
 from synkhronos.host import compiler
 
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
     from synkhronos._typing import Array, Buffer, Compiled
     from synkhronos.arithmetic.partition import Buckets
     from synkhronos.engines.base import (
-        AnyGivens,
         Axes,
         Givens,
         RowAxes,
@@ -77,11 +75,17 @@ class GraphEngine(Engine):
         if forks_all:
             self._main.mark_all_inherited()
 
+    def setup(self, device: str, announce: bool = True) -> None:
+        if device != "cpu":
+            raise ValueError(
+                f"device: the engine of {compiler.TITLE} on NumPy runs on 'cpu', got {device!r}"
+            )
+
     # Graphs
 
     def type_of(self, variable: Variable) -> TensorType:
         kind: VariableType = getattr(variable, "type", None)
-        is_tensor = isinstance(kind, names.TensorType) and not self.is_sparse(kind)
+        is_tensor = isinstance(kind, names.TensorType) and not names.is_sparse(kind)
         if not isinstance(variable, Variable) or not is_tensor:
             raise TypeError(f"expected a {compiler.TITLE} tensor variable, got {shortened(variable)}")
         return TensorType(np.dtype(kind.dtype), kind.ndim, self.extents_of(kind))
@@ -90,17 +94,13 @@ class GraphEngine(Engine):
         """Return, for each axis, the extent that a type of the compiler fixes, or None."""
         return tuple(1 if is_one else None for is_one in kind.broadcastable)
 
-    def input_type_of(self, variable: Variable) -> InputType:
+    def input_type_of(self, variable: Variable) -> TensorType:
         kind: VariableType = getattr(variable, "type", None)
-        if self.is_sparse(kind):
-            return InputType(np.dtype(kind.dtype), 2, (None, None), kind.format)
+        if names.is_sparse(kind):
+            return TensorType(np.dtype(kind.dtype), 2, (None, None), kind.format)
         if isinstance(kind, names.Generic):
-            return InputType(None, 0, (), "object")
+            return TensorType(None, 0, (), "object")
         return super().input_type_of(variable)
-
-    @abstractmethod
-    def is_sparse(self, kind: VariableType) -> bool:
-        """Whether this is the type of a sparse matrix."""
 
     def unwrap_input(self, given: Any) -> WrappedInput | None:
         if not isinstance(given, names.In):
@@ -127,18 +127,10 @@ class GraphEngine(Engine):
     def is_function(self, item: Any) -> bool:
         return issubclass(type(item), names.Function)  # __class__ of a synkhronos.Function differs
 
-    def build(
-        self,
-        inputs: Variables,
-        outputs: Variables,
-        updates: Updates,
-        givens: AnyGivens,
-        sliceable: SharedVariables,
-        on_host: Sequence[bool],
-        **kwargs: Any,
-    ) -> Compiled:
+    def build(self, definition: Definition, **kwargs: Any) -> Compiled:
         _check_options(kwargs)
-        given = givens or ()
+        inputs, outputs, _, updates, _, sliceable = definition
+        given: Any = definition.givens or ()
         givens = list(given.items() if hasattr(given, "items") else given)
         rows = [self._rows_of(shared) for shared in sliceable]
         _check_used(sliceable, outputs, updates, givens)
@@ -163,7 +155,8 @@ class GraphEngine(Engine):
     def _rows_of(self, shared: SharedVariable) -> Variable:
         """Return a variable for rows of a shared variable, with a test value if these are used."""
         rows = shared.type(f"{shared.name or 'shared'}_rows")
-        if _has_test_values():
+        settings = ("compute_test_value", "compute_test_value_opt")
+        if any(getattr(names.package.config, name, "off") != "off" for name in settings):
             rows.tag.test_value = self.storage(shared)
         return rows
 
@@ -212,17 +205,10 @@ class GraphEngine(Engine):
         return takes_peers(compiled)
 
     def uses_master(self, compiled: Compiled) -> bool:
-        return takes_from_master(compiled)
+        nodes = compiled.maker.fgraph.apply_nodes
+        return any(getattr(node.op, "is_of_master", False) for node in nodes)
 
-    def free_rows(
-        self,
-        outputs: Variables,
-        updates: Updates,
-        givens: Givens,
-        rows: RowAxes,
-        no_default_updates: Any,
-    ) -> tuple[Any, Any, Any, list[HardcodedRowCount]]:
-        return free_rows(outputs, updates, givens, rows, no_default_updates)
+    free_rows = staticmethod(free_rows)
 
     def cut_windows(self, givens: Givens, index: Variables, divided: RowAxes) -> Windows:
         with names.without_test_values():  # as the bounds have none
@@ -281,7 +267,11 @@ class GraphEngine(Engine):
             self.enter_thread()
             buffer = io.BytesIO(payload)  # type: ignore[arg-type]  # an array is a buffer, too
             self.load_code(buffer)
-            return GraphUnpickler(buffer, known).load()
+            unpickler = pickle.Unpickler(buffer)
+            unpickler.persistent_load = functools.partial(  # type: ignore[method-assign]  # as permitted
+                self.resolve, known=known
+            )
+            return unpickler.load()
 
         return with_deep_stack(work)
 
@@ -306,7 +296,7 @@ class GraphEngine(Engine):
         self, kind: type[_OfGraphs], buffer: io.BytesIO, known: Mapping[SharedVariable, int]
     ) -> Any:
         """Return a pickler of functions, of a class, for ranks with the shared variables in `known`."""
-        return kind(buffer, known, self.reducers, self._main, self.make_function)
+        return kind(buffer, known, self._main, self)
 
     @staticmethod
     @abstractmethod
@@ -431,13 +421,6 @@ def _report_updates() -> None:
 
     call_and_report.reports_updates = True  # type: ignore[attr-defined]
     names.Function.__call__ = call_and_report
-
-
-def _has_test_values() -> bool:
-    """Whether the compiler computes graphs for test values of inputs."""
-    config = names.package.config
-    settings = ("compute_test_value", "compute_test_value_opt")
-    return any(getattr(config, name, "off") != "off" for name in settings)
 
 
 def _make_again(

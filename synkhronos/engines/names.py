@@ -116,13 +116,8 @@ if compiler.NAME == "pytensor":
     LARGEST: _Kinds = (Argmax,)
     RANDOM: _Kinds = (RandomVariable,)
     COPIES: _Kinds = (SpecifyShape, ViewOp, CheckAndRaise, TensorFromScalar, ScalarFromTensor)
-    VIEWS: _Kinds = (DimShuffle, SpecifyShape, Subtensor, IncSubtensor, Join)
     WRITES: _Kinds = (IncSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1)
     LINEAR: _Kinds = (DimShuffle, Sum, SpecifyShape, ViewOp)
-
-    def then(first: GraphRewriter, second: GraphRewriter) -> GraphRewriter:
-        """Return a rewriter that applies the first rewriter, then the second."""
-        return SequentialGraphRewriter(first, second)
 
     def without_test_values() -> ContextManager[None]:
         """Return a context, as PyTensor has no test values."""
@@ -190,8 +185,9 @@ else:
     from theano.compile.function_module import Function
     from theano.compile.ops import Rebroadcast, Shape, Shape_i, SpecifyShape, ViewOp
     from theano.compile.sharedvalue import SharedVariable
-    from theano.gof import Apply, Constant, Op, SeqOptimizer, Variable
+    from theano.gof import Apply, Constant, Op, Variable
     from theano.gof import Optimizer as GraphRewriter
+    from theano.gof import SeqOptimizer as SequentialGraphRewriter
     from theano.gof.graph import ancestors, clone_get_equiv, io_toposort
     from theano.gof.graph import inputs as graph_inputs
     from theano.gof.link import Container
@@ -257,13 +253,8 @@ else:
     COPIES = (
         Rebroadcast, SpecifyShape, ViewOp, Assert, CpuContiguous, TensorFromScalar, ScalarFromTensor,
     )  # fmt: skip
-    VIEWS = (DimShuffle, Rebroadcast, Subtensor, IncSubtensor, Join)
     WRITES = (IncSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1)
     LINEAR = (DimShuffle, Sum, Rebroadcast, ViewOp)
-
-    def then(first: GraphRewriter, second: GraphRewriter) -> GraphRewriter:
-        """Return a rewriter that applies the first rewriter, then the second."""
-        return SeqOptimizer([first, second])
 
     def without_test_values() -> ContextManager[None]:
         """Return a context in which operations compute no test values."""
@@ -310,9 +301,9 @@ def joined(node: Apply) -> tuple[int | None, list[Variable]]:
     return (None if axis is None else int(axis) % node.outputs[0].ndim), parts
 
 
-def is_sparse(variable: Variable) -> bool:
-    """Whether a variable is a sparse matrix."""
-    return type(variable.type).__name__ in _SPARSE
+def is_sparse(item: Variable | VariableType) -> bool:
+    """Whether a variable, or a type of variables, is that of a sparse matrix."""
+    return type(getattr(item, "type", item)).__name__ in _SPARSE
 
 
 def is_sum_with_sparse(op: Op) -> bool:

@@ -20,11 +20,11 @@ from typing import IO, TYPE_CHECKING, Any, Callable, Iterator, Mapping
 
 import cloudpickle
 
-from synkhronos.engines import names
 from synkhronos.engines.names import Container, SharedVariable
 
 if TYPE_CHECKING:
-    from synkhronos._typing import Compiled, T
+    from synkhronos._typing import T
+    from synkhronos.engines.base import Engine
 
 # Pickling a graph recurses at least once per node.
 _DEEP_STACK = 512 << 20
@@ -70,28 +70,21 @@ class _OfGraphs:
         The file that is written to.
     known : mapping
         The numbers of the shared variables that the receiver has.
-    reducers : mapping
-        Additional functions to pickle objects, by type.
     main : MainNames
         The names that the receiver has.
-    make_function : function
-        ``make_function(maker, input_storage)`` returns the compiled function on the receiver.
+    engine : Engine
+        Says how functions, and objects of further types, are pickled.
     """
 
     def __init__(
-        self,
-        file: IO[bytes],
-        known: Mapping[SharedVariable, int],
-        reducers: dict[type, Callable[[Any], Any]],
-        main: MainNames,
-        make_function: Callable[[Any, Any], Compiled],
+        self, file: IO[bytes], known: Mapping[SharedVariable, int], main: MainNames, engine: Engine
     ) -> None:
         # Set before the call, which reads it; a later change has no effect.
         self.dispatch_table: Mapping[type, Callable[[Any], Any]] = ChainMap(
-            reducers, cloudpickle.Pickler.dispatch_table
+            engine.reducers, cloudpickle.Pickler.dispatch_table
         )
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)  # type: ignore[call-arg]  # a pickler's
-        self._known, self._main, self._make_function = known, main, make_function
+        self._known, self._main, self._engine = known, main, engine
         # A function wraps the storage of its shared variables in its own containers.
         self._storages = {id(shared.container.storage): number for shared, number in known.items()}
 
@@ -104,8 +97,8 @@ class _OfGraphs:
 
     def reducer_override(self, item: Any) -> Any:
         # Otherwise the compiler pickles the array of every shared variable.
-        if issubclass(type(item), names.Function):  # __class__ of a synkhronos.Function differs
-            return self._make_function, (item.maker, list(item.input_storage))
+        if self._engine.is_function(item):
+            return self._engine.reduce(item)
         if not isinstance(item, (type, FunctionType)):
             return NotImplemented
         if item.__module__ == "__main__" and item in self._main:
@@ -169,19 +162,6 @@ def dump(
         buffer.seek(start)
         buffer.truncate()
         make_pickler(DeepGraphPickler).dump(objects)
-
-
-class GraphUnpickler(pickle.Unpickler):
-    """Unpickles compiled functions; `known` has the shared variables by number."""
-
-    def __init__(self, file: IO[bytes], known: Mapping[int, SharedVariable]) -> None:
-        super().__init__(file)
-        self._known = known
-
-    def persistent_load(self, reference: tuple[str, int]) -> Any:
-        kind, number = reference
-        shared = self._known[number]
-        return shared if kind == "shared" else shared.container
 
 
 def with_deep_stack(work: Callable[[], T]) -> T:

@@ -11,7 +11,7 @@ from synkhronos._errors import warn
 from synkhronos._typing import Compiled, OutputOp, ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.engines.analysis.windows import how_to_select
-from synkhronos.engines.base import BOUND, Engine, HardcodedRowCount, Windows, name_of
+from synkhronos.engines.base import BOUND, Definition, Engine, HardcodedRowCount, Windows, name_of
 from synkhronos.functions import signature
 from synkhronos.functions.analysis import check_loss_ops, check_recurrence, collectives_in
 from synkhronos.functions.copies import Parts, compiling
@@ -186,7 +186,8 @@ def _built(
     )
     variables = [*(spec.variable for spec in inputs), *windows.bounds]
     on_host = [output.over_cpu for output in outputs]
-    return engine.build(variables, results, updates, givens, sliceable, on_host, **options), fixed
+    definition = Definition(variables, results, on_host, updates, givens, sliceable)
+    return engine.build(definition, **options), fixed
 
 
 def _rows(
@@ -263,7 +264,8 @@ def divide(
     positions = [position for position, variable in enumerate(inputs) if variable.axis is None]
     variables = [inputs[position].variable for position in positions]
     on_host = [True] * len(windows.lengths)
-    lengths = engine.build(variables, windows.lengths, [], [], [], on_host, on_unused_input="ignore")
+    definition = Definition(variables, windows.lengths, on_host)
+    lengths = engine.build(definition, on_unused_input="ignore")
     names = [name_of(item) for item in windows.divided]
     return windows, Window(lengths, positions, names, [item.label for item in split])
 

@@ -13,7 +13,7 @@ from synkhronos._text import shortened
 from synkhronos._typing import OutputOp, SharedVariable, Variable
 from synkhronos.arithmetic.conversion import as_array
 from synkhronos.arithmetic.operations import GATHER, OPERATIONS, find_operation, parse_output_mode
-from synkhronos.engines.base import Engine, InputType, dims_of
+from synkhronos.engines.base import Engine, TensorType, dims_of
 
 
 class In:
@@ -105,7 +105,7 @@ class Input(NamedTuple):
 
     variable: Variable
     name: str | None
-    type: InputType
+    type: TensorType
     axis: int | None
     fixed: dict[int, int]
     value: Any = None
@@ -339,7 +339,7 @@ def describe(function: Any) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def _type(kind: InputType) -> str:
+def _type(kind: TensorType) -> str:
     if kind.format == "object":
         return "object"
     text = f"{kind.dtype}, {kind.ndim} dimension" + "s" * (kind.ndim != 1)

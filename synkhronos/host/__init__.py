@@ -8,7 +8,8 @@ repairs that this version of Python and NumPy needs, and finds modules of older 
 creates links with the names that libgpuarray expects.
 
 ``signals`` defers Ctrl-C and other signals, and ``handler_errors`` recognizes what signal handlers
-raise. ``descriptors`` says which files a worker does not inherit. ``heap`` makes malloc keep memory.
+raise. ``descriptors`` says which files a worker does not inherit, and makes files without a name.
+``heap`` makes malloc keep memory.
 ``machine`` counts the cores and bytes that this process may use, and the cores that other programs use;
 ``job`` tells whether it is a task of an MPI job. ``progress`` shows the progress of long steps, such as
 compiling; ``log`` writes the log, and gives the records of children to the script's handlers. ``status``

@@ -11,7 +11,6 @@ import os
 import resource
 import shutil
 import stat
-import sys
 import tempfile
 from pathlib import Path
 from typing import Iterator, Mapping, Optional, Tuple
@@ -23,14 +22,6 @@ from synkhronos.host.handler_errors import reraise_if_handlers
 LEAST = 1 << 20  # bytes; a module takes at least a tenth of this
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _DEPTH = 3  # of the cache: a folder per platform, in it one per module, in it files
-
-
-def check() -> None:
-    """Raise `ImportError` if nothing can be compiled, before Theano is imported."""
-    if "theano" not in sys.modules:
-        found = complaint(folder(os.environ))
-        if found:
-            raise ImportError(found)
 
 
 def folder(environ: Mapping[str, str], compiler: str = "theano") -> Optional[Path]:

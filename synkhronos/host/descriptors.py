@@ -10,17 +10,26 @@ inherited.
 
 A worker keeps the descriptors of Python's standard streams and of the handlers of ``logging``, the pipes
 of multiprocessing's own servers, and those that the user names.
+
+`open_unnamed` makes the files in which the processes of this package share memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
 import stat
 import sys
+import tempfile
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple
+
+from synkhronos.host.handler_errors import reraise_if_handlers
+
+#: The errors that a file cannot be opened, or mapped, for which there is no other way
+FULL = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 _STANDARD = (0, 1, 2)
 #: The flags with which a file is opened again
@@ -146,3 +155,16 @@ def _of_servers() -> Iterator[int]:
         found = getattr(getattr(module, server, None), pipe, None)
         if found is not None:
             yield found
+
+
+def open_unnamed(label: str, can_be_sealed: bool = False) -> Any:
+    """Return a new file without a name, in memory if possible."""
+    try:
+        flags = os.MFD_CLOEXEC | (os.MFD_ALLOW_SEALING if can_be_sealed else 0)
+        return open(os.memfd_create(label, flags), "r+b", buffering=0)
+    except (AttributeError, OSError) as error:
+        reraise_if_handlers(error)
+        # An old kernel or C library, or a sandbox that forbids the call
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise
+        return tempfile.TemporaryFile(prefix="synkhronos-", buffering=0)

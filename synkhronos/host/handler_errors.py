@@ -132,10 +132,7 @@ class suppress:
         pass
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: object, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         if error is None or not isinstance(error, self._kinds):
             return False

@@ -63,7 +63,7 @@ def tunables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
 def advise_huge_pages(address: int, nbytes: int) -> None:
     """Advise the kernel to use huge pages for this memory, as far as its settings allow."""
     start, stop = -(-address // _HUGE) * _HUGE, (address + nbytes) // _HUGE * _HUGE
-    if start < stop and hasattr(mmap, "MADV_HUGEPAGE"):
+    if start < stop:
         ctypes.CDLL(None).madvise(
             ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_HUGEPAGE
         )

@@ -57,8 +57,6 @@ def affinity(processes: Iterable[int] = (0,)) -> int:
     int
         The number of cores.
     """
-    if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
     found: Set[int] = set()
     for process in processes:
         with suppress(OSError):

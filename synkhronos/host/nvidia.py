@@ -39,6 +39,7 @@ is needed, and if a process is killed in between, the next process completes the
 """
 
 import ctypes
+import functools
 import glob
 import hashlib
 import os
@@ -51,7 +52,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 NEEDED = ("libcuda", "libnvrtc", "libcublas")
 NAMES = (*NEEDED, "libnccl")
@@ -96,8 +97,7 @@ def driver_is_visible() -> bool:
 
 def explain_missing() -> str:
     """Return why libgpuarray cannot use CUDA, and how to fix it; empty if it can."""
-    cache = loader_cache()
-    found = find(cache=cache)
+    found = find()
     if not found:
         return "" if driver_is_visible() else f"there is no NVIDIA driver here: {DRIVER_REMEDY}"
     lacking = [name for name in NEEDED if name not in found]
@@ -107,7 +107,7 @@ def explain_missing() -> str:
             f"libgpuarray needs {needed}, and no version that fits the driver was found: "
             f"{remedy(lacking, driver_version(found['libcuda'].file))}"
         )
-    hidden = [name for name in found if visible(f"{name}.so", cache=cache) is None]
+    hidden = [name for name in found if visible(f"{name}.so") is None]
     if not hidden:
         return ""
     return (
@@ -147,19 +147,15 @@ def remedy(names: Iterable[str], driver: Optional[Version]) -> str:
     )
 
 
-def find(
-    environ: Mapping[str, str] = os.environ, cache: Optional[Sequence[Path]] = None
-) -> Dict[str, Library]:
+def find(environ: Mapping[str, str] = os.environ) -> Dict[str, Library]:
     """Find the libraries, by the rules above. Missing libraries are omitted.
 
     Parameters
     ----------
     environ : mapping
         Environment variables.
-    cache : sequence of Path, optional
-        The files in the loader's cache; by default this machine's.
     """
-    folders = list(search_folders(environ, loader_cache() if cache is None else cache))
+    folders = list(search_folders(environ))
     found = {name: candidates(name, folders) for name in NAMES}
     if not found["libcuda"]:
         return {}
@@ -230,15 +226,13 @@ def kind(file: Path) -> bytes:
     return header[4:6] + header[18:20] if header[:4] == b"\x7fELF" else b""
 
 
-def visible(
-    name: str, environ: Mapping[str, str] = os.environ, cache: Optional[Sequence[Path]] = None
-) -> Optional[Path]:
+def visible(name: str, environ: Mapping[str, str] = os.environ) -> Optional[Path]:
     """Return the file that the loader chooses for a name; None if there is no usable file.
 
     These are the loader's rules, except for folders that are built into programs, such as conda's
     Python.
     """
-    cached = [file for file in (loader_cache() if cache is None else cache) if file.name == name]
+    cached = [file for file in loader_cache() if file.name == name]
     by_path = [folder / name for folder in listed_folders(environ)]
     for file in (*by_path, *cached, *(folder / name for folder in matching(LOADERS_OWN))):
         if file.exists() and kind(file) in (b"", kind(PROGRAM)):
@@ -246,8 +240,9 @@ def visible(
     return None
 
 
+@functools.lru_cache(maxsize=None)
 def loader_cache() -> List[Path]:
-    """List the files in the loader's cache, in its order."""
+    """List the files in the loader's cache, in its order. It is read once."""
     for command in ("ldconfig", "/sbin/ldconfig"):
         try:
             answer = subprocess.run([command, "-p"], capture_output=True, text=True, check=False)
@@ -267,9 +262,7 @@ def driver_version(file: Path) -> Optional[Version]:
     return None if status else (number.value // 1000, number.value % 1000 // 10)
 
 
-def search_folders(
-    environ: Mapping[str, str] = os.environ, cache: Sequence[Path] = ()
-) -> Iterator[Path]:
+def search_folders(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
     """List the folders to search, in order of preference."""
     yield from (folder for folder in listed_folders(environ) if not LINKS.search(str(folder)))
     for entry in sys.path:
@@ -279,7 +272,7 @@ def search_folders(
     prefixes = [glob.escape(os.path.abspath(prefix)) for prefix in prefixes if prefix]
     yield from matching(f"{prefix}/{part}" for prefix in prefixes for part in OF_CUDA)
     names = re.compile(rf"({'|'.join(NAMES)})\.so")
-    yield from dict.fromkeys(file.parent for file in cache if names.match(file.name))
+    yield from dict.fromkeys(file.parent for file in loader_cache() if names.match(file.name))
     yield from matching((*OF_DRIVERS, *LOADERS_OWN))
     yield from matching(f"{release}/{part}" for release in RELEASES for part in OF_CUDA)
 
@@ -312,17 +305,13 @@ def numbers(path: Path) -> List[int]:
 # Links
 
 
-def environment(
-    environ: Mapping[str, str] = os.environ, cache: Optional[Sequence[Path]] = None
-) -> Dict[str, str]:
+def environment(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
     """Return environment variables with which a new process finds the libraries by their bare names.
 
     Parameters
     ----------
     environ : mapping
         Environment variables.
-    cache : sequence of Path, optional
-        The files in the loader's cache; by default this machine's.
 
     Returns
     -------
@@ -334,14 +323,13 @@ def environment(
     OSError
         If there is no suitable place for the links.
     """
-    cache = loader_cache() if cache is None else cache
-    found = find(environ, cache)
-    if all(visible(f"{name}.so", environ, cache) for name in found):
+    found = find(environ)
+    if all(visible(f"{name}.so", environ) for name in found):
         return {}
     folders = [str(links_folder(wanted_links(found), environ))]
     if environ.get("LD_LIBRARY_PATH"):
         folders.append(environ["LD_LIBRARY_PATH"])
-    if not visible("libcuda.so.1", environ, cache):
+    if not visible("libcuda.so.1", environ):
         # The driver loads more libraries from its folder, by their own names.
         folders.append(os.path.dirname(os.path.realpath(found["libcuda"].file)))
     return {"LD_LIBRARY_PATH": ":".join(folders)}

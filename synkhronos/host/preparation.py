@@ -82,17 +82,15 @@ def no_collection() -> Iterator[None]:
 
 def check() -> None:
     """Raise `ImportError` if the compiler cannot work here. The message says why, and gives a remedy."""
-    found = python_complaint() or environment.package_complaint(compiler.NAME)
+    found = complaint(of_cache="theano" not in sys.modules)
     if found:
         raise ImportError(found)
-    if compiler.NAME == "theano":
-        compile_cache.check()
 
 
-def complaint() -> Optional[str]:
-    """Return an error message if a script could not use the compiler, else None."""
+def complaint(of_cache: bool = True) -> Optional[str]:
+    """Return an error message if a script could not use the compiler, or Theano its cache, else None."""
     found = python_complaint() or environment.package_complaint(compiler.NAME)
-    if found or compiler.NAME == "pytensor":
+    if found or compiler.NAME == "pytensor" or not of_cache:
         return found
     return compile_cache.complaint(compile_cache.folder(os.environ))
 

@@ -12,7 +12,6 @@ import ctypes
 import logging
 import os
 import signal
-import sys
 import threading
 
 # The functions of `signal` convert to and from enumerations, which takes 2 microseconds more.
@@ -266,8 +265,7 @@ def do_nothing(number: int, frame: Any) -> None:
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
     """Let the kernel send this process a signal when the thread that forked it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _use_default_in_children(numbers: Collection[int]) -> None:

@@ -9,7 +9,6 @@ files of the ranks, in ``/proc``.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import mmap
 import os
@@ -18,6 +17,7 @@ import stat
 import struct
 from typing import Iterator, NamedTuple, Sequence
 
+from synkhronos.host.descriptors import FULL, open_unnamed
 from synkhronos.host.handler_errors import reraise_if_handlers, suppress
 
 LABEL = "synkhronos-status"
@@ -35,7 +35,6 @@ _PAGE = mmap.PAGESIZE
 _PAYLOAD = struct.Struct("<2q")  # where the command is: at the offset 0, or elsewhere; and its bytes
 _READ = 1024  # bytes of a command that are read
 _SEAL_FUTURE_WRITE = 0x10  # of Linux 5.1; Python has no name for it
-_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class StatusPage:
@@ -97,18 +96,15 @@ def _names_of(size: int) -> int:
 def _map(nbytes: int) -> mmap.mmap:
     """Return new memory: of a file that others can only read, or of none where that is not possible."""
     try:
-        number = os.memfd_create(LABEL, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(number, nbytes)
-            mapping = mmap.mmap(number, nbytes)
+        with open_unnamed(LABEL, can_be_sealed=True) as file:  # the mapping has a descriptor of its own
+            file.truncate(nbytes)
+            mapping = mmap.mmap(file.fileno(), nbytes)
             # The memory that is mapped already stays writable.
-            fcntl.fcntl(number, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK)
-        finally:
-            os.close(number)  # the mapping has a descriptor of its own
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK)
         return mapping
     except (AttributeError, OSError) as error:
         reraise_if_handlers(error)
-        if isinstance(error, OSError) and error.errno in _FULL:
+        if isinstance(error, OSError) and error.errno in FULL:
             raise
         return mmap.mmap(-1, nbytes)  # an old kernel, or a sandbox
 

@@ -58,14 +58,12 @@ def _show_all(watch: Watch, show: _Show, once: bool, interval: float) -> int:
     seen = False
     while True:
         try:
-            reports = watch.reports(interval)
+            reports, complaint = watch.reports(interval), NO_RANKS
         except OSError as error:
-            if not seen:
-                _complain(_complaint(error))
-            return int(not seen)
+            reports, complaint = [], _complaint(error)
         if not reports:
             if not seen:
-                _complain(NO_RANKS)
+                _complain(complaint)
             return int(not seen)
         show(reports)
         seen = True

@@ -29,6 +29,7 @@ from typing import Hashable, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from synkhronos._errors import WorldBrokenError
+from synkhronos.arithmetic.comparison import digest
 from synkhronos.arithmetic.machines import children, parent, subtree
 from synkhronos.machines.leaders import (
     CONTROL,
@@ -41,7 +42,7 @@ from synkhronos.machines.leaders import (
     as_bytes,
 )
 from synkhronos.machines.store import MachineHandle, MachinesStore, ReceivedRows, lasts, name_of
-from synkhronos.stores.handle import FileHandle, Needs, RequiredRows, combine, digest, find_same_file
+from synkhronos.stores.handle import FileHandle, Needs, RequiredRows, combine, find_same_file
 
 KEPT = 1 << 16  # bytes of a message that is kept in case it is sent or comes again
 _MASTER = 0

@@ -8,8 +8,8 @@ from synkhronos._checks import check_choice
 from synkhronos._typing import ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.formats import Format, PowerSGD, check_format
-from synkhronos.engines.collectives import AllGather, AllReduce, Broadcast, fill_in_buckets, is_on_host
-from synkhronos.engines.names import AsTensorError, tensor
+from synkhronos.engines.collectives import AllGather, AllReduce, Broadcast, fill_in_buckets
+from synkhronos.engines.names import AsTensorError, TensorType, tensor
 from synkhronos.world.world import current_world
 
 #: How the losses of the ranks can be combined.
@@ -253,13 +253,10 @@ def in_buckets(
             f"in_buckets: shapes: expected one for each of {len(expressions)} expressions, at least "
             f"one, got {len(extents)}"
         )
-    is_overlapped = _can_overlap(vector)
+    is_on_host = isinstance(vector.type, TensorType)
+    is_overlapped = is_on_host and current_world().transport.overlap is not None
     filled: Variable = fill_in_buckets(vector, expressions, extents, op, wire, is_overlapped)
     return filled
-
-
-def _can_overlap(vector: SharedVariable) -> bool:
-    return current_world().transport.overlap is not None and is_on_host(vector)
 
 
 def _tensor(x: Variable, what: str) -> Any:

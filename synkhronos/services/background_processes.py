@@ -2,7 +2,7 @@
 
 They belong to the script and not to a world, so they can be started before `fork`, and outlive `close`.
 They are copies of the script at the moment when they are started, so what they need is not sent. They
-share `MappedMemory` with the ranks, and semaphores in it.
+share ``MappedMemory`` with the ranks, and semaphores in it.
 
 The extensions use this module. A process of this kind
 
@@ -22,32 +22,17 @@ from multiprocessing import connection as connections
 from multiprocessing import get_context
 from typing import Any, Callable
 
-import numpy as np
-
 from synkhronos._errors import SynkhronosError
-from synkhronos.host.descriptors import descriptors, give_up
+from synkhronos.host.descriptors import descriptors, give_up, open_unnamed
 from synkhronos.host.handler_errors import reraise_if_handlers
-from synkhronos.stores.base import MappedMemory as MappedMemory
-from synkhronos.stores.base import map_memory as map_memory
-from synkhronos.stores.named_memory import open_unnamed
 from synkhronos.transports import limits
 from synkhronos.transports.children import Children, find_dead, status
-from synkhronos.transports.children import has_ended as has_ended
 from synkhronos.transports.fork_locks import threads_of_libraries, warn_of_threads
-from synkhronos.transports.waiting import NBYTES, Semaphore
 
 _CHECK_INTERVAL = 0.1  # seconds between two checks that a process is alive
 _LONGEST_ANSWER = 2.0  # seconds for a process to write its stack
 _MOST_LINES = 6  # of a stack
 _SIGNAL = signal.SIGRTMAX - 2  # at which a process writes its stack
-
-#: The bytes of a semaphore in shared memory
-SEMAPHORE_BYTES = NBYTES
-
-
-def open_semaphore(place: np.ndarray, is_new: bool = False) -> Semaphore:
-    """Return a semaphore in `SEMAPHORE_BYTES` bytes of shared memory. Its first user sets `is_new`."""
-    return Semaphore(array=place, is_new=is_new)
 
 
 def describe(pid: int, stack: str) -> str:

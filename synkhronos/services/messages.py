@@ -17,6 +17,7 @@ is free if its slot is free. So chunks need not be returned, and a rank may die 
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 import pickle
@@ -67,13 +68,8 @@ class Messages:
         self._full = full_boxes(named_memory, size)
         self._on_their_way: set[int] = set()  # the ranks to which messages were sent
         self._named_memory = named_memory
-        self._boxes: dict[int, Mailbox] = {}
+        self._box = functools.lru_cache(None)(lambda rank: Mailbox(named_memory, box_of(rank)))
         self._bells = wakeup_semaphores(named_memory, BELLS, size)
-
-    def _box(self, rank: int) -> Mailbox:
-        if rank not in self._boxes:
-            self._boxes[rank] = Mailbox(self._named_memory, box_of(rank))
-        return self._boxes[rank]
 
     def send(self, to: int, arrays: Any, tag: int = 0) -> bool:
         """Send arrays to a rank. It never waits for the receiver.
@@ -169,13 +165,15 @@ class Mailbox:
     """
 
     def __init__(self, named_memory: NamedMemory, name: str) -> None:
-        self._named_memory, self._name = named_memory, name
-        self._slots = named_memory.array(f"{self._name} slots", (SLOTS, 6), "int64").data
-        self._sent = named_memory.array(f"{self._name} sent", 1, "int64").data
+        self._named_memory = named_memory
+        self._slots = named_memory.array(f"{name} slots", (SLOTS, 6), "int64").data
+        self._sent = named_memory.array(f"{name} sent", 1, "int64").data
         # For each chunk, the slot that it belongs to, from 1; 0 if it was never used.
-        self._users = named_memory.array(f"{self._name} chunks", BOX_BYTES // _CHUNK_BYTES, "uint8")
-        self._chunks: dict[int, np.ndarray] = {}
-        self._lock, *self._locks = named_memory.locks(self._name, 1 + SLOTS)
+        self._users = named_memory.array(f"{name} chunks", BOX_BYTES // _CHUNK_BYTES, "uint8")
+        self._chunk = functools.lru_cache(None)(
+            lambda number: named_memory.array(f"{name} chunk {number}", _CHUNK_BYTES, "uint8")
+        )
+        self._lock, *self._locks = named_memory.locks(name, 1 + SLOTS)
 
     # Sending
 
@@ -327,12 +325,6 @@ class Mailbox:
                 length = min(part.size - start, room.size)
                 yield part[start : start + length], room[:length]
                 start, room = start + length, room[length:]
-
-    def _chunk(self, number: int) -> np.ndarray:
-        if number not in self._chunks:
-            name = f"{self._name} chunk {number}"
-            self._chunks[number] = self._named_memory.array(name, _CHUNK_BYTES, "uint8")
-        return self._chunks[number]
 
 
 def put(box: Mailbox, arrays: Any, source: int, tag: int = 0) -> bool:

@@ -62,9 +62,10 @@ class Register:
     """
 
     def __init__(self, named_memory: NamedMemory, name: str) -> None:
-        self._named_memory, self._name = named_memory, name
         self._head = named_memory.array(f"{name} head", _HEAD.size, "uint8").data
-        self._rooms: dict[int, memoryview] = {}
+        self._bytes = functools.lru_cache(None)(
+            lambda nbytes: named_memory.array(f"{name} of {nbytes}", nbytes, "uint8").data
+        )
         self._seen = 0  # the number that `read_new` has returned last
 
     def write(self, number: int, data: bytes) -> None:
@@ -113,12 +114,7 @@ class Register:
 
     def _room(self, length: int) -> memoryview:
         """Return memory for this many bytes."""
-        nbytes = max(_LEAST_ROOM, 1 << (length - 1).bit_length())
-        if nbytes not in self._rooms:
-            self._rooms[nbytes] = self._named_memory.array(
-                f"{self._name} of {nbytes}", nbytes, "uint8"
-            ).data
-        return self._rooms[nbytes]
+        return self._bytes(max(_LEAST_ROOM, 1 << (length - 1).bit_length()))
 
 
 def _checksum(number: int, data: bytes) -> int:
@@ -242,14 +238,9 @@ class LatestReports:
     """
 
     def __init__(self, named_memory: NamedMemory) -> None:
-        self._named_memory = named_memory
-        self._by_rank: dict[int, list[Register]] = {}
-
-    def _registers(self, rank: int) -> list[Register]:
-        if rank not in self._by_rank:
-            names = [f"report of {rank}, {turn}" for turn in range(2)]
-            self._by_rank[rank] = [Register(self._named_memory, name) for name in names]
-        return self._by_rank[rank]
+        self._registers = functools.lru_cache(None)(
+            lambda rank: [Register(named_memory, f"report of {rank}, {turn}") for turn in range(2)]
+        )
 
     def write(self, rank: int, number: int, text: bytes) -> None:
         """Write a report of a rank. The numbers of its reports increase from 1."""

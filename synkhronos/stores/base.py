@@ -23,10 +23,11 @@ import numpy as np
 
 from synkhronos._typing import DTypeLike, Rows
 from synkhronos.arithmetic.partition import take_rows
+from synkhronos.host.descriptors import open_unnamed
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.stores.handle import FileHandle, Handle, map_file
 from synkhronos.stores.memory import SharedMemory, check_memory
-from synkhronos.stores.named_memory import NamedMemory, SharedNamedMemory, open_unnamed
+from synkhronos.stores.named_memory import NamedMemory, SharedNamedMemory
 
 _MOST_FILES = 64  # that a rank keeps mapped
 

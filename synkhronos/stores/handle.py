@@ -6,7 +6,6 @@ An array is in the memory of a store or in a file: every rank maps the file of a
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import mmap
 import os
 from dataclasses import dataclass
@@ -15,10 +14,9 @@ from typing import Any, Callable, Hashable, Iterable, NamedTuple
 import numpy as np
 
 from synkhronos._typing import Rows
+from synkhronos.arithmetic.comparison import digest
 from synkhronos.arithmetic.partition import as_slice
 from synkhronos.host.handler_errors import reraise_if_handlers
-
-_DIGESTED = 1 << 24  # bytes at a time
 
 
 class Handle:
@@ -117,15 +115,6 @@ def _is_open(status: os.stat_result) -> bool:
             reraise_if_handlers(error)
             continue
     return False
-
-
-def digest(array: np.ndarray) -> bytes:
-    """Return a digest of the bytes of a C-contiguous array."""
-    state = hashlib.blake2b(digest_size=16)
-    flat: Any = array.reshape(-1).view(np.uint8)
-    for start in range(0, flat.size, _DIGESTED):
-        state.update(flat[start : start + _DIGESTED])
-    return state.digest()
 
 
 def find_same_file(handle: FileHandle, expected: bytes) -> FileHandle | None:

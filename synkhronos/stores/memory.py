@@ -135,9 +135,8 @@ class SharedMemory:
             self.mapping, self._span = mmap.mmap(file, size), size // (ranks + _FURTHER)
         else:
             self.mapping, self._span = _map(1 << (2 * total - 1).bit_length(), ranks, file)
-        if hasattr(mmap, "MADV_DONTDUMP"):
-            # A core dump would read every page, and so allocate it, until memory or the disk is full.
-            self.mapping.madvise(mmap.MADV_DONTDUMP)
+        # A core dump would read every page, and so allocate it, until memory or the disk is full.
+        self.mapping.madvise(mmap.MADV_DONTDUMP)
         self.ranks = ranks
         self.address = np.frombuffer(self.mapping, np.uint8, count=1).ctypes.data
         self._end = self.address + self._span * (ranks + _FURTHER)

@@ -26,7 +26,6 @@ import mmap
 import os
 import pickle
 import struct
-import tempfile
 import time
 import weakref
 from abc import ABC, abstractmethod
@@ -35,7 +34,8 @@ from typing import Any, Callable, Iterator, Sequence
 import numpy as np
 
 from synkhronos._typing import DTypeLike
-from synkhronos.host.handler_errors import is_of_handler, reraise_if_handlers
+from synkhronos.host.descriptors import open_unnamed
+from synkhronos.host.handler_errors import is_of_handler
 from synkhronos.stores.memory import SharedMemory
 
 #: Numbers of locks are below this.
@@ -43,7 +43,6 @@ N_LOCKS = 1 << 61
 #: The numbers from here on belong to names: a block of this many for each.
 _BLOCK = 1 << 20
 
-_DIRECTORY = N_LOCKS  # the byte that is locked while the directory changes
 _PAGE = mmap.PAGESIZE
 _HUGE_PAGE = 2 << 20
 _ALIGNMENT = 64
@@ -197,51 +196,22 @@ class LockFile:
 
     def __init__(self, file: Any = None) -> None:
         self._file = open_unnamed("synkhronos-locks") if file is None else file
-        self._number = self._file.fileno()
+        self.number = self._file.fileno()
         # It has nothing to do after `close`, so no signal handler can run in it then.
         self._finish = weakref.finalize(self, self._file.close)
         # Record locks do not exclude this process itself, so its own locks are listed here. A forked
         # process has another id, and so holds nothing.
-        self._held: dict[tuple[int, int], object] = {}
+        self.held: dict[tuple[int, int], object] = {}
 
     def close(self) -> None:
         """Close the file; no lock can be taken afterwards."""
         self._file.close()
         self._finish.detach()
 
-    def try_acquire(self, byte: int) -> bool:
-        key, token = (os.getpid(), byte), object()
-        if self._held.setdefault(key, token) is not token:  # atomic, even among threads
-            return False
-        try:
-            fcntl.lockf(self._number, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-        except BaseException as error:
-            del self._held[key]
-            is_taken = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EAGAIN)
-            if is_taken and not is_of_handler(error.__traceback__):
-                return False
-            if not isinstance(error, OSError) or is_of_handler(error.__traceback__):
-                # A signal handler has raised it, perhaps after the lock was acquired.
-                fcntl.lockf(self._number, fcntl.LOCK_UN, 1, byte)
-            raise
-        return True
-
-    def release(self, byte: int) -> None:
-        key = os.getpid(), byte
-        if key not in self._held:
-            raise RuntimeError(f"named memory: the lock {byte} is not held by this rank")
-        fcntl.lockf(self._number, fcntl.LOCK_UN, 1, byte)
-        del self._held[key]
-
     def release_all(self) -> None:
-        fcntl.lockf(self._number, fcntl.LOCK_UN)
-        self._held.clear()
-
-    def is_free(self, byte: int) -> bool:
-        if (os.getpid(), byte) in self._held:
-            return False
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-        return _FLOCK.unpack(fcntl.fcntl(self._number, fcntl.F_GETLK, asked))[0] == fcntl.F_UNLCK
+        """Give back all locks that this process holds."""
+        fcntl.lockf(self.number, fcntl.LOCK_UN)
+        self.held.clear()
 
 
 class FileLock(Lock):
@@ -253,13 +223,35 @@ class FileLock(Lock):
         self._file, self._byte = file, byte
 
     def try_acquire(self) -> bool:
-        return self._file.try_acquire(self._byte)
+        held, key, token = self._file.held, (os.getpid(), self._byte), object()
+        if held.setdefault(key, token) is not token:  # atomic, even among threads
+            return False
+        try:
+            fcntl.lockf(self._file.number, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._byte)
+        except BaseException as error:
+            del held[key]
+            is_taken = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EAGAIN)
+            if is_taken and not is_of_handler(error.__traceback__):
+                return False
+            if not isinstance(error, OSError) or is_of_handler(error.__traceback__):
+                # A signal handler has raised it, perhaps after the lock was acquired.
+                fcntl.lockf(self._file.number, fcntl.LOCK_UN, 1, self._byte)
+            raise
+        return True
 
     def release(self) -> None:
-        self._file.release(self._byte)
+        key = os.getpid(), self._byte
+        if key not in self._file.held:
+            raise RuntimeError(f"named memory: the lock {self._byte} is not held by this rank")
+        fcntl.lockf(self._file.number, fcntl.LOCK_UN, 1, self._byte)
+        del self._file.held[key]
 
     def is_free(self) -> bool:
-        return self._file.is_free(self._byte)
+        if (os.getpid(), self._byte) in self._file.held:
+            return False
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._byte, 1, 0)
+        answer = fcntl.fcntl(self._file.number, fcntl.F_GETLK, asked)
+        return _FLOCK.unpack(answer)[0] == fcntl.F_UNLCK
 
 
 class SharedNamedMemory(NamedMemory):
@@ -278,6 +270,7 @@ class SharedNamedMemory(NamedMemory):
     def __init__(self, memory: SharedMemory, locks: LockFile | None = None) -> None:
         self.memory = memory
         self._file = LockFile() if locks is None else locks
+        self._directory = FileLock(self._file, N_LOCKS)  # held while the directory changes
         self._start, self._large, self._stop = memory.parts_of_span(memory.ranks)
         self._header = np.ndarray(8, np.int64, memory.mapping, self._start).data
         self._log = self._start + _PAGE
@@ -297,14 +290,14 @@ class SharedNamedMemory(NamedMemory):
         self._follow()
         if name not in self._places:
             self.memory.check_ours()
-            while not self._file.try_acquire(_DIRECTORY):
+            while not self._directory.try_acquire():
                 self.pause()
             try:
                 self._follow()
                 if name not in self._places:
                     self._create(name, *asked)
             finally:
-                self._file.release(_DIRECTORY)
+                self._directory.release()
         offset, *there = self._places[name]
         check_same(name, tuple(there), asked)
         return np.ndarray(*asked, self.memory.mapping, offset)
@@ -400,15 +393,3 @@ class JointNamedMemory(SharedNamedMemory):
 
 def _round_up(number: int, unit: int) -> int:
     return -(-number // unit) * unit
-
-
-def open_unnamed(label: str) -> Any:
-    """Return a new file without a name, in memory if possible."""
-    try:
-        return open(os.memfd_create(label), "r+b", buffering=0)
-    except (AttributeError, OSError) as error:
-        reraise_if_handlers(error)
-        # An old kernel or C library, or a sandbox that forbids the call
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-            raise
-        return tempfile.TemporaryFile(prefix="synkhronos-", buffering=0)

@@ -11,6 +11,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping
 
+from synkhronos.host.descriptors import open_unnamed
 from synkhronos.host.log import LogRelay, handlers_with_state
 from synkhronos.host.signals import (
     ENDING,
@@ -19,7 +20,6 @@ from synkhronos.host.signals import (
     handled_signals,
     ignore_signals_for_the_master,
 )
-from synkhronos.stores.named_memory import open_unnamed
 from synkhronos.transports.base import ServiceProcess
 from synkhronos.transports.fork_locks import GeneratorLocks
 

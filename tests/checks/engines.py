@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 from synkhronos.arithmetic.operations import OPERATIONS, Accumulator
+from synkhronos.engines.base import Definition
 from synkhronos.functions.signature import parse_inputs
 
 
 def build(lab, inputs, outputs, updates=(), givens=None, sliceable=(), **kwargs):
     on_host = [True] * len(outputs)
-    return lab.engine.build(inputs, outputs, list(updates), givens, list(sliceable), on_host, **kwargs)
+    definition = Definition(inputs, outputs, on_host, list(updates), givens, list(sliceable))
+    return lab.engine.build(definition, **kwargs)
 
 
 def numbers(lab, *shape):

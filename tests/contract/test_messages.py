@@ -248,7 +248,7 @@ def test_a_send_ends_if_the_box_stays_locked_and_the_program_has_to_end(store, m
     with monkeypatch.context() as patch, pausing, pytest.raises(TimeoutError):
         patch.setattr(Mailbox, "write", write_and_lock)
         other.send(0, 1)
-    other._boxes[0]._lock.release()
+    other._box(0)._lock.release()
     assert [other.send(0, number) for number in range(9)] == [True] * 8 + [False]
     assert [int(own.receive()[1]) for _ in range(8)] == list(range(8))
     [bells] = store.named_memory.locks("mailbox bells", 1)

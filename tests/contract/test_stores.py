@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 from random import Random
 from unittest import mock
@@ -21,7 +22,7 @@ from hypothesis.stateful import (
 from oracle import examples
 from scheduling import in_threads
 
-from synkhronos.stores import free_list, memory as memory_module, named_memory as module
+from synkhronos.stores import free_list, memory as memory_module
 from synkhronos.stores.base import SharedMemoryStore
 from synkhronos.stores.free_list import FreeList
 from synkhronos.stores.memory import Deallocations, SharedMemory
@@ -394,9 +395,7 @@ def test_nobody_waits_longer_than_it_may_for_a_rank_that_is_stopped_while_it_mak
     def stop_waiting():
         raise TimeoutError
 
-    with named_memory.pausing(stop_waiting), child(
-        lambda: named_memory._file.try_acquire(module._DIRECTORY)
-    ) as holder:
+    with named_memory.pausing(stop_waiting), child(named_memory._directory.try_acquire) as holder:
         os.kill(holder, signal.SIGSTOP)
         assert named_memory.array("before", 3, "int8").tolist() == [0] * 3
         with pytest.raises(TimeoutError):
@@ -429,7 +428,7 @@ def test_a_forked_process_neither_has_nor_gives_back_the_locks_of_a_rank(store):
         with pytest.raises(RuntimeError, match="not held by this rank"):
             lock.release()
         store.named_memory.release_locks()
-        os.close(store.named_memory._file._number)
+        os.close(store.named_memory._file.number)
 
     with child(use) as forked, child(lambda: lock.try_acquire() and os._exit(1)):
         kill(forked)
@@ -497,8 +496,8 @@ def test_without_memfd_the_locks_are_in_a_file_without_a_name(monkeypatch, tmp_p
     def fail(*_):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(module.os, "memfd_create", fail)
-    monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "memfd_create", fail)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     store = SharedMemoryStore(SharedMemory(2))
     assert not list(tmp_path.iterdir())
     lock = store.named_memory.lock(1)

@@ -2,7 +2,7 @@
 
 >>> x, w = Tensor("x", "float64", 1), Shared(np.ones(2), "w")
 >>> engine = NaiveEngine()
->>> compiled = engine.build([x], [apply(np.dot, x, w)], [(w, w * 2)], None, [], [True])
+>>> compiled = engine.build(Definition([x], [apply(np.dot, x, w)], [True], updates=[(w, w * 2)]))
 >>> engine.call(compiled, [np.array([1.0, 2.0])]), engine.storage(w)
 ([array(3.)], array([2., 2.]))
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Se
 
 import numpy as np
 
-from synkhronos.engines.base import Analysis, Sources, Engine, TensorType
+from synkhronos.engines.base import Analysis, Definition, Sources, Engine, TensorType
 from synkhronos.engines.timing import Timing, sum_by_operation
 
 if TYPE_CHECKING:
@@ -209,18 +209,9 @@ class NaiveEngine(Engine):
     def is_function(self, item: Any) -> bool:
         return isinstance(item, Graph)
 
-    def build(
-        self,
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
-        updates: Sequence[tuple[Any, Any]],
-        givens: Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None,
-        sliceable: Sequence[Any],
-        on_host: Sequence[bool],
-        name: str | None = None,
-        **kwargs: Any,
-    ) -> Graph:
-        givens = dict(givens or {})
+    def build(self, definition: Definition, name: str | None = None, **kwargs: Any) -> Graph:
+        inputs, outputs, _, updates, given, sliceable = definition
+        givens = dict(given or {})
         rows = [Tensor(f"{one.name}_rows", one.dtype, one.ndim) for one in sliceable]
         replaced = {**givens, **dict(zip(sliceable, rows))}
         compiled = Graph(name, [*inputs, *rows], outputs, updates, replaced)

@@ -15,8 +15,8 @@ import numpy as np
 from compilers import Apply, Op, compiler, tt
 from processes import exit_code, own_process
 import synkhronos as synk
-from synkhronos.services import background_processes
-from synkhronos.services.background_processes import BackgroundProcesses, MappedMemory, map_memory
+from synkhronos.services.background_processes import BackgroundProcesses
+from synkhronos.stores.base import MappedMemory, map_memory
 from synkhronos.stores import base, memory as memory_module
 from synkhronos.transports.children import Children
 
@@ -277,9 +277,7 @@ def test_a_death_is_reported_with_its_cause():
         started.check()
     with pytest.raises(synk.SynkhronosError, match="process 1 of 3 has ended"):
         started.send("something")
-    assert background_processes.has_ended(started.pids[1]) and not background_processes.has_ended(
-        started.pids[0]
-    )
+    assert children.has_ended(started.pids[1]) and not children.has_ended(started.pids[0])
     started.end()
     started.end()
     assert not any(map(psutil.pid_exists, started.pids))

@@ -235,7 +235,7 @@ def test_a_ctrl_c_in_a_program_stops_it_and_the_next_one_runs(to, twice):
         sums = run()
         assert not sums.stopped and np.max(sums, axis=0).tolist() == [12] * 3, (moment, sums)
         assert len(psutil.Process().children()) == 1, moment
-        assert current_world().rank_state.store.named_memory._file._held == {}, moment
+        assert current_world().rank_state.store.named_memory._file.held == {}, moment
     synk.close()
     assert psutil.Process().children() == []
 

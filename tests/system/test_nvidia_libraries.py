@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("bare_machine")
 RELEASE_12 = ("libnvrtc.so.12", "libnvrtc-builtins.so.12.4", "libcublas.so.12", "libcublasLt.so.12")
 
 
-def found(*folders, cache=(), **environ):
-    return nvidia.find({**path_of(*folders), **environ}, list(cache))
+def found(*folders, **environ):
+    return nvidia.find({**path_of(*folders), **environ})
 
 
 def files(libraries_found):
@@ -111,12 +111,13 @@ def test_folders_are_looked_at_in_order(put, monkeypatch):
     cached, system = put("cached", "libnccl.so.2"), put("system", "libnccl.so.2")
     old, new = put("cuda-9.2/lib64", "libnccl.so.2"), put("cuda-12.10/lib64", "libnccl.so.2")
     monkeypatch.setattr(nvidia.sys, "path", [str(site)])
+    monkeypatch.setattr(nvidia, "loader_cache", lambda: [cached / "libnccl.so.2"])
     monkeypatch.setattr(nvidia, "OF_DRIVERS", (str(system),))
     monkeypatch.setattr(nvidia, "RELEASES", (f"{system.parent}/cuda-*",))
     environ = {"CONDA_PREFIX": str(conda.parent), "CUDA_HOME": str(toolkit.parent.parent.parent)}
     order = [listed, wheels, conda, toolkit, cached, system, new, old]
     for place in order:
-        answer = found(listed, cache=[cached / "libnccl.so.2"], **environ)
+        answer = found(listed, **environ)
         assert answer["libnccl"].file.parent == place
         (place / "libnccl.so.2").unlink()
 
@@ -138,7 +139,7 @@ def test_visible_is_what_the_loader_takes(put):
     for folders in ([versioned], [bare, later], [foreign, bare], [versioned, later], [foreign]):
         environ = path_of(*folders)
         expected = loaded(name, environ)
-        assert str(nvidia.visible(name, environ, [])) == str(expected), folders
+        assert str(nvidia.visible(name, environ)) == str(expected), folders
 
 
 def explained(monkeypatch, *folders):
@@ -188,7 +189,7 @@ def environ(put, tmp_path):
 
 def folder_of(environ):
     """Create the links, and return their folder."""
-    return Path(nvidia.environment(environ, [])["LD_LIBRARY_PATH"].split(":")[0])
+    return Path(nvidia.environment(environ)["LD_LIBRARY_PATH"].split(":")[0])
 
 
 def contents(folder):
@@ -197,13 +198,13 @@ def contents(folder):
 
 def test_without_a_driver_nothing_changes(put, environ, tmp_path):
     environ = {**environ, **path_of(put("others", *NAMES[1:]))}
-    assert nvidia.environment(environ, []) == {}
+    assert nvidia.environment(environ) == {}
     assert not (tmp_path / "cache").exists()
 
 
 def test_nothing_changes_where_all_that_is_there_is_visible(put, environ, tmp_path):
     put("libraries", "libcuda.so", "libnvrtc.so", "libcublas.so", "libnccl.so")
-    assert nvidia.environment(environ, []) == {}
+    assert nvidia.environment(environ) == {}
     assert not (tmp_path / "cache").exists()
 
 
@@ -216,8 +217,8 @@ def test_the_bare_names_and_what_is_loaded_with_them_have_links(environ):
 
 
 def test_a_process_that_has_the_links_needs_no_change(environ):
-    again = {**environ, **nvidia.environment(environ, [])}
-    assert nvidia.environment(again, []) == {}
+    again = {**environ, **nvidia.environment(environ)}
+    assert nvidia.environment(again) == {}
 
 
 def test_nobody_else_may_look_or_write(environ, tmp_path):

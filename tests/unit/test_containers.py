@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from compilers import compiler
 
+from synkhronos.engines.base import Definition
 from synkhronos.engines.cpu import CpuEngine
 from synkhronos.engines.names import Container
 
@@ -24,7 +25,7 @@ def w():
 def test_what_the_script_does_is_noticed_and_nothing_else(engine, w):
     noticed = []
     f = compiler.function([], w.sum(), updates=[(w, w + 1)], mode="FAST_COMPILE")
-    own = engine.build([], [w.sum()], [(w, w + 1)], [], [], [False], mode="FAST_COMPILE")
+    own = engine.build(Definition([], [w.sum()], [False], [(w, w + 1)]), mode="FAST_COMPILE")
     engine.notice_changes(w, noticed.append)
     engine.call(own, [])
     engine.store(w, np.ones(3))

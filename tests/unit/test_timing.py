@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from compilers import NAME, compiler, tt
 
+from synkhronos.engines.base import Definition
 from synkhronos.engines.cpu import CpuEngine
 from synkhronos.engines.timing import sum_by_operation
 
@@ -23,10 +24,8 @@ A = np.arange(12.0).reshape(4, 3)
 
 
 def built(outputs, inputs, updates=(), **options):
-    compiled = CpuEngine().build(
-        inputs, outputs, list(updates), None, [], [True] * len(outputs), **options
-    )
-    return CpuEngine(), compiled
+    definition = Definition(inputs, outputs, [True] * len(outputs), list(updates))
+    return CpuEngine(), CpuEngine().build(definition, **options)
 
 
 def by_class(times):

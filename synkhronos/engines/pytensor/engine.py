@@ -36,10 +36,6 @@ class PyTensorEngine(GraphEngine):
         self._sources: weakref.WeakKeyDictionary[Any, tuple[list[Any], list[Variable]]]
         self._sources = weakref.WeakKeyDictionary()
 
-    def setup(self, device: str, announce: bool = True) -> None:
-        if device != "cpu":
-            raise ValueError(f"device: the engine of PyTensor runs on 'cpu', got {device!r}")
-
     # Graphs
 
     def type_of(self, variable: Variable) -> TensorType:
@@ -50,9 +46,6 @@ class PyTensorEngine(GraphEngine):
 
     def extents_of(self, kind: VariableType) -> tuple[int | None, ...]:
         return kind.shape
-
-    def is_sparse(self, kind: VariableType) -> bool:
-        return type(kind).__name__ == "SparseTensorType"  # PyTensor imports these when they are used
 
     def compile(
         self, inputs: Variables, outputs: Variables, updates: Updates, givens: Givens, **kwargs: Any
@@ -117,9 +110,7 @@ class PyTensorEngine(GraphEngine):
 
     @staticmethod
     def make_function(maker: Any, input_storage: Any) -> Compiled:
-        compiled = maker.create(input_storage)
-        compiled.trust_input = True
-        return compiled
+        return maker.create(input_storage)
 
     # Calls
 

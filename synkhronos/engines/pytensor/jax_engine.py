@@ -34,7 +34,7 @@ from synkhronos.engines.pytensor.engine import PyTensorEngine, is_generator
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, Compiled, Rows
-    from synkhronos.engines.base import Givens, InputType, RowAxes, Variables, Windows
+    from synkhronos.engines.base import Givens, RowAxes, TensorType, Variables, Windows
     from synkhronos.engines.names import Apply, FunctionGraph, SharedVariable, Variable
 
 _KEY = "jax_state"  # the field from which JAX draws, in the state that PyTensor makes of a generator
@@ -82,7 +82,7 @@ class PyTensorJaxEngine(PyTensorEngine):
 
     # Graphs
 
-    def input_type_of(self, variable: Variable) -> InputType:
+    def input_type_of(self, variable: Variable) -> TensorType:
         kind = super().input_type_of(variable)
         if kind.format != "dense":
             raise TypeError(f"inputs: JAX takes dense tensors, got {variable} of {variable.type}")

@@ -12,7 +12,6 @@ import theano
 from theano.gof import compilelock, vm
 from theano.gof.link import raise_with_op
 from theano.sandbox.rng_mrg import MRG_RandomStreams, mrg_uniform_base
-from theano.sparse import SparseType
 from theano.tensor.raw_random import RandomStateType
 from theano.tensor.shared_randomstreams import RandomStreams
 
@@ -30,7 +29,7 @@ from synkhronos.host.handler_errors import reraise_if_handlers
 if TYPE_CHECKING:
     from synkhronos._typing import Array, Compiled
     from synkhronos.engines.base import Givens, Updates, Variables
-    from synkhronos.engines.names import SharedVariable, Variable, VariableType
+    from synkhronos.engines.names import SharedVariable, Variable
 
 # The linkers that can compute a subset of the outputs.
 _LAZY = tuple(getattr(vm, name) for name in ("CVM", "Stack") if hasattr(vm, name))
@@ -50,15 +49,9 @@ class TheanoEngine(GraphEngine):
 
     def before_fork(self, forks_all: bool = True) -> None:
         super().before_fork(forks_all)
-        if forks_all:
-            self._modules.mark_all_known()
-        else:
-            self._modules.mark_none_known()
+        self._modules.mark_known(all_are=forks_all)
 
     # Graphs
-
-    def is_sparse(self, kind: VariableType) -> bool:
-        return isinstance(kind, SparseType)
 
     def compile(
         self, inputs: Variables, outputs: Variables, updates: Updates, givens: Givens, **kwargs: Any
@@ -94,9 +87,7 @@ class TheanoEngine(GraphEngine):
     @staticmethod
     def make_function(maker: Any, input_storage: Any) -> Compiled:
         make_cacheable()  # including the operations that came with this function
-        compiled = maker.create(input_storage, trustme=True)
-        compiled.trust_input = True
-        return compiled
+        return maker.create(input_storage, trustme=True)
 
     def after_replication(self) -> None:
         self._modules.mark_sent_known()
@@ -126,13 +117,13 @@ class TheanoEngine(GraphEngine):
             for shared in self.shareds(compiled)
             if isinstance(shared.type, RandomStateType) or getattr(shared.tag, "is_rng", False)
         ]
-        for node in compiled.maker.fgraph.apply_nodes:
+        graph = compiled.maker.fgraph
+        inputs = {item: spec.variable for item, spec in zip(graph.inputs, compiled.maker.inputs)}
+        for node in graph.apply_nodes:
             if isinstance(node.op, mrg_uniform_base):
-                states.extend(
-                    shared
-                    for shared in self.shareds(compiled)
-                    if shared not in states and _is_input(compiled, shared, self.origin(node.inputs[0]))
-                )
+                state = inputs.get(self.origin(node.inputs[0]))
+                if self.is_shared(state) and state not in states:
+                    states.append(state)
         return states
 
     def origin(self, variable: Variable) -> Variable:
@@ -157,10 +148,6 @@ class TheanoCpuEngine(TheanoEngine):
 
     survives_fork = True
 
-    def setup(self, device: str, announce: bool = True) -> None:
-        if device != "cpu":
-            raise ValueError(f"device: the engine of Theano on NumPy runs on 'cpu', got {device!r}")
-
 
 def _compile(*args: Any, **kwargs: Any) -> Compiled:
     _check_cache()
@@ -180,14 +167,6 @@ def _check_cache() -> None:
     complaint = compile_cache.complaint(Path(theano.config.compiledir))
     if complaint is not None:
         raise SynkhronosError(f"function: {complaint}")
-
-
-def _is_input(compiled: Compiled, shared: SharedVariable, variable: Variable) -> bool:
-    """Whether a variable of the optimized graph is the input that represents `shared`."""
-    return any(
-        graph_input is variable and wrapped.variable is shared
-        for wrapped, graph_input in zip(compiled.maker.inputs, compiled.maker.fgraph.inputs)
-    )
 
 
 class DirectCall:

@@ -23,14 +23,13 @@ from theano.gpuarray.type import GpuArrayType, get_context, gpu_supported, list_
 
 from synkhronos.arithmetic.operations import DeviceArithmetic
 from synkhronos.arithmetic.partition import as_slice
-from synkhronos.engines.base import TensorType
+from synkhronos.engines.base import Definition, TensorType
 from synkhronos.engines.collectives import AllGather, AllReduce, Broadcast, OwnRows, ToMaster
 from synkhronos.engines.theano.engine import TheanoEngine
 from synkhronos.engines.theano.gpu_corrections import CudaContext, fix_kernels, refuse_new_cudnn
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, Compiled, Rows
-    from synkhronos.engines.base import AnyGivens, SharedVariables, Updates, Variables
     from synkhronos.engines.names import Op, SharedVariable, Variable
 
 _EXPRESSIONS = {  # like NumPy's, the last two return NaN if either operand is NaN
@@ -87,25 +86,16 @@ class TheanoGpuEngine(TheanoEngine):
             return TensorType(np.dtype(kind.dtype), kind.ndim, self.extents_of(kind))
         return super().type_of(variable)
 
-    def build(
-        self,
-        inputs: Variables,
-        outputs: Variables,
-        updates: Updates,
-        givens: AnyGivens,
-        sliceable: SharedVariables,
-        on_host: Sequence[bool],
-        **kwargs: Any,
-    ) -> Compiled:
+    def build(self, definition: Definition, **kwargs: Any) -> Compiled:
         self.enter_thread()
-        for variable in inputs:
+        for variable in definition.inputs:
             if isinstance(variable.type, GpuArrayType):
                 raise TypeError(
                     f"inputs: expected tensor variables, whose values are NumPy arrays, got {variable} "
                     f"of {variable.type}"
                 )
-        outputs = [_place(output, host) for output, host in zip(outputs, on_host)]
-        return super().build(inputs, outputs, updates, givens, sliceable, on_host, **kwargs)
+        outputs = [_place(*pair) for pair in zip(definition.outputs, definition.on_host)]
+        return super().build(definition._replace(outputs=outputs), **kwargs)
 
     def call(
         self, compiled: Compiled, arguments: Sequence[Array], subset: Sequence[int] | None = None

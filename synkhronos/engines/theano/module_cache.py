@@ -78,13 +78,12 @@ class ModuleLog:
         self._known: int | None = None
         self._sent: int | None = None
 
-    def mark_all_known(self) -> None:
-        """Record that the ranks know all present modules, because they were forked."""
-        self._known = self._sent = _count()
+    def mark_known(self, all_are: bool) -> None:
+        """Record that the ranks know all present modules, because they were forked.
 
-    def mark_none_known(self) -> None:
-        """Record that some ranks know no modules, because they are on other machines."""
-        self._known = self._sent = 0
+        Otherwise some of them know none, because they are on other machines.
+        """
+        self._known = self._sent = _count() if all_are else 0
 
     def unknown(self) -> dict[Any, str]:
         """Return the files, by key, of the modules to send to the ranks."""

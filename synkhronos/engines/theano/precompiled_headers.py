@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import inspect
 import os
 import re
 from pathlib import Path
-from typing import Any, Callable, Iterable, NamedTuple, Sequence
+from typing import Any, Iterable, NamedTuple
 
 from theano import config
 from theano.gof import cmodule
@@ -53,66 +54,49 @@ class _Flags(NamedTuple):
         return [config.cxx, "-g", *self.preargs, *hidden, *folders]
 
 
-class Compiler:
-    """Compiles like another function, in less time.
-
-    Parameters
-    ----------
-    compile_str : callable
-        Theano's function of this name.
-    """
-
-    def __init__(self, compile_str: Callable[..., Any]) -> None:
-        self.of_theano = compile_str
-        # The headers for each set of flags: a path, or None if they cannot be made
-        self._found: dict[_Flags, str | None] = {}
-        self._n_modules: collections.Counter[_Flags] = collections.Counter()
-
-    def compile_str(
-        self,
-        module_name: str,
-        src_code: str,
-        location: str | None = None,
-        include_dirs: Sequence[str] | None = None,
-        lib_dirs: Sequence[str] | None = None,
-        libs: Sequence[str] | None = None,
-        preargs: Sequence[str] | None = None,
-        py_module: bool = True,
-        hide_symbols: bool = True,
-    ) -> Any:
-        """Do the same as Theano's function of these parameters."""
-        preargs = list(preargs or ())
-        if not any(flag.startswith("-g") for flag in preargs):
-            preargs.append("-g0")
-        if src_code.startswith(_BEGINNING) and os.path.basename(config.cxx).startswith("g++"):
-            without = ("-l", "-L", "-Wl", *(["-O"] if config.cmodule.remove_gxx_opt else []))
-            relevant = tuple(flag for flag in preargs if not flag.startswith(without))
-            header = self._headers(
-                _Flags(relevant, tuple(filter(None, include_dirs or ())), hide_symbols)
-            )
-            if header is not None:
-                preargs += ["-include", header]
-        more = include_dirs, lib_dirs, libs, preargs, py_module, hide_symbols
-        return self.of_theano(module_name, src_code, location, *more)
-
-    def _headers(self, flags: _Flags) -> str | None:
-        """Return the path of headers that are precompiled with flags; None without such a file."""
-        if flags not in self._found:
-            command = flags.command()
-            text = _preamble() + _BEGINNING + _FURTHER
-            digest = hashlib.sha256("\n".join([*command, text]).encode()).hexdigest()[:16]
-            header = Path(config.compiledir, f"synkhronos_headers_{digest}", "headers.h")
-            is_made = _is_current(header)
-            if not is_made:
-                self._n_modules[flags] += 1
-                if self._n_modules[flags] <= _FEW:
-                    return None
-                is_made = _make(header, text, command)
-            self._found[flags] = str(header) if is_made else None
-        return self._found[flags]
+of_theano = cmodule.GCC_compiler.compile_str
+_SIGNATURE = inspect.signature(of_theano)
+# The headers for each set of flags: a path, or None if they cannot be made
+_found: dict[_Flags, str | None] = {}
+_n_modules: collections.Counter[_Flags] = collections.Counter()
 
 
-cmodule.GCC_compiler.compile_str = Compiler(cmodule.GCC_compiler.compile_str).compile_str
+def compile_str(*args: Any, **kwargs: Any) -> Any:
+    """Compile as Theano's function of this name, in less time."""
+    bound = _SIGNATURE.bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    preargs = given["preargs"] = list(given["preargs"] or ())
+    if not any(flag.startswith("-g") for flag in preargs):
+        preargs.append("-g0")
+    if given["src_code"].startswith(_BEGINNING) and os.path.basename(config.cxx).startswith("g++"):
+        without = ("-l", "-L", "-Wl", *(["-O"] if config.cmodule.remove_gxx_opt else []))
+        relevant = tuple(flag for flag in preargs if not flag.startswith(without))
+        folders = tuple(filter(None, given["include_dirs"] or ()))
+        header = _headers(_Flags(relevant, folders, given["hide_symbols"]))
+        if header is not None:
+            preargs += ["-include", header]
+    return of_theano(**given)
+
+
+def _headers(flags: _Flags) -> str | None:
+    """Return the path of headers that are precompiled with flags; None without such a file."""
+    if flags not in _found:
+        command = flags.command()
+        text = _preamble() + _BEGINNING + _FURTHER
+        digest = hashlib.sha256("\n".join([*command, text]).encode()).hexdigest()[:16]
+        header = Path(config.compiledir, f"synkhronos_headers_{digest}", "headers.h")
+        is_made = _is_current(header)
+        if not is_made:
+            _n_modules[flags] += 1
+            if _n_modules[flags] <= _FEW:
+                return None
+            is_made = _make(header, text, command)
+        _found[flags] = str(header) if is_made else None
+    return _found[flags]
+
+
+cmodule.GCC_compiler.compile_str = staticmethod(compile_str)
 
 
 def _make(header: Path, text: str, command: Iterable[str]) -> bool:

@@ -14,14 +14,10 @@ import synkhronos as synk
 from synkhronos._errors import ClosedError, SynkhronosError, warn
 from synkhronos.arithmetic.minibatches import BatchPlan
 from synkhronos.profiles.log import note
-from synkhronos.services.background_processes import (
-    SEMAPHORE_BYTES,
-    MappedMemory,
-    describe,
-    has_ended,
-    map_memory,
-    open_semaphore,
-)
+from synkhronos.services.background_processes import describe
+from synkhronos.stores.base import MappedMemory, map_memory
+from synkhronos.transports.children import has_ended
+from synkhronos.transports.waiting import NBYTES, Semaphore
 
 #: The most ranks; there are semaphores for them.
 MOST_RANKS = 1024
@@ -74,8 +70,8 @@ class Layout(NamedTuple):
             "taken": ((MOST_RANKS,), "i8"),
             "filled": (of_ranks, "i8"),
             "counts": ((self.slots, *of_ranks), "i8"),
-            "ready": ((MOST_RANKS, SEMAPHORE_BYTES), "u1"),
-            "free": ((self.processes, SEMAPHORE_BYTES), "u1"),
+            "ready": ((MOST_RANKS, NBYTES), "u1"),
+            "free": ((self.processes, NBYTES), "u1"),
             "text": ((self.processes, _TEXT), "u1"),
             "unreadable": ((self.length,), "u1"),
         }
@@ -129,13 +125,13 @@ class Ring:
         if is_new:
             found["token"][:] = np.frombuffer(os.urandom(_TOKEN), np.uint8)
             for place in self._ready:
-                open_semaphore(place, is_new)
+                Semaphore(array=place, is_new=is_new)
         elif found["token"].tobytes() != token:
             raise _not_here(self.path)
         self.token = found["token"].tobytes()
         self._bells: dict[int, Any] = {}
         #: The semaphores for which the processes wait
-        self.free = [open_semaphore(place, is_new) for place in found["free"]]
+        self.free = [Semaphore(array=place, is_new=is_new) for place in found["free"]]
 
     def __reduce__(self) -> tuple:
         return Ring, (self.layout, self.path, self.token)
@@ -143,7 +139,7 @@ class Ring:
     def ready(self, rank: int) -> Any:
         """Return the semaphore for which a rank waits."""
         if rank not in self._bells:
-            self._bells[rank] = open_semaphore(self._ready[rank])
+            self._bells[rank] = Semaphore(array=self._ready[rank], is_new=False)
         return self._bells[rank]
 
     def wake_processes(self) -> None:

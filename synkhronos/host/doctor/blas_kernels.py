@@ -112,11 +112,7 @@ def linked(ldflags: str, libraries: Sequence[Library]) -> Optional[Library]:
 
 
 def judge(
-    found: Mapping[str, Any],
-    title: str,
-    blas: str,
-    coretype: Optional[str],
-    instructions: Optional[str],
+    found: Mapping[str, Any], title: str, coretype: Optional[str], instructions: Optional[str]
 ) -> Tuple[str, str]:
     """Return in words how fast a graph compiler multiplies matrices, and a remedy if it could be faster.
 
@@ -127,14 +123,13 @@ def judge(
         a product of 1024 rows, by `title` in small letters and by ``numpy``.
     title : str
         The name of the compiler.
-    blas : str
-        The name of the BLAS in the flags.
     coretype, instructions : str, optional
         As in `remedy`.
     """
     seconds, numpy_seconds = found[title.lower()], found["numpy"]
     speeds = [2 * 1024**3 / item / 1e9 for item in (seconds, numpy_seconds)]
     library = linked(found["ldflags"], found["libraries"])
+    blas = blas_name(found["ldflags"])
     described = f" ({describe(library)})" if library else ""
     text = (
         f"{found['version']}, {blas}{described}; float32 product: "
@@ -142,6 +137,12 @@ def judge(
     )
     is_slow = seconds > 2 * numpy_seconds
     return text, remedy(found["ldflags"], found["libraries"], is_slow, coretype, instructions)
+
+
+def blas_name(ldflags: str) -> str:
+    """Return a short name of the BLAS in these flags."""
+    by_path = re.search(r"/([^/,]+\.so)\b", ldflags)
+    return by_path.group(1) if by_path else ldflags or "no BLAS (blas.ldflags is empty)"
 
 
 def remedy(

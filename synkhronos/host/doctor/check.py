@@ -57,7 +57,7 @@ class Check(NamedTuple):
     name : str
         The name of the checked part.
     examine : callable
-        ``examine()`` returns a `Finding`, or raises a `Fault`.
+        ``examine()`` returns a `Finding`, or raises a `Fault`, or ``ImportError`` if it needs a package.
     is_required : bool
         Whether nothing works without it. Then a fault is a problem, else a warning.
     remedy : str
@@ -76,6 +76,8 @@ class Check(NamedTuple):
         except Fault as fault:
             remedy = self.remedy if fault.remedy is None else fault.remedy
             return Result(self.name, PROBLEM if self.is_required else WARNING, fault.found, remedy)
+        except ImportError as error:
+            found, remedy = f"unknown without {error.name}", f"python -m pip install {error.name}"
         return Result(self.name, WARNING if remedy else OK, found, remedy)
 
 

@@ -7,7 +7,6 @@ well, and no CUDA context is created in this process.
 import functools
 import importlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -228,8 +227,7 @@ def judge_theano(
     instructions : str, optional
         The newest instructions of the processor, as in `blas_kernels`.
     """
-    name = blas_name(found["ldflags"])
-    text, remedy = blas_kernels.judge(found, "Theano", name, coretype, instructions)
+    text, remedy = blas_kernels.judge(found, "Theano", coretype, instructions)
     if found["version"] != "1.0.5":
         raise Fault(text, "python -m synkhronos install")
     if not found["compiler"]:
@@ -241,18 +239,11 @@ def judge_pytensor(
     found: Dict[str, Any], coretype: Optional[str] = None, instructions: Optional[str] = None
 ) -> Finding:
     """Judge the output of `PRODUCT_PROBE` with PyTensor; its parameters are as of `judge_theano`."""
-    name = found["ldflags"] or "no BLAS"
-    text, remedy = blas_kernels.judge(found, "PyTensor", name, coretype, instructions)
+    text, remedy = blas_kernels.judge(found, "PyTensor", coretype, instructions)
     if not found["compiler"]:
         no_compiler = "install g++, or build functions with mode='NUMBA'"
         return f"{text}; it uses no C++ compiler", no_compiler
     return text, remedy
-
-
-def blas_name(ldflags: str) -> str:
-    """Return a short name of the BLAS in these flags."""
-    by_path = re.search(r"/([^/,]+\.so)\b", ldflags)
-    return by_path.group(1) if by_path else ldflags or "no BLAS (blas.ldflags is empty)"
 
 
 def examine_cores() -> Finding:
@@ -270,10 +261,7 @@ def examine_cores() -> Finding:
 
 def examine_load(seconds: float = 0.5) -> Finding:
     """Report the number of cores that other programs use."""
-    try:
-        others = OtherPrograms()
-    except ImportError:
-        return "unknown without psutil", "python -m pip install psutil"
+    others = OtherPrograms()
     time.sleep(seconds)
     used, available = others.cores(), affinity()
     found = f"other programs use {used:.1f} of {available} cores"
@@ -285,10 +273,8 @@ def examine_load(seconds: float = 0.5) -> Finding:
 
 def examine_memory() -> Finding:
     """Report the memory available for data, which is in anonymous shared mappings."""
-    try:
-        import psutil
-    except ImportError:
-        return "unknown without psutil", "python -m pip install psutil"
+    import psutil
+
     machine = psutil.virtual_memory().available
     room = memory_room()
     available = machine if room is None else min(machine, room)

@@ -100,8 +100,7 @@ def listing(found: Dict[str, Library], driver: Optional[Version], hidden: Iterab
 
 def cudnn() -> str:
     """Return a line about cuDNN, which no script requires."""
-    folders = nvidia.search_folders(cache=nvidia.loader_cache())
-    found = nvidia.candidates("libcudnn", folders)
+    found = nvidia.candidates("libcudnn", nvidia.search_folders())
     oldest, too_new = CUDNN_VERSIONS
     usable = [item for item in found if oldest <= item.version < too_new]
     if usable:

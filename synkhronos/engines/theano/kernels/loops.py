@@ -101,19 +101,19 @@ class FastLoop(cpp.Keyed, Op):
         return cpp.COMPILE_ARGS
 
     def c_headers(self) -> list[str]:
-        return self._of_scalars("c_headers", [])
+        return self._of_scalars("c_headers")
 
     def c_libraries(self) -> list[str]:
-        return self._of_scalars("c_libraries", [])
+        return self._of_scalars("c_libraries")
 
-    def _of_scalars(self, method: str, nothing: list[str]) -> list[str]:
-        found = []
+    def _of_scalars(self, method: str) -> list[str]:
+        found: list[str] = []
         for node in self.scalar_op.fgraph.toposort():
             try:
                 found += getattr(node.op, method)()
             except MethodNotDefined:
                 pass
-        return found or nothing
+        return found
 
     def c_support_code(self) -> str:
         return cpp.read("loops") + self.scalar_op.c_support_code()

@@ -96,7 +96,7 @@ def synkhronos_moments(node: Apply) -> list[Variable] | None:
     if type(node.op) is not Sum:
         return None
     (squares,) = node.inputs
-    distances = _argument(squares, scalars.Sqr)
+    distances = squares.owner.inputs[0] if _is_elementwise(squares, scalars.Sqr) else None
     is_single = squares.dtype == node.outputs[0].dtype == "float32"
     is_exact = is_single and node.op._acc_dtype("float32") == "float64"
     if distances is None or not is_exact or not _is_elementwise(distances, scalars.Sub):
@@ -116,11 +116,6 @@ def synkhronos_moments(node: Apply) -> list[Variable] | None:
     total, of_squares = doubles.sum(axes), tensor.sqr(doubles).sum(axes)
     result = tensor.maximum(of_squares - centre * (2 * total - count * centre), 0).astype("float32")
     return [tensor.patternbroadcast(result, node.outputs[0].broadcastable)]
-
-
-def _argument(variable: Variable, kind: type[scalars.ScalarOp]) -> Variable | None:
-    """Return the input of an elementwise operation of one kind, or None."""
-    return variable.owner.inputs[0] if _is_elementwise(variable, kind) else None
 
 
 def _is_elementwise(variable: Variable, kind: type[scalars.ScalarOp]) -> bool:
