@@ -341,7 +341,9 @@ class Function:
             world, self, args, inputs_by_name, output_subset, batch, batch_s, num_slices
         )
         check_sent(world, self)
-        return check_call(world, self, command, rtol, atol)
+        indices = range(len(self.output_modes)) if command.subset is None else command.subset
+        outputs = {f"output {index}": (0, index) for index in indices}
+        return check_call(world, self, [command], outputs, None, rtol, atol)
 
     # The master alone
 
