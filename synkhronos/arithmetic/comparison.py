@@ -85,9 +85,9 @@ DIFFERENT_SHAPE = Difference(float("inf"), float("inf"))
 
 
 def difference(one: np.ndarray, other: np.ndarray) -> Difference:
-    """Return how much arrays of equal shape differ. NaNs at the same place are equal."""
-    if not one.size:
-        return Difference(0.0, 0.0)
+    """Return how much arrays differ. NaNs at the same place are equal; arrays of two shapes are not."""
+    if one.shape != other.shape or not one.size:
+        return DIFFERENT_SHAPE if one.shape != other.shape else Difference(0.0, 0.0)
     wide, others = (np.asarray(each, _wide(each.dtype)) for each in (one, other))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         same = (one == other) | (np.isnan(wide) & np.isnan(others))
@@ -146,8 +146,10 @@ class Tolerance(NamedTuple):
     atol: float
     dtypes: Set[np.dtype]
 
-    def allows(self, value: np.ndarray, serial: np.ndarray) -> bool:
-        """Whether a value of the same shape agrees with the serial value."""
+    def allows(self, value: np.ndarray | None, serial: np.ndarray) -> bool:
+        """Whether a value agrees with the serial value; none, and one of another shape, do not."""
+        if value is None or value.shape != serial.shape:
+            return False
         rtol = tolerance(serial.dtype, self.dtypes) if self.rtol is None else self.rtol
         return agree(value, serial, self.atol + rtol * largest_of(serial))
 

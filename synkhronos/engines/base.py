@@ -105,18 +105,17 @@ class Sources(NamedTuple):
 
     Attributes
     ----------
-    arguments : frozenset of int
-        The positions of arguments.
     shareds : frozenset of shared variables
         The shared variables.
-    own_arguments, own_shareds
-        The same without inputs that only enter collectives whose result is the same on every rank.
+    own_shareds : frozenset of shared variables
+        The same without variables that only enter collectives whose result is the same on every rank.
+    has_own_rows : bool
+        Whether it is computed from arguments that are divided, other than by such collectives.
     """
 
-    arguments: frozenset[int]
     shareds: frozenset[SharedVariable]
-    own_arguments: frozenset[int]
     own_shareds: frozenset[SharedVariable]
+    has_own_rows: bool
 
 
 class Analysis(NamedTuple):

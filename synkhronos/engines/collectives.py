@@ -44,7 +44,6 @@ from synkhronos.engines.names import (
     SharedVariable,
     Variable,
     VariableType,
-    ancestors,
     continuous_dtypes,
     grad_not_implemented,
     of_any_rows,
@@ -392,36 +391,6 @@ def schedule_buckets_early(fgraph: FunctionGraph) -> list[Apply]:
         for node in needed:
             del places[node]
     return found + [node for node in order if node in places]
-
-
-def contain_collectives(
-    roots: Sequence[Any], no_default_updates: bool | Sequence[SharedVariable] | None
-) -> bool:
-    """Whether expressions, or the default updates of their shared variables, contain collectives.
-
-    Parameters
-    ----------
-    roots : list of variables
-        The expressions.
-    no_default_updates : bool or list of shared variables
-        The same option as of the compiler's ``function``.
-    """
-    seen: set[Variable] = set()
-    waiting = [root for root in roots if isinstance(root, Variable)]
-    while waiting:
-        new = set(ancestors(waiting)) - seen
-        if ALONE in new:
-            return True
-        seen |= new
-        updates = [getattr(item, "default_update", None) for item in new]
-        waiting = [
-            update
-            for item, update in zip(new, updates)
-            if update is not None
-            and no_default_updates is not True
-            and item not in (no_default_updates or ())
-        ]
-    return False
 
 
 class _Ordering(GraphRewriter):

@@ -27,6 +27,7 @@ from synkhronos._text import listed, shortened
 from synkhronos.engines import names
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.engines.analysis.fixed_rows import free_rows
+from synkhronos.engines.analysis.graphs import contain_collectives
 from synkhronos.engines.analysis.result_dependence import analyze, arguments_and_results, recurrent
 from synkhronos.engines.analysis.windows import cut_windows
 from synkhronos.engines.base import (
@@ -42,7 +43,6 @@ from synkhronos.engines.collectives import (
     ALONE,
     PeersType,
     check_order,
-    contain_collectives,
     ordering_mode,
     takes_peers,
 )

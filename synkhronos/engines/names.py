@@ -70,7 +70,7 @@ if compiler.NAME == "pytensor":
     )
     from pytensor.tensor.blas import BatchedDot
     from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-    from pytensor.tensor.extra_ops import CpuContiguous, CumOp
+    from pytensor.tensor.extra_ops import CpuContiguous, CumOp, Unique
     from pytensor.tensor.math import Argmax, Dot, Sum
     from pytensor.tensor.math import reciprocal as inv
     from pytensor.tensor.random.op import RandomVariable
@@ -109,7 +109,7 @@ if compiler.NAME == "pytensor":
     Reciprocal = scalar.Reciprocal
     _NONE: _Kinds = ()
     MEANS = POOLS = ANY_POOLS = CONVOLUTIONS = ANY_CONVOLUTIONS = OLD_CONVOLUTIONS = _NONE
-    FORWARD = TO_IMAGES = BY_ROW = LINEAR_BY_ROW = WITH_BIAS = _NONE
+    DIFFERENCES = FORWARD = TO_IMAGES = BY_ROW = LINEAR_BY_ROW = WITH_BIAS = _NONE
     COUNTING: _Kinds = (Scan, Eye)
     WITH_EXTENTS: _Kinds = (Alloc, SpecifyShape)
     SOFTMAXES: _Kinds = (Softmax, LogSoftmax)
@@ -219,7 +219,7 @@ else:
     )
     from theano.tensor.blas import BatchedDot
     from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise, Sum
-    from theano.tensor.extra_ops import CpuContiguous, CumOp
+    from theano.tensor.extra_ops import CpuContiguous, CumOp, DiffOp, Unique
     from theano.tensor.extra_ops import cpu_contiguous as unfused  # type: ignore[no-redef]
     from theano.tensor.nnet import abstract_conv, conv, nnet
     from theano.tensor.opt import Assert, MakeVector
@@ -248,6 +248,7 @@ else:
     BY_ROW = (nnet.Softmax, nnet.LogSoftmax, nnet.SoftmaxWithBias, nnet.CrossentropyCategorical1Hot)
     LINEAR_BY_ROW = (nnet.SoftmaxGrad, nnet.CrossentropyCategorical1HotGrad)
     SOFTMAXES = ()
+    DIFFERENCES = (DiffOp,)
     LARGEST = (MaxAndArgmax, Argmax)
     RANDOM = (mrg_uniform_base, RandomFunction)
     COPIES = (

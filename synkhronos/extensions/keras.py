@@ -14,10 +14,11 @@ import theano.tensor as tt
 from theano.gof import Variable
 
 from synkhronos._text import listed
-from synkhronos.engines.analysis.graphs import Dependence, rebuilt
+from synkhronos.engines.analysis.graphs import Dependence, inputs_first, is_random_state, rebuilt
 from synkhronos.extensions.keras_backend import functions
 from synkhronos.extensions.keras_backend.functions import Request
 from synkhronos.extensions.keras_backend.imports import import_keras
+from synkhronos.extensions.steps.losses import times
 
 if TYPE_CHECKING:
     from theano.compile.sharedvalue import SharedVariable
@@ -162,7 +163,10 @@ def _functions_built_by(build: Any) -> Iterator[None]:
 
 
 class _Loss:
-    """The loss of a model, and a loss with the same value as an average over the ranks.
+    """The loss of a model, and a loss with the same value as an average over the ranks, by their rows.
+
+    Its terms that are sums over the rows are multiplied by the number of all rows and divided by the
+    number of the rank's rows.
 
     Attributes
     ----------
@@ -182,7 +186,8 @@ class _Loss:
         ]
         self._model, self._usual = model, model.total_loss
         changes = [new for metric in model._get_training_eval_metrics() for _, new in metric.updates]
-        self.local: Dependence = functions.dependence_on_rows(rows, [self._usual, *changes])
+        random = [item for item in inputs_first([self._usual, *changes]) if is_random_state(item)]
+        self.local: Dependence = Dependence([*rows, *random], {})
         # In a whole batch these weights are equal, which the graph then shows.
         equal = {item: tt.fill(item, item[0]) for _, item in _weights_of_whole_batches(model)}
         self._averaged = rebuilt([self._usual], equal, {})[0]
@@ -190,7 +195,10 @@ class _Loss:
         self.all_rows: Variable | None = None
         if any(term.op == "sum" for term in self.terms):
             self.all_rows = tt.lscalar("all_rows")
-            self._averaged = functions.as_mean(self._averaged, self.terms, rows[0], self.all_rows)
+            dtype = self._averaged.dtype
+            share = tt.cast(self.all_rows, dtype) / tt.cast(rows[0].shape[0], dtype)
+            sums = [term.variable for term in self.terms if term.op == "sum"]
+            [self._averaged] = rebuilt([self._averaged], {item: times(item, share) for item in sums}, {})
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ from typing import Any, Collection, Sequence
 
 from synkhronos._errors import warn
 from synkhronos._typing import Compiled, SharedVariable, Variable
-from synkhronos.engines.base import Analysis, Causes, Engine, Sources, name_of
+from synkhronos.engines.base import Analysis, Causes, Engine, name_of
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.signature import Input
 from synkhronos.world.world import World
@@ -63,9 +63,8 @@ def sources(world: World, function: Any, analysis: Analysis) -> dict[int, tuple[
     variables on which it depends. Dependence through collectives does not count.
     """
     numbers, streams = world.registry.numbers, replica_tracker_of(world).streams
-    axes = function.replica.axes
     return {
-        numbers[shared]: (_has_rows(axes, new), {numbers[item] for item in new.own_shareds})
+        numbers[shared]: (new.has_own_rows, {numbers[item] for item in new.own_shareds})
         for shared, new in analysis.updates.items()
         if numbers[shared] not in streams
     }
@@ -159,15 +158,10 @@ def collectives_in(
     joint = [
         shared
         for shared, new in analysis.updates.items()
-        if not _has_rows(axes, new) and not new.own_shareds & streams
+        if not new.has_own_rows and not new.own_shareds & streams
     ]
     return {
         "has_collectives": True,
         "uses_master": engine.uses_master(compiled),
         "joint": frozenset(joint),
     }
-
-
-def _has_rows(axes: Sequence[int | str | None], dependence: Sources) -> bool:
-    """Whether a value depends on the rows of a rank other than through collectives."""
-    return any(axes[position] is not None for position in dependence.own_arguments)

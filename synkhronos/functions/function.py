@@ -336,7 +336,7 @@ class Function:
         check_sent(world, self)
         indices = command.chosen(range(len(self.output_modes)))
         outputs = {f"output {index}": (0, index) for index in indices}
-        return check_calls(world, self, [command], outputs, rtol, atol)
+        return check_call(world, self, [command], outputs, None, rtol, atol)
 
     # The master alone
 

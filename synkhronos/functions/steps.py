@@ -15,7 +15,7 @@ from synkhronos.arrays.data import Data
 from synkhronos.functions.arguments import check_indices as check_indices
 from synkhronos.functions.call import CallFunction
 from synkhronos.functions.changes import carry
-from synkhronos.functions.comparing.serial_comparison import Comparison, check_calls
+from synkhronos.functions.comparing.serial_comparison import Comparison, check_call
 from synkhronos.functions.function import Function
 from synkhronos.functions.outputs import in_form
 from synkhronos.functions.replicate import replicate
@@ -222,7 +222,7 @@ def compare_step(
         calls = [place for place, item in enumerate(commands) if isinstance(item.plain, CallFunction)]
         placed = {name: (calls[call], number) for name, (call, number) in outputs.items()}
         world = function._usable_world()
-        found.append(check_calls(world, function, commands, placed, rtol, atol, variables))
+        found.append(check_call(world, function, commands, placed, variables, rtol, atol))
 
     with function.call_lock, fuse() as block:
         block.instead = compare

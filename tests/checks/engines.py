@@ -337,9 +337,9 @@ def check_collectives_meet_the_peers_in_one_order_or_return_what_they_get(lab):
     assert sorted(one[1] for one in orders[0]) == ["all_gather", "all_reduce", "all_reduce", "broadcast"]
     analysis = lab.engine.analyze(compiled, [0])
     for dependence in analysis.outputs:
-        assert dependence.arguments == {0} and not dependence.own_arguments | dependence.own_shareds
+        assert not dependence.has_own_rows and not dependence.own_shareds
     [new] = analysis.updates.values()
-    assert not new.arguments and new.own_shareds == {w}
+    assert not new.has_own_rows and new.own_shareds == {w}
 
 
 def check_operations_are_timed_and_results_are_the_same(lab):

@@ -242,23 +242,19 @@ class NaiveEngine(Engine):
             *((one.inputs[0], one) for one in compiled.variables() if isinstance(one, Draw)),
         ]
         return Analysis(
-            outputs=[self._dependence(compiled, one) for one in compiled.outputs],
-            updates={shared: self._dependence(compiled, new) for shared, new in updates},
+            outputs=[self._dependence(compiled, axes, one) for one in compiled.outputs],
+            updates={shared: self._dependence(compiled, axes, new) for shared, new in updates},
             accumulated=frozenset(),
             extents=[None] * len(compiled.outputs),
             loss_ops=[frozenset()] * len(compiled.outputs),
         )
 
-    def _dependence(self, compiled: Graph, variable: Any) -> Sources:
+    def _dependence(self, compiled: Graph, axes: Sequence[int | str | None], variable: Any) -> Sources:
         graph = Graph(None, [], [variable], [], compiled.givens)
-        found: list[tuple[frozenset[int], frozenset[Any]]] = []
-        for own in (False, True):
-            used = graph.variables(own)
-            arguments = (number for number, one in enumerate(compiled.inputs) if one in used)
-            found.append(
-                (frozenset(arguments), frozenset(one for one in used if isinstance(one, Shared)))
-            )
-        return Sources(*found[0], *found[1])
+        used, own = graph.variables(False), graph.variables(True)
+        rows = (one for one, axis in zip(compiled.inputs, axes) if axis is not None)
+        shareds = (frozenset(one for one in each if isinstance(one, Shared)) for each in (used, own))
+        return Sources(*shareds, any(one in own for one in rows))
 
     def copy(  # type: ignore[override]  # its only options
         self,

@@ -4,7 +4,9 @@ What the rules tell of a value must be true of its numbers: on all rows, on rows
 two and three parts of the rows.
 """
 
+import ast
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from compilers import compiler, scan, softmax, tt
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.engines.analysis.fixed_rows import EqualAxes
 from synkhronos.engines.analysis.rows import RowAxes, RowGraph, Rows, rows_of
+from synkhronos.extensions.steps import losses
 from synkhronos.extensions.steps.losses import split
 from synkhronos.engines.analysis.graphs import Dependence
 
@@ -123,6 +126,7 @@ OPERATIONS = {
     "joined": unary(lambda a: tt.concatenate([matrix(a)] * 2, axis=1)),
     "stacked": unary(lambda a: tt.stack([a.sum(), a.mean()])),
     "cumsum": unary(lambda a: tt.cumsum(matrix(a), axis=1)),
+    "diff": reduced(lambda a, axis: tt.extra_ops.diff(a, axis=axis or 0) if a.ndim else a),
     "sort": unary(lambda a: tt.sort(matrix(a), axis=1)),
     "set": unary(lambda a: tt.set_subtensor(matrix(a)[:, 0], 1)),
     "inc": unary(lambda a: tt.inc_subtensor(tt.zeros((D, D))[LABELS], tt.dot(X, W)) if a.ndim else a),
@@ -290,3 +294,34 @@ def check_scale(variable, function, arrays):
     finally:
         W.set_value(before)
     assert close(twice, 2.0 ** next(iter(value.degrees), 0) * once)
+
+
+PACKAGE = Path(losses.__file__).parents[2]
+#: Besides the analysis of graphs, the modules that look at the types of operations. They rewrite graphs,
+#: or compile and run them.
+REWRITING = {
+    "engines/collectives.py", "engines/pytensor/jax_engine.py", "engines/theano/engine.py",
+    "engines/theano/gpu_engine.py", "engines/theano/kernels/cpp.py", "engines/theano/kernels/fusion.py",
+    "engines/theano/kernels/normalization.py", "engines/timing.py", "extensions/pymc/imputed.py",
+    "extensions/pymc/leaves.py", "extensions/pymc/models.py", "extensions/pymc/operation.py",
+    "extensions/pymc/terms.py", "extensions/steps/clipped_gradients.py", "extensions/steps/losses.py",
+    "extensions/steps/reduced_expressions.py",
+}  # fmt: skip
+
+
+def looks_at_operations(path):
+    """Whether a module asks for the type of an operation, as in `isinstance(node.op, Dot)`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) in ("isinstance", "type"):
+            for part in ast.walk(node.args[0]):
+                if getattr(part, "attr", None) in ("op", "scalar_op"):
+                    return True
+                if getattr(part, "value", None) == "scalar_op":
+                    return True
+    return False
+
+
+def test_only_the_analysis_and_what_rewrites_graphs_look_at_operations():
+    paths = [path for path in PACKAGE.rglob("*.py") if "analysis" not in path.parts]
+    found = {path.relative_to(PACKAGE).as_posix() for path in paths if looks_at_operations(path)}
+    assert found == REWRITING

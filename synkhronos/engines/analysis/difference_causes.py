@@ -17,12 +17,28 @@ from synkhronos.engines.base import BOUND, Causes
 from synkhronos.engines.collectives import Collective
 from synkhronos.engines.names import Apply, Variable, io_toposort, scalar
 
-#: The possible causes, as names
-(
-    CONSTANT, QUOTIENT, STATISTICS, NONLINEAR, ACROSS, CLIPPED, RECURRENT, FIXED_BATCH
-) = DIFFERENCE_CAUSES = (
-    "constant", "quotient", "statistics", "nonlinear", "across", "clipped", "recurrent", "fixed batch",
-)  # fmt: skip
+CONSTANT, QUOTIENT, STATISTICS, NONLINEAR = "constant", "quotient", "statistics", "nonlinear"
+ACROSS, CLIPPED, RECURRENT, FIXED_BATCH = "across", "clipped", "recurrent", "fixed batch"
+#: The possible causes, as names, and what to do
+EXPLANATIONS = {
+    CONSTANT: "a sum over the rows that is divided by a constant, such as a batch size: divide it by "
+    "the number of rows, x.shape[0], or take the mean",
+    QUOTIENT: "a quotient of two sums over the rows, such as a mean of what a mask selects: return both "
+    "sums and divide them, or combine each in the graph with synk.ops.all_reduce(total, 'sum')",
+    STATISTICS: "statistics over the batch, as in batch normalization, which each rank computes of its "
+    "own rows: combine them in the graph, see synkhronos.extensions.batch_norm",
+    NONLINEAR: "a nonlinear function of a value of all rows, such as the root of a mean: combine the "
+    "value in the graph first, with synk.ops.all_reduce, or compute the function after the call",
+    ACROSS: "a value that depends on several rows, or on the places of rows, such as the largest of "
+    "the rows, a part of them, their order, or all pairs of them: combine the rows in the graph first, "
+    "with synk.ops.all_gather, or gather them and compute it after the call",
+    CLIPPED: "bounds for values inside the gradient (grad_clip), which are as large for a mean over the "
+    "rows of a rank: bound the gradient after it was averaged, or give loss_op='sum'",
+    RECURRENT: "a recurrence along the axis that is divided among the ranks: if the rows are on another "
+    "axis, say so with synk.In(x, axis=1)",
+    FIXED_BATCH: "a batch size that is fixed in the graph, such as that of input_shape or reshape: use "
+    "None, -1 or x.shape[0] for it",
+}
 
 #: How a value depends on the contents of the rows: not at all, on all of them together, or row by row.
 _NONE, _MIXED, _ROWS = range(3)
@@ -35,8 +51,6 @@ _REDUCTIONS = (names.CAReduce, *names.LARGEST)
 _WINDOWS = (*names.ANY_CONVOLUTIONS, *names.ANY_POOLS)
 #: Operations after which rows may have other places, and still all be there
 _MOVING = (names.Join, names.AdvancedSubtensor1, names.AdvancedSubtensor, *names.WRITES)
-#: Functions without a rule of several items along their axis
-_BETWEEN = ("DiffOp", "Unique")
 #: Functions without a rule that are not linear in their first operand, a matrix
 _OF_MATRICES = ("MatrixInverse", "MatrixPinv", "Det", "Cholesky", "Eigh", "Solve", "SVD", "SLogDet")
 #: The first of the operands that determine only how many items there are, or where
@@ -48,7 +62,7 @@ _EXTENTS = (
 def difference_causes(
     inputs: Sequence[Variable], axes: Sequence[int | str | None], results: Sequence[Variable]
 ) -> list[Causes]:
-    """Return the `Causes` for which each result may differ, as names in `DIFFERENCE_CAUSES`.
+    """Return the `Causes` for which each result may differ, as names in `EXPLANATIONS`.
 
     Parameters
     ----------
@@ -126,6 +140,9 @@ class _State(NamedTuple):
         return self.kind == _MIXED or self.is_shifted
 
 
+_UNRELATED = _State()
+
+
 def _joined(one: _State, other: _State) -> _State:
     causes = Causes(*(a | b for a, b in zip(one.causes, other.causes)))
     return max(one, other, key=lambda state: state.kind)._replace(
@@ -143,7 +160,7 @@ class _Search:
         }
 
     def state(self, variable: Variable) -> _State:
-        return self._states.get(variable, _State())
+        return self._states.get(variable, _UNRELATED)
 
     def visit(self, node: Apply) -> None:
         """Find how the outputs of a node depend on the rows."""
@@ -180,7 +197,9 @@ class _Search:
         return True
 
     def _state(self, node: Apply, states: list[_State]) -> _State:
-        op, operation = node.op, getattr(node.op, "scalar_op", None)
+        op, operation, rule = node.op, getattr(node.op, "scalar_op", None), rule_of(node)
+        if all(state == _UNRELATED for state in states):
+            return self._without_causes(node, rule, states)
         if isinstance(op, (names.Shape, names.Shape_i)):
             is_count = states[0].is_selected and not getattr(op, "i", 0)
             return _State(_MIXED if is_count else _NONE, is_selected=is_count)
@@ -193,19 +212,24 @@ class _Search:
         if isinstance(op, names.COPIES):
             states = states[:1]  # without conditions
         states = _without_extents(op, states)
-        found, (is_across, pairs) = dict(self._causes(node, states)), self._across(node, states)
+        found, (is_across, pairs) = (
+            dict(self._causes(node, rule, states)),
+            self._across(node, rule, states),
+        )
         if is_across:
             found[ACROSS] = True
         possible = frozenset(found).union(*[state.causes.possible for state in states])
         certain = frozenset(item for item in found if found[item])
         certain = certain.union(*[state.causes.certain for state in states])
-        made = self._without_causes(node, states)
+        made = self._without_causes(node, rule, states)
         mixed = frozenset(item for each in states if made.is_shifted for item in each.mixed)
         return made._replace(causes=Causes(possible, certain), mixed=mixed, pairs=pairs)
 
-    def _across(self, node: Apply, states: list[_State]) -> tuple[bool, tuple[int, ...]]:
+    def _across(
+        self, node: Apply, rule: Rule | None, states: list[_State]
+    ) -> tuple[bool, tuple[int, ...]]:
         """Return whether rows are combined otherwise than by a sum, and the axes of pairs of rows."""
-        op, rule = node.op, rule_of(node)
+        op = node.op
         if rule is None or isinstance(op, _MOVING):
             return self._is_rearranged(node, states), ()
         single: set[Any] = set()
@@ -235,15 +259,12 @@ class _Search:
         return is_lost or not single.isdisjoint(rule.mixed), ()
 
     def _is_rearranged(self, node: Apply, states: list[_State]) -> bool:
-        """Whether an operation takes rows by given numbers, or combines neighbours."""
-        op, is_drawn = node.op, bool(states and states[0].is_drawn)
+        """Whether an operation takes rows by given numbers."""
         value = self._graph.value(node.inputs[0]) if states and states[0].kind == _ROWS else None
-        if value is None or value.axis is None or is_drawn:
+        if value is None or value.axis != 0 or states[0].is_drawn:
             return False
-        if isinstance(op, names.AdvancedSubtensor1) and value.axis == 0:
-            return states[1].kind == _NONE and not self._graph.counts_rows(node.inputs[1])
-        is_between = type(op).__name__ in _BETWEEN
-        return is_between and op.axis in (None, value.axis, value.axis - node.inputs[0].ndim)
+        is_looked_up = isinstance(node.op, names.AdvancedSubtensor1) and states[1].kind == _NONE
+        return is_looked_up and not self._graph.counts_rows(node.inputs[1])
 
     def _is_part(self, index: Any) -> bool:
         """Whether an index along the axis of the rows selects a part of them, or reverses them.
@@ -262,7 +283,7 @@ class _Search:
         is_whole = len(numbers) == 3 and all(number in whole for number, whole in zip(numbers, wholes))
         return not is_whole and FIXED not in numbers
 
-    def _without_causes(self, node: Apply, states: list[_State]) -> _State:
+    def _without_causes(self, node: Apply, rule: Rule | None, states: list[_State]) -> _State:
         op, value = node.op, self._graph.value(node.outputs[0])
         kind = max((state.kind for state in states), default=_NONE)
         has_axis = value is not None and value.axis is not None
@@ -271,7 +292,7 @@ class _Search:
             return _State(_ROWS if is_by_row else _NONE, is_drawn=isinstance(op, names.RANDOM))
         if isinstance(op, names.Subtensor) and self._is_one_row(node):
             return _State()  # of which nothing is known
-        is_certain = rule_of(node) is not None and all(item.is_certain for item in states if item.mixes)
+        is_certain = rule is not None and all(item.is_certain for item in states if item.mixes)
         if kind == _ROWS and value is not None and value.axis is None:
             return _State(_MIXED, False, is_certain)
         if kind == _ROWS and isinstance(op, _REDUCTIONS):
@@ -297,9 +318,11 @@ class _Search:
             return False
         return not isinstance(chosen[rows.axis], slice)
 
-    def _causes(self, node: Apply, states: list[_State]) -> Iterator[tuple[str, bool]]:
+    def _causes(
+        self, node: Apply, rule: Rule | None, states: list[_State]
+    ) -> Iterator[tuple[str, bool]]:
         """Yield the causes that a node adds, and whether each is certain."""
-        op, name, rule = node.op, type(node.op).__name__, rule_of(node)
+        op, name = node.op, type(node.op).__name__
         has_rows = any(state.kind == _ROWS for state in states)
         if any(state.mixes for state in states):
             unknown = [(NONLINEAR, name in _OF_MATRICES and states[0].mixes and states[0].is_certain)]

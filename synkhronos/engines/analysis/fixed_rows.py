@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import Any, Container, Iterable, Mapping, NamedTuple, Sequence, Tuple
+import math
+from typing import Any, Container, Mapping, NamedTuple, Sequence, Tuple
 
 from synkhronos.engines import names
-from synkhronos.engines.analysis.graphs import steps_in
+from synkhronos.engines.analysis.graphs import default_updates, operands, rebuilt, steps_in
 from synkhronos.engines.analysis.rules import Rule, ndim, rule_of
 from synkhronos.engines.analysis.shapes import Extent, dims
 from synkhronos.engines.base import HardcodedRowCount
@@ -198,26 +199,20 @@ class _Graph:
         no_default_updates: bool | Sequence[SharedVariable] | None,
     ) -> None:
         self.outputs, self.updates, self.givens = list(outputs), list(updates), list(givens)
-        self.roots = [*self.outputs, *(new for _, new in [*self.updates, *self.givens])]
-        self.roots = [root for root in self.roots if isinstance(root, Variable)]
-        excluded = {shared for shared, _ in self.updates}
+        roots = [*self.outputs, *(new for _, new in [*self.updates, *self.givens])]
+        self.roots = [root for root in roots if isinstance(root, Variable)]
         if no_default_updates is not True:
-            excluded.update(no_default_updates or ())
-            for variable in names.graph_inputs(self.roots):
-                new = getattr(variable, "default_update", None)
-                if isinstance(variable, SharedVariable) and new is not None and variable not in excluded:
-                    self.updates.append((variable, new))
-                    self.roots.append(new)
+            excluded = {*(shared for shared, _ in updates), *(no_default_updates or ())}
+            found = default_updates(self.roots, excluded)
+            self.updates.extend(found.items())
+            self.roots.extend(found.values())
         self.nodes = names.io_toposort([], self.roots)
         self._n_given = len(updates)
 
     def rebuilt(self, replacements: _Replacements) -> _Parts:
         """Return the outputs, updates and givens with the replacements."""
-        copies: dict[Variable, Variable] = {}
-        for node in self.nodes:
-            inputs = [copies.get(variable, variable) for variable in node.inputs]
-            for old, new in zip(node.outputs, replacements.apply(node, inputs)):
-                copies[old] = new
+        made = rebuilt(self.roots, {}, {}, replacements.apply, operands)
+        copies = dict(zip(self.roots, made))
 
         def copy_of(new: Any) -> Any:
             return copies.get(new, new) if isinstance(new, Variable) else new
@@ -275,7 +270,7 @@ class _Replacements:
         if not self._has_rows(operand) or after in self._lengths or items is None or -1 in items:
             return
         before = [operand.shape[axis] for axis in range(1, operand.ndim)]
-        is_kept = tt.eq(_product(items[1:]), _product(before))
+        is_kept = tt.eq(math.prod(items[1:]), math.prod(before))
         self._lengths[after] = tt.switch(is_kept, self._count, items[0])
 
     def _has_rows(self, operand: Variable) -> bool:
@@ -421,18 +416,10 @@ def _needs_numbers(op: Op) -> bool:
 
 def _numbers(shape: Variable) -> list[Any] | None:
     """Return the items of a shape, ints where they are constants; None if they are not known."""
-    if isinstance(shape, Constant):
-        return [int(length) for length in shape.data]
-    if shape.owner is not None and isinstance(shape.owner.op, names.MakeVector):
-        return [int(item.data) if isinstance(item, Constant) else item for item in shape.owner.inputs]
-    return None
-
-
-def _product(numbers: Iterable[Any]) -> Any:
-    product = 1
-    for number in numbers:
-        product = product * number
-    return product
+    items = dims(shape)
+    if items is None:
+        return None
+    return [item[0].shape[item[1]] if isinstance(item, tuple) else item for item in items]
 
 
 _FIXING = (

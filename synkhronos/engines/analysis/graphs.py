@@ -11,7 +11,7 @@ from typing import Any, Callable, Container, Hashable, Iterable, Iterator, Mappi
 
 from synkhronos._text import listed
 from synkhronos.engines import names
-from synkhronos.engines.collectives import Collective
+from synkhronos.engines.collectives import ALONE, Collective
 from synkhronos.engines.names import Apply, Constant, SharedVariable, Variable, scalar
 
 #: ``rule(node, having)`` returns the outputs that have a property if the variables `having` have it.
@@ -74,7 +74,8 @@ def inputs_first(
             elif variable not in seen and variable not in done:
                 seen.add(variable)
                 stack.append((variable, True))
-                stack.extend([(parent, False) for parent in reversed(parents(variable))])
+                above = reversed(parents(variable))
+                stack.extend([(parent, False) for parent in above if parent not in seen])
 
 
 def is_random_state(variable: Any) -> bool:
@@ -82,6 +83,52 @@ def is_random_state(variable: Any) -> bool:
     return isinstance(variable, SharedVariable) and (
         isinstance(variable.type, names.GeneratorType) or getattr(variable.tag, "is_rng", False)
     )
+
+
+def draws_in(variables: Iterable[Variable]) -> list[Variable]:
+    """Return those variables that are arrays of random numbers."""
+    nodes = {item: item.owner for item in variables if item.owner is not None}
+    return [
+        item
+        for item, node in nodes.items()
+        if isinstance(node.op, names.RANDOM) and item is node.outputs[1]
+    ]
+
+
+def default_updates(
+    roots: Iterable[Variable],
+    excluded: Container[Variable],
+    parents: Callable[[Variable], Sequence[Variable]] = operands,
+) -> dict[SharedVariable, Variable]:
+    """Return the default updates of shared variables that roots, or such updates, are computed from."""
+    found: dict[SharedVariable, Variable] = {}
+    done: set[Variable] = set()
+    while roots:
+        reached = list(inputs_first(roots, parents, done))
+        done.update(reached)
+        updates = [(item, getattr(item, "default_update", None)) for item in reached]
+        new = {item: update for item, update in updates if update is not None and item not in excluded}
+        found.update(new)
+        roots = list(new.values())
+    return found
+
+
+def contain_collectives(
+    roots: Iterable[Any], no_default_updates: bool | Container[SharedVariable] | None
+) -> bool:
+    """Whether expressions, or the default updates of their shared variables, contain collectives.
+
+    Parameters
+    ----------
+    roots : list
+        The expressions; other objects contain none.
+    no_default_updates : bool or list of shared variables
+        The same option as of the compiler's ``function``.
+    """
+    variables = [root for root in roots if isinstance(root, Variable)]
+    if no_default_updates is not True:
+        variables += default_updates(variables, no_default_updates or ()).values()
+    return ALONE in set(names.ancestors(variables))
 
 
 def label(variable: Variable) -> str:
@@ -254,20 +301,21 @@ def rebuilt(
     replacements: Mapping[Variable, Variable],
     givens: Mapping[Variable, Variable],
     apply: Callable[[Apply, list[Variable]], Sequence[Variable]] | None = None,
+    parents: Callable[[Variable], Sequence[Variable]] | None = None,
 ) -> list[Variable]:
     """Return expressions with variables replaced by others of the same type.
 
-    Scalar variables whose shape is all that is used are left out: they do not count as a dependence, and
-    may have no replacement. With `apply`, ``apply(node, inputs)`` returns the outputs of each node for
-    its replaced inputs.
+    By default, scalar variables whose shape is all that is used are left out: they do not count as a
+    dependence, and may have no replacement. With `apply`, ``apply(node, inputs)`` returns the outputs of
+    each node for its replaced inputs. With ``parents=operands``, no variables are left out.
     """
-    copies = dict(replacements)
-    for variable in inputs_first(variables, operands_of_values(givens), done=copies):
+    copies, parents = dict(replacements), parents or operands_of_values(givens)
+    for variable in inputs_first(variables, parents, done=copies):
         node = variable.owner
         if node is None or variable in givens:  # which the compiler replaces when it compiles
             copies[variable] = variable
-        elif is_fill_of_one_number(node):
-            copies[variable] = copies[node.inputs[1]]
+        elif len(used := parents(variable)) < len(node.inputs):
+            [copies[variable]] = [copies[item] for item in used]
         else:
             inputs = [copies[item] for item in node.inputs]
             outputs = (apply or with_inputs)(node, inputs)

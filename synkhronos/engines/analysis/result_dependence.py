@@ -8,12 +8,12 @@ variable that all steps use is such a sum.
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Sequence
+from typing import Any, Sequence
 
 from synkhronos.engines import names
 from synkhronos.engines.analysis.graphs import Dependence, loss_ops
 from synkhronos.engines.analysis.rows import LENGTH, RowAxes, extents
-from synkhronos.engines.analysis.rules import Choice, Powers, Terms, rule_of
+from synkhronos.engines.analysis.rules import Choice, Terms, rule_of
 from synkhronos.engines.analysis.shapes import constant_index
 from synkhronos.engines.base import BOUND, Analysis, Sources
 from synkhronos.engines.collectives import BucketReady, Collective, is_peers
@@ -47,21 +47,19 @@ def analyze(
     }
     sources = [variable for variable in inputs if not is_peers(variable)]
     every, own = Dependence(sources, {}), Dependence(sources, {}, equal)
-    positions = {argument: position for position, argument in enumerate(arguments)}
+    divided = {argument for argument, axis in zip(arguments, axes) if axis is not None}
 
-    def used(variables: Iterable[Variable]) -> tuple[frozenset[int], frozenset[SharedVariable]]:
-        return (
-            frozenset(positions[variable] for variable in variables if variable in positions),
-            frozenset(variable for variable in variables if variable not in positions),
+    def sources_of(result: Variable) -> Sources:
+        used, used_alone = (each.sources_in(each.of(result)) for each in (every, own))
+        shareds, own_shareds = (
+            frozenset(item for item in each if isinstance(item, SharedVariable))
+            for each in (used, used_alone)
         )
+        return Sources(shareds, own_shareds, not divided.isdisjoint(used_alone))
 
-    found = [
-        Sources(*used(every.sources_in(every.of(result))), *used(own.sources_in(own.of(result))))
-        for result in results
-    ]
     return Analysis(
-        outputs=found[: len(outputs)],
-        updates={shared: item for (shared, _), item in zip(updates, found[len(outputs) :])},
+        outputs=[sources_of(output) for output in outputs],
+        updates={shared: sources_of(new) for shared, new in updates},
         accumulated=frozenset(shared for shared, new in updates if _accumulates(shared, new, every)),
         extents=extents(arguments, axes, outputs),
         loss_ops=loss_ops(nodes, outputs),
@@ -93,13 +91,7 @@ def _accumulates(shared: SharedVariable, new: Variable, every: Dependence) -> bo
         if rule is None or not is_joined and (rule.reduced or [*rule.mixed]):
             if not isinstance(node.op, BucketReady):
                 return False
-        elif isinstance(rule.values, Powers):
-            if len(using) > 1 or rule.values.exponents[using[0]] != 1:
-                return False
-        elif isinstance(rule.values, Terms):
-            if not {*using} <= {*rule.operands(len(node.inputs))}:
-                return False
-        elif not isinstance(rule.values, Choice):
+        elif not isinstance(rule.values, Choice) and not rule.is_linear_in(using, len(node.inputs)):
             return False
         waiting.extend(node.inputs[place] for place in using)
     return True

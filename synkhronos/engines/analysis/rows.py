@@ -83,14 +83,14 @@ def rows_of(known: Mapping[Variable, Rows | None], variables: Sequence[Variable]
     return RowGraph({}, known).values_of(variables)
 
 
+#: What an output is whose terms have these degrees
+_EXTENTS = {frozenset([1.0]): SUM, frozenset([0.0, 1.0]): PARTLY_SUM}
+
+
 def _extent(value: Rows | None) -> str | None:
-    if value is None:
-        return None
-    if value.axis is not None:
-        return ROWS
-    if value.degrees == {1}:
-        return SUM
-    return PARTLY_SUM if value.degrees == {0, 1} else None
+    if value is None or value.axis is not None:
+        return None if value is None else ROWS
+    return _EXTENTS.get(value.degrees)
 
 
 class RowGraph:

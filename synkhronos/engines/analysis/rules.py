@@ -128,6 +128,12 @@ class Rule(NamedTuple):
             return [place for place, exponent in enumerate(self.values.exponents) if exponent]
         return ()
 
+    def is_linear_in(self, places: Sequence[int], count: int) -> bool:
+        """Whether the result is linear in these of the operands together, if the others are constant."""
+        if isinstance(self.values, Powers):
+            return len(places) == 1 and self.values.exponents[places[0]] == 1
+        return isinstance(self.values, Terms) and {*places} <= {*self.operands(count)}
+
 
 def _few(degrees: frozenset[float]) -> frozenset[float] | None:
     return degrees if len(degrees) <= _MOST else None
@@ -481,9 +487,21 @@ def _counted(node: Apply) -> Rule:
 
 def _cumulated(node: Apply) -> Rule:
     labels = _labels(node.inputs[0])
-    mixed = labels if node.op.axis is None else [node.op.axis % len(labels)]
+    mixed = normalized_axes(node.op.axis, len(labels))
     outputs = labels if node.op.axis is not None else [None]
     return Rule([labels], [outputs], Terms() if node.op.mode == "add" else None, mixed=mixed)
+
+
+def _between(node: Apply) -> Rule:
+    """Differences of neighbours along an axis, or the items that are not repeated."""
+    labels = _labels(node.inputs[0])
+    mixed = normalized_axes(node.op.axis, len(labels))
+    part = Part(tuple(mixed))
+    output = [part if label in mixed else label for label in labels]
+    outputs = [[part] if node.op.axis is None else output, *[[None]] * (len(node.outputs) - 1)]
+    return Rule(
+        [labels], outputs, Terms() if isinstance(node.op, names.DIFFERENCES) else None, mixed=mixed
+    )
 
 
 def _sorted(node: Apply) -> Rule:
@@ -519,5 +537,6 @@ _RULES: list[tuple[Any, Callable[[Apply], Rule | None]]] = [
     (names.RANDOM, _random),
     (names.ARange, _counted),
     (names.CumOp, _cumulated),
+    ((*names.DIFFERENCES, names.Unique), _between),
     ((names.SortOp, names.ArgSortOp), _sorted),
 ]

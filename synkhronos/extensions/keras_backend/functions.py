@@ -13,15 +13,16 @@ import theano.tensor as tt
 from scipy import sparse
 from theano.compile.sharedvalue import SharedVariable
 from theano.gof import Variable
-from theano.tensor.elemwise import Elemwise
 
 import synkhronos as synk
 from synkhronos.arithmetic.comparison import Tolerance
+from synkhronos.engines.analysis import graphs
 from synkhronos.engines.analysis.difference_causes import difference_causes
-from synkhronos.engines.analysis.graphs import Dependence, inputs_first, is_random_state, rebuilt
-from synkhronos.extensions.steps.losses import terms, times
-from synkhronos.extensions.steps.serial_step import SAME_FOR_PAIRS, draws_in
+from synkhronos.engines.analysis.graphs import Dependence, inputs_first, rebuilt
+from synkhronos.extensions.steps.losses import terms
+from synkhronos.extensions.steps.serial_step import SAME_FOR_PAIRS
 from synkhronos.extensions.train import parallel_function
+from synkhronos.functions.comparing import reasons
 from synkhronos.functions.steps import shares
 
 
@@ -43,27 +44,10 @@ class Term(NamedTuple):
     op: str
 
 
-def dependence_on_rows(rows: Sequence[Variable], roots: Sequence[Variable]) -> Dependence:
-    """Return which rows and random numbers, which may differ by rank, expressions depend on."""
-    random = [variable for variable in inputs_first(roots) if is_random_state(variable)]
-    return Dependence([*rows, *random], {})
-
-
 def terms_of(label: str, expression: Variable, local: Dependence) -> list[Term]:
     """Return the terms of an expression that depend on the rows."""
     found = terms(expression, local, until_sums=True) if local.of(expression) else ()
     return [Term(label, leaf, "sum" if is_sum else "avg") for leaf, is_sum in found]
-
-
-def as_mean(total: Variable, parts: Sequence[Term], rows: Variable, all_rows: Variable) -> Variable:
-    """Return a loss whose average over the ranks, weighted by their rows, is `total` of all rows.
-
-    Its terms that are sums over the rows are multiplied by the number of all rows and divided by the
-    number of the rank's rows.
-    """
-    share = tt.cast(all_rows, total.dtype) / tt.cast(rows.shape[0], total.dtype)
-    sums = [spec.variable for spec in parts if spec.op == "sum"]
-    return rebuilt([total], {item: times(item, share) for item in sums}, {})[0]
 
 
 class Trial:
@@ -85,14 +69,15 @@ class Trial:
         self, inputs: Sequence[Variable], terms: Sequence[Term], options: dict[str, Any]
     ) -> None:
         variables = [spec.variable for spec in terms]
-        drawn = draws_in(inputs_first(variables))
+        drawn = graphs.draws_in(inputs_first(variables))
         # With this number, pairs of normal numbers are equal, too.
         same = {item: tt.constant(SAME_FOR_PAIRS, dtype=item.dtype) for item in drawn}
         fixed = {item: item.type.filter_variable(tt.fill(item, same[item])) for item in drawn}
         self._terms = terms
         variables = rebuilt(variables, fixed, {})
         axes = [0 if variable.ndim else None for variable in inputs]
-        self._causes = [cause.certain for cause in difference_causes(inputs, axes, variables)]
+        self._causes = difference_causes(inputs, axes, variables)
+        self._computed_with = {variable.dtype for variable in inputs}
         options = {**options, "no_default_updates": True}
         self._function = theano.function(list(inputs), variables, **options)
 
@@ -100,29 +85,24 @@ class Trial:
         """Raise ``ValueError`` unless the terms of this batch follow from the terms of its halves."""
         length = rows[0].shape[0]
         half = (length + 1) // 2
-        whole = self._function(*rows, *others)
-        first = self._function(*[row[:half] for row in rows], *others)
-        second = self._function(*[row[half:] for row in rows], *others)
-        weights = {"sum": (1, 1), "avg": (half / length, 1 - half / length)}
-        for term, causes, value, *parts in zip(self._terms, self._causes, whole, first, second):
-            expected = sum(weight * part for weight, part in zip(weights[term.op], parts))
-            value, expected = numpy.asarray(value), numpy.asarray(expected)
-            least = 10 * float(numpy.finfo(value.dtype).eps)
-            agrees = Tolerance(None, least, set()).allows(value, expected)
-            if causes or not agrees:
-                raise ValueError(_refusal(term, value, parts, agrees))
-
-
-def _refusal(term: Term, value: Any, parts: Sequence[Any], agrees: bool) -> str:
-    kind = "mean of" if term.op == "avg" else "sum over"
-    why = f"as it is {value} for a batch, and {parts[0]} and {parts[1]} for its halves"
-    if agrees:
-        why = "but a quotient or another nonlinear function of one, although this batch does not show it"
-    return (
-        f"{term.label}: it is no {kind} the rows, {why}, so that the ranks' values do not give the "
-        f"value for all rows. Have the function return one value per row, which Keras then averages, or "
-        f"take K.mean over the rows"
-    )
+        parts = [slice(None), slice(half), slice(half, None)]
+        values = zip(*[self._function(*[row[part] for row in rows], *others) for part in parts])
+        for term, causes, (whole, *halves) in zip(self._terms, self._causes, values):
+            expected = reasons.combined(term.op, halves, [half, length - half])
+            least = 10 * float(numpy.finfo(whole.dtype).eps)
+            agrees = Tolerance(None, least, self._computed_with).allows(expected, whole)
+            if agrees and not causes.certain:
+                continue
+            kind = "mean of" if term.op == "avg" else "sum over"
+            shown = "although this batch does not show it"
+            if not agrees:
+                shown = f"as it is {whole} for a batch, and {halves[0]} and {halves[1]} for its halves"
+            found = f". {reasons.of_graph(causes.possible)}" if causes.possible else ""
+            raise ValueError(
+                f"{term.label}: it is no {kind} the rows, {shown}, so that the ranks' values do not "
+                f"give the value for all rows. Have the function return one value per row, which Keras "
+                f"then averages, or take K.mean over the rows{found}"
+            )
 
 
 #: How Keras itself builds functions.
@@ -259,8 +239,7 @@ class Metrics:
 def _change(target: SharedVariable, new: Variable, states: set[SharedVariable]) -> Variable:
     """Return what an update adds to the state of a metric."""
     node = new.owner
-    is_sum = node is not None and isinstance(node.op, Elemwise) and len(node.inputs) == 2
-    if is_sum and node.op == tt.add and target in node.inputs:
+    if node is not None and node.op == tt.add and len(node.inputs) == 2 and target in node.inputs:
         first, second = node.inputs
         change = second if first is target else first
         if states.isdisjoint(inputs_first([change])):
@@ -324,24 +303,16 @@ class StepFunction:
         values = self._data.of(inputs)
         length = values[0].shape[0]
         for name, position in self._weights:
-            _check_equal(values[position], name)
+            if numpy.ptp(values[position]):
+                raise ValueError(
+                    f"sample weights: expected equal ones, as the loss of the output {name!r} returns "
+                    f"one number for a batch; have it return one number per row"
+                )
         if self._trial is not None and length > 1:
-            self._try(self._trial, values)
+            rows, others = self._data.split(values)
+            self._trial.check(rows, list(map(numpy.zeros_like, others)))  # in the test phase
+            self._trial = None
         results = self._function(*values, *([length] if self._counts else []))
         own = iter(results[: self._n_outputs])
         metrics = iter(self._metrics.add(results[self._n_outputs :]))
         return [next(metrics if is_metric else own) for is_metric in self._order]
-
-    def _try(self, trial: Trial, values: Sequence[Any]) -> None:
-        """Compare the terms of this batch with the terms of its halves, in the test phase."""
-        rows, others = self._data.split(values)
-        trial.check(rows, list(map(numpy.zeros_like, others)))
-        self._trial = None
-
-
-def _check_equal(weights: numpy.ndarray, name: str) -> None:
-    if numpy.ptp(weights):
-        raise ValueError(
-            f"sample weights: expected equal ones, as the loss of the output {name!r} returns one "
-            f"number for a batch; have it return one number per row"
-        )

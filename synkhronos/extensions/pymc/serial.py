@@ -24,6 +24,7 @@ import synkhronos as synk
 from synkhronos._typing import AnyArray
 from synkhronos.arithmetic.comparison import tolerance
 from synkhronos.engines import names
+from synkhronos.engines.analysis.rules import Terms, rule_of
 from synkhronos.engines.names import Variable
 
 _SAMPLE = 1000  # rows on which a sum is tested
@@ -390,11 +391,10 @@ def dependence(
 def _parts(total: Variable) -> list[Variable]:
     """Return what a log-probability sums up, if it is a sum."""
     node = total.owner
-    if total.type.ndim or node is None:
-        return [total]
-    if isinstance(node.op, names.Sum):
+    rule = None if total.type.ndim or node is None else rule_of(node)
+    if rule is not None and rule.reduced and isinstance(rule.values, Terms):
         return [node.inputs[0]]
-    if isinstance(node.op, names.Elemwise) and str(node.op.scalar_op) == "add":
+    if rule is not None and rule.values == Terms():
         return [part for variable in node.inputs for part in _parts(variable)]
     return [total]
 

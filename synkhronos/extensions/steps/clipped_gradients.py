@@ -62,8 +62,7 @@ def kind_of(node: Apply, carrying: set[Variable]) -> str:
     if isinstance(rule.values, Terms) and rule.values.are_alike:  # each item is as it was
         return HOMOGENEOUS
     degrees = rule.degrees([_degrees(variable, carrying) for variable in node.inputs])
-    is_sum = isinstance(getattr(node.op, "scalar_op", None), (scalar.Add, scalar.Sub))
-    if degrees == _SAME | _ONCE and is_sum:
+    if degrees == _SAME | _ONCE and rule.values == Terms():
         return SHIFTED
     expected = _ONCE if outputs_that_carry(node, carrying) else _SAME
     return HOMOGENEOUS if degrees in (expected, _ZERO) else OTHER
@@ -101,48 +100,46 @@ def _is_zero(variable: Variable) -> bool:
     return isinstance(variable, names.Constant) and not numpy.any(variable.data)
 
 
-class GradientScaling:
-    """Scales the gradients of a step where operations change them.
+def scaled(
+    gradients: Sequence[Variable], op: str, definition: Definition, full: Dependence, all_rows: AllRows
+) -> list[Variable]:
+    """Return gradients that are combined by `op`, scaled where operations change them.
 
     Parameters
     ----------
+    gradients : list of variables
+        Expressions of gradients.
+    op : str
     definition : Definition
         The step.
     full : Dependence
         Which variables differ from rank to rank.
     all_rows : AllRows
         Counts the rows of all ranks.
+
+    Raises
+    ------
+    ValueError
+        If an operation changes a gradient that is already a sum over the rows of a rank.
     """
+    changing, carrying = _changes_of(gradients, definition, full)
+    if op != "avg" or not changing:
+        return list(gradients)
 
-    def __init__(self, definition: Definition, full: Dependence, all_rows: AllRows) -> None:
-        self._definition, self._full, self._all_rows = definition, full, all_rows
+    def apply(node: Apply, inputs: list[Variable]) -> list[Variable]:
+        if node not in changing:
+            return graphs.with_inputs(node, inputs)
+        scaled = [
+            times(new, all_rows.share(new.dtype)) if old in carrying else new
+            for old, new in zip(node.inputs, inputs)
+        ]
+        outputs = graphs.with_inputs(node, scaled)
+        return [
+            times(new, 1 / all_rows.share(new.dtype)) if old in carrying else new
+            for old, new in zip(node.outputs, outputs)
+        ]
 
-    def applied(self, gradients: Sequence[Variable], op: str) -> list[Variable]:
-        """Return expressions of gradients that are combined by `op`, rewritten where that is needed.
-
-        Raises
-        ------
-        ValueError
-            If an operation changes a gradient that is already a sum over the rows of a rank.
-        """
-        changing, carrying = _changes_of(gradients, self._definition, self._full)
-        if op != "avg" or not changing:
-            return list(gradients)
-
-        def apply(node: Apply, inputs: list[Variable]) -> list[Variable]:
-            if node not in changing:
-                return graphs.with_inputs(node, inputs)
-            scaled = [
-                times(new, self._all_rows.share(new.dtype)) if old in carrying else new
-                for old, new in zip(node.inputs, inputs)
-            ]
-            outputs = graphs.with_inputs(node, scaled)
-            return [
-                times(new, 1 / self._all_rows.share(new.dtype)) if old in carrying else new
-                for old, new in zip(node.outputs, outputs)
-            ]
-
-        return graphs.rebuilt(gradients, {}, self._definition.givens, apply)
+    return graphs.rebuilt(gradients, {}, definition.givens, apply)
 
 
 def _changes_of(

@@ -11,12 +11,7 @@ from typing import Any, Callable, Collection, NamedTuple, Sequence
 
 from synkhronos._checks import check_flag
 from synkhronos._text import shortened
-from synkhronos.engines.analysis.graphs import (
-    gradient_seeds,
-    inputs_first,
-    is_random_state,
-    operands_with,
-)
+from synkhronos.engines.analysis import graphs
 from synkhronos.engines.analysis.windows import find_windows
 from synkhronos.engines.names import Constant, SharedVariable, Variable
 from synkhronos.extensions._parameters import check_loss, checked_parameters
@@ -208,14 +203,30 @@ class Definition(NamedTuple):
         all of it.
         """
         news = [update.new for update in self.updates]
-        leaves = [item for item in inputs_first(news, operands_with(self.givens)) if item.owner is None]
+        leaves = [
+            item
+            for item in graphs.inputs_first(news, graphs.operands_with(self.givens))
+            if item.owner is None
+        ]
         inputs = [item for item in leaves if not isinstance(item, (Constant, SharedVariable))]
         return (
             bool(news)
             and not self.outputs
             and all(is_float_scalar(variable) for variable in inputs)
-            and not gradient_seeds(news)
+            and not graphs.gradient_seeds(news)
         )
+
+    def merged(self) -> Definition:
+        """Return the step with the gradients of an update rule as updates like the others.
+
+        The updates of the parameters then contain the expressions of the gradients.
+        """
+        gradients = {update.target: update.new for update in self.grad_updates}
+        news = graphs.rebuilt(
+            [update.new for update in self.updates], gradients, {}, parents=graphs.operands
+        )
+        updates = [update._replace(new=new) for update, new in zip(self.updates, news)]
+        return self._replace(updates=[*self.grad_updates, *updates], grad_updates=[], grad_shared=[])
 
 
 def define_training(given: Arguments) -> Definition:
@@ -389,23 +400,9 @@ def _default_updates(
 
     Those of random streams are left to the compiler, because each rank has its own streams.
     """
-    added: list[Update] = []
     if excluded is True:
-        return added
-    targets = {update.target for update in updates}
-    parents = operands_with(givens)
+        return []
     roots = [*outputs, *(update.new for update in updates)]
-    done: set[Variable] = set()
-    while roots:
-        found = []
-        for variable in inputs_first(roots, parents, done):
-            done.add(variable)
-            if variable in targets or variable in (excluded or ()) or is_random_state(variable):
-                continue
-            default = getattr(variable, "default_update", None)
-            if isinstance(variable, SharedVariable) and default is not None:
-                found.append(variable)
-        roots = [shared.default_update for shared in found]
-        added.extend([Update(shared, shared.default_update) for shared in found])
-        targets.update(found)
-    return added
+    known = {*(update.target for update in updates), *(excluded or ())}
+    found = graphs.default_updates(roots, known, graphs.operands_with(givens))
+    return [Update(shared, new) for shared, new in found.items() if not graphs.is_random_state(shared)]

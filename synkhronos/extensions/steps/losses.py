@@ -22,7 +22,7 @@ from synkhronos.engines.analysis import graphs
 from synkhronos.engines.analysis.difference_causes import difference_causes, statistics_in
 from synkhronos.engines.analysis.graphs import Dependence, inputs_first, rebuilt
 from synkhronos.engines.analysis.rows import Rows, of_input, rows_of
-from synkhronos.engines.analysis.rules import Powers, Rule, Terms, rule_of
+from synkhronos.engines.analysis.rules import Powers, rule_of
 from synkhronos.engines.names import Apply, SharedVariable, Variable, scalar
 from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions.steps.definition import Definition
@@ -43,23 +43,17 @@ def linear_operands(node: Apply | None, local: Dependence) -> Sequence[Variable]
     if names.is_sum_with_sparse(node.op):
         return node.inputs
     rule = rule_of(node) if isinstance(node.op, _SPLIT) else None
-    if rule is None:
+    used = [place for place, variable in enumerate(node.inputs) if local.of(variable)]
+    if rule is None or not rule.is_linear_in(used, len(node.inputs)):
         return ()
     if isinstance(rule.values, Powers):
-        chosen = [place for place, variable in enumerate(node.inputs) if local.of(variable)]
-        is_linear = len(chosen) == 1 and rule.values.exponents[chosen[0]] == 1
-        return [node.inputs[chosen[0]]] if is_linear else ()
-    terms = [node.inputs[place] for place in rule.operands(len(node.inputs))]
-    if any(item not in terms and local.of(item) for item in node.inputs) or not _are_added(rule):
+        return [node.inputs[used[0]]]
+    if rule.values.operands not in (None, (0,)):  # they are chosen from
         return ()
+    terms = [node.inputs[place] for place in rule.operands(len(node.inputs))]
     is_cast = isinstance(getattr(node.op, "scalar_op", None), scalar.Cast)
     dtypes = [variable.type.dtype for variable in [*node.inputs, *node.outputs] if is_cast]
     return terms if all(dtype.startswith("float") for dtype in dtypes) else ()
-
-
-def _are_added(rule: Rule) -> bool:
-    """Whether all operands whose values count are terms, and not chosen from."""
-    return isinstance(rule.values, Terms) and rule.values.operands in (None, (0,))
 
 
 def terms(

@@ -16,7 +16,7 @@ from synkhronos.engines.analysis.graphs import Dependence, inputs_first, rebuilt
 from synkhronos.engines.names import GeneratorType, SharedVariable, Variable
 from synkhronos.extensions.steps import errors
 from synkhronos.extensions.steps.arguments import Output, Update
-from synkhronos.extensions.steps.clipped_gradients import GradientScaling
+from synkhronos.extensions.steps.clipped_gradients import scaled
 from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.losses import AllRows, check_losses, split, terms, values_of
 from synkhronos.extensions.steps.reduced_expressions import (
@@ -57,8 +57,6 @@ class Plan:
         The reduced variables that hold gradients.
     streams : list of shared variables
         States of random streams to broadcast after the first phase.
-    preparing : list of (shared, new)
-        Updates that an update rule makes from the gradients before its own updates.
     outputs, updates : list
         The last phase, on every rank.
     places : list of (bool, int)
@@ -83,15 +81,22 @@ class Plan:
         self._parents = graphs.operands_with(self._givens)
         roots = [spec.variable for spec in definition.outputs]
         roots += [update.new for update in [*definition.updates, *definition.grad_updates]]
-        random = [item for item in inputs_first(roots, self._parents) if graphs.is_random_state(item)]
+        reached = list(inputs_first(roots, self._parents))
+        random = [item for item in reached if graphs.is_random_state(item)]
+        collected = {
+            item
+            for item in reached
+            if getattr(item.owner and item.owner.op, "is_same_everywhere", False)
+        }
         kept = [update.target for update in definition.updates if update.is_own]
         sources = [*definition.rows, *random, *kept]
         if not sources and not definition.is_only_an_update:
             raise errors.nothing_divided(definition.index, definition.whole)
         self._full = Dependence(sources, self._givens)
-        self._scaling = GradientScaling(definition, self._full, all_rows)
         self._random = self._full.mask_of(random)
-        self._is_prepared = self._has_penalty()
+        self._uncollected = Dependence(sources, self._givens, collected)
+        if self._has_penalty():
+            self._definition = definition.merged()
         self._candidates = self._find_candidates()
         self._local = Dependence(sources, self._givens, self._candidates)
         self._touched = Dependence(self._candidates, self._givens)
@@ -105,8 +110,8 @@ class Plan:
         own, averaged, last = self._sorted_updates()
         outputs: list[Variable] = []
         self.row_outputs, self.places = self._sorted_outputs(outputs)
-        preparing = self._grad_updates()
-        expressions = [*(item.new for item in [*last, *preparing]), *outputs]
+        self._reduce_shared_gradients()
+        expressions = [*(item.new for item in last), *outputs]
         kept = self._reserve(averaged)
         replacements = self._replacements(expressions)  # builds the vectors
         self.row_updates = self._vectors.updates + [(item.target, item.new, None) for item in own]
@@ -116,7 +121,6 @@ class Plan:
         self.reduced = self._vectors.reduced
         self.gradients = [*self._vectors.gradients, *self._definition.grad_shared]
         self.updates = [(item.target, next(news)) for item in last] + self._stored(averaged, kept)
-        self.preparing = [(item.target, next(news)) for item in preparing]
         self.outputs = list(news)
 
     def _has_penalty(self) -> bool:
@@ -135,8 +139,6 @@ class Plan:
     def _find_candidates(self) -> dict[Variable, ReducedExpression]:
         roots = [update.new for update in self._definition.updates if not update.is_own]
         roots += [spec.variable for spec in self._definition.outputs if not spec.has_op]
-        if self._is_prepared:
-            roots += [grad_update.new for grad_update in self._definition.grad_updates]
         found = {item: self._reductions.find(item) for item in inputs_first(roots, self._parents)}
         return {
             variable: reduction
@@ -144,31 +146,28 @@ class Plan:
             if reduction is not None and self._full.of(variable)
         }
 
-    def _grad_updates(self) -> list[Update]:
-        """Take over the reductions of an update rule, or return them to be computed afterwards."""
+    def _reduce_shared_gradients(self) -> None:
+        """Take over the variables of an update rule that hold gradients."""
         definition, op = self._definition, self._reductions.loss_op
-        if self._is_prepared:
-            for update in definition.grad_updates:
-                mask = self._local.of(update.new)
-                if mask:
-                    raise errors.mixed(update.target, self._local, mask)
-            return definition.grad_updates
-        for update, new in zip(definition.grad_updates, self._shared_gradients(op)):
+        for update, new in zip(definition.grad_updates, self._shared_gradients()):
             self._vectors.updates.append((update.target, new, update.op if update.has_op else op))
         if definition.grad_shared:
             self._vectors.reduced.setdefault(op, []).extend(definition.grad_shared)
-        return []
 
-    def _shared_gradients(self, op: str) -> list[Variable]:
+    def _shared_gradients(self) -> list[Variable]:
         """Return the new values of an update rule's gradients; vectors have tags with their parts."""
         news = [grad_update.new for grad_update in self._definition.grad_updates]
         filled = [getattr(item.tag, "filled_with", []) for item in news]
-        every = iter(self._scaling.applied([*news, *(item for each in filled for item in each)], op))
+        every = iter(self._scaled([*news, *(item for each in filled for item in each)]))
         shared = [next(every) for _ in news]
         for new, expressions in zip(shared, filled):
             if expressions:
                 new.tag.filled_with = [next(every) for _ in expressions]
         return shared
+
+    def _scaled(self, gradients: Sequence[Variable]) -> list[Variable]:
+        op = self._reductions.loss_op
+        return scaled(gradients, op, self._definition, self._full, self._all_rows)
 
     # Outputs
 
@@ -219,8 +218,7 @@ class Plan:
         by_key = {item.key: item for item in chosen.values()}
         gradients = [item for item in by_key.values() if item.is_gradient]
         expressions = [gradient.expression for gradient in gradients]
-        rewritten = self._scaling.applied(expressions, self._reductions.loss_op)
-        for gradient, expression in zip(gradients, rewritten):
+        for gradient, expression in zip(gradients, self._scaled(expressions)):
             by_key[gradient.key] = gradient._replace(expression=expression)
         places, frees = {}, {}
         for key, node in by_key.items():
@@ -253,13 +251,7 @@ class Plan:
         """Whether a value depends on the rows only through collectives, and not on gradients."""
         if not self._local.of(new) & ~self._random or self._touched.of(new):
             return False
-        variables = inputs_first([new], self._local.parents)
-        collected = [
-            variable
-            for variable in variables
-            if getattr(variable.owner and variable.owner.op, "is_same_everywhere", False)
-        ]
-        return bool(collected) and not Dependence(self._local.sources, self._givens, collected).of(new)
+        return not self._uncollected.of(new)
 
     def _is_averaged(self, update: Update) -> bool:
         """Whether the ranks' new values have to be combined because they depend on the rows directly."""
@@ -272,13 +264,9 @@ class Plan:
 
     def _reserve(self, updates: Sequence[Update]) -> list[Any]:
         """Add reductions of new values that depend on the rows directly; return the place of each."""
-        targets = Dependence([update.target for update in updates], self._givens)
+        self._check_averaged(updates)
         kept: list[Any] = []
-        for target, new, op, has_op in updates:
-            if not hasattr(target.get_value(borrow=True), "__array__"):
-                raise errors.not_a_tensor(target, self._local, self._local.of(new))
-            if not has_op:
-                self._check_average(target, new, targets)
+        for target, new, op, _ in updates:
             value = target.type.filter_variable(new - target if op == "sum" else new)
             if target.ndim:
                 kept.append(self._vectors.add_whole(value, op, target))  # type: ignore[arg-type]  # not None
@@ -286,28 +274,34 @@ class Plan:
                 kept.append(self._vectors.add(value, op, ()))  # type: ignore[arg-type]  # as above
         return kept
 
-    def _check_average(self, target: SharedVariable, new: Variable, targets: Dependence) -> None:
-        mask = self._local.of(new)
-        if not target.type.dtype.startswith(("float", "complex")):
-            raise errors.not_a_float(target, self._local, mask)
+    def _check_averaged(self, updates: Sequence[Update]) -> None:
+        """Raise an error if the average of the ranks' new values may not be the value for all rows."""
+        definition, local = self._definition, self._local
+        for target, new, _, has_op in updates:
+            if not hasattr(target.get_value(borrow=True), "__array__"):
+                raise errors.not_a_tensor(target, local, local.of(new))
+            if not has_op and not target.type.dtype.startswith(("float", "complex")):
+                raise errors.not_a_float(target, local, local.of(new))
         # A default update can be given no operation. If it differs, the first call says so.
-        if target in self._definition.defaults or self._is_mean(new):
-            return
-        for term, is_summed in terms(new, self._local):
+        defaults, axes = definition.defaults, definition.rows
+        stated = [update for update in updates if not update.has_op and update.target not in defaults]
+        news = [update.new for update in stated]
+        causes = difference_causes(list(axes), list(axes.values()), news)
+        found = [
+            (update, term, is_summed)
+            for update, value, cause in zip(stated, values_of(news, definition), causes)
+            if value is None or value.axis is not None or not value.degrees <= {0} or cause.possible
+            for term, is_summed in terms(update.new, local)
+        ]
+        targets = Dependence([update.target for update in updates], self._givens)
+        values = values_of([term for _, term, _ in found], definition)
+        for (update, term, is_summed), value in zip(found, values):
+            mask = local.of(update.new)
             if targets.of(term):
-                raise errors.step_without_gradient(target, self._local, mask)
-            [value] = values_of([term], self._definition)
+                raise errors.step_without_gradient(update.target, local, mask)
             if value is not None and (value.axis is not None or value.degrees == {1}):
                 has_rows = value.axis is not None and not is_summed
-                raise errors.sum_over_rows(target, self._local, mask, not has_rows)
-
-    def _is_mean(self, new: Variable) -> bool:
-        """Whether the average of the ranks' values is certainly the value for all rows."""
-        rows = self._definition.rows
-        [value] = values_of([new], self._definition)
-        [causes] = difference_causes(list(rows), list(rows.values()), [new])
-        is_known = value is not None and value.axis is None and value.degrees <= {0}
-        return is_known and not causes.possible
+                raise errors.sum_over_rows(update.target, local, mask, not has_rows)
 
     def _stored(
         self, updates: Sequence[Update], kept: Sequence[Any]

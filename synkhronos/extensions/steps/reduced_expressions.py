@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterable, NamedTuple, Sequence, Tuple
 
 import numpy
 
+from synkhronos.arithmetic import operations
 from synkhronos.engines import names
 from synkhronos.engines.analysis.graphs import Dependence, Numbering, gradient_seeds, inputs_first
 from synkhronos.engines.names import Elemwise, SharedVariable, Variable, ViewOp, scalar
@@ -419,21 +420,11 @@ class ReducedVectors:
         variables, which must therefore be neutral.
         """
         return [
-            (shared, _filled_with(shared, _neutral(op, shared.dtype)))
+            (shared, _filled_with(shared, operations.OPERATIONS[op].neutral(shared.dtype)))
             for op, shareds in self.reduced.items()
             if op != "avg"
             for shared in shareds
         ]
-
-
-def _neutral(op: str, dtype: str) -> Any:
-    if op == "sum":
-        return 0
-    if dtype == "bool":
-        return op == "min"
-    if numpy.issubdtype(dtype, numpy.floating):
-        return numpy.inf if op == "min" else -numpy.inf
-    return numpy.iinfo(dtype).max if op == "min" else numpy.iinfo(dtype).min
 
 
 def _filled_with(shared: SharedVariable, value: Any) -> Variable:

@@ -6,13 +6,13 @@ serial step. With these numbers it can: a row gets the same numbers on any rank.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, NoReturn, Sequence
+from typing import Any, Callable, NoReturn, Sequence
 
 import numpy
 
 from synkhronos.engines import names
-from synkhronos.engines.analysis.graphs import Dependence, inputs_first, operands_with
-from synkhronos.engines.names import Variable, clone, package
+from synkhronos.engines.analysis.graphs import Dependence, draws_in, inputs_first, operands_with
+from synkhronos.engines.names import Variable, package
 from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions.steps.arguments import MISSING
 from synkhronos.extensions.steps.definition import Definition
@@ -26,17 +26,14 @@ class SerialStep:
         self._inputs = inputs
         self.name: str | None = options.get("name")
         self._scattered = [variable in definition.rows for variable in inputs.variables]
+        if definition.has_further or not all(self._scattered):
+            # Further updates read the values before the step, whichever function computes them.
+            definition = definition.merged()
         pairs = [(update.target, update.new) for update in definition.updates]
-        gradients = [(grad_update.target, grad_update.new) for grad_update in definition.grad_updates]
         self._update = None
-        if gradients:
-            if definition.has_further or not all(self._scattered):
-                # Further updates read the values before the step, whichever function computes them.
-                news = clone([new for _, new in pairs], replace=dict(gradients))
-                pairs = [(target, new) for (target, _), new in zip(pairs, news)]
-            else:  # as on all ranks: first the gradient, then the update
-                self._update = package.function([], updates=pairs, **{**options, "name": "update"})
-                pairs = gradients
+        if definition.grad_updates:  # as on all ranks: first the gradient, then the update
+            self._update = package.function([], updates=pairs, **{**options, "name": "update"})
+            pairs = [(update.target, update.new) for update in definition.grad_updates]
         self._function = package.function(
             inputs.given,
             [spec.variable for spec in definition.outputs],
@@ -115,16 +112,6 @@ def with_fixed_draws(definition: Definition) -> Definition:
     of_rows = Dependence(definition.rows, definition.givens)
     fixed = {draw: _fixed(draw, by_row, bool(of_rows.of(_size(draw)))) for draw in draws}
     return definition._replace(givens={**definition.givens, **fixed})
-
-
-def draws_in(variables: Iterable[Variable]) -> list[Variable]:
-    """Return those variables that are arrays of random numbers."""
-    nodes = {item: item.owner for item in variables if item.owner is not None}
-    return [
-        item
-        for item, node in nodes.items()
-        if isinstance(node.op, names.RANDOM) and item is node.outputs[1]
-    ]
 
 
 def _size(draw: Variable) -> Variable:

@@ -108,7 +108,7 @@ class Step:
         builder = _Builder(definition)
         row_outputs = [(spec.given, spec.variable) for spec in plan.row_outputs]
         first = builder.used([variable for _, variable in row_outputs], row_updates)
-        later = builder.used(plan.outputs, [*plan.preparing, *plan.updates])
+        later = builder.used(plan.outputs, plan.updates)
         # An unused input is passed to the first function, and so to the compiler.
         indices = [i for i, item in enumerate(inputs.variables) if item in first or item not in later]
         self._rows = builder.build(
@@ -116,7 +116,7 @@ class Step:
         )
         self._before = [builder.build("clear", [], plan.clearing)] if plan.clearing else []
         self._count, self._counts_sliceable = self._build_count(counter, plan, definition.sliceable)
-        self._later = [builder.build("prepare", [], plan.preparing)] if plan.preparing else []
+        self._later: list[_Phase] = []
         if plan.outputs or plan.updates:
             outputs = [((output, None), output) for output in plan.outputs]  # the master's value
             self._later.append(builder.build("update", outputs, plan.updates))

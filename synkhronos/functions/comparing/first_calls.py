@@ -9,7 +9,6 @@ each rank draws its own.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Hashable, Mapping, Sequence
 
 from synkhronos._errors import MismatchError, WorldBrokenError, warn
@@ -22,13 +21,11 @@ from synkhronos.functions.comparing.serial_comparison import (
     SerialComparison,
     ToCompare,
     how_called,
-    tolerance_of,
 )
 from synkhronos.functions.comparing.trial_runs import Called, Calls, calls_until
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.log import logger
-from synkhronos.world.rank_state import Command
 from synkhronos.world.world import ALWAYS, RAISE, World
 
 #: Rows of each rank that are used at most, and at least if the call has them and takes a short time
@@ -66,12 +63,13 @@ class Verification:
         if world.options.verify != ALWAYS and self._kind(command) in self._done:
             return
         if world.is_recording:
-            world.recorder.observers.append(functools.partial(self._before_block, command))
+            world.recorder.observers.append(
+                lambda commands: self._verify(
+                    *calls_until(world, commands, command, bool(self._reduced))
+                )
+            )
         else:
             self._verify([Called(function, command)], 0)
-
-    def _before_block(self, command: Command, commands: Sequence[Command]) -> None:
-        self._verify(*calls_until(self._world, commands, command, bool(self._reduced)))
 
     def _kind(self, command: CallFunction) -> Hashable:
         return self._world.size, command.options
@@ -147,7 +145,7 @@ class Verification:
         compared = self._comparable(calls, place)
         if not compared.outputs and not compared.variables:
             return None
-        found = SerialComparison(self._world, calls, compared, tolerance_of(self._world, calls))
+        found = SerialComparison(self._world, calls, compared)
         found.run(everywhere=False)
         found.forgive_rounding()
         return None if found.is_stale else found
@@ -159,16 +157,15 @@ class Verification:
         def is_same(sources: set[int]) -> bool:
             return not sources & different
 
-        outputs, reduced = self._compared.outputs, set()
-        for item in calls.called:
-            reduced |= set() if item.function is not None else {*item.command.numbers}
+        commands = [item.command for item in calls.called if item.function is None]
+        reduced = {number for command in commands for number in command.numbers}
         variables = {item: what for item, what in self._reduced.items() if item in reduced}
         variables.update(self._compared.variables)
         subset = calls.called[place].command.subset
         return ToCompare(
             {
                 what: (place, index)
-                for what, (_, index) in outputs.items()
+                for what, (_, index) in self._compared.outputs.items()
                 if is_same(calls.sources[place][index]) and (subset is None or index in subset)
             },
             {item: what for item, what in variables.items() if is_same(calls.update_sources[item])},
@@ -178,7 +175,8 @@ class Verification:
 def _on_few_rows(world: World, called: Sequence[Called]) -> list[Called]:
     """Return the calls on rows that take less time than the calls themselves."""
     engine, size = world.rank_state.engine, world.size
-    lengths = [len(item.command.rows) for item in called if _rows_of(item.command) is not None]
+    rows = [getattr(item.command, "rows", None) for item in called if item.function is not None]
+    lengths = [len(each) for each in rows if each is not None]
     own = -(-max(lengths) // size) if lengths else _MOST
     shareds = {shared for item in called if item.function for shared in item.function.get_shared()}
     tensors = [engine.storage(shared) for shared in shareds if engine.is_tensor(shared)]
@@ -190,7 +188,3 @@ def _on_few_rows(world: World, called: Sequence[Called]) -> list[Called]:
         item._replace(command=item.command.on_few(by_rank, size)) if item.function else item
         for item in called
     ]
-
-
-def _rows_of(command: Command) -> Any:
-    return command.rows if isinstance(command, CallFunction) else None

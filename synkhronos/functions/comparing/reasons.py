@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Callable, Collection, NamedTuple, Sequence
+from typing import Callable, Collection, NamedTuple, Optional, Sequence
 
 import numpy as np
 
 from synkhronos.arithmetic.operations import GATHER, OPERATIONS
-from synkhronos.engines.analysis.difference_causes import (
-    ACROSS,
-    CLIPPED,
-    CONSTANT,
-    DIFFERENCE_CAUSES,
-    FIXED_BATCH,
-    NONLINEAR,
-    QUOTIENT,
-    RECURRENT,
-    STATISTICS,
-)
+from synkhronos.engines.analysis.difference_causes import EXPLANATIONS
 from synkhronos.engines.base import PARTLY_SUM
 
-_Allows = Callable[[np.ndarray, np.ndarray], bool]
+_Allows = Callable[[Optional[np.ndarray], np.ndarray], bool]
 
 
 class Reason(NamedTuple):
@@ -30,37 +20,15 @@ class Reason(NamedTuple):
     is_found: bool = True
 
 
-#: The causes in a graph
-_OF_GRAPHS = {
-    CONSTANT: "a sum over the rows that is divided by a constant, such as a batch size: divide it by "
-    "the number of rows, x.shape[0], or take the mean",
-    QUOTIENT: "a quotient of two sums over the rows, such as a mean of what a mask selects: return both "
-    "sums and divide them, or combine each in the graph with synk.ops.all_reduce(total, 'sum')",
-    STATISTICS: "statistics over the batch, as in batch normalization, which each rank computes of its "
-    "own rows: combine them in the graph, see synkhronos.extensions.batch_norm",
-    NONLINEAR: "a nonlinear function of a value of all rows, such as the root of a mean: combine the "
-    "value in the graph first, with synk.ops.all_reduce, or compute the function after the call",
-    ACROSS: "a value that depends on several rows, or on the places of rows, such as the largest of "
-    "the rows, a part of them, their order, or all pairs of them: combine the rows in the graph first, "
-    "with synk.ops.all_gather, or gather them and compute it after the call",
-    CLIPPED: "bounds for values inside the gradient (grad_clip), which are as large for a mean over the "
-    "rows of a rank: bound the gradient after it was averaged, or give loss_op='sum'",
-    RECURRENT: "a recurrence along the axis that is divided among the ranks: if the rows are on another "
-    "axis, say so with synk.In(x, axis=1)",
-    FIXED_BATCH: "a batch size that is fixed in the graph, such as that of input_shape or reshape: use "
-    "None, -1 or x.shape[0] for it",
-}
-
-
 def of_graph(suspects: Collection[str]) -> str:
     """Return the causes to look for if no reduction gives a serial value.
 
     Parameters
     ----------
     suspects : collection of str
-        The causes in the graph, as of `synkhronos.engines.analysis.difference_causes.DIFFERENCE_CAUSES`.
+        The causes in the graph, as of `synkhronos.engines.analysis.difference_causes`.
     """
-    found = "; ".join(_OF_GRAPHS[item] for item in DIFFERENCE_CAUSES if item in suspects or not suspects)
+    found = "; ".join(EXPLANATIONS[item] for item in EXPLANATIONS if item in suspects or not suspects)
     return f"The graph has {found}." if suspects else f"Usual reasons: {found}."
 
 
@@ -97,7 +65,7 @@ def of_output(
     for op in ("sum", GATHER, "avg", "max", "min", "prod"):
         if by_rank is None or op == mode:
             continue
-        if _equals(combined(op, by_rank, weights), serial, allows):
+        if allows(combined(op, by_rank, weights), serial):
             what = "the concatenation" if op == GATHER else f"the {op}"
             return Reason(
                 f"its op is {mode!r}, but {what} of the ranks' values equals the serial value: give it "
@@ -106,11 +74,7 @@ def of_output(
     text = f"its op is {mode!r}, but no op gives the serial value"
     if by_rank is not None and serial.dtype.kind in "fiu":
         exact = combined(mode, [np.asarray(value, np.float64) for value in by_rank], weights)
-        if (
-            exact is not None
-            and exact.shape == serial.shape
-            and _is_inexact(serial, exact, sum(weights))
-        ):
+        if exact is not None and _is_inexact(serial, exact, sum(weights)):
             return Reason(
                 f"{text}. The serial value may be the wrong one: {serial.dtype} is too narrow for a sum "
                 f"of this many rows, or of this size; compare with a graph in float64 or int64"
@@ -123,6 +87,8 @@ def _is_inexact(serial: np.ndarray, exact: np.ndarray, n_rows: int) -> bool:
 
     The gradient of indexing adds rows one by one. Numba computes products of integers in floating point.
     """
+    if exact.shape != serial.shape:
+        return False
     if serial.dtype.kind == "f":
         lost = np.abs(exact - serial)
         return bool((lost <= np.abs(exact) * n_rows * np.finfo(serial.dtype).eps / 2).all())
@@ -132,13 +98,12 @@ def _is_inexact(serial: np.ndarray, exact: np.ndarray, n_rows: int) -> bool:
 
 def of_reduced(value: np.ndarray, serial: np.ndarray, size: int, allows: _Allows) -> Reason:
     """Return why a value that a step has reduced differs, and what to do."""
-    same_shape = value.shape == serial.shape
-    if same_shape and allows(np.multiply(value, size, dtype=value.dtype), serial):
+    if allows(np.multiply(value, size, dtype=value.dtype), serial):
         return Reason(
             "the serial value is the sum of the ranks' values, not their average: the loss is a sum "
             "over the rows, perhaps divided by a number; make it a mean, or give loss_op='sum'"
         )
-    if same_shape and allows(np.divide(value, size).astype(value.dtype), serial):
+    if allows(np.divide(value, size).astype(value.dtype), serial):
         return Reason(
             "the serial value is the average of the ranks' values, not their sum: the loss is a mean "
             "over the rows; leave out loss_op='sum'"
@@ -168,7 +133,7 @@ def of_update(
         ("avg", "synk.all_reduce(variable, weights=function)"),
         ("sum", "synk.all_reduce(variable, 'sum')"),
     ):
-        if _equals(combined(op, values, weights), serial, allows):
+        if allows(combined(op, values, weights), serial):
             return Reason(
                 f"{why}; their {op} equals the serial value: call {call} after each call, or build a "
                 f"training step with synkhronos.extensions.train.make_train_function()"
@@ -193,7 +158,3 @@ def combined(
     if len(shapes) > 1 or not OPERATIONS[op].is_defined_for(values[0].dtype):
         return None
     return OPERATIONS[op].reduce(values, weights)
-
-
-def _equals(value: np.ndarray | None, serial: np.ndarray, allows: _Allows) -> bool:
-    return value is not None and value.shape == serial.shape and allows(value, serial)

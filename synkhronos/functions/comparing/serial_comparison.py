@@ -10,11 +10,11 @@ from synkhronos import _html
 from synkhronos._checks import check_number
 from synkhronos._errors import MismatchError
 from synkhronos._typing import AnyArray, SharedVariable
-from synkhronos.arithmetic.comparison import Difference, Tolerance, difference
+from synkhronos.arithmetic.comparison import DIFFERENT_SHAPE, Tolerance, difference
 from synkhronos.arithmetic.operations import GATHER
 from synkhronos.functions.analysis import analysis_of, causes_of
 from synkhronos.functions.comparing import reasons
-from synkhronos.functions.comparing.trial_runs import ByRank, Called, Calls, OnOneRank, called
+from synkhronos.functions.comparing.trial_runs import ByRank, Called, Calls, Key, called
 from synkhronos.functions.outputs import check_all_are_none
 from synkhronos.functions.replica_tracker import find_different, label, labels, replica_tracker_of
 from synkhronos.functions.replicate import replicate
@@ -82,26 +82,15 @@ class Complaint(NamedTuple):
         Returns why.
     value : numpy.ndarray or None
         The value, or the master's value; None if there is none.
-    find : callable
-        ``find(results)`` finds the value among others on one rank.
+    key : (int, int) or int
+        Of the result.
     """
 
     what: str
     how: str
     why: Callable[[], reasons.Reason]
     value: AnyArray | None
-    find: Callable[[OnOneRank], Any]
-
-
-def tolerance_of(world: World, calls: Calls, rtol: float | None = None, atol: float = 0.0) -> Tolerance:
-    """Return the tolerances for the results of calls, which depend on the dtypes of their operands."""
-    engine, dtypes = world.rank_state.engine, []
-    for function, _ in calls.called:
-        if function is not None:
-            dtypes += [variable.type.dtype for variable in function.inputs]
-            shareds = [variable for variable in function.get_shared() if engine.is_tensor(variable)]
-            dtypes += [engine.type_of(shared).dtype for shared in shareds]
-    return Tolerance(rtol, atol, {dtype for dtype in dtypes if dtype is not None})
+    key: Key
 
 
 class SerialComparison:
@@ -113,8 +102,8 @@ class SerialComparison:
         The calls.
     compared : ToCompare
         The results that are compared.
-    tolerance : Tolerance
-        The largest permitted differences.
+    rtol, atol
+        As for `Function.check`; by default, what rounding may change with the dtypes of the operands.
 
     Attributes
     ----------
@@ -124,9 +113,16 @@ class SerialComparison:
         The results that differ by more.
     """
 
-    def __init__(self, world: World, calls: Calls, compared: ToCompare, tolerance: Tolerance) -> None:
+    def __init__(
+        self,
+        world: World,
+        calls: Calls,
+        compared: ToCompare,
+        rtol: float | None = None,
+        atol: float | None = None,
+    ) -> None:
         self._world, self._calls, self._compared = world, calls, compared
-        self._tolerance = tolerance
+        self._tolerance = Tolerance(rtol, atol or 0.0, calls.dtypes)
         self.differences: dict[str, float] = {}
         self.not_compared: dict[str, str] = {}
         self.complaints: list[Complaint] = []
@@ -136,12 +132,10 @@ class SerialComparison:
         """Compare; the new values of all ranks if `everywhere`, otherwise a sample of the master's."""
         numbers = list(self._compared.variables)
         self._most = None if everywhere else _SAMPLE
-        self._on_one_rank = self._calls.on_one_rank(numbers, self._most)
-        handles = {}
-        if everywhere:
-            store = self._world.rank_state.store
-            handles = {number: store.put(new) for number, new in self._on_one_rank.news.items()}
-        self._on_all_ranks = self._calls.on_all_ranks(numbers, handles, self._tolerance, self._most)
+        self._serial = self._calls.on_one_rank(numbers, self._most)
+        store = self._world.rank_state.store
+        handles = {number: store.put(self._serial[number]) for number in numbers if everywhere}
+        self._found = self._calls.on_all_ranks(numbers, handles, self._tolerance, self._most)
         for what, (position, index) in self._compared.outputs.items():
             self._compare_output(what, position, index)
         for number, what in self._compared.variables.items():
@@ -180,9 +174,8 @@ class SerialComparison:
         perturbed = self._calls.on_one_rank(list(self._compared.variables), self._most, perturbed=True)
         self.complaints = [item for item in self.complaints if not self._is_rounding(item, perturbed)]
 
-    def _is_rounding(self, complaint: Complaint, perturbed: OnOneRank) -> bool:
-        serial, other = complaint.find(self._on_one_rank), complaint.find(perturbed)
-        value = complaint.value
+    def _is_rounding(self, complaint: Complaint, perturbed: dict[Key, Any]) -> bool:
+        serial, other, value = self._serial[complaint.key], perturbed[complaint.key], complaint.value
         if value is None or not value.shape == serial.shape == other.shape:
             return False
         noise, amount = difference(other, serial).absolute, difference(value, serial).absolute
@@ -228,16 +221,13 @@ class SerialComparison:
     # Outputs
 
     def _compare_output(self, what: str, position: int, index: int) -> None:
-        function, command = self._calls.called[position]
-        mode = function.output_modes[index]
-        place = index if command.subset is None else list(command.subset).index(index)
-        serial = self._on_one_rank.outputs[position][place]
+        key, (function, _) = (position, index), self._calls.called[position]
+        mode, serial, found = function.output_modes[index], self._serial[key], self._found[key]
         if mode is None and function.replica.has_rows:
             self.not_compared[what] = "it is the master's own value (op None)"
             return
-        found = self._on_all_ranks.outputs[position][place]
         if serial is None or any(item is None for item in found.values):
-            self._compare_no_arrays(function, index, what, serial, found)
+            self._compare_no_arrays(function, key, what, serial, found)
             return
         if mode == GATHER and not serial.ndim:
             self.not_compared[what] = "it is one number per rank (op 'gather')"
@@ -246,7 +236,7 @@ class SerialComparison:
         if not self._can_compare(what, sources):
             return
         value = _combined(function, index, found)
-        if value is not None and self._agrees(what, value, serial):
+        if self._agrees(what, value, serial):
             return
 
         def why() -> reasons.Reason:
@@ -260,27 +250,26 @@ class SerialComparison:
             )
 
         how = how_output_differs(value, serial, found)
-        find = lambda results: results.outputs[position][place]  # noqa: E731
-        self.complaints.append(Complaint(what, how, why, value, find))
+        self.complaints.append(Complaint(what, how, why, value, key))
 
     def _compare_no_arrays(
-        self, function: Any, index: int, what: str, serial: AnyArray | None, found: ByRank
+        self, function: Any, key: tuple[int, int], what: str, serial: AnyArray | None, found: ByRank
     ) -> None:
         """Compare an output for which an operation has returned None."""
         are_none = [value is None for value in found.values]
         if any(are_none):
-            check_all_are_none(function, index, are_none, found.ranks)
+            check_all_are_none(function, key[1], are_none, found.ranks)
         if serial is None and all(are_none):
             self.differences[what] = 0.0
             return
         how = "is not None, but the serial output is"
         if serial is not None:
             how = "is None, but the serial output is not"
-        self.complaints.append(Complaint(what, how, lambda: reasons.Reason(""), None, lambda _: None))
+        self.complaints.append(Complaint(what, how, lambda: reasons.Reason(""), None, key))
 
-    def _agrees(self, what: str, value: AnyArray, serial: AnyArray) -> bool:
+    def _agrees(self, what: str, value: AnyArray | None, serial: AnyArray) -> bool:
         """Whether a value agrees with the serial one; note how much they differ."""
-        if value.shape != serial.shape or not self._tolerance.allows(value, serial):
+        if value is None or not self._tolerance.allows(value, serial):
             return False
         most = difference(value, serial).absolute
         self.differences[what] = max(most, self.differences.get(what, 0.0))
@@ -292,30 +281,26 @@ class SerialComparison:
         sources = self._calls.update_sources[number]
         if not self._can_compare(what, sources):
             return
-        serial, weights = self._on_one_rank.news[number], self._rows_by_rank()
-        found = [each[number] for each in self._on_all_ranks.news if number in each]
-        values = [serial if value is None else value for _, value in found]
+        serial, found = self._serial[number], self._found[number]
+        values, weights = [serial if value is None else value for value in found.values], found.weights
         op = self._compared.reduced.get(number)
-        if op is not None:
-            value = reasons.combined(op, values, weights)
-            if value is not None and self._agrees(what, value, serial):
-                return
+        if op is not None and self._agrees(what, reasons.combined(op, values, weights), serial):
+            return
         wrong = [rank for rank, value in enumerate(values) if not self._agrees(what, value, serial)]
         if not wrong:
-            amounts = [amount.absolute for amount, _ in found if amount is not None]
+            amounts = [amount.absolute for amount in found.amounts]
             self.differences[what] = max([self.differences[what], *amounts])
             return
         how = self._how_variable_differs(values, wrong, serial)
         why = lambda: self._stale(sources) or self._why(values, weights, serial)  # noqa: E731
         master = values[0] if len(values) == 1 else values[self._world.master_rank]
-        find = lambda results: results.news[number]  # noqa: E731
-        self.complaints.append(Complaint(what, how, why, master, find))
+        self.complaints.append(Complaint(what, how, why, master, number))
 
     def _how_variable_differs(
         self, values: Sequence[AnyArray], wrong: Sequence[int], serial: AnyArray
     ) -> str:
-        same_shape = all(value.shape == serial.shape for value in values)
-        how = _largest(values, serial) if same_shape else f"in its shape, serially {serial.shape}"
+        most = max((difference(value, serial) for value in values), key=lambda item: item.absolute)
+        how = f"in its shape, serially {serial.shape}" if most is DIFFERENT_SHAPE else most
         if len(values) == 1:  # that of the master, as all ranks have it after a reduction
             return f"differs {how}"
         return f"the new value differs {how} on rank(s) {', '.join(map(str, wrong))}"
@@ -330,14 +315,6 @@ class SerialComparison:
                 "the gradient, or what else is reduced for it, is not the serial one", False
             )
         return reasons.of_update(values, weights, serial, self._tolerance.allows)
-
-    def _rows_by_rank(self) -> list[int]:
-        """Return the numbers of rows of the first call that has outputs, or 1 for each rank."""
-        for outputs in self._on_all_ranks.outputs:
-            for found in outputs:
-                if len(found.weights) == self._world.size:
-                    return found.weights
-        return [1] * self._world.size
 
 
 def _combined(function: Any, index: int, found: ByRank) -> AnyArray | None:
@@ -365,48 +342,41 @@ def how_called(world: World, called: Sequence[Called]) -> str:
     return f"on {world.size} rank(s)" + (f", in {slices} slices," if slices > 1 else "")
 
 
-def _largest(values: Sequence[AnyArray], serial: AnyArray) -> Difference:
-    return max((difference(value, serial) for value in values), key=lambda one: one.absolute)
-
-
 # What the script asks for
 
 
-def check_calls(
+def check_call(
     world: World,
     function: Any,
     commands: Sequence[Command],
     outputs: Mapping[str, tuple[int, int]],
+    updated: Iterable[SharedVariable] | None,
     rtol: float | None,
     atol: float | None,
-    updated: Iterable[SharedVariable] | None = None,
 ) -> Comparison:
-    """Compare all of some calls with the same calls on one rank.
+    """Compare a call, or the commands of a step, with the same on one rank.
 
     Parameters
     ----------
-    function : Function
-        The function that messages name.
-    commands : list of Command
-        The calls.
     outputs : dict
         As of `ToCompare`.
+    updated : iterable of shared variables or None
+        The variables that a step updates; None for a call, whose new values are all compared.
     rtol, atol
-        As of `Function.check`.
-    updated : iterable of shared variables, optional
-        Of a step: those of the updated variables that are compared; by default all of them.
+        As for `Function.check`.
     """
-    rtol = None if rtol is None else _check_tolerance(rtol, "rtol")
-    atol = 0.0 if atol is None else _check_tolerance(atol, "atol")
+    rtol, atol = _checked_tolerance(rtol, "rtol"), _checked_tolerance(atol, "atol")
     replicate(world)
     calls = Calls(world, [called(world, command) for command in commands])
-    numbers, of_step = calls.tensors, updated is not None
-    if updated is not None:
-        chosen = {world.registry.numbers[shared] for shared in updated}
-        numbers = [number for number in numbers if number in chosen]
-    variables = {number: f"shared variable {label(world, number)}" for number in numbers}
-    compared = ToCompare(outputs, variables, {} if of_step else function.reduced, of_step)
-    found = SerialComparison(world, calls, compared, tolerance_of(world, calls, rtol, atol))
+    numbers = None if updated is None else {world.registry.numbers[shared] for shared in updated}
+    named = {
+        number: f"shared variable {label(world, number)}"
+        for number in calls.tensors
+        if numbers is None or number in numbers
+    }
+    reduced = function.reduced if updated is None else {}
+    compared = ToCompare(outputs, named, reduced, of_step=updated is not None)
+    found = SerialComparison(world, calls, compared, rtol, atol)
     found.run(everywhere=True)
     if found.complaints:
         text = found.text(function, "the serial function")
@@ -414,8 +384,8 @@ def check_calls(
     return Comparison(found.differences, found.not_compared)
 
 
-def _check_tolerance(value: float, name: str) -> float:
-    number = check_number(value, f"check: {name}")
+def _checked_tolerance(value: float | None, name: str) -> float | None:
+    number = 0.0 if value is None else check_number(value, f"check: {name}")
     if not 0 <= number < float("inf"):
         raise ValueError(f"check: {name}: expected a finite number, 0 or more, got {value}")
-    return number
+    return None if value is None else number

@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 
 from synkhronos._typing import Batch
-from synkhronos.arithmetic.comparison import (
-    DIFFERENT_SHAPE,
-    Difference,
-    Tolerance,
-    difference,
-    sample,
-)
+from synkhronos.arithmetic.comparison import Difference, Tolerance, difference, sample
 from synkhronos.arithmetic.partition import select
 from synkhronos.comms.base import SingleRankCommunicator
 from synkhronos.engines.base import Analysis, Sources
@@ -154,9 +148,8 @@ class Trial(Command):
         if state.is_master:
             return None, sampled(new, self.most)
         serial = state.store.get(self.serial[number])
-        amount = difference(new, serial) if new.shape == serial.shape else DIFFERENT_SHAPE
-        is_right = new.shape == serial.shape and self.tolerance.allows(new, serial)
-        return amount, None if is_right else state.send(new)
+        is_right = self.tolerance.allows(new, serial)
+        return difference(new, serial), None if is_right else state.send(new)
 
 
 def sampled(array: np.ndarray, most: int | None) -> np.ndarray:
@@ -205,46 +198,30 @@ def calls_until(
     return each[: (last if has_reductions else place) + 1], place
 
 
-class OnOneRank(NamedTuple):
-    """The results of calls on one rank: for each call its outputs, and new values by number."""
-
-    outputs: list[list[np.ndarray | None]]
-    news: dict[int, np.ndarray]
+#: What is compared: an output, by the places of its call and of itself; or a variable, by its number
+Key = Union[Tuple[int, int], int]
 
 
 class ByRank(NamedTuple):
-    """An output of a call on all ranks.
+    """A result of calls on all ranks.
 
     Attributes
     ----------
     values : list of numpy.ndarray or None
-        The values of the ranks that have rows; or one, if the communicator has reduced them or there is
-        only the master's.
+        An output: the values of the ranks that have rows; or one, if the communicator has reduced them
+        or there is only the master's. A variable: its new values, None where it is the serial one.
     weights : list of int
         The numbers of rows of the ranks that have rows.
     ranks : list of int
         These ranks.
+    amounts : list of Difference
+        How much new values of a variable differ from the serial one, as far as ranks have compared them.
     """
 
     values: list[Any]
     weights: list[int]
     ranks: list[int]
-
-
-class OnAllRanks(NamedTuple):
-    """The results of calls on all ranks.
-
-    Attributes
-    ----------
-    outputs : list of list of ByRank
-        The outputs of each call.
-    news : list of dict
-        For each rank, how much the new values differ from the serial ones, and the values, by number;
-        see `Trial`.
-    """
-
-    outputs: list[list[ByRank]]
-    news: list[dict[int, tuple[Difference | None, np.ndarray | None]]]
+    amounts: Sequence[Difference] = ()
 
 
 class Calls:
@@ -299,6 +276,16 @@ class Calls:
         self.update_sources = {**former, **news}
 
     @property
+    def dtypes(self) -> set[Any]:
+        """The dtypes of the inputs and shared variables of the functions."""
+        engine = self._world.rank_state.engine
+        functions = {item.function for item in self.called} - {None}
+        found = {variable.type.dtype for function in functions for variable in function.inputs}
+        shareds = {shared for function in functions for shared in function.get_shared()}
+        found.update(engine.type_of(shared).dtype for shared in shareds if engine.is_tensor(shared))
+        return found - {None}
+
+    @property
     def are_in_slices(self) -> bool:
         """Whether a rank computes one of the calls in slices."""
         return any(getattr(command, "num_slices", 1) > 1 for _, command in self.called)
@@ -311,24 +298,30 @@ class Calls:
 
     def on_one_rank(
         self, compared: Sequence[int], most: int | None, perturbed: bool = False
-    ) -> OnOneRank:
-        """Run the calls on the master alone; return the new values of the compared variables.
+    ) -> dict[Key, Any]:
+        """Run the calls on the master alone; return the outputs, and the new values of variables.
 
-        At most `most` elements of each are returned. If `perturbed`, floating-point rows differ by a
-        few units in the last place.
+        At most `most` elements of each variable are returned. If `perturbed`, floating-point rows differ
+        by a few units in the last place.
         """
-        world, outputs = self._world, []
-        state = (Perturbed if perturbed else SerialRank)(world.rank_state)
+        found: dict[Key, Any] = {}
+        state = (Perturbed if perturbed else SerialRank)(self._world.rank_state)
         commands = [self._serial(command) for _, command in self.called]
         with without_effects(state, self.updated):
-            for command, rows_of in commands:
+            for place, (command, rows_of) in enumerate(commands):
                 state.rows_of = rows_of
                 result = command.run(state)
-                is_call = isinstance(command, CallFunction)
-                outputs.append([_copied(state, item) for item in result[1:]] if is_call else [])
-            exported = {item: state.engine.export(state.shareds[item]) for item in compared}
-            news = {item: sampled(new, most) for item, new in exported.items()}
-        return OnOneRank(outputs, news)
+                if isinstance(command, CallFunction):
+                    for index, packed in zip(self._outputs_of(place), result[1:]):
+                        found[place, index] = _copied(state, packed)
+            for number in compared:
+                found[number] = sampled(state.engine.export(state.shareds[number]), most)
+        return found
+
+    def _outputs_of(self, place: int) -> Sequence[int]:
+        """Return the numbers of the outputs that a call returns."""
+        function, command = self.called[place]
+        return command.chosen(range(len(function.output_modes)))
 
     def _serial(self, command: Any) -> tuple[Command, dict[int, Any]]:
         """Return a command in one piece on the rows of all ranks, and those of sliceable variables."""
@@ -358,35 +351,35 @@ class Calls:
         serial: Mapping[int, Handle],
         tolerance: Tolerance,
         most: int | None,
-    ) -> OnAllRanks:
+    ) -> dict[Key, ByRank]:
         """Run the calls on all ranks; see `Trial`."""
         command: Command = FusedCommand([command.exact() for _, command in self.called])
         trial = Trial(command, self.updated, compared, serial, tolerance, most)
         returned, news = zip(*self._world.run(trial))
         # All values are copied now, since the next command frees the memory in which they were sent.
-        state, results = self._world.rank_state, zip(*returned)
-        outputs = [
-            [] if function is None else self._by_rank(each)
-            for (function, _), each in zip(self.called, results)
-        ]
-        copied = [
-            {item: (amount, _copied(state, new)) for item, (amount, new) in each.items()}
-            for each in news
-        ]
-        return OnAllRanks(outputs, copied)
+        state, size = self._world.rank_state, self._world.size
+        found: dict[Key, ByRank] = {}
+        for place, results in enumerate(zip(*returned)):
+            if self.called[place].function is not None:
+                found.update(self._by_rank(place, results))
+        weights = [item.weights for item in found.values() if len(item.weights) == size] or [[1] * size]
+        for number in compared:
+            each = [item[number] for item in news if number in item]
+            values = [_copied(state, new) for _, new in each]
+            amounts = [amount for amount, _ in each if amount is not None]
+            found[number] = ByRank(values, weights[0], [*range(size)], amounts)
+        return found
 
-    def _by_rank(self, results: Sequence[tuple[Any, ...]]) -> list[ByRank]:
-        """Return the outputs of a call, of which each rank has returned its rows and its values."""
+    def _by_rank(self, place: int, results: Sequence[Any]) -> Iterator[tuple[Key, ByRank]]:
+        """Yield the outputs of a call, of which each rank has returned its rows and its values."""
         state = self._world.rank_state
         ranks = [rank for rank, (n_rows, *_) in enumerate(results) if n_rows]
         weights = [results[rank][0] for rank in ranks]
-        found = []
-        for place in range(1, max(map(len, results))):
-            values = [results[rank][place] for rank in ranks]
+        for position, index in enumerate(self._outputs_of(place), 1):
+            values = [results[rank][position] for rank in ranks]
             if any(value is None for value in values):
-                values = [results[state.master_rank][place]]
-            found.append(ByRank([_copied(state, value) for value in values], weights, ranks))
-        return found
+                values = [results[state.master_rank][position]]
+            yield (place, index), ByRank([_copied(state, value) for value in values], weights, ranks)
 
 
 def _copied(state: RankState, packed: Any) -> np.ndarray | None:
