@@ -305,8 +305,8 @@ def _text(function: str, names: str, amounts: Mapping[int, float]) -> str:
 
 
 _SET_ALONE = (
-    f"{compiler.TITLE}'s set_value(), functions of {compiler.TITLE}, and as_theano() change only the "
-    "replica of the master; call synk.broadcast(variable), or set the value with "
+    f"{compiler.TITLE}'s set_value(), functions of {compiler.TITLE}, as_theano() and fn() change only "
+    "the replica of the master; call synk.broadcast(variable), or set the value with "
     "synk.broadcast(variable, value), or rows of which each rank shall have its part with "
     "synk.scatter(variable, value)"
 )
