@@ -16,6 +16,7 @@ from synkhronos.engines.analysis.difference_causes import (
     NONLINEAR,
     QUOTIENT,
     RECURRENT,
+    SPACED,
     STATISTICS,
 )
 from synkhronos.engines.base import PARTLY_SUM
@@ -43,10 +44,12 @@ _OF_GRAPHS = {
     ACROSS: "a value that depends on several rows, or on the places of rows, such as the largest of "
     "the rows, a part of them, their order, or all pairs of them: combine the rows in the graph first, "
     "with synk.ops.all_gather, or gather them and compute it after the call",
+    SPACED: "rows at equal distances, such as x[::2], counted from the first row of each rank: give as "
+    "many rows that the share of each rank is a multiple of the distance",
     CLIPPED: "bounds for values inside the gradient (grad_clip), which are as large for a mean over the "
     "rows of a rank: bound the gradient after it was averaged, or give loss_op='sum'",
-    RECURRENT: "a recurrence along the axis that is divided among the ranks: if the rows are on another "
-    "axis, say so with synk.In(x, axis=1)",
+    RECURRENT: "a loop along the axis that is divided among the ranks, such as theano.reduce, which "
+    "begins anew on each: if the rows are on another axis, say so with synk.In(x, axis=1)",
     FIXED_BATCH: "a batch size that is fixed in the graph, such as that of input_shape or reshape: use "
     "None, -1 or x.shape[0] for it",
 }
