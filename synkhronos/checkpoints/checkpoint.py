@@ -348,7 +348,8 @@ def load(
 
 def _check_fit(world: World, numbers: Sequence[int], entries: Sequence[Entry]) -> None:
     """Raise ``ValueError`` unless replicas have the shapes in the file; numbers of rows may differ."""
-    complaints, state, streams = [], world.rank_state, _streams(world)
+    complaints, has_other_dtypes = [], False
+    state, streams = world.rank_state, _streams(world)
     by_rank = world.run(_Inspect(numbers, digest=False))
     for number, entry, found in zip(numbers, entries, zip(*by_rank)):
         kind = None if number in streams else state.engine.type_of(state.shareds[number])
@@ -357,12 +358,16 @@ def _check_fit(world: World, numbers: Sequence[int], entries: Sequence[Entry]) -
         for rank, (dtype, shape, _) in enumerate(found):
             saved = entry.shapes[rank if len(entry.shapes) > 1 else 0]
             same = shape[fixed] == saved[fixed] and len(shape) == len(saved)
+            has_other_dtypes = has_other_dtypes or dtype != entry.dtype
             if dtype != entry.dtype or not same:
                 complaints.append(
                     f"{manifest.label(entry.key)} on rank {rank} is {dtype} {shape}, in the file "
                     f"{entry.dtype} {saved}"
                 )
-    manifest.complain(complaints, "set the variables to such shapes first, by set_value or scatter")
+    remedy = "set the variables to such shapes first, by set_value or scatter"
+    if has_other_dtypes:
+        remedy = "build the functions with variables of the same dtypes as in the script that saved it"
+    manifest.complain(complaints, remedy)
 
 
 def _read(world: World, reader: archive.Reader, number: int, entry: Entry) -> list[AnyArray]:

@@ -314,7 +314,13 @@ def match(saved: Side, state: Side, strict: bool) -> dict[Key, Key]:
             f"synk.function(..., name=), before save()"
         )
         return {**found, **{key: key for key in rest}}
-    complaints = [f"it is not certain which variable of the file is {label(key)}" for key in in_doubt]
+    kinds = [(key, state.kinds[key], saved.kinds[other]) for key, other in found.items()]
+    complaints = [
+        f"{label(key)} is {kind[0]}, in the file {other[0]}"
+        for key, kind, other in kinds
+        if in_doubt and kind and other and kind[0] != other[0]
+    ]
+    complaints += [f"it is not certain which variable of the file is {label(key)}" for key in in_doubt]
     if strict or not found:
         doubtful = {name for name, _ in in_doubt}
         complaints += [
@@ -336,7 +342,11 @@ def _distinguished(saved: Side, state: Side, strict: bool) -> dict[Key, Key]:
 
     def add(pairs: Iterable[tuple[Key, Key]]) -> bool:
         before = len(found)
-        found.update(list(pairs))
+        differing = [label(key) for key, other in list(pairs) if found.setdefault(key, other) != other]
+        complain(
+            [f"functions have {name} in another place than those of the file" for name in differing],
+            "list the updates of functions in the same order as in the script that saved it",
+        )
         return len(found) > before
 
     add(_by_variables(saved.kinds, state.kinds, False))

@@ -14,7 +14,7 @@ from synkhronos.engines.base import Analysis
 from synkhronos.functions import arguments, outputs
 from synkhronos.functions.changes import Changes
 from synkhronos.functions.comparing.first_calls import Verification
-from synkhronos.functions.comparing.serial_comparison import Comparison, check_calls
+from synkhronos.functions.comparing.serial_comparison import Comparison, check_call
 from synkhronos.functions.comparing.watch import DivergenceCheck, DivergenceWarner, watch
 from synkhronos.functions.copies import (
     Parts,
@@ -89,7 +89,16 @@ class Function:
     @property
     def fn(self) -> Any:
         """The part of the master's compiled function that runs it, as in Theano."""
+        if self._world is not None and not self._world.closed:
+            self._changed_on_master(self._world)  # the script may call it
         return self.replica.compiled.fn
+
+    def _changed_on_master(self, world: World) -> None:
+        """Record that variables may be updated on the master only."""
+        replicated = world.registry.replicated
+        changed = [number for number, _ in self.replica.updates if number < replicated]
+        if changed and world.size > 1:
+            world.part(Changes).changed(changed)
 
     @property
     def profile(self) -> Any:
@@ -377,10 +386,7 @@ class Function:
         rows = [engine.storage(shared) for shared in self.sliceable]
         given = serial_arguments(engine, replica, arguments.whole(values), rows)
         computed = engine.call(replica.compiled, given, output_subset)
-        replicated = world.registry.replicated
-        changed = [number for number, _ in replica.updates if number < replicated]
-        if changed and world.size > 1:
-            world.part(Changes).changed(changed)
+        self._changed_on_master(world)
         computed = [engine.to_host(value) for value in computed]
         return outputs.in_form(self, computed, output_subset)
 

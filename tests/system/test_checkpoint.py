@@ -21,6 +21,7 @@ from striking import end_of
 
 import synkhronos as synk
 from synkhronos.checkpoints import archive
+from synkhronos.extensions import train
 from synkhronos.world.world import current_world
 
 VALUES = {
@@ -269,6 +270,29 @@ def test_equal_names_that_nothing_distinguishes_are_an_error_or_a_warning(world_
     del again
 
 
+def test_equal_names_that_functions_have_in_contradictory_places_are_an_error(world_of, tmp_path):
+    def build(order, dtype="float64"):
+        world_of(1)
+        x, pair = tt.dmatrix("x"), [compiler.shared(np.ones((2, 2)), "W") for _ in range(2)]
+        bias = compiler.shared(np.ones(2, dtype), "bias")
+        shifted = tt.cast(x, dtype) + bias
+        loss = tt.sqr(tt.dot(tt.dot(x, pair[0]), pair[1])).mean() + tt.sqr(shifted).mean()
+        updates = [(item, tt.cast(item - tt.grad(loss, item), item.dtype)) for item in [*pair, bias]]
+        ordered = [updates[place] for place in order]
+        return train.parallel_function([x], loss, updates=ordered, mode="FAST_COMPILE")
+
+    saved = build([0, 1, 2])
+    synk.save(tmp_path / "file")
+    del saved
+    step = build([1, 0, 2])
+    with pytest.raises(ValueError, match="functions have 'W'.* in another place.*nothing was changed"):
+        synk.load(tmp_path / "file")
+    step = build([0, 1, 2], "float32")  # its gradients are another vector
+    with pytest.raises(ValueError, match="not fit: 'bias' is float32, in the file float64; it is not"):
+        synk.load(tmp_path / "file")
+    del step
+
+
 def test_a_part_is_loaded_if_the_script_asks_for_it(world_of, tmp_path):
     save_networks(world_of, tmp_path / "file", "ab")
     made, weights = networks("b")
@@ -325,8 +349,10 @@ def test_other_shapes_and_dtypes_are_an_error_and_nothing_is_changed(world_of, t
     for shape, dtype in (((2, 3), "float32"), ((2, 2), "float64")):
         a, b = make(shape, dtype)
         message = "'b' on rank 0 is .*; 'b' on rank 1 .*nothing was changed"
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=message) as error:
             synk.load(tmp_path / "file")
+        remedy = "dtypes as in the script" if dtype == "float64" else "shapes first"
+        assert remedy in str(error.value)
         assert synk.gather(a).tolist() == np.ones((2, 3)).tolist()
     a, b = make((2, 2), "float32")
     synk.set_value(1, b, np.ones((1, 2), "float32"))

@@ -307,11 +307,57 @@ def test_results_that_agree_on_the_first_rows_only_are_reported(two, noticed, ou
         (tt.arange(tt.cast(x.max(), "int64")).dimshuffle("x", 0) < e[:, :1]).sum(axis=1).mean(),
         tt.extra_ops.diff(e, axis=1).mean(),
         (e * y[0]).mean(),
+        (e[::2] - e[1::2]).mean(),
         tt.grad(tt.sqr(tt.nnet.softmax(x)).mean(), x).sum(axis=0),
     ],
 )
 def test_no_certain_cause_is_in_a_graph_that_may_be_right(output):
     assert not difference_causes([x, y], [0, 0], [output])[0].certain
+
+
+@pytest.mark.parametrize(
+    "loss_of, words",
+    [
+        (lambda o: tt.sqr(o - o[0] - y).mean(), "a value that depends on several rows"),
+        (lambda o: tt.sqr(o - o[-1] * y).mean(), "a value that depends on several rows"),
+        (lambda o: theano.reduce(tt.maximum, o, np.float64(-9))[0] + 0 * y.sum(), "(output, 'max')"),
+    ],
+    ids=["first row", "last row", "reduce"],
+)
+def test_what_agrees_in_the_first_call_is_compared_again_where_rows_may_differ(
+    two, noticed, loss_of, words
+):
+    w = weights()
+    loss = loss_of(tt.dot(x, w))
+    f = synk.function([x, y], [x.mean() + y.mean(), loss])
+    f(ONES, np.ones(4))
+    assert not noticed()
+    for function in (f, *steps(loss, w)):
+        function(ONES, np.ones(4))
+        function(ROWS, TARGETS)
+        function(ROWS + 1, TARGETS)
+        texts = noticed()
+        assert (
+            0 < len(texts) <= 2 and len({*texts}) == len(texts) and any(words in text for text in texts)
+        )
+
+
+def test_a_row_that_equals_all_others_is_right(two):
+    f = synk.function([x, y], (e * y[0]).mean())
+    for number in range(8):
+        f(ROWS, np.full(6, 1.0 + number))
+
+
+def test_rows_at_equal_distances_are_right_if_shares_are_multiples_of_the_distance(two, noticed):
+    f = synk.function([x], tt.sqr(x[::2] - x[1::2] + 1).mean())
+    g = synk.function([x], e[1::3].mean())
+    rows = np.random.RandomState(0).randn(24, 2)
+    for n_rows, even, third in ((12, 0, 0), (24, 0, 0), (20, 0, 1)):
+        f(rows[:n_rows])
+        assert len(noticed()) == even
+        g(rows[:n_rows])
+        texts = noticed()
+        assert len(texts) == third and all("rows at equal distances" in text for text in texts)
 
 
 def test_a_step_that_agrees_on_the_first_rows_only_is_reported_once(two, noticed):

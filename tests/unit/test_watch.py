@@ -281,14 +281,18 @@ def test_a_value_that_is_broadcast_or_the_same_everywhere_is_not_warned_of(two, 
     assert not noticed()
 
 
-def test_as_theano_changes_the_master_only_and_is_noticed(two, noticed):
+@pytest.mark.parametrize("call", [lambda f: f.as_theano(), lambda f: f.fn()], ids=["as_theano", "fn"])
+def test_as_theano_and_fn_change_the_master_only_and_are_noticed(two, noticed, call):
     w = weights()
-    f = synk.function([x], tt.dot(x, w).mean(), updates=[(w, w * 2)], name="double")
+    f = synk.function([x], tt.dot(x, w).mean())
+    double = synk.function([], updates=[(w, w * 2)], mode=theano.Mode("cvm", "fast_compile"))
     f(ROWS)
-    f.as_theano(ROWS)
+    before = w.get_value()
+    call(double)
+    assert_same(w.get_value(), 2 * before)
     f(ROWS)
     [text] = noticed()
-    assert "as_theano()" in text
+    assert "as_theano() and fn() change only" in text
 
 
 @pytest.mark.parametrize("kind", [MRG_RandomStreams, RandomStreams])

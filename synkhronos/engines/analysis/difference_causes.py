@@ -18,7 +18,8 @@ from synkhronos.engines.collectives import Collective
 from synkhronos.engines.names import Apply, Variable, io_toposort, scalar
 
 CONSTANT, QUOTIENT, STATISTICS, NONLINEAR = "constant", "quotient", "statistics", "nonlinear"
-ACROSS, CLIPPED, RECURRENT, FIXED_BATCH = "across", "clipped", "recurrent", "fixed batch"
+ACROSS, SPACED, CLIPPED = "across", "spaced", "clipped"
+RECURRENT, FIXED_BATCH = "recurrent", "fixed batch"
 #: The possible causes, as names, and what to do
 EXPLANATIONS = {
     CONSTANT: "a sum over the rows that is divided by a constant, such as a batch size: divide it by "
@@ -32,10 +33,12 @@ EXPLANATIONS = {
     ACROSS: "a value that depends on several rows, or on the places of rows, such as the largest of "
     "the rows, a part of them, their order, or all pairs of them: combine the rows in the graph first, "
     "with synk.ops.all_gather, or gather them and compute it after the call",
+    SPACED: "rows at equal distances, such as x[::2], counted from the first row of each rank: give as "
+    "many rows that the share of each rank is a multiple of the distance",
     CLIPPED: "bounds for values inside the gradient (grad_clip), which are as large for a mean over the "
     "rows of a rank: bound the gradient after it was averaged, or give loss_op='sum'",
-    RECURRENT: "a recurrence along the axis that is divided among the ranks: if the rows are on another "
-    "axis, say so with synk.In(x, axis=1)",
+    RECURRENT: "a loop along the axis that is divided among the ranks, such as theano.reduce, which "
+    "begins anew on each: if the rows are on another axis, say so with synk.In(x, axis=1)",
     FIXED_BATCH: "a batch size that is fixed in the graph, such as that of input_shape or reshape: use "
     "None, -1 or x.shape[0] for it",
 }
@@ -254,8 +257,7 @@ class _Search:
             return isinstance(op, _WINDOWS), ()
         is_lost = rule.reduced is None and not single.issubset(kept)
         if is_lost and isinstance(op, names.Subtensor):
-            [axis] = [axis for axis, label in enumerate(rule.inputs[0] or ()) if label in single]
-            return self._is_part(constant_index(node)[axis]), ()
+            return self._is_part(self._row_index(node)), ()
         return is_lost or not single.isdisjoint(rule.mixed), ()
 
     def _is_rearranged(self, node: Apply, states: list[_State]) -> bool:
@@ -270,9 +272,9 @@ class _Search:
         """Whether an index along the axis of the rows selects a part of them, or reverses them.
 
         What the script chooses by an input is chosen of the rows of each rank. All rows may equal a
-        single one, such as the first.
+        single one, such as the first, and shares may be multiples of a step.
         """
-        if isinstance(index, int):
+        if isinstance(index, int) or _is_spaced(index):
             return False
         bounds = [index.start, index.stop, index.step] if isinstance(index, slice) else [index]
         numbers = [
@@ -290,8 +292,8 @@ class _Search:
         if kind == _NONE:  # an index in the bounds, or the size of a draw, may say that it has rows
             is_by_row = has_axis and isinstance(op, (names.Subtensor, *names.RANDOM))
             return _State(_ROWS if is_by_row else _NONE, is_drawn=isinstance(op, names.RANDOM))
-        if isinstance(op, names.Subtensor) and self._is_one_row(node):
-            return _State()  # of which nothing is known
+        if isinstance(op, names.Subtensor) and not isinstance(self._row_index(node), slice):
+            return _State()  # one row, of which nothing is known
         is_certain = rule is not None and all(item.is_certain for item in states if item.mixes)
         if kind == _ROWS and value is not None and value.axis is None:
             return _State(_MIXED, False, is_certain)
@@ -311,12 +313,12 @@ class _Search:
         is_drawn = kind == _ROWS and all(state.is_drawn for state in states if state.kind != _NONE)
         return _State(kind, is_shifted, is_certain, is_selected, is_drawn=is_drawn)
 
-    def _is_one_row(self, node: Apply) -> bool:
-        """Whether a number is the index along the axis of the rows."""
+    def _row_index(self, node: Apply) -> Any:
+        """Return the index along the axis of the rows."""
         rows, chosen = self._graph.value(node.inputs[0]), constant_index(node)
         if rows is None or rows.axis is None or rows.axis >= len(chosen):
-            return False
-        return not isinstance(chosen[rows.axis], slice)
+            return slice(None)
+        return chosen[rows.axis]
 
     def _causes(
         self, node: Apply, rule: Rule | None, states: list[_State]
@@ -329,6 +331,11 @@ class _Search:
             yield from unknown if rule is None else self._of_values(rule, states, node.outputs[0])
         if name in _CLIPPING and has_rows:
             yield CLIPPED, False
+        index = self._row_index(node) if isinstance(op, names.Subtensor) else slice(None)
+        if not isinstance(index, slice):
+            yield ACROSS, False
+        elif _is_spaced(index):
+            yield SPACED, False
         if name in _NORMALIZING and has_rows:
             yield STATISTICS, True
         if isinstance(op, names.Scan) and has_rows and steps_in(node).states:
@@ -366,6 +373,14 @@ class _Search:
         for place in mixing:
             self.statistics.update(dict.fromkeys(sorted(states[place].mixed, key=str)))
         yield cause, any(states[place].is_certain for place in mixing)
+
+
+def _is_spaced(index: Any) -> bool:
+    """Whether an index takes one of every few items, as in x[::2] and x[1::2]."""
+    step = index.step if isinstance(index, slice) else None
+    return (
+        isinstance(step, int) and step > 1 and index.start in (None, *range(step)) and index.stop is None
+    )
 
 
 def _without_extents(op: Any, states: list[_State]) -> list[_State]:

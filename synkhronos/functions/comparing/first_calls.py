@@ -1,18 +1,21 @@
-"""The first call of a function or step, compared with the same call on one rank, in one piece.
+"""The first calls of a function or step, compared with the same calls on one rank, in one piece.
 
-Only a few rows are used, which one rank computes alone, and then all ranks together. If the results
-agree, those that the graph shows to differ on other rows are reported nevertheless. Outputs whose
-operation the script has stated are not compared, and neither are variables that each rank updates from
-its own rows: they may be combined later. Results that depend on random numbers cannot be compared, as
-each rank draws its own.
+Calls after the first are compared if the graph has a reason for which other rows may differ. Only a few
+rows are used, which one rank computes alone, and then all ranks together. If the results agree, those
+that the graph shows to differ on other rows are reported nevertheless. Outputs whose operation the
+script has stated are not compared, and neither are variables that each rank updates from its own rows:
+they may be combined later. Results that depend on random numbers cannot be compared, as each rank draws
+its own.
 """
 
 from __future__ import annotations
 
+import collections
 from typing import Any, Hashable, Mapping, Sequence
 
 from synkhronos._errors import MismatchError, WorldBrokenError, warn
 from synkhronos._text import listed
+from synkhronos.engines.analysis.difference_causes import SPACED
 from synkhronos.engines.base import Causes
 from synkhronos.functions.analysis import causes_of
 from synkhronos.functions.call import CallFunction
@@ -31,6 +34,8 @@ from synkhronos.world.world import ALWAYS, RAISE, World
 #: Rows of each rank that are used at most, and at least if the call has them and takes a short time
 _MOST, _LEAST = 32, 4
 _SMALL = 4 << 20  # bytes of shared variables with which it does
+#: Calls that are compared, those after the first if the graph may make other rows differ
+COMPARED = (1, 2, 4, 8)
 _LINEAR = ("avg", "sum")  # the operations for what is linear in means or sums over the rows
 
 
@@ -45,7 +50,7 @@ class Verification:
 
     def __init__(self, world: World, compared: ToCompare) -> None:
         self._world, self._compared = world, compared
-        self._done: set[Hashable] = set()
+        self._calls: collections.Counter[Hashable] = collections.Counter()
         self._reduced: dict[int, str] = {}
         self._is_reported = False
         self._reported: set[str] = set()
@@ -60,7 +65,7 @@ class Verification:
             return
         if self._is_reported and world.options.verify != RAISE:
             return
-        if world.options.verify != ALWAYS and self._kind(command) in self._done:
+        if world.options.verify != ALWAYS and not self._is_due(function, command):
             return
         if world.is_recording:
             world.recorder.observers.append(
@@ -71,8 +76,24 @@ class Verification:
         else:
             self._verify([Called(function, command)], 0)
 
-    def _kind(self, command: CallFunction) -> Hashable:
-        return self._world.size, command.options
+    def _is_due(self, function: Any, command: CallFunction) -> bool:
+        """Whether a call is the first of its kind, or an early one with its number of rows."""
+        kind = self._world.size, command.options
+        with_rows = *kind, None if command.rows is None else len(command.rows)
+        self._calls.update([kind, with_rows])
+        if self._calls[kind] == 1 or not self._possible(function):
+            return self._calls[kind] == 1
+        return self._calls[with_rows] in COMPARED
+
+    def _causes_of(self, function: Any) -> tuple[list[Causes], dict[int, Causes]]:
+        if self._causes is None:
+            self._causes = causes_of(self._world, function)
+        return self._causes
+
+    def _possible(self, function: Any) -> frozenset[str]:
+        """Return the causes in the graph for which results may differ."""
+        outputs, updates = self._causes_of(function)
+        return frozenset().union(*[causes.possible for causes in [*outputs, *updates.values()]])
 
     def add(self, variables: Mapping[int, str], is_doubtful: bool) -> None:
         """Compare these variables, too, where they are reduced. They are names for messages, by number.
@@ -84,7 +105,6 @@ class Verification:
     def _verify(self, called: Sequence[Called], place: int) -> None:
         """Compare calls that are about to be made, and warn if they differ, or raise an error."""
         function = called[place].function
-        self._done.add(self._kind(called[place].command))
         is_like_serial = all([item.command.is_like_serial for item in called])
         found = self._found(called, place) if is_like_serial else None
         names = [] if found is None else [complaint.what for complaint in found.complaints]
@@ -105,9 +125,7 @@ class Verification:
     def _doubtful(self, called: Called) -> tuple[list[str], set[str]]:
         """Return the results that certainly differ on some rows, and the causes in the graph."""
         function, subset = called.function, called.command.subset
-        if self._causes is None:
-            self._causes = causes_of(self._world, function)
-        outputs, updates = self._causes
+        outputs, updates = self._causes_of(function)
         of_outputs = {
             what: outputs[index].certain
             for what, (_, index) in self._compared.outputs.items()
@@ -124,7 +142,9 @@ class Verification:
 
     def _found(self, called: Sequence[Called], place: int) -> SerialComparison | None:
         """Return the comparison; None if nothing can be compared, or nothing differs beyond rounding."""
-        few = _on_few_rows(self._world, called)
+        # The shares of a few rows have other lengths.
+        is_spaced = SPACED in self._possible(called[place].function)
+        few = called if is_spaced else _on_few_rows(self._world, called)
         try:
             try:
                 return self._compared_on(few, place)

@@ -25,7 +25,7 @@ from synkhronos._text import listed
 from synkhronos._typing import Finish
 from synkhronos.engines.base import Analysis
 from synkhronos.functions.analysis import analysis_of, sources, uses
-from synkhronos.functions.comparing.first_calls import Verification
+from synkhronos.functions.comparing.first_calls import COMPARED, Verification
 from synkhronos.functions.comparing.serial_comparison import ToCompare
 from synkhronos.functions.replica_tracker import (
     Observed,
@@ -45,7 +45,6 @@ from synkhronos.world.world import OFF, World
 
 #: Calls after which replicas that differ and were never combined are taken for a mistake.
 PATIENCE = 64
-_CHECKED = (1, 2, 4, 8)  # calls that compare the replicas
 
 
 def watch(world: World, function: Any, given: Sequence[Output]) -> None:
@@ -146,7 +145,7 @@ class DivergenceWarner:
         """Return the numbers of the variables whose replicas this call compares."""
         agreement = replica_tracker_of(self._world)
         numbers = agreement.set_on_master & self.read
-        if self.calls in _CHECKED:
+        if self.calls in COMPARED:
             numbers |= self.used - agreement.combined - agreement.suspected.keys()
         if self.calls <= PATIENCE and not self.calls & (self.calls - 1):
             suspected = [number for number in self.used if number in agreement.suspected]
@@ -305,8 +304,8 @@ def _text(function: str, names: str, amounts: Mapping[int, float]) -> str:
 
 
 _SET_ALONE = (
-    f"{compiler.TITLE}'s set_value(), functions of {compiler.TITLE}, and as_theano() change only the "
-    "replica of the master; call synk.broadcast(variable), or set the value with "
+    f"{compiler.TITLE}'s set_value(), functions of {compiler.TITLE}, as_theano() and fn() change only "
+    "the replica of the master; call synk.broadcast(variable), or set the value with "
     "synk.broadcast(variable, value), or rows of which each rank shall have its part with "
     "synk.scatter(variable, value)"
 )
