@@ -178,7 +178,7 @@ def check_all_are_used(replica: Replica, n_all: int | None, n_rows: int) -> None
 
 
 def explained(error: Exception, replica: Replica, n_all: int | None, n_rows: int) -> Exception | None:
-    """Return an error that says why this rank's rows do not fit the graph; None if that is not known."""
+    """Return an error that says which rows this rank has, and why they do not fit; None for others."""
     is_other = isinstance(error, (MemoryError, SynkhronosError))  # such as that another rank has failed
     if n_all is None or n_all in (1, n_rows) or is_other:
         return None
@@ -192,14 +192,18 @@ def explained(error: Exception, replica: Replica, n_all: int | None, n_rows: int
     first, _, rest = text.partition("\n")
     if found:
         return ValueError(f"{first}\n{_words(found, n_all, n_rows)}")
-    if isinstance(error, ValueError) and _has_all_rows(text, n_all, n_rows):
-        return ValueError(
-            f"{first}\nthis rank computes {n_rows} of the {n_all} rows of the call, and the "
-            f"operation also has an operand of {n_all}. If these are rows that are not divided, such as "
-            f"a part of a shared variable that an index selects, give them as an input; if an input is "
-            f"no rows, and every rank needs all of it, give it in bcast_inputs\n{rest}"
+    kind, more = type(error), ""
+    if kind not in (ValueError, IndexError):
+        return None
+    if kind is IndexError:
+        more = ", which it numbers from 0: choose rows by their numbers before the call"
+    elif _has_all_rows(text, n_all, n_rows):
+        more = (
+            f", and the operation also has an operand of {n_all}. If these are rows that are not "
+            "divided, such as a part of a shared variable that an index selects, give them as an "
+            "input; if an input is no rows, and every rank needs all of it, give it in bcast_inputs"
         )
-    return None
+    return kind(f"{first}\nthis rank computes {n_rows} of the {n_all} rows of the call{more}\n{rest}")
 
 
 def _has_all_rows(text: str, n_all: int, n_rows: int) -> bool:

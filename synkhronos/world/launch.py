@@ -136,7 +136,7 @@ def fork(
         Which calls of functions and training steps are compared with the same calls on one process, on
         some of their rows, before they are made. A result that differs by more than rounding gives a
         `SynkhronosWarning`, or with ``"raise"`` a `MismatchError`. By default it is the value of the
-        environment variable ``SYNKHRONOS_VERIFY``, or else ``"first"``: the first call of each.
+        environment variable ``SYNKHRONOS_VERIFY``, or else ``"first"``: the first calls of each.
     threads : {"refuse", "wait"}
         What happens to a call that a thread makes during a call of another thread: an error is raised,
         or the call waits. A call during a call of the same thread, as in a signal handler, is an error.

@@ -267,6 +267,16 @@ def test_errors_of_the_compiler_say_which_number_is_fixed(two, name):
         function(IMAGES)
 
 
+@pytest.mark.parametrize("kind", [IndexError, ValueError])
+def test_errors_of_rows_that_a_rank_lacks_say_which_it_has(two, kind):
+    """Rows that an input numbers, and pairs of successive rows."""
+    x, order = tt.dmatrix("x"), tt.lvector("order")
+    value = x[order].mean() if kind is IndexError else (x[::2] - x[1::2]).mean() + order.sum()
+    function = synk.function([x, order], value)
+    with pytest.raises(kind, match="this rank computes 5 of the 10 rows of the call"):
+        function(IMAGES[:10], np.arange(10)[::-1])
+
+
 @theano_only
 @pytest.mark.parametrize("makes_step", [False, True])
 def test_errors_say_that_an_operand_has_all_rows(two, makes_step):
