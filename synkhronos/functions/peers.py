@@ -22,7 +22,7 @@ import numpy as np
 
 from synkhronos._errors import SynkhronosError
 from synkhronos._typing import Array
-from synkhronos.arithmetic.operations import Operation, find_operation
+from synkhronos.arithmetic.operations import find_operation
 from synkhronos.arithmetic.partition import Buckets
 from synkhronos.comms.base import Communicator
 from synkhronos.stores.base import Store
@@ -201,22 +201,16 @@ class GraphPeers:
             result = self._new(operation.reduce(*zip(*active)), array)
         else:
             weight = weights[self._rank_state.rank]
-            result = self._reduce_large(items[0].place.number, array, operation, weight)
+
+            def reduce(stage: Stage) -> Sequence[Array]:
+                if not weight and not operation.weighted:
+                    stage.array[...] = operation.neutral(array.dtype)
+                return stage.reduction(operation.name)([stage.array], weight)
+
+            result = self._on_copy(reduce, items[0].place.number, array)
         if factor != 1:
             result = self._rank_state.engine.arithmetic.multiply(result, factor)
         return result
-
-    def _reduce_large(
-        self, number: int | None, array: Array, operation: Operation, weight: int
-    ) -> Array:
-        """Reduce arrays through a communicator."""
-
-        def reduce(stage: Stage) -> Sequence[Array]:
-            if not weight and not operation.weighted:
-                stage.array[...] = operation.neutral(array.dtype)
-            return stage.reduction(operation.name)([stage.array], weight)
-
-        return self._on_copy(reduce, number, array)
 
     def _on_copy(
         self, collective: Callable[[Stage], Sequence[Any]], number: int | None, array: Array

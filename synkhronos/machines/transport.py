@@ -390,7 +390,10 @@ class MachinesTransport(Transport):
 
     def begin_program(self, on_death: OnDeath | None = None) -> None:
         self._on_death = on_death
-        self.local.begin_program(None if on_death is None else _OnDeathRankState(on_death, self.near))
+        handle: Any = None
+        if on_death is not None:  # by the numbers of all ranks
+            handle = lambda dead: on_death({self.near[rank]: dead[rank] for rank in dead})  # noqa: E731
+        self.local.begin_program(handle)
 
     def replace(self, rank: int, prepare: Callable[[bool], None]) -> None:
         self.local.replace(self.near.index(rank), prepare)
@@ -433,16 +436,3 @@ class MachinesTransport(Transport):
         complaint = None if self._on_death is None else self._on_death.complaint()
         if complaint is not None:
             raise WorldBrokenError(complaint)
-
-
-class _OnDeathRankState:
-    """Handles the deaths of workers of this machine, whose transport has numbers of its own for them."""
-
-    def __init__(self, on_death: OnDeath, near: range) -> None:
-        self._on_death, self._near = on_death, near
-
-    def __call__(self, dead: dict[int, str]) -> None:
-        self._on_death({self._near[rank]: cause for rank, cause in dead.items()})
-
-    def complaint(self) -> str | None:
-        return self._on_death.complaint()

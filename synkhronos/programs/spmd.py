@@ -9,6 +9,7 @@ replicas, and `Data` and large arrays by handles, so that all ranks use the same
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import itertools
 import pickle
@@ -60,6 +61,7 @@ class Results(List[Any]):
     interrupted: bool
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Program(Command):
     """Runs a program on this rank.
 
@@ -83,21 +85,15 @@ class Program(Command):
         Called in the master if workers die; see `Transport.begin_program`.
     """
 
-    def __init__(
-        self,
-        handle: Handle | None,
-        token: bytes,
-        entropy: Sequence[int],
-        states: tuple[Any, ...],
-        has_controller: bool,
-        may_meet: bool,
-        own: Any = None,
-        needed: Sequence[Handle] = (),
-        on_death: Replacing | None = None,
-    ) -> None:
-        self.handle, self.token, self.entropy, self.states = handle, token, entropy, states
-        self.has_controller, self.may_meet, self.own = has_controller, may_meet, own
-        self.needed, self.on_death = needed, on_death
+    handle: Handle | None
+    token: bytes
+    entropy: Sequence[int]
+    states: tuple[Any, ...]
+    has_controller: bool
+    may_meet: bool
+    own: Any = None
+    needed: Sequence[Handle] = ()
+    on_death: Replacing | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         of_script = self.entropy, self.states
