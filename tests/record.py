@@ -44,6 +44,7 @@ def run(folder, environment, arguments):
             "PYTHONHASHSEED": "0",
         }
         command = [place.python, "-m", "pytest", "-p", "recording", "-p", "no:unraisableexception"]
+        command += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # it has been imported before
         return subprocess.call(
             [*command, *tiers.IN_TWO, *place.options, *arguments], cwd=tiers.ROOT, env=variables
         )
