@@ -258,7 +258,7 @@ class GraphEngine(Engine):
             buffer = io.BytesIO()
             self.dump_code(buffer)
             dump(lambda kind: self.pickler(kind, buffer, known), buffer, objects)
-            return buffer.getbuffer()
+            return buffer.getvalue()  # no view, with which garbage could not be closed (Python 3.13)
 
         return with_deep_stack(work)
 
