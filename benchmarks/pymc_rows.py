@@ -96,19 +96,25 @@ def inference(kind, rows, ranks):
         return seconds_per_effective_draw(
             {
                 "PyMC": lambda: pm.sample(model=model, cores=CHAINS, nuts_sampler="pymc", **options),
-                "nutpie": lambda: nutpie.sample(
-                    compiled, draws=DRAWS, tune=DRAWS, chains=CHAINS, cores=CHAINS, seed=1,
-                    progress_bar=False,
-                ),
+                "nutpie": functools.partial(by_nutpie, compiled, CHAINS),
+                "one chain": functools.partial(by_nutpie, compiled, 1),
                 "chains": lambda: sample(model, nuts_sampler="nutpie", **options),
             }[what]
-        )  # fmt: skip
+        )
 
     turn("gradient", 10)  # the first are compared, and then the ranks compile
     turn("nutpie gradient", 200 if rows < USUAL else 30)  # until the ranks and one process are compared
     yield turn
     if ranks:
         synk.close()
+
+
+def by_nutpie(compiled, chains):
+    """Sample with a thread for each chain."""
+    import nutpie
+
+    many = {"draws": DRAWS, "tune": DRAWS, "chains": chains, "cores": chains}
+    return nutpie.sample(compiled, seed=1, progress_bar=False, **many)
 
 
 def gradient_of(compiled, point):
@@ -212,17 +218,23 @@ def compare(kind, rows, rounds, number, goal, samples):
 
 
 def compare_samplers(made, title, turns):
-    """Compare several chains, as users sample them."""
-    called = {
-        f"PyMC, {CHAINS} processes": functools.partial(made["alone"], "PyMC", 1),
-        f"nutpie, {CHAINS} threads": functools.partial(made["alone"], "nutpie", 1),
-        f"nutpie on {RANKS} ranks": functools.partial(made["ranks"], "nutpie", 1),
-        "sample(), a rank for each chain": functools.partial(made["ranks"], "chains", 1),
+    """Compare several chains, and one, as users sample them."""
+    ways = {
+        f"PyMC, {CHAINS} processes": ("alone", "PyMC"),
+        f"nutpie, {CHAINS} threads": ("alone", "nutpie"),
+        f"nutpie on {RANKS} ranks": ("ranks", "nutpie"),
+        "sample(), a rank for each chain": ("ranks", "chains"),
+        "one chain, nutpie in a thread": ("alone", "one chain"),
+        f"one chain, nutpie on {RANKS} ranks": ("ranks", "one chain"),
     }
+    called = {name: functools.partial(made[who], what, 1) for name, (who, what) in ways.items()}
     title = f"{title}, per effective draw"
     times = common.take_turns(called, turns, title)
-    plain = times[f"nutpie, {CHAINS} threads"]
-    return [line(f"{title}: {name}", "ms", taken, plain, "nutpie") for name, taken in times.items()]
+    lines = []
+    for name, taken in times.items():
+        of = "one chain, nutpie in a thread" if name in list(ways)[4:] else f"nutpie, {CHAINS} threads"
+        lines.append(line(f"{title}: {name}", "ms", taken, times[of], "nutpie"))
+    return lines
 
 
 @contextlib.contextmanager
