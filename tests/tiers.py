@@ -91,15 +91,8 @@ class Part:
         self.seconds, self.title, self.only = seconds, title, only
 
     def command(self, folder, *others):
-        ending = ENDING["slow" in self.options]
-        words = [
-            self.environment.python,
-            "-m",
-            "pytest",
-            *self.environment.options,
-            *self.options,
-            *ending,
-        ]
+        environment, ending = self.environment, ENDING["slow" in self.options]
+        words = [environment.python, "-m", "pytest", *environment.options, *self.options, *ending]
         if self.only:
             only = Path(folder, "only")
             only.write_text("".join(f"{test}\n" for test in self.only))

@@ -172,7 +172,12 @@ def test_the_versions_that_are_built_are_those_that_are_tested():
 
 PACKAGES = {"PIL": "pillow", "lasagne": "Lasagne", "sklearn": "scikit-learn"}  # by import name
 FOLDERS = ["synkhronos", "demos", "tests", "benchmarks"]
-OUR_OWN = {"synkhronos", "setup", *(path.stem for one in FOLDERS for path in (ROOT / one).rglob("*"))}
+OUR_OWN = {
+    "synkhronos",
+    "setup",
+    "of_the_script",
+    *(path.stem for one in FOLDERS for path in (ROOT / one).rglob("*")),
+}
 BY_DEBIAN = {"pygpu"}
 OF_CLUSTERS = {"ray"}  # a script that starts a job on a cluster runs where the cluster is installed
 
