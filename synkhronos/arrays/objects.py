@@ -70,7 +70,7 @@ def to_sparse(value: Any, format: str, dtype: DTypeLike, downcast: bool, label: 
 
 
 class ObjectHandle(Composite):
-    """An object of any type, itself."""
+    """An object of any type, which is sent as a part of its handle."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -258,7 +258,7 @@ class GraphEngine(Engine):
             buffer = io.BytesIO()
             self.dump_code(buffer)
             dump(lambda kind: self.pickler(kind, buffer, known), buffer, objects)
-            return buffer.getvalue()  # no view, with which garbage could not be closed (Python 3.13)
+            return buffer.getvalue()  # Python 3.13 reports a buffer in garbage if it has views
 
         return with_deep_stack(work)
 

@@ -33,8 +33,8 @@ EXPLANATIONS = {
     ACROSS: "a value that depends on several rows, or on the places of rows, such as the largest of "
     "the rows, a part of them, their order, or all pairs of them: combine the rows in the graph first, "
     "with synk.ops.all_gather, or gather them and compute it after the call",
-    SPACED: "rows at equal distances, such as x[::2], counted from the first row of each rank: give as "
-    "many rows that the share of each rank is a multiple of the distance",
+    SPACED: "rows at equal distances, such as x[::2], counted from the first row of each rank: give a "
+    "number of rows for which the share of each rank is a multiple of the distance",
     CLIPPED: "bounds for values inside the gradient (grad_clip), which are as large for a mean over the "
     "rows of a rank: bound the gradient after it was averaged, or give loss_op='sum'",
     RECURRENT: "a loop along the axis that is divided among the ranks, such as theano.reduce, which "
@@ -215,10 +215,8 @@ class _Search:
         if isinstance(op, names.COPIES):
             states = states[:1]  # without conditions
         states = _without_extents(op, states)
-        found, (is_across, pairs) = (
-            dict(self._causes(node, rule, states)),
-            self._across(node, rule, states),
-        )
+        found = dict(self._causes(node, rule, states))
+        is_across, pairs = self._across(node, rule, states)
         if is_across:
             found[ACROSS] = True
         possible = frozenset(found).union(*[state.causes.possible for state in states])

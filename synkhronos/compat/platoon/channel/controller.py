@@ -130,7 +130,7 @@ class Controller:
         self._listener = synk.Listener(launcher.name_of(port), size, ranks.get)
 
     def worker_is_done(self, worker_id: int) -> None:
-        """Take it that a worker will ask nothing more: `serve` ends when all workers are done."""
+        """Note that a worker will ask nothing more: `serve` ends when all workers are done."""
         self._done.add(worker_id)
 
     def init_data(self, port: int | None = None) -> None:
