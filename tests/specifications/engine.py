@@ -285,7 +285,7 @@ class NaiveEngine(Engine):
             lambda item: known.get(item) if isinstance(item, Shared) else None
         )
         pickler.dump(objects)
-        return buffer.getbuffer()
+        return buffer.getvalue()
 
     def loads(self, payload: Buffer, known: Mapping[int, Any]) -> Any:
         file = io.BytesIO(payload)  # type: ignore[arg-type]  # an array is a buffer, too
