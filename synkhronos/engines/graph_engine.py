@@ -7,7 +7,6 @@ import copyreg
 import functools
 import inspect
 import io
-import pickle
 import sys
 from abc import abstractmethod
 from typing import (
@@ -47,7 +46,7 @@ from synkhronos.engines.collectives import (
     takes_peers,
 )
 from synkhronos.engines.names import Container, Mode, SharedVariable, Variable, VariableType
-from synkhronos.engines.pickles import MainNames, _OfGraphs, dump, with_deep_stack
+from synkhronos.engines.pickles import GraphUnpickler, MainNames, _OfGraphs, dump, with_deep_stack
 from synkhronos.engines.timing import Timing, time_nodes
 from synkhronos.host import compiler
 
@@ -267,11 +266,7 @@ class GraphEngine(Engine):
             self.enter_thread()
             buffer = io.BytesIO(payload)  # type: ignore[arg-type]  # an array is a buffer, too
             self.load_code(buffer)
-            unpickler = pickle.Unpickler(buffer)
-            unpickler.persistent_load = functools.partial(  # type: ignore[method-assign]  # as permitted
-                self.resolve, known=known
-            )
-            return unpickler.load()
+            return GraphUnpickler(buffer, functools.partial(self.resolve, known=known)).load()
 
         return with_deep_stack(work)
 

@@ -137,6 +137,17 @@ class DeepGraphPickler(_OfGraphs, _PythonPickler):
     """
 
 
+class GraphUnpickler(pickle.Unpickler):
+    """Unpickles compiled functions; ``resolve(reference)`` returns what a reference stands for."""
+
+    def __init__(self, file: IO[bytes], resolve: Callable[[Any], Any]) -> None:
+        super().__init__(file)
+        self._resolve = resolve
+
+    def persistent_load(self, reference: Any) -> Any:  # not an attribute: Python 3.13.0 refuses it
+        return self._resolve(reference)
+
+
 def dump(
     make_pickler: Callable[[type[_OfGraphs]], pickle._Pickler | pickle.Pickler],
     buffer: io.BytesIO,

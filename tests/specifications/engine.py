@@ -280,18 +280,22 @@ class NaiveEngine(Engine):
 
     def dumps(self, objects: Any, known: Mapping[Any, int]) -> Buffer:
         buffer = io.BytesIO()
-        pickler = pickle.Pickler(buffer)
-        pickler.persistent_id = (  # type: ignore[method-assign]  # as pickle permits
-            lambda item: known.get(item) if isinstance(item, Shared) else None
-        )
-        pickler.dump(objects)
+
+        class Pickler(pickle.Pickler):
+            def persistent_id(self, item: Any) -> Any:
+                return known.get(item) if isinstance(item, Shared) else None
+
+        Pickler(buffer).dump(objects)
         return buffer.getvalue()
 
     def loads(self, payload: Buffer, known: Mapping[int, Any]) -> Any:
         file = io.BytesIO(payload)  # type: ignore[arg-type]  # an array is a buffer, too
-        unpickler = pickle.Unpickler(file)
-        unpickler.persistent_load = known.__getitem__  # type: ignore[method-assign]  # as above
-        return unpickler.load()
+
+        class Unpickler(pickle.Unpickler):
+            def persistent_load(self, number: Any) -> Any:
+                return known[number]
+
+        return Unpickler(file).load()
 
     # Calls
 
