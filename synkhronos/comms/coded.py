@@ -31,6 +31,7 @@ import numpy as np
 
 from synkhronos.arithmetic.averages import pieces
 from synkhronos.arithmetic.partition import share
+from synkhronos.comms.linked import chunks
 from synkhronos.comms.wires import Wire, WireReduction
 
 _PIECE_BYTES = 1 << 17  # float16 has a scale for each piece: part of its format
@@ -256,9 +257,7 @@ class _Exchange:
         self.code, self.array, self.scale, self.rest = code, array, scale, rest
         self.others = [rank for rank in range(wires.size) if rank != wires.rank]
         length = _CHUNK // code.nbytes(_UNIT) * _UNIT
-        self.parts = [
-            _chunks(*share(array.size, wires.size, rank), length) for rank in range(wires.size)
-        ]
+        self.parts = [chunks(*share(array.size, wires.size, rank), length) for rank in range(wires.size)]
         self.own = self.parts[self.rank]
         self.scratch = np.empty((2, min(array.size, length)), np.float32)
         places = [
@@ -349,10 +348,6 @@ class _Exchange:
             if number < len(self.parts[other]):
                 data = self.codes[_SUMS, other, False][number]
                 self.code.decode(data, self.array[self.parts[other][number]])
-
-
-def _chunks(start: int, stop: int, length: int) -> list[slice]:
-    return [slice(low, min(low + length, stop)) for low in range(start, stop, length)]
 
 
 def _subtract(values: np.ndarray, decoded: np.ndarray, rest: np.ndarray) -> None:
