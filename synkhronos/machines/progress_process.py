@@ -13,7 +13,6 @@ import itertools
 import os
 import pickle
 import time
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
@@ -75,53 +74,37 @@ class Work(Protocol):
         """Work until ``context.is_over()``."""
 
 
-class ProgressProcess(ABC):
-    """The leader's handle to its machine's progress process. See also `NaiveProgressProcess`.
+class ProgressProcess:
+    """The leader's handle to its machine's progress process, here to none.
 
     Attributes
     ----------
-    named_memory : NamedMemory
+    named_memory : NamedMemory or None
         The objects that belong to no rank, for the ranks of this machine and its progress process.
+        Without a progress process, programs cannot use such objects.
     """
 
-    named_memory: NamedMemory
+    named_memory: Any = None
 
-    @abstractmethod
     def start(self, number: int, work: Work) -> None:
         """Let the progress process work. The last work has stopped."""
 
-    @abstractmethod
     def end(self) -> None:
         """Request the end of the work; it continues until `has_stopped`."""
 
-    @abstractmethod
     def has_stopped(self) -> bool:
         """Whether no work uses the named memory."""
+        return True
 
-    def check(self) -> None:  # noqa: B027
+    def check(self) -> None:
         """Raise `LostError` if progress processes have died while they were needed."""
 
-    def use_in_fork(self) -> None:  # noqa: B027
+    def use_in_fork(self) -> None:
         """Called in a rank that was forked from the leader."""
 
     def close(self) -> None:
         """Let the work end, at the end of the world, and wait for it."""
         self.end()
-
-
-class NoProgressProcess(ProgressProcess):
-    """A placeholder for no progress process: programs cannot use objects that belong to no rank."""
-
-    named_memory = None  # type: ignore[assignment]  # the transport looks for it
-
-    def start(self, number: int, work: Work) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
-
-    def has_stopped(self) -> bool:
-        return True
 
 
 class TaskProgressProcess(ProgressProcess):
@@ -169,8 +152,7 @@ class TaskProgressProcess(ProgressProcess):
             self._links.receive(_PROGRESS_PROCESS, _TAG)  # no message, but this raises if it has died
 
     def use_in_fork(self) -> None:
-        memory: Any = self.named_memory.memory  # type: ignore[attr-defined]  # `JointNamedMemory`
-        memory.use_span(0)  # nothing is allocated from it
+        self.named_memory.memory.use_span(0)  # nothing is allocated from it
 
     def close(self) -> None:
         self.end()

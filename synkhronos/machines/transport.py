@@ -8,6 +8,7 @@ another inside each machine, in which the leader passes on the items that it rec
 
 from __future__ import annotations
 
+import functools
 import pickle
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
@@ -24,7 +25,7 @@ from synkhronos.machines.commands import CommandReceiver, CommandSender, Frames,
 from synkhronos.machines.communicator import MachinesCommunicator, Meetings
 from synkhronos.machines.leaders import END
 from synkhronos.machines.overlap import OverlappedReduction
-from synkhronos.machines.progress_process import NoProgressProcess
+from synkhronos.machines.progress_process import ProgressProcess
 from synkhronos.machines.relay import Relay
 from synkhronos.machines.store import MachinesStore
 from synkhronos.transports.base import OnDeath, Transport, do_nothing
@@ -35,12 +36,9 @@ if TYPE_CHECKING:
     from synkhronos.arithmetic.machines import Reading
     from synkhronos.comms.base import Communicator, Group
     from synkhronos.machines.leaders import Leaders
-    from synkhronos.machines.progress_process import ProgressProcess
     from synkhronos.machines.store import MachineHandle
     from synkhronos.stores.handle import Needs
     from synkhronos.transports.base import ServiceProcess
-
-NO_PROGRESS_PROCESS = NoProgressProcess()
 
 
 def _of_local(name: str) -> Any:
@@ -90,7 +88,7 @@ class MachinesTransport(Transport):
         machines: Sequence[range],
         master_rank: int = 0,
         timeout: float | None = None,
-        progress_process: ProgressProcess = NO_PROGRESS_PROCESS,
+        progress_process: ProgressProcess | None = None,
         job: Any = None,
         store: MachinesStore | None = None,
     ) -> None:
@@ -100,7 +98,8 @@ class MachinesTransport(Transport):
         self.master_rank, self.timeout = master_rank, timeout
         self.ranks_here = local.ranks_here
         self.labels = range(self.size)
-        self._progress_process, self.is_home = progress_process, self.machine == 0
+        self.is_home = self.machine == 0
+        self._progress_process = progress_process = progress_process or ProgressProcess()
         self.has_named_memory = progress_process.named_memory is not None
         if store is None:
             store = MachinesStore(local.store, self.machine, self.rank)
@@ -172,24 +171,15 @@ class MachinesTransport(Transport):
         """Start the ranks of this machine."""
         self._while_waiting = while_waiting
 
-        def serve_here(local: Transport) -> None:
-            transport = self
-            if local is self.local:  # forked: a copy
-                self.store.use_in_fork(self.rank)
-                self._progress_process.use_in_fork()
-            else:  # a thread
-                transport = MachinesTransport(
-                    local,
-                    self.leaders,
-                    self._machines,
-                    self.master_rank,
-                    self.timeout,
-                    self._progress_process,
-                )
-            serve(transport)
-
         if not self._is_alone:
+            serve_here = functools.partial(self._serve_here, serve)
             self.local.start(serve_here, self._check_others, pass_fds)
+
+    def _serve_here(self, serve: Callable[[Any], None], local: Transport) -> None:
+        """In a worker of this machine, which has a copy of the leader's transport."""
+        self.store.rank = self.rank
+        self._progress_process.use_in_fork()
+        serve(self)
 
     def is_master_process(self) -> bool:
         return self.machine == 0 and self.local.is_master_process()
