@@ -1,9 +1,9 @@
 """The ranks of several machines: the transports of the machines, joined by their leaders.
 
 One rank of each machine is its leader: the rank that has forked the others. A command goes from the
-master to the leaders, along a tree, and from each leader to the ranks of its machine. A reply goes the
-other way. A meeting consists of a meeting inside each machine, a meeting between the leaders, and
-another inside each machine, in which the leader passes on the items that it received.
+master to the leaders, and from each leader to the ranks of its machine. A reply goes the other way. A
+meeting consists of a meeting inside each machine, a meeting between the leaders, and another inside each
+machine, in which the leader passes on the items that it received.
 """
 
 from __future__ import annotations
@@ -266,9 +266,8 @@ class MachinesTransport(Transport):
         more, replies = self._collected
         replies[self.local.rank] = payload
         packed, arrays = self._replies.pack(replies, exports + more)
-        below = self._replies.gather(self._ran_program)
         self.posted = True
-        self._replies.send(packed, below, arrays)
+        self._replies.send(packed, arrays)
 
     def _collect_here(self) -> tuple[list[MachineHandle], list[bytes | None]]:
         """Return the exports and the replies of the other ranks of this machine."""
