@@ -47,10 +47,10 @@ _FIRST, _NUMBERS = 16, 1 << 20
 END_OF_TAGS = _FIRST + _STREAMS * _NUMBERS
 
 # A leader that waits sleeps for a share of the time that it has waited, so it is late by this share.
-SHARE = 0.02
-SHORTEST_NAP = 2e-5  # seconds
-LONGEST_NAP = 1e-3  # inside a command
-_LONGEST_IDLE_NAP = 2e-2
+_SHARE = 0.02
+_SHORTEST_NAP = 2e-5  # seconds
+_LONGEST_NAP = 1e-3  # inside a command
+LONGEST_IDLE_NAP = 2e-2
 
 _ASKS_AFTER = 0.01  # seconds of waiting after which a leader asks whether the others come
 
@@ -78,6 +78,11 @@ def as_bytes(data: bytes | np.ndarray) -> np.ndarray:
     if isinstance(data, np.ndarray):
         return data.reshape(-1).view(np.uint8)
     return np.frombuffer(data, np.uint8)
+
+
+def nap_after(waited: float, longest: float = _LONGEST_NAP) -> float:
+    """Return for how long to sleep before the next look, after a wait of some seconds."""
+    return min(max(_SHARE * waited, _SHORTEST_NAP), longest)
 
 
 class LostError(WorldBrokenError):
@@ -129,10 +134,6 @@ class Links(ABC):
     rank: int
     size: int
     names: Sequence[str] = ()
-
-    def name(self, names: Sequence[str]) -> None:
-        """Let messages to users call the leaders by these names."""
-        self.names = names
 
     @abstractmethod
     def lost(self) -> Collection[int]:
@@ -543,7 +544,7 @@ class Leaders:
         patience = self._between if idle else self._inside
         worked = began - patience.resumed
         found = self._poll(ready, patience, began, worked)
-        longest = _LONGEST_IDLE_NAP if idle else LONGEST_NAP
+        longest = LONGEST_IDLE_NAP if idle else _LONGEST_NAP
         while not found:
             self.read_notices()
             self._watch(inside)
@@ -554,7 +555,7 @@ class Leaders:
                 self._expire(waited)
             found = ready()
             if not found:
-                time.sleep(min(max(SHARE * waited, SHORTEST_NAP), longest))
+                time.sleep(nap_after(waited, longest))
         patience.learn(worked, patience.resume() - began)
         return found
 

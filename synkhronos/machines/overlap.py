@@ -33,7 +33,7 @@ from synkhronos.comms.formats import make_wire
 from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.comms.wires import Kept, Wire, WireReduction, kept_by, restore
 from synkhronos.machines.communicator import MachineGroup
-from synkhronos.machines.leaders import LONGEST_NAP, SHARE, SHORTEST_NAP, Leaders
+from synkhronos.machines.leaders import Leaders, nap_after
 from synkhronos.machines.progress_process import ProgressProcess, WorkContext
 from synkhronos.stores.named_memory import NamedMemory
 
@@ -189,8 +189,7 @@ class OverlappedReduction:
         began = time.monotonic()
         while not ready():
             self._check()
-            waited = time.monotonic() - began
-            time.sleep(min(max(SHARE * waited, SHORTEST_NAP), LONGEST_NAP))
+            time.sleep(nap_after(time.monotonic() - began))
 
     def end(self) -> None:
         """In the leader, at the end of a command that all ranks of this machine have left."""

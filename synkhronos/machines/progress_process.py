@@ -14,7 +14,7 @@ import os
 import pickle
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, NamedTuple, Protocol
 
 import numpy as np
 
@@ -186,23 +186,17 @@ class _World(NamedTuple):
 _worlds = itertools.count()
 
 
-def send_home(links: Links) -> None:
-    """Let the progress process of this machine leave `serve`, if it is alive."""
-    _tell(links, None)
+def tell(links: Links, names: list[str] | None) -> None:
+    """Tell the progress process of this machine, if it is alive, how messages call the machines.
 
-
-def send_names(links: Links, names: Sequence[str]) -> None:
-    """Tell a living progress process the names of the machines in messages."""
-    _tell(links, list(names))
-
-
-def _tell(links: Links, content: Any) -> None:
+    None lets it leave `serve`.
+    """
     with contextlib.suppress(LostError):
-        links.send(_PROGRESS_PROCESS, _TAG, pickle.dumps(content))
+        links.send(_PROGRESS_PROCESS, _TAG, pickle.dumps(names))
 
 
 def serve(here: Links, progress_processes: Links, neighbours: Neighbours) -> None:
-    """Run as the progress process of this machine until `send_home`.
+    """Run as the progress process of this machine until `tell` says so.
 
     Parameters
     ----------
@@ -239,7 +233,7 @@ def _serve(here: Links, progress_processes: Links, neighbours: Neighbours) -> No
         if content is None:
             return
         if isinstance(content, list):
-            neighbours.name(content)
+            neighbours.names = content
             continue
         world, number, work = content
         if joined is None or joined.world.number != world.number:

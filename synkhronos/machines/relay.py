@@ -17,7 +17,7 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from synkhronos.machines.leaders import END_OF_TAGS
+from synkhronos.machines.leaders import END_OF_TAGS, LONGEST_IDLE_NAP, nap_after
 from synkhronos.machines.progress_process import WorkContext
 from synkhronos.services.controller import READY, ControllerMemory
 from synkhronos.services.messages import BELLS, Mailbox, Taken, box_of, full_boxes
@@ -535,13 +535,6 @@ class MirroredNumbers(RelayPart):
 # The work
 
 
-# As a leader, a progress process sleeps for a share of the time since it last had something to do.
-# Looking for it takes 80 to 250 microseconds, so a progress process that has nothing to do uses about 1%
-# of a core.
-_SHARE = 0.02
-_SHORTEST_NAP = 2e-5  # seconds
-_LONGEST_NAP = 2e-2
-
 _OVER = "over"  # a message of the progress process of the master's machine
 
 
@@ -572,8 +565,8 @@ class Relay:
             while not work.is_over():
                 if self._turn(context, by_name):
                     active = time.monotonic()
-                waited = time.monotonic() - active
-                work.wait(min(max(_SHARE * waited, _SHORTEST_NAP), _LONGEST_NAP))
+                # Looking takes 80 to 250 microseconds, about 1% of a core where there is nothing to do.
+                work.wait(nap_after(time.monotonic() - active, LONGEST_IDLE_NAP))
         except _Over:
             pass
         finally:

@@ -155,9 +155,9 @@ class Machines:
             f"machine {fact.host} (rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))})"
             for fact, ranks in zip(self.facts, ranges)
         ]
-        self.leaders.links.name(names)
+        self.leaders.links.names = names
         if self._tasks.local is not None:
-            progress_processes.send_names(self._tasks.local, names)
+            progress_processes.tell(self._tasks.local, names)
         return MachinesTransport(
             local, self.leaders, ranges, world.master_rank, world.timeout, progress_process, self, store
         )
@@ -220,7 +220,7 @@ class Machines:
 
     def _end_progress_process(self) -> None:
         if self._tasks.local is not None:
-            progress_processes.send_home(self._tasks.local)
+            progress_processes.tell(self._tasks.local, None)
 
     # After a machine was lost
 
