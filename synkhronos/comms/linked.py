@@ -139,11 +139,11 @@ class LinkedCommunicator(Communicator):
         waits = [("wait", self.group, method) for method in ("complete", "exchange")]
         return [*super().timed(), *waits]
 
-    def _meet(self, contents: Sequence[np.ndarray], *others: Any) -> list[Any]:
-        """Return by rank: the types of its arrays, a dict of the small arrays by index, and `others`."""
+    def _meet(self, contents: Sequence[np.ndarray]) -> list[Any]:
+        """Return by rank: the types of its arrays, and a dict of the small arrays by index."""
         types = [ArraySpec(array.shape, array.dtype) for array in contents]
         small = {index: contents[index] for index in _small(types)}
-        item = pickle.dumps((types, small, *others), pickle.HIGHEST_PROTOCOL)
+        item = pickle.dumps((types, small), pickle.HIGHEST_PROTOCOL)
         return [pickle.loads(payload) for payload in self.group.exchange(item)]
 
     def memory(self, size: int, dtype: np.dtype) -> np.ndarray:

@@ -22,12 +22,13 @@ from synkhronos.comms.base import SingleRankCommunicator
 from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.host.machine import cores
 from synkhronos.machines.commands import CommandReceiver, CommandSender, Frames, Replies
-from synkhronos.machines.communicator import MachinesCommunicator, Meetings
+from synkhronos.machines.communicator import MachineGroup, MachinesCommunicator
 from synkhronos.machines.leaders import END
 from synkhronos.machines.overlap import OverlappedReduction
 from synkhronos.machines.progress_process import ProgressProcess
 from synkhronos.machines.relay import Relay
 from synkhronos.machines.store import MachinesStore
+from synkhronos.stores.handle import RequiredRows
 from synkhronos.transports.base import OnDeath, Transport, do_nothing
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from synkhronos.arithmetic.machines import Reading
     from synkhronos.comms.base import Communicator, Group
     from synkhronos.machines.leaders import Leaders
-    from synkhronos.machines.store import MachineHandle
+    from synkhronos.machines.store import MachineHandle, ReceivedRows
     from synkhronos.stores.handle import Needs
     from synkhronos.transports.base import ServiceProcess
 
@@ -113,11 +114,12 @@ class MachinesTransport(Transport):
         self._frames = Frames()
         self._while_waiting: Callable[[], None] = do_nothing
         self._ran_program = False  # in the last command; the machine's transport forgets it
-        self._meetings = Meetings(local, leaders, self.store, machines)
+        self._here = MachineGroup(local, leaders)
         if self.has_named_memory:
             is_free = lambda: not self.in_program  # noqa: E731
-            group, first = self._meetings.group, local.master_rank
-            self.overlap = OverlappedReduction(group, self.check, is_free, progress_process, first)
+            self.overlap = OverlappedReduction(
+                self._here, self.check, is_free, progress_process, local.master_rank
+            )
         if self.is_leader:
             leaders.begin_world(
                 labels=[", ".join(map(str, ranks)) for ranks in machines],
@@ -145,7 +147,7 @@ class MachinesTransport(Transport):
         return self.rank == self.master_rank
 
     def communicator(self, group: Group | None = None) -> Communicator:
-        here: Any = self._meetings.group
+        here: Any = self._here
         local = SingleRankCommunicator(here) if self._is_alone else self.local.communicator(here)
         leaders = LinkedCommunicator(self.leaders)
         every: Any = self if group is None else group
@@ -275,7 +277,8 @@ class MachinesTransport(Transport):
         self.leaders.ended.end(self.leaders.passed)
         exports: list[MachineHandle] = []
         replies: list[bytes | None] = [None] if self._is_alone else self.local.collect()
-        self._end_overlap()
+        if self.overlap is not None:
+            self.overlap.end()
         self.leaders.pass_on_flag()
         for rank, reply in enumerate(replies):
             if reply is not None:
@@ -301,10 +304,49 @@ class MachinesTransport(Transport):
     # Among all ranks
 
     def barrier(self) -> None:
-        self._meetings.barrier()
+        if not self._is_alone:
+            self._here.barrier()
+        if self.is_leader:
+            self.leaders.barrier()
+        if not self._is_alone:
+            self._here.barrier()
 
     def exchange(self, item: bytes) -> list[bytes]:
-        return self._meetings.exchange(item)
+        # The arrays that this rank has put into the store go along.
+        own = item, self.store.take_exports()
+        if self._is_alone:
+            return self._exchange_with_leaders([own])[0]
+        here = [pickle.loads(payload) for payload in self._here.exchange(pickle.dumps(own))]
+        if self.is_leader:
+            items, rows = self._exchange_with_leaders(here)
+            self._here.exchange(pickle.dumps((items, rows)))
+        else:
+            items, rows = pickle.loads(self._here.exchange(b"")[self.local.master_rank])
+            self.store.keep(rows)
+        return items
+
+    def _exchange_with_leaders(
+        self, here: Sequence[tuple[bytes, list[MachineHandle]]]
+    ) -> tuple[list[bytes], list[ReceivedRows]]:
+        """Return the items of all ranks, and the arrays of other machines that were sent along."""
+        leaders, store = self.leaders, self.store
+        exports = [handle for _, handles in here for handle in handles]
+        own = pickle.dumps(([item for item, _ in here], exports))
+        met = [pickle.loads(payload) for payload in leaders.exchange(own)]
+        others = [machine for machine in range(len(met)) if machine != leaders.rank]
+        arrays = [store.get(handle) for handle in exports]
+        sent = [leaders.send_array(machine, array) for array in arrays for machine in others]
+        needs, received, receipts = [], [], []
+        for machine in others:
+            for handle in met[machine][1]:
+                needs.append(RequiredRows(handle))
+                received.append(store.empty(handle.shape, handle.dtype))
+                receipts.append(leaders.receive_array(machine, received[-1]))
+        leaders.complete(receipts, sent)
+        items = [b""] * self.size
+        for ranks, (given, _) in zip(self._machines, met):
+            items[ranks.start : ranks.stop] = given
+        return items, store.receive(needs, received)
 
     @property
     def clock(self) -> Callable[[], float]:  # type: ignore[override]  # as above
@@ -325,7 +367,7 @@ class MachinesTransport(Transport):
             self.local.abort()
 
     def check(self) -> None:
-        self._meetings.group.guard(self.local.check)
+        self._here.guard(self.local.check)
         if self.is_leader:
             self.leaders.read_notices()
             self._progress_process.check()
@@ -343,7 +385,7 @@ class MachinesTransport(Transport):
         self.leaders.pass_on_flag()
         self._progress_process.check()
         try:
-            self._meetings.group.guard(self.local.check)
+            self._here.guard(self.local.check)
         except CollectiveAbortedError:
             if inside:
                 raise
@@ -409,10 +451,6 @@ class MachinesTransport(Transport):
     def _begin_overlap(self) -> None:
         if self.overlap is not None:
             self.overlap.begin_command()
-
-    def _end_overlap(self) -> None:
-        if self.overlap is not None:
-            self.overlap.end()
 
     def spread(self, flag: np.ndarray) -> None:
         if self.is_leader:
