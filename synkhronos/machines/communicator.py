@@ -162,10 +162,9 @@ class MachinesCommunicator(Communicator):
 
     def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
         find_operation(op)  # every rank refuses an unknown one, and not the leaders alone
-        if root is not None:
-            return self._prepare_reduction_to(op, root)
-        between = self._leaders.prepare_reduction(op) if self._is_leader else None
-        reduce, share = self._prepare(op), self._local.prepare_broadcast(self._leader)
+        machine, rank = (None, None) if root is None else self._place_of(root)
+        between = self._leaders.prepare_reduction(op, machine) if self._is_leader else None
+        prepared, share = self._prepare(op), self._local.prepare_broadcast(self._leader)
 
         def all_reduce(
             arrays: Sequence[Array], weight: float = 1, wires: Sequence[Wire] | None = None
@@ -173,14 +172,7 @@ class MachinesCommunicator(Communicator):
             def in_wires(given: Sequence[Array], total: float) -> Sequence[Array]:
                 return self._wires.all_reduce(given, op, total, wires)  # type: ignore[arg-type]  # not None
 
-            return share(reduce(arrays, weight, between if wires is None else in_wires))
-
-        return all_reduce
-
-    def _prepare_reduction_to(self, op: str, root: int) -> Reduction:
-        machine, rank = self._place_of(root)
-        between = self._leaders.prepare_reduction(op, machine) if self._is_leader else None
-        prepared = self._prepare(op)
+            return share(prepared(arrays, weight, between if wires is None else in_wires))
 
         def reduce(arrays: Sequence[Array], weight: float = 1) -> Sequence[Array]:
             # Only the root's arrays may change.
@@ -189,12 +181,12 @@ class MachinesCommunicator(Communicator):
                 staged = [np.array(array, order="C") for array in arrays]
             reduced = prepared(staged, weight, between)
             if machine == self._machine and rank != self._leader:
-                gathered: Any = self._local.gather(reduced, rank)
+                gathered: Any = self._local.gather(reduced, rank)  # type: ignore[arg-type]  # not None
                 if self.rank == root:
                     return [item[self._leader] for item in gathered]
             return reduced if self.rank == root else arrays
 
-        return reduce
+        return all_reduce if root is None else reduce
 
     def timed(self) -> list[tuple[str, object, str]]:
         return [*self._local.timed(), *(self._leaders.timed() if self._is_leader else [])]
