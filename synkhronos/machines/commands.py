@@ -19,7 +19,7 @@ the small ones as part of the replies.
 from __future__ import annotations
 
 import pickle
-from typing import Hashable, NamedTuple, Optional, Sequence, Tuple
+from typing import Hashable, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -52,7 +52,7 @@ _Kind = Tuple[Tuple[int, ...], str, bool]
 
 
 class CommandSender:
-    """In the master: sends commands to the other machines, and knows which arrays these keep.
+    """In the master: sends commands to the other machines, knows which arrays these keep, gets replies.
 
     Parameters
     ----------
@@ -138,6 +138,37 @@ class CommandSender:
                     leaders.send_array(machine, array, OF_COMMAND)
             self._kept[machine].update((name_of(need.handle), True) for need in needs if need.lasts)
 
+    def collect(self, idle: bool) -> list[Sequence[bytes | None]]:
+        """Wait for the replies of all other machines, and put their arrays into the store.
+
+        Parameters
+        ----------
+        idle : bool
+            Whether there is no time limit.
+
+        Returns
+        -------
+        list
+            By machine, the reply of each rank; the master's machine is left out.
+        """
+        found, needs, arrays, announced = [], [], [], []
+        for machine in self._others:
+            message = self._leaders.receive(machine, REPLY, idle)
+            while message.number != self._leaders.number:  # it belongs to a world that broke
+                message = self._leaders.receive(machine, REPLY, idle)
+            replies, handles, contents = pickle.loads(message.body)
+            found.append(replies)
+            for handle, content in zip(handles, contents):
+                needs.append(RequiredRows(handle))
+                arrays.append(self._store.empty(handle.shape, handle.dtype))
+                if content is None:
+                    announced.append((machine, arrays[-1]))
+                else:
+                    as_bytes(arrays[-1])[...] = np.frombuffer(content, np.uint8)
+        self._leaders.receive_arrays(announced, OF_REPLIES)
+        self._store.receive(needs, arrays)
+        return found
+
     def take_dropped(self) -> list[tuple[int, int]]:
         """Return the keys of constant arrays that machines no longer need to keep."""
         keys, self._store.dropped[:] = list(self._store.dropped), []
@@ -172,7 +203,7 @@ class _Opened(NamedTuple):
 
 
 class CommandReceiver:
-    """In the leader of another machine: receives commands of the master.
+    """In the leader of another machine: receives commands of the master, and replies to them.
 
     Parameters
     ----------
@@ -237,6 +268,24 @@ class CommandReceiver:
                 announced.append((0, array))
         self._leaders.receive_arrays(announced, OF_COMMAND)
 
+    def pack(
+        self, replies: Sequence[bytes | None], handles: Sequence[MachineHandle]
+    ) -> tuple[bytes, list[np.ndarray]]:
+        """Return the replies of this machine's ranks as they are sent, and the arrays that follow them.
+
+        `handles` are of the arrays that the ranks have put into the store.
+        """
+        arrays = [self._store.get(handle) for handle in handles]
+        contents = [array.tobytes() if array.nbytes <= SMALL else None for array in arrays]
+        body = pickle.dumps((replies, handles, contents), pickle.HIGHEST_PROTOCOL)
+        return body, [array for array in arrays if array.nbytes > SMALL]
+
+    def send(self, body: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Send what `pack` has returned to the master."""
+        self._leaders.send(_MASTER, REPLY, ControlMessage(self._leaders.number, False, body))
+        for array in arrays:
+            self._leaders.send_array(_MASTER, array, OF_REPLIES)
+
 
 class Frames:
     """The frames that a leader sends to the other ranks of its machine, packed and unpacked."""
@@ -253,91 +302,3 @@ class Frames:
         if frame != self._unpacked[0]:
             self._unpacked = frame, pickle.loads(frame)
         return self._unpacked[1]
-
-
-# Replies
-
-
-#: Of a machine: the reply of each rank, and the pickled handles and contents of the arrays that they put
-#: into the store; the contents of large arrays are None. No bytes if there are no arrays.
-_OfMachine = Tuple[Sequence[Optional[bytes]], bytes]
-
-
-class Replies:
-    """The replies to the commands of a world, for the leader of a machine.
-
-    Parameters
-    ----------
-    leaders : Leaders
-        The leaders of the machines.
-    store : MachinesStore
-        The store of the leader.
-    """
-
-    def __init__(self, leaders: Leaders, store: MachinesStore) -> None:
-        self._leaders, self._store = leaders, store
-        self._number = -1
-        self._arrived: dict[int, bytes] = {}  # by machine, for this command
-
-    # Of another machine than the master's
-
-    def pack(
-        self, replies: Sequence[bytes | None], handles: Sequence[MachineHandle]
-    ) -> tuple[_OfMachine, list[np.ndarray]]:
-        """Return the replies of this machine as they are sent, and the arrays to send directly."""
-        if not handles:
-            return (replies, b""), []
-        arrays = [self._store.get(handle) for handle in handles]
-        contents = [array.tobytes() if array.nbytes <= SMALL else None for array in arrays]
-        exports = pickle.dumps((handles, contents), pickle.HIGHEST_PROTOCOL)
-        return (replies, exports), [array for array in arrays if array.nbytes > SMALL]
-
-    def send(self, own: _OfMachine, arrays: Sequence[np.ndarray]) -> None:
-        """Send the replies of this machine, and arrays, to the master."""
-        leaders, body = self._leaders, pickle.dumps(own, pickle.HIGHEST_PROTOCOL)
-        leaders.send(_MASTER, REPLY, ControlMessage(leaders.number, False, body))
-        for array in arrays:
-            leaders.send_array(_MASTER, array, OF_REPLIES)
-
-    # Of the master
-
-    def collect(self, idle: bool) -> list[Sequence[bytes | None]]:
-        """Wait for the replies of all other machines, and put their arrays into the store.
-
-        If it is called again after an error, it waits for those only that have not arrived.
-
-        Parameters
-        ----------
-        idle : bool
-            Whether there is no time limit.
-
-        Returns
-        -------
-        list
-            By machine, the reply of each rank; the master's machine is left out.
-        """
-        leaders, others = self._leaders, range(1, self._leaders.size)
-        if self._number != leaders.number:
-            self._number, self._arrived = leaders.number, {}
-        for machine in others:
-            while machine not in self._arrived:
-                message = leaders.receive(machine, REPLY, idle)
-                if message.number == self._number:  # others belong to a world that broke
-                    self._arrived[machine] = message.body
-        found: list[_OfMachine] = [pickle.loads(self._arrived[machine]) for machine in others]
-        if any([arrays for _, arrays in found]):
-            self._receive_arrays([arrays for _, arrays in found])
-        return [replies for replies, _ in found]
-
-    def _receive_arrays(self, by_machine: Sequence[bytes]) -> None:
-        received, announced = [], []
-        for machine, arrays in enumerate(by_machine, 1):
-            for handle, content in zip(*pickle.loads(arrays)) if arrays else ():
-                array = self._store.empty(handle.shape, handle.dtype)
-                received.append((RequiredRows(handle), array))
-                if content is None:
-                    announced.append((machine, array))
-                else:
-                    as_bytes(array)[...] = np.frombuffer(content, np.uint8)
-        self._leaders.receive_arrays(announced, OF_REPLIES)
-        self._store.receive(*zip(*received))

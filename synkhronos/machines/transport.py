@@ -21,7 +21,7 @@ from synkhronos._errors import (
 from synkhronos.comms.base import SingleRankCommunicator
 from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.host.machine import cores
-from synkhronos.machines.commands import CommandReceiver, CommandSender, Frames, Replies
+from synkhronos.machines.commands import CommandReceiver, CommandSender, Frames
 from synkhronos.machines.communicator import MachineGroup, MachinesCommunicator
 from synkhronos.machines.leaders import END
 from synkhronos.machines.overlap import OverlappedReduction
@@ -110,7 +110,6 @@ class MachinesTransport(Transport):
         self._has_aborted = False  # this rank, in this command
         self._sender = CommandSender(leaders, self.store, machines)
         self._receiver = CommandReceiver(leaders, self.store)
-        self._replies = Replies(leaders, self.store)
         self._frames = Frames()
         self._while_waiting: Callable[[], None] = do_nothing
         self._ran_program = False  # in the last command; the machine's transport forgets it
@@ -267,9 +266,9 @@ class MachinesTransport(Transport):
             self._collected = self._collect_here()
         more, replies = self._collected
         replies[self.local.rank] = payload
-        packed, arrays = self._replies.pack(replies, exports + more)
+        body, arrays = self._receiver.pack(replies, exports + more)
         self.posted = True
-        self._replies.send(packed, arrays)
+        self._receiver.send(body, arrays)
 
     def _collect_here(self) -> tuple[list[MachineHandle], list[bytes | None]]:
         """Return the exports and the replies of the other ranks of this machine."""
@@ -293,7 +292,7 @@ class MachinesTransport(Transport):
         may_last = self.in_program
         replies: list[bytes | None] = [None] * self.size
         own = self._collect_here()[1]
-        for ranks, given in zip(self._machines, [own, *self._replies.collect(may_last)]):
+        for ranks, given in zip(self._machines, [own, *self._sender.collect(may_last)]):
             replies[ranks.start : ranks.stop] = given
         if may_last:
             self._end_relay()

@@ -12,7 +12,7 @@ from checks.transports import meet_without
 
 from synkhronos._errors import MissingRankError, WorldBrokenError
 from synkhronos.arithmetic.machines import ranks_of_machines
-from synkhronos.machines.commands import CommandReceiver, CommandSender, Replies
+from synkhronos.machines.commands import CommandReceiver, CommandSender
 from synkhronos.machines.leaders import CONTROL, REPLY, ControlMessage, Leaders, as_bytes
 from specifications.links import NaiveLinks, NaiveNetwork
 from synkhronos.machines.store import MachinesStore
@@ -76,10 +76,7 @@ def members(*sizes):
         store = MachinesStore(NaiveStore(1), leaders.rank, machines[leaders.rank].start)
         kind = CommandReceiver(leaders, store) if leaders.rank else None
         sender = None if leaders.rank else CommandSender(leaders, store, machines)
-        replies = Replies(leaders, store)
-        found.append(
-            SimpleNamespace(leaders=leaders, store=store, receiver=kind, sender=sender, replies=replies)
-        )
+        found.append(SimpleNamespace(leaders=leaders, store=store, receiver=kind, sender=sender))
     return found
 
 
@@ -158,27 +155,13 @@ def test_arrays_of_a_command_that_was_not_opened_are_discarded_before_the_next_w
     assert not any(queue for (_, to, tag), queue in queues.items() if to == 1 and tag != CONTROL)
 
 
-def test_a_failed_collection_goes_on_where_it_was(monkeypatch):
+def test_replies_to_a_command_of_a_broken_world_are_dropped():
     own, first, second = members(1, 1, 1)
-    for one in (own, first, second):
-        one.leaders.begin(5)
-    received, receive = [], Leaders.receive
-
-    def fail_once(leaders, source, tag, idle=False):
-        received.append(source)
-        if source == 2 and received.count(2) == 1:
-            raise MemoryError
-        return receive(leaders, source, tag, idle)
-
-    monkeypatch.setattr(Leaders, "receive", fail_once)
-    for number, text in ((3, b"former"), (5, b"own")):
-        first.leaders.number = number
-        first.replies.send(([text], b""), [])
-    second.replies.send(([b"two"], b""), [])
-    with pytest.raises(MemoryError):
-        own.replies.collect(False)
-    assert own.replies.collect(False) == [[b"own"], [b"two"]]
-    assert received == [1, 1, 2, 2]  # the first message was for a former command
+    own.leaders.begin(5)
+    for member, number, text in ((first, 3, b"former"), (first, 5, b"one"), (second, 5, b"two")):
+        member.leaders.number = number
+        member.receiver.send(*member.receiver.pack([text], []))
+    assert own.sender.collect(False) == [[b"one"], [b"two"]]
 
 
 @pytest.mark.parametrize("ends_first", [False, True])
