@@ -86,11 +86,10 @@ class CommandSender:
             self._needs, self._found = needs, found
         if not self._may_be_kept:
             return self._found
-        return [self._missing(*pair) for pair in zip(self._others, self._found)]
-
-    def _missing(self, machine: int, needed: Sequence[RequiredRows]) -> list[RequiredRows]:
-        found = [self._as_sent(machine, need) for need in needed]
-        return [need for need in found if need is not None]
+        return [
+            [sent for need in needed if (sent := self._as_sent(machine, need)) is not None]
+            for machine, needed in zip(self._others, self._found)
+        ]
 
     def _as_sent(self, machine: int, need: RequiredRows) -> RequiredRows | None:
         """Return a need in the form in which it is sent, or None if the machine has the array."""
