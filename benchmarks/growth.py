@@ -207,7 +207,6 @@ def _count(size):
     import mmap
 
     from synkhronos.transports import local, tree
-    from synkhronos.transports.mailbox import ROOM
     from synkhronos.world.world import current_world, world_exists
 
     # One row per rank, which only that rank writes to: no count is lost.
@@ -218,12 +217,14 @@ def _count(size):
             counts[current_world().transport.rank, KINDS.index(kind)] += number
 
     class Semaphore(local.Semaphore):
+        kind = "posts"
+
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             post = self.post
 
             def counted():
-                add("posts")
+                add(self.kind)
                 post()
 
             self.post = counted
@@ -240,33 +241,14 @@ def _count(size):
             add("bytes read", len(payload))
             return payload
 
-    class Counter(tree.Counter):
-        def __init__(self, *args):
-            super().__init__(*args)
-            increase = self.increase
+    make = tree.TreeTransport.__init__
 
-            def counted():
-                add("increases")
-                increase()
-
-            self.increase = counted
-
-    class Replies(tree.Replies):  # longer ones are counted by their mailboxes
-        def put(self, rank, payload):
-            if len(payload) <= ROOM:
-                add("messages written")
-                add("bytes written", len(payload))
-            super().put(rank, payload)
-
-        def get(self):
-            replies = super().get()
-            short = [len(payload) for payload in replies if len(payload) <= ROOM]
-            add("messages read", len(short) - 1)  # the master's own is empty
-            add("bytes read", sum(short))
-            return replies
+    def __init__(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        self._replied.kind = "increases"  # nobody waits for it
 
     local.Semaphore = tree.Semaphore = Semaphore
-    local.Mailbox, tree.Counter, tree.Replies = Mailbox, Counter, Replies
+    local.Mailbox, tree.TreeTransport.__init__ = Mailbox, __init__
     return counts
 
 

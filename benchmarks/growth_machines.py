@@ -65,13 +65,8 @@ def model_all_reduce(machines, nbytes, constants, a_byte):
 
 
 def model_call(machines, constants):
-    """Return the time of a call with one rank on each machine.
-
-    The command travels along a binomial tree, in which the master tells up to two others itself.
-    """
-    if machines <= 3:
-        return constants["call"] + constants["message"] * (machines - 2)
-    return constants["call"] + constants["round"] * (rounds(machines) - 1)
+    """Return the time of a call with one rank on each machine: the master tells each other one."""
+    return constants["call"] + constants["message"] * (machines - 2)
 
 
 def buckets(name):
@@ -214,8 +209,7 @@ def _notes(constants):
         f"others, 2 · ({c['round']:.1f} + {c['message']:.1f} (M - 2)) µs + 2 g B (M - 1) / M; g is the "
         f"network's time divided by {constants['share of the limit']:.3f}, and "
         f"{1e3 * c['a byte']:.2f} ns without a limit",
-        f"a call: {c['call']:.0f} + {c['message']:.1f} (M - 2) µs up to 3 machines, then "
-        f"{c['call']:.0f} + {c['round']:.1f} (L(M) - 1) µs",
+        f"a call: {c['call']:.0f} + {c['message']:.1f} (M - 2) µs",
         f"the links have {RATE}, by tbf with a burst of {BURST}, and TCP the congestion control "
         f"{CONGESTION.read_text().strip()}; all leaders share the {os.cpu_count()} cores of this "
         f"machine, so small arrays, whose time is that of the processor, take longer than on machines "

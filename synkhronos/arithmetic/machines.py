@@ -1,8 +1,8 @@
-"""The ranks of each machine, a tree along which messages travel, and times by other machines' clocks.
+"""The ranks of each machine, a tree along which they start, and times by other machines' clocks.
 
-Along the tree of numbered members, a message spreads from member 0 and answers are gathered. It is a
-k-nomial tree: in the number system with the base `radix`, the parent of a member has its number with the
-last digit that is not 0 replaced by 0. So the members of a subtree have consecutive numbers.
+Along the tree of numbered members, a command spreads from member 0. It is a k-nomial tree: in the number
+system with the base `radix`, the parent of a member has its number with the last digit that is not 0
+replaced by 0. So the members of a subtree have consecutive numbers.
 
 The clock of another machine is read by a message there and back, a *ping*. The other machine reads its
 clock between the moments at which this machine sends the message and gets the answer. The best guess is
@@ -18,13 +18,6 @@ import itertools
 from typing import NamedTuple, Sequence
 
 from synkhronos._typing import T
-
-# Member 0 sends `radix` - 1 messages for each level, one after the other, while others that have the
-# message pass it on. By the measured times of a message and of its way, 2 and 3 take
-# equally long, within a tenth, for up to 1024 machines, and larger numbers take longer. With 2, member 0
-# handles the fewest messages, and each member and its parent are a power of two apart, as are leaders
-# that send to each other in a meeting. So they are connected already.
-RADIX = 2
 
 
 def ranks_of_machines(sizes: Sequence[int], master_rank: int = 0) -> list[range]:
@@ -76,18 +69,18 @@ def nearest_master(sizes: Sequence[int], master_rank: int) -> int:
 # Trees
 
 
-def parent(member: int, radix: int = RADIX) -> int:
+def parent(member: int, radix: int) -> int:
     """Return the parent of a member other than 0."""
     return member - member % (radix * _span(member, radix))
 
 
-def subtree(member: int, size: int, radix: int = RADIX) -> range:
+def subtree(member: int, size: int, radix: int) -> range:
     """Return a member of `size` and all below it."""
     end = size if member == 0 else min(size, member + _span(member, radix))
     return range(member, end)
 
 
-def children(member: int, size: int, radix: int = RADIX) -> list[int]:
+def children(member: int, size: int, radix: int) -> list[int]:
     """Return the children of a member of `size`: those first that have most below them."""
     found, span, below = [], 1, subtree(member, size, radix)
     while span < len(below):

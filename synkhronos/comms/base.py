@@ -50,23 +50,6 @@ class Linked(Group, Protocol):
         """Wait until arrays have been received and sent. All ranks call it equally often."""
 
 
-class LinkedRanks(Protocol):
-    """A communicator of `Linked` ranks: the part of it that algorithms use."""
-
-    group: Linked
-    size: int
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-
-    def memory(self, size: int, dtype: np.dtype) -> np.ndarray:
-        """Return memory for `size` items, which is reused."""
-
-    def reduce_part(self, reduce: Callable[..., object], *arguments: Any) -> None:
-        """Do a part of the arithmetic."""
-
-
 def are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     """Whether two lists contain the same objects, by identity."""
     return len(some) == len(others) and all(map(operator.is_, some, others))

@@ -24,13 +24,14 @@ their sums.
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 
 from synkhronos.arithmetic.averages import pieces
 from synkhronos.arithmetic.partition import share
+from synkhronos.comms.linked import chunks
 from synkhronos.comms.wires import Wire, WireReduction
 
 _PIECE_BYTES = 1 << 17  # float16 has a scale for each piece: part of its format
@@ -256,37 +257,31 @@ class _Exchange:
         self.code, self.array, self.scale, self.rest = code, array, scale, rest
         self.others = [rank for rank in range(wires.size) if rank != wires.rank]
         length = _CHUNK // code.nbytes(_UNIT) * _UNIT
-        self.parts = [
-            _chunks(*share(array.size, wires.size, rank), length) for rank in range(wires.size)
-        ]
+        self.parts = [chunks(*share(array.size, wires.size, rank), length) for rank in range(wires.size)]
         self.own = self.parts[self.rank]
         self.scratch = np.empty((2, min(array.size, length)), np.float32)
-        places = [
-            *itertools.product((_PARTS, _SUMS), self.others, (True,)),
-            *itertools.product((_PARTS, _SUMS), self.others, (False,)),
-        ]
-        lists = {place: self._coded_chunks(*place) for place in places}
-        sizes = [size for place in places for size in lists[place]]
-        memory = iter(wires.memory([*sizes, *map(self._nbytes, self.own)]))
-        self.codes = {place: [next(memory) for _ in lists[place]] for place in places}
-        self.sums = list(memory)
+        self.step = code.nbytes(length)
+        # The chunks whose codes are sent to another leader, or received from it
+        self.coded = {
+            **{(_PARTS, other, True): self.parts[other] for other in self.others},
+            **{(_PARTS, other, False): self.own for other in self.others},
+            **{(_SUMS, other, False): self.parts[other] for other in self.others},
+            (_SUMS, self.rank, True): self.own,
+        }
+        memory = wires.memory([self.step * len(part) for part in self.coded.values()])
+        self.memory = dict(zip(self.coded, memory))
 
-    def _coded_chunks(self, stream: int, other: int, is_sent: bool) -> list[int]:
-        """Return the lengths of the codes that are sent to another leader, or received from it."""
-        if is_sent and stream == _SUMS:
-            return []  # the same for all others
-        mine = is_sent == (stream == _SUMS)
-        return list(map(self._nbytes, self.own if mine else self.parts[other]))
-
-    def _nbytes(self, chunk: slice) -> int:
-        return self.code.nbytes(chunk.stop - chunk.start)
+    def _code_of(self, number: int, *place: Any) -> np.ndarray:
+        """Return the memory for the code of a chunk."""
+        chunk, start = self.coded[place][number], number * self.step
+        return self.memory[place][start : start + self.code.nbytes(chunk.stop - chunk.start)]
 
     def run(self) -> None:
         receipts = {
             (stream, number): [
-                self.group.receive_array(other, self.codes[stream, other, False][number], stream)
+                self.group.receive_array(other, self._code_of(number, stream, other, False), stream)
                 for other in self.others
-                if number < len(self.codes[stream, other, False])
+                if number < len(self.coded[stream, other, False])
             ]
             for stream in (_PARTS, _SUMS)
             for number in range(max(map(len, self.parts)))
@@ -305,7 +300,7 @@ class _Exchange:
         for other in self.others:
             if number < len(self.parts[other]):
                 chunk = self.parts[other][number]
-                data = self.codes[_PARTS, other, True][number]
+                data = self._code_of(number, _PARTS, other, True)
                 values = self._share(chunk)
                 self._encode(values, data, chunk, self.scratch[1, : values.size])
                 self.sent.append(self.group.send_array(other, data, _PARTS))
@@ -335,10 +330,10 @@ class _Exchange:
         """Add up a chunk of this leader's part, and send the sum."""
         if number >= len(self.own):
             return
-        chunk, data = self.own[number], self.sums[number]
+        chunk, data = self.own[number], self._code_of(number, _SUMS, self.rank, True)
         total, decoded = self._share(chunk), self.scratch[1, : chunk.stop - chunk.start]
         for other in self.others:
-            self.code.decode(self.codes[_PARTS, other, False][number], decoded)
+            self.code.decode(self._code_of(number, _PARTS, other, False), decoded)
             total += decoded
         self._encode(total, data, chunk, decoded)
         self.sent += [self.group.send_array(other, data, _SUMS) for other in self.others]
@@ -347,12 +342,8 @@ class _Exchange:
     def _take_sums(self, number: int) -> None:
         for other in self.others:
             if number < len(self.parts[other]):
-                data = self.codes[_SUMS, other, False][number]
+                data = self._code_of(number, _SUMS, other, False)
                 self.code.decode(data, self.array[self.parts[other][number]])
-
-
-def _chunks(start: int, stop: int, length: int) -> list[slice]:
-    return [slice(low, min(low + length, stop)) for low in range(start, stop, length)]
 
 
 def _subtract(values: np.ndarray, decoded: np.ndarray, rest: np.ndarray) -> None:

@@ -2,14 +2,15 @@
 
 A reduction begins with a meeting: every rank sends to all others a digest of the shapes and dtypes, with
 which the ranks check that they are equal, and its weight. The smallest arrays are part of the meeting:
-every rank gets and reduces all of them. The parts of larger arrays are reduced by one rank each, as
-`direct` describes. Both have the order of operands of `pairwise`, so results are bit-identical on every
+every rank gets and reduces all of them. The parts of larger arrays are reduced by one rank each, see
+`DirectReduction`. Both have the order of operands of `pairwise`, so results are bit-identical on every
 rank, and do not depend on the size of other arrays.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import pickle
 import struct
 from typing import TYPE_CHECKING, Any, Callable, Sequence
@@ -18,15 +19,8 @@ import numpy as np
 
 from synkhronos.arithmetic.operations import Operation, find_operation
 from synkhronos.arithmetic.pairwise import PairwiseReduction
-from synkhronos.comms.base import (
-    ArraySpec,
-    Broadcast,
-    Communicator,
-    Linked,
-    Reduction,
-    are_same,
-)
-from synkhronos.comms.direct import DirectReduction
+from synkhronos.arithmetic.partition import share
+from synkhronos.comms.base import ArraySpec, Broadcast, Communicator, Linked, Reduction, are_same
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array
@@ -36,6 +30,10 @@ SMALL = 1 << 16
 _ALIGNMENT = 16  # bytes
 _HEAD = struct.Struct("=8sd")  # of an item: digest of the types, weight
 _START = 32  # of the small arrays in an item
+
+CHUNK = 240 << 10  # bytes
+_WINDOW = 3  # chunks that a rank sends to another rank before it has received the first from it
+_PARTS, _RESULTS = range(2)  # streams of arrays
 
 
 class LinkedCommunicator(Communicator):
@@ -141,11 +139,11 @@ class LinkedCommunicator(Communicator):
         waits = [("wait", self.group, method) for method in ("complete", "exchange")]
         return [*super().timed(), *waits]
 
-    def _meet(self, contents: Sequence[np.ndarray], *others: Any) -> list[Any]:
-        """Return by rank: the types of its arrays, a dict of the small arrays by index, and `others`."""
+    def _meet(self, contents: Sequence[np.ndarray]) -> list[Any]:
+        """Return by rank: the types of its arrays, and a dict of the small arrays by index."""
         types = [ArraySpec(array.shape, array.dtype) for array in contents]
         small = {index: contents[index] for index in _small(types)}
-        item = pickle.dumps((types, small, *others), pickle.HIGHEST_PROTOCOL)
+        item = pickle.dumps((types, small), pickle.HIGHEST_PROTOCOL)
         return [pickle.loads(payload) for payload in self.group.exchange(item)]
 
     def memory(self, size: int, dtype: np.dtype) -> np.ndarray:
@@ -229,3 +227,105 @@ def _room_for(array: np.ndarray, kind: ArraySpec) -> np.ndarray:
     """Return memory for an array of another rank: the given array, if it fits."""
     fits = (array.shape, array.dtype) == kind and array.flags.c_contiguous and array.flags.writeable
     return array if fits else np.empty(*kind)
+
+
+# Large arrays
+
+
+class DirectReduction:
+    """The reduction of a large flat array, in place, on the ranks in `targets`.
+
+    A reduce-scatter and an all-gather: each rank receives its part of the elements from every other
+    rank, reduces it, and sends the result to all. It sends and receives ``2 (size - 1) / size`` times
+    the bytes of the array, which is the minimum [1]_, in ``2 (size - 1)`` messages or more. The parts
+    are sent in chunks; a chunk is reduced while the next chunks are being sent. A rank sends a few
+    chunks ahead of those received, so memory and messages under way do not grow with the array.
+
+    .. [1] Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
+
+    Parameters
+    ----------
+    comm : LinkedCommunicator
+        The communicator of these ranks.
+    arithmetic : PairwiseReduction
+        The operation, and the ranks whose arrays are reduced.
+    array : numpy.ndarray
+        The flat array of this rank.
+    targets : list of int
+        The ranks that get the result.
+    """
+
+    def __init__(
+        self,
+        comm: LinkedCommunicator,
+        arithmetic: PairwiseReduction,
+        array: np.ndarray,
+        targets: Sequence[int],
+    ) -> None:
+        self.comm, self.group, self.rank = comm, comm.group, comm.rank
+        self.arithmetic, self.targets = arithmetic, targets
+        step = max(CHUNK // array.itemsize, 1)
+        self.parts = [
+            [array[chunk] for chunk in chunks(*share(array.size, comm.size, rank), step)]
+            for rank in range(comm.size)
+        ]
+        # Each rank begins with the next rank, as otherwise rank 0 would get the chunks of all at once.
+        self.others = [(self.rank + step) % comm.size for step in range(1, comm.size)]
+        self.senders = [rank for rank in self.others if arithmetic.active[rank]]
+        own = self.parts[self.rank]
+        shape = len(self.senders), min(_WINDOW, len(own)), own[0].size if own else 0
+        self.memory = comm.memory(math.prod(shape), array.dtype).reshape(shape)
+        self.receipts: dict[int, list] = {}  # by number of the chunk
+        self.sent: dict[int, list[int]] = {}
+
+    def run(self) -> None:
+        own, count = self.parts[self.rank], max(len(part) for part in self.parts)
+        results, arriving = [], []
+        for number in range(_WINDOW):
+            self._start(number)
+        for number in range(count):
+            self.group.complete(self.receipts.pop(number))
+            if number < len(own):
+                results += self._reduce_chunk(number)
+            # The result of a chunk arrives in its memory, so the chunk has to be sent first.
+            self.group.complete([], self.sent.pop(number))
+            if self.rank in self.targets:
+                arriving += [
+                    self.group.receive_array(rank, self.parts[rank][number], _RESULTS)
+                    for rank in self.others
+                    if number < len(self.parts[rank])
+                ]
+            self._start(number + _WINDOW)
+        self.group.complete(arriving, results)
+
+    def _start(self, number: int) -> None:
+        """Start to receive a chunk of this rank's part, and to send a chunk of each other part."""
+        is_own = number < len(self.parts[self.rank])
+        self.receipts[number] = [
+            self.group.receive_array(rank, self._received(index, number), _PARTS)
+            for index, rank in enumerate(self.senders)
+            if is_own
+        ]
+        self.sent[number] = [
+            self.group.send_array(rank, self.parts[rank][number], _PARTS)
+            for rank in self.others
+            if self.arithmetic.active[self.rank] and number < len(self.parts[rank])
+        ]
+
+    def _received(self, index: int, number: int) -> np.ndarray:
+        """Return the memory for a chunk from a sender. It is used again by later chunks."""
+        return self.memory[index, number % _WINDOW, : self.parts[self.rank][number].size]
+
+    def _reduce_chunk(self, number: int) -> list[int]:
+        own = self.parts[self.rank][number]
+        arrays: list[np.ndarray | None] = [None] * self.comm.size
+        for index, rank in enumerate(self.senders):
+            arrays[rank] = self._received(index, number)
+        arrays[self.rank] = own
+        self.comm.reduce_part(self.arithmetic.reduce, own, arrays)
+        return [self.group.send_array(rank, own, _RESULTS) for rank in self.targets if rank != self.rank]
+
+
+def chunks(start: int, stop: int, length: int) -> list[slice]:
+    """Split the items from `start` to `stop` into chunks of a length; the last may be shorter."""
+    return [slice(low, min(low + length, stop)) for low in range(start, stop, length)]

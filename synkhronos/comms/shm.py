@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from typing import TYPE_CHECKING, Any, List, Protocol, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, List, Sequence, Tuple
 
 from synkhronos.arithmetic.averages import are_equal
 from synkhronos.arithmetic.partition import share
@@ -25,24 +25,12 @@ if TYPE_CHECKING:
 
     from synkhronos._typing import Array
     from synkhronos.arithmetic.operations import Operation
+    from synkhronos.stores.base import SharedMemoryStore
 
 _WEIGHT = struct.Struct("d")
 
 # An array to reduce into, the operands, and the arrays to which the result is copied
 _Piece = Tuple["np.ndarray", List["np.ndarray"], List["np.ndarray"]]
-
-
-class SharedArrays(Protocol):
-    """Arrays in memory that all ranks share: the part of a store that is used here."""
-
-    def place(self, array: np.ndarray) -> np.ndarray:
-        """Return `array` itself if it is in shared memory, else a copy in shared memory."""
-
-    def put(self, array: np.ndarray) -> Any:
-        """Return a handle to an array."""
-
-    def get(self, handle: Any) -> np.ndarray:
-        """Return the array of a handle."""
 
 
 class SharedMemoryCommunicator(Communicator):
@@ -52,11 +40,11 @@ class SharedMemoryCommunicator(Communicator):
     ----------
     group : Group
         The ranks.
-    store : SharedArrays
+    store : SharedMemoryStore
         The store in whose memory the arrays are.
     """
 
-    def __init__(self, group: Group, store: SharedArrays) -> None:
+    def __init__(self, group: Group, store: SharedMemoryStore) -> None:
         super().__init__(group)
         self.store = store
         self._all_ranks = tuple(range(group.size))
@@ -74,16 +62,14 @@ class SharedMemoryCommunicator(Communicator):
         return broadcast
 
     def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
-        gathered = None
-        _, by_rank, _ = _Meeting(self.group, self.store).hold(arrays)
-        if self.rank == root:
-            gathered = [[array.copy() for array in item] for item in zip(*by_rank)]
-        self.group.barrier()
-        return gathered
+        return self._gather(arrays, self.rank == root)
 
     def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
+        return self._gather(arrays, True)  # type: ignore[return-value]  # it is wanted
+
+    def _gather(self, arrays: Sequence[Array], is_wanted: bool) -> list[list[Array]] | None:
         _, by_rank, _ = _Meeting(self.group, self.store).hold(arrays)
-        gathered = [[array.copy() for array in item] for item in zip(*by_rank)]
+        gathered = [[array.copy() for array in item] for item in zip(*by_rank)] if is_wanted else None
         self.group.barrier()
         return gathered
 
@@ -105,7 +91,7 @@ class _Meeting:
     others as before.
     """
 
-    def __init__(self, group: Group, store: SharedArrays) -> None:
+    def __init__(self, group: Group, store: SharedMemoryStore) -> None:
         self._group, self._store = group, store
         self._sent = b""
         self._forget()

@@ -6,21 +6,15 @@ place, and each rank copies the results back. A prepared collective uses the sam
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 import numpy as np
 
 from synkhronos.comms.base import Broadcast, Communicator, Reduction
 
 if TYPE_CHECKING:
-    from synkhronos._typing import Array, DTypeLike
-
-
-class Memory(Protocol):
-    """Memory for the copies: the part of a store that is used here."""
-
-    def empty(self, shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
-        """Return a new, uninitialized array."""
+    from synkhronos._typing import Array
+    from synkhronos.stores.base import Store
 
 
 class StagedCommunicator(Communicator):
@@ -30,7 +24,7 @@ class StagedCommunicator(Communicator):
     ----------
     comm : Communicator
         For NumPy arrays.
-    store : Memory
+    store : Store
         Where the copies are.
     read : callable
         ``read(array, out)`` copies an array of the device into a NumPy array.
@@ -44,7 +38,7 @@ class StagedCommunicator(Communicator):
     def __init__(
         self,
         comm: Communicator,
-        store: Memory,
+        store: Store,
         read: Callable[[Array, np.ndarray], object],
         to_device: Callable[[np.ndarray], Array],
         overwrite: Callable[[Array, np.ndarray], Array],
@@ -100,7 +94,7 @@ class StagedCommunicator(Communicator):
 class _Stages:
     """Memory of the store, for copies of a device's arrays that are made again and again."""
 
-    def __init__(self, store: Memory, read: Callable[[Array, np.ndarray], object]) -> None:
+    def __init__(self, store: Store, read: Callable[[Array, np.ndarray], object]) -> None:
         self._store, self._read = store, read
         self._stages: list[np.ndarray | None] = []  # by position
 

@@ -104,15 +104,8 @@ class WireReduction:
 
     def __init__(self, leaders: LinkedCommunicator) -> None:
         self.leaders, self.group = leaders, leaders.group
+        self.rank, self.size = leaders.rank, leaders.size
         self._memory = np.empty(0, np.uint8)
-
-    @property
-    def rank(self) -> int:
-        return self.leaders.rank
-
-    @property
-    def size(self) -> int:
-        return self.leaders.size
 
     def all_reduce(
         self, arrays: Sequence[np.ndarray], op: str, weight: float, wires: Sequence[Wire]

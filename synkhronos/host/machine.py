@@ -179,13 +179,8 @@ def _words(path: Path) -> List[str]:
 
 
 def _number(path: Path) -> Optional[int]:
-    try:
-        return int(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:  # such as for "max"
-        reraise_if_handlers(error)
-        return None
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None  # such as "max"
 
 
 # Other programs

@@ -1,36 +1,30 @@
 """How commands, with the arrays that they need, get to the ranks of other machines, and replies back.
 
-Commands travel along a tree of the leaders. The master sends a message to each of its children, and a
-leader passes on to its children what is for the machines below them, before its own ranks run the
-command. Small arrays are part of the message. Larger ones would only take longer by way of other
-machines: the master sends them to the machines that need them. The end of the world is sent directly,
-too, so that it depends on no other machine.
+The master sends a message to the leader of each other machine. Small arrays are part of the message;
+larger ones follow it, and are received into the memory where they stay.
 
 A leader puts the arrays into the store of its machine, and sends the other ranks of its machine a
 *frame*: the command, and where the rows are. The same call is often repeated. Then the messages are
-equal, and each rank reuses the objects that it received the last time: nothing is unpickled again,
-messages for children are not made again, and the arrays are received into the same memory, of which the
-command may still have views.
+equal, and each rank reuses the objects that it received the last time: nothing is unpickled again, and
+the arrays are received into the same memory, of which the command may still have views.
 
 Other machines keep some arrays between commands. A constant array is sent once to each machine that
 needs it. A machine that has a file with the same name and contents, according to the digests, maps it;
 otherwise its rows are sent like the rows of other arrays.
 
-Replies are gathered along the tree by which the command came: a leader waits for the replies of its own
-ranks, then for those of its children, and sends all of them to its parent. Arrays follow, the small ones
-as part of the replies; the larger ones are sent directly to the master.
+A leader sends the replies of its ranks to the master. Arrays that these have put into the store follow,
+the small ones as part of the replies.
 """
 
 from __future__ import annotations
 
 import pickle
-from typing import Hashable, NamedTuple, Optional, Sequence, Tuple
+from typing import Hashable, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from synkhronos._errors import WorldBrokenError
 from synkhronos.arithmetic.comparison import digest
-from synkhronos.arithmetic.machines import children, parent, subtree
 from synkhronos.machines.leaders import (
     CONTROL,
     OF_COMMAND,
@@ -44,7 +38,7 @@ from synkhronos.machines.leaders import (
 from synkhronos.machines.store import MachineHandle, MachinesStore, ReceivedRows, lasts, name_of
 from synkhronos.stores.handle import FileHandle, Needs, RequiredRows, combine, find_same_file
 
-KEPT = 1 << 16  # bytes of a message that is kept in case it is sent or comes again
+KEPT = 1 << 16  # bytes of a message that is kept in case it comes again
 _MASTER = 0
 
 FILE = "file"  # an order of the master: a question
@@ -57,46 +51,8 @@ _Content = Tuple[bytes, Sequence[ReceivedRows], _Keys]
 _Kind = Tuple[Tuple[int, ...], str, bool]
 
 
-def _kind_of(array: np.ndarray) -> _Kind:
-    return array.shape, array.dtype.str, array.nbytes <= SMALL
-
-
-class Bundle(NamedTuple):
-    """A message for the machines of a subtree.
-
-    It can be taken apart without unpickling what is in it: a leader sends each child the parts for the
-    child's subtree. Bytes that change when a call is repeated are not in it, but follow it.
-
-    Attributes
-    ----------
-    common : bytes
-        For all machines.
-    parts : sequence of bytes
-        For each machine, by their numbers.
-    following : sequence of int
-        How many of the bytes that follow the message belong to each machine.
-    """
-
-    common: bytes
-    parts: Sequence[bytes]
-    following: Sequence[int]
-
-    def pack(self) -> bytes:
-        """Return the message."""
-        return pickle.dumps(tuple(self), pickle.HIGHEST_PROTOCOL)
-
-    def part_of(self, machines: slice) -> Bundle:
-        """Return what is for consecutive machines."""
-        return Bundle(self.common, self.parts[machines], self.following[machines])
-
-    def place_of(self, machines: slice) -> slice:
-        """Return where the bytes that belong to consecutive machines are in those that follow."""
-        start = sum(self.following[: machines.start])
-        return slice(start, start + sum(self.following[machines]))
-
-
 class CommandSender:
-    """In the master: sends commands to the other machines, and knows which arrays these keep.
+    """In the master: sends commands to the other machines, knows which arrays these keep, gets replies.
 
     Parameters
     ----------
@@ -130,11 +86,10 @@ class CommandSender:
             self._needs, self._found = needs, found
         if not self._may_be_kept:
             return self._found
-        return [self._missing(*pair) for pair in zip(self._others, self._found)]
-
-    def _missing(self, machine: int, needed: Sequence[RequiredRows]) -> list[RequiredRows]:
-        found = [self._as_sent(machine, need) for need in needed]
-        return [need for need in found if need is not None]
+        return [
+            [sent for need in needed if (sent := self._as_sent(machine, need)) is not None]
+            for machine, needed in zip(self._others, self._found)
+        ]
 
     def _as_sent(self, machine: int, need: RequiredRows) -> RequiredRows | None:
         """Return a need in the form in which it is sent, or None if the machine has the array."""
@@ -168,50 +123,50 @@ class CommandSender:
         arrays: list[list[np.ndarray]],
         dropped: _Keys,
     ) -> None:
-        """Send a command to the other leaders."""
+        """Send a command to the other leaders; for a repeated command, the messages are equal."""
         leaders = self._leaders
-        small = [
-            b"".join([array.tobytes() for array in rows if array.nbytes <= SMALL]) for rows in arrays
-        ]
-        for target, places, message in self._pack(payload, needed, arrays, dropped):
-            letter = ControlMessage(
-                leaders.number, leaders.first_number, message, b"".join(small[places])
-            )
-            leaders.send(target, CONTROL, letter)
+        arrays = arrays or self._nothing  # type: ignore[assignment]  # lists that are empty
+        for machine, needs, rows in zip(self._others, needed, arrays):
+            kinds = [(array.shape, array.dtype.str, array.nbytes <= SMALL) for array in rows]
+            body = pickle.dumps((payload, dropped, needs, kinds), pickle.HIGHEST_PROTOCOL)
+            small = b"".join([array.tobytes() for array in rows if array.nbytes <= SMALL])
+            leaders.send(machine, CONTROL, ControlMessage(leaders.number, False, body, small))
         for machine, needs, rows in zip(self._others, needed, arrays):
             for array in rows:
                 if array.nbytes > SMALL:
                     leaders.send_array(machine, array, OF_COMMAND)
             self._kept[machine].update((name_of(need.handle), True) for need in needs if need.lasts)
 
-    def _pack(
-        self,
-        payload: bytes,
-        needed: list[list[RequiredRows]],
-        arrays: list[list[np.ndarray]],
-        dropped: _Keys,
-    ) -> list[tuple[int, slice, bytes]]:
-        """Return to which leaders a message is sent, the places of the machines for which it is, and it.
+    def collect(self, idle: bool) -> list[Sequence[bytes | None]]:
+        """Wait for the replies of all other machines, and put their arrays into the store.
 
-        For a repeated command, the messages are equal.
+        Parameters
+        ----------
+        idle : bool
+            Whether there is no time limit.
+
+        Returns
+        -------
+        list
+            By machine, the reply of each rank; the master's machine is left out.
         """
-        kinds = [list(map(_kind_of, rows)) for rows in arrays] or [[]] * len(needed)
-        small = [sum(array.nbytes for array in rows if array.nbytes <= SMALL) for rows in arrays]
-        bundle = Bundle(
-            pickle.dumps((payload, dropped), pickle.HIGHEST_PROTOCOL),
-            [pickle.dumps(own, pickle.HIGHEST_PROTOCOL) for own in zip(needed, kinds)],
-            small or [0] * len(needed),
-        )
-        return [
-            (target, places, bundle.part_of(places).pack()) for target, places in self._targets(payload)
-        ]
-
-    def _targets(self, payload: bytes) -> list[tuple[int, slice]]:
-        """Return to which leaders a command is sent, and the places of those for which it is."""
-        if not payload:  # the end
-            return [(machine, slice(machine - 1, machine)) for machine in self._others]
-        below = _children(self._leaders)
-        return [(child, slice(found.start - 1, found.stop - 1)) for child, found in below]
+        found, needs, arrays, announced = [], [], [], []
+        for machine in self._others:
+            message = self._leaders.receive(machine, REPLY, idle)
+            while message.number != self._leaders.number:  # it belongs to a world that broke
+                message = self._leaders.receive(machine, REPLY, idle)
+            replies, handles, contents = pickle.loads(message.body)
+            found.append(replies)
+            for handle, content in zip(handles, contents):
+                needs.append(RequiredRows(handle))
+                arrays.append(self._store.empty(handle.shape, handle.dtype))
+                if content is None:
+                    announced.append((machine, arrays[-1]))
+                else:
+                    as_bytes(arrays[-1])[...] = np.frombuffer(content, np.uint8)
+        self._leaders.receive_arrays(announced, OF_REPLIES)
+        self._store.receive(needs, arrays)
+        return found
 
     def take_dropped(self) -> list[tuple[int, int]]:
         """Return the keys of constant arrays that machines no longer need to keep."""
@@ -220,12 +175,6 @@ class CommandSender:
             for key in keys:
                 kept.pop(key, None)
         return keys
-
-
-def _children(leaders: Leaders) -> list[tuple[int, range]]:
-    """Return the children of a leader in the tree, and the machines to which each of them passes on."""
-    found = children(leaders.rank, leaders.size)
-    return [(child, subtree(child, leaders.size)) for child in found]
 
 
 class _Opened(NamedTuple):
@@ -243,8 +192,6 @@ class _Opened(NamedTuple):
         The rows of arrays that are sent along to this machine.
     kinds : list
         The kinds of these arrays.
-    onward : list of (int, bytes, slice)
-        What is sent to each child: a message, and which of the bytes that follow.
     """
 
     message: bytes
@@ -252,11 +199,10 @@ class _Opened(NamedTuple):
     dropped: _Keys
     needed: Sequence[RequiredRows]
     kinds: Sequence[_Kind]
-    onward: Sequence[tuple[int, bytes, slice]]
 
 
 class CommandReceiver:
-    """In the leader of another machine: receives commands of the master.
+    """In the leader of another machine: receives commands of the master, and replies to them.
 
     Parameters
     ----------
@@ -269,27 +215,27 @@ class CommandReceiver:
     def __init__(self, leaders: Leaders, store: MachinesStore) -> None:
         self._leaders, self._store = leaders, store
         # Received, and put into the store
-        self._command = self._last = _Opened(b"", b"", [], [], [], [])
+        self._command = self._last = _Opened(b"", b"", [], [], [])
         self._following = b""
         self._arrays: list[np.ndarray] = []  # of the last command
         self._files: list[ReceivedRows] = []  # in files of this machine
         self._rows: Sequence[ReceivedRows] = ()
 
     def receive(self) -> int:
-        """Wait for a command, and pass it on; return its number."""
+        """Wait for a command; return its number."""
         self._files = []
-        while (letter := self._leaders.receive_command()).is_order:
-            content = letter.content()
+        while (message := self._leaders.receive_command()).is_order:
+            content = message.content()
             if content[0] != FILE:
                 # The master has broken this world, and the notice has not been read yet.
-                self._leaders.postpone(letter)
+                self._leaders.postpone(message)
                 raise WorldBrokenError("the master has ended the ranks")
             self._find_file(*content[1:])
-        if letter.body != self._command.message:  # the same call is often repeated
-            self._command = self._unpack(letter.body)
-        self._following = letter.following
-        self._pass_on(letter)
-        return letter.number
+        if message.body != self._command.message:  # the same call is often repeated
+            kept = message.body if len(message.body) <= KEPT else b""
+            self._command = _Opened(kept, *pickle.loads(message.body))
+        self._following = message.following
+        return message.number
 
     def _find_file(self, handle: FileHandle, expected: bytes) -> None:
         """Answer whether this machine has a file of the master."""
@@ -297,25 +243,6 @@ class CommandReceiver:
         self._leaders.send_order(0, REPLY, FILE, own is not None)
         if own is not None:
             self._files.append(ReceivedRows(RequiredRows(handle, lasts=True), own))
-
-    def _unpack(self, message: bytes) -> _Opened:
-        bundle, onward, own = Bundle(*pickle.loads(message)), [], self._leaders.rank
-        for child, machines in _children(self._leaders) if len(bundle.parts) > 1 else ():
-            places = slice(machines.start - own, machines.stop - own)
-            onward.append((child, bundle.part_of(places).pack(), bundle.place_of(places)))
-        payload, dropped = pickle.loads(bundle.common)
-        needed, kinds = pickle.loads(bundle.parts[0])
-        kept = message if len(message) <= KEPT else b""
-        return _Opened(kept, payload, dropped, needed, kinds, onward)
-
-    def _pass_on(self, letter: ControlMessage) -> None:
-        sent = []
-        for child, message, place in self._command.onward:
-            passed_on = letter._replace(body=message, following=letter.following[place])
-            sent.append(self._leaders.send(child, CONTROL, passed_on))
-        self._leaders.wait_until_sent(sent)  # the ranks may compute for a long time now
-        if not self._command.message:
-            self._command = self._command._replace(onward=[])
 
     def open(self) -> _Content:
         """Put the arrays of the command into the store; return the arguments for `Frames.pack`."""
@@ -340,6 +267,24 @@ class CommandReceiver:
                 announced.append((0, array))
         self._leaders.receive_arrays(announced, OF_COMMAND)
 
+    def pack(
+        self, replies: Sequence[bytes | None], handles: Sequence[MachineHandle]
+    ) -> tuple[bytes, list[np.ndarray]]:
+        """Return the replies of this machine's ranks as they are sent, and the arrays that follow them.
+
+        `handles` are of the arrays that the ranks have put into the store.
+        """
+        arrays = [self._store.get(handle) for handle in handles]
+        contents = [array.tobytes() if array.nbytes <= SMALL else None for array in arrays]
+        body = pickle.dumps((replies, handles, contents), pickle.HIGHEST_PROTOCOL)
+        return body, [array for array in arrays if array.nbytes > SMALL]
+
+    def send(self, body: bytes, arrays: Sequence[np.ndarray]) -> None:
+        """Send what `pack` has returned to the master."""
+        self._leaders.send(_MASTER, REPLY, ControlMessage(self._leaders.number, False, body))
+        for array in arrays:
+            self._leaders.send_array(_MASTER, array, OF_REPLIES)
+
 
 class Frames:
     """The frames that a leader sends to the other ranks of its machine, packed and unpacked."""
@@ -356,96 +301,3 @@ class Frames:
         if frame != self._unpacked[0]:
             self._unpacked = frame, pickle.loads(frame)
         return self._unpacked[1]
-
-
-# Replies
-
-
-#: Of a machine: the reply of each rank, and the pickled handles and contents of the arrays that they put
-#: into the store; the contents of large arrays are None. No bytes if there are no arrays.
-_OfMachine = Tuple[Sequence[Optional[bytes]], bytes]
-
-
-class Replies:
-    """The replies to the commands of a world, for the leader of a machine.
-
-    Parameters
-    ----------
-    leaders : Leaders
-        The leaders of the machines.
-    store : MachinesStore
-        The store of the leader.
-    """
-
-    def __init__(self, leaders: Leaders, store: MachinesStore) -> None:
-        self._leaders, self._store = leaders, store
-        self._children = children(leaders.rank, leaders.size)
-        self._number = -1
-        self._arrived: dict[int, bytes] = {}  # from children, for this command
-
-    def gather(self, idle: bool) -> list[bytes]:
-        """Wait for the message of each child, by number; `idle` is whether there is no time limit.
-
-        If it is called again after an error, it waits for those only that have not arrived.
-        """
-        if self._number != self._leaders.number:
-            self._number, self._arrived = self._leaders.number, {}
-        for child in reversed(self._children):  # first those that have fewer machines below them
-            while child not in self._arrived:
-                letter = self._leaders.receive(child, REPLY, idle)
-                if letter.number == self._number:  # others belong to a world that broke
-                    self._arrived[child] = letter.body
-        return [self._arrived[child] for child in sorted(self._children)]
-
-    # Of another machine than the master's
-
-    def pack(
-        self, replies: Sequence[bytes | None], handles: Sequence[MachineHandle]
-    ) -> tuple[_OfMachine, list[np.ndarray]]:
-        """Return the replies of this machine as they are sent, and the arrays to send directly."""
-        if not handles:
-            return (replies, b""), []
-        arrays = [self._store.get(handle) for handle in handles]
-        contents = [array.tobytes() if array.nbytes <= SMALL else None for array in arrays]
-        exports = pickle.dumps((handles, contents), pickle.HIGHEST_PROTOCOL)
-        return (replies, exports), [array for array in arrays if array.nbytes > SMALL]
-
-    def send(self, own: _OfMachine, below: Sequence[bytes], arrays: Sequence[np.ndarray]) -> None:
-        """Send the replies of this machine and of those below it to the parent."""
-        every = [own]
-        for message in below:
-            every += pickle.loads(message)
-        leaders = self._leaders
-        body = pickle.dumps(every, pickle.HIGHEST_PROTOCOL)
-        letter = ControlMessage(leaders.number, leaders.first_number, body)
-        leaders.send(parent(leaders.rank), REPLY, letter)
-        for array in arrays:
-            leaders.send_array(_MASTER, array, OF_REPLIES)
-
-    # Of the master
-
-    def collect(self, idle: bool) -> list[Sequence[bytes | None]]:
-        """Wait for the replies of all other machines, and put their arrays into the store.
-
-        Returns
-        -------
-        list
-            By machine, the reply of each rank; the master's machine is left out.
-        """
-        found = [of_machine for message in self.gather(idle) for of_machine in pickle.loads(message)]
-        if any([arrays for _, arrays in found]):
-            self._receive_arrays([arrays for _, arrays in found])
-        return [replies for replies, _ in found]
-
-    def _receive_arrays(self, by_machine: Sequence[bytes]) -> None:
-        received, announced = [], []
-        for machine, arrays in enumerate(by_machine, 1):
-            for handle, content in zip(*pickle.loads(arrays)) if arrays else ():
-                array = self._store.empty(handle.shape, handle.dtype)
-                received.append((RequiredRows(handle), array))
-                if content is None:
-                    announced.append((machine, array))
-                else:
-                    as_bytes(array)[...] = np.frombuffer(content, np.uint8)
-        self._leaders.receive_arrays(announced, OF_REPLIES)
-        self._store.receive(*zip(*received))

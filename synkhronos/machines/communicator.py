@@ -1,4 +1,4 @@
-"""Meetings and collectives of ranks on several machines: inside each machine, then between the leaders.
+"""Collectives of ranks on several machines: inside each machine, then between the leaders.
 
 Each machine's ranks reduce to their leader, in shared memory. The leaders reduce among themselves, so
 that each byte is sent between two machines once in each direction, however many ranks they have. Then
@@ -17,7 +17,6 @@ from synkhronos.arithmetic.averages import normalized
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.comms.base import ArraySpec, Communicator
 from synkhronos.comms.wires import WireReduction
-from synkhronos.stores.handle import RequiredRows
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, T
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from synkhronos.comms.linked import LinkedCommunicator
     from synkhronos.comms.wires import Wire
     from synkhronos.machines.leaders import Leaders
-    from synkhronos.machines.store import MachineHandle, MachinesStore, ReceivedRows
     from synkhronos.transports.base import Transport
 
 _TAKEN = 4096  # bytes; larger outputs are reduced here and not sent to the master
@@ -61,82 +59,6 @@ class MachineGroup:
             if self.leaders is not None and not self.leaders.is_aborted:
                 self.leaders.abort()
             raise
-
-
-class Meetings:
-    """The meetings of one rank.
-
-    Parameters
-    ----------
-    local : Transport
-        The transport of this machine's ranks; its master is the leader.
-    leaders : Leaders
-        Used only by leaders.
-    store : MachinesStore
-        The store of this rank.
-    machines : list of range
-        The ranks of each machine.
-
-    Attributes
-    ----------
-    group : MachineGroup
-        The ranks of this machine.
-    """
-
-    def __init__(
-        self, local: Transport, leaders: Leaders, store: MachinesStore, machines: Sequence[range]
-    ) -> None:
-        self.group = MachineGroup(local, leaders)
-        self._leader, self._store = local.master_rank, store
-        self._machines = machines
-
-    def barrier(self) -> None:
-        if self.group.size > 1:
-            self.group.barrier()
-        if self.group.leaders is not None:
-            self.group.leaders.barrier()
-        if self.group.size > 1:
-            self.group.barrier()
-
-    def exchange(self, item: bytes) -> list[bytes]:
-        """Return the items of all ranks. The arrays that this rank has put into the store go along."""
-        own = item, self._store.take_exports()
-        here = [own]
-        if self.group.size > 1:
-            here = [pickle.loads(payload) for payload in self.group.exchange(pickle.dumps(own))]
-        items: Any = None
-        rows: Any = None
-        leaders = self.group.leaders
-        if leaders is not None:
-            items, rows = self._of_leaders(leaders, here)
-        if self.group.size > 1:
-            shared = self.group.exchange(b"" if items is None else pickle.dumps((items, rows)))
-            if items is None:
-                items, rows = pickle.loads(shared[self._leader])
-                self._store.keep(rows)
-        return items
-
-    def _of_leaders(
-        self, leaders: Leaders, here: Sequence[tuple[bytes, list[MachineHandle]]]
-    ) -> tuple[list[Any], list[ReceivedRows]]:
-        """Return the items of all ranks, and the arrays of other machines that were sent along."""
-        exports = [handle for _, handles in here for handle in handles]
-        own = pickle.dumps(([item for item, _ in here], exports))
-        met = [pickle.loads(payload) for payload in leaders.exchange(own)]
-        others = [machine for machine in range(len(met)) if machine != leaders.rank]
-        arrays = [self._store.get(handle) for handle in exports]
-        sent = [leaders.send_array(machine, array) for array in arrays for machine in others]
-        needs, received, receipts = [], [], []
-        for machine in others:
-            for handle in met[machine][1]:
-                needs.append(RequiredRows(handle))
-                received.append(self._store.empty(handle.shape, handle.dtype))
-                receipts.append(leaders.receive_array(machine, received[-1]))
-        leaders.complete(receipts, sent)
-        items = [None] * sum(map(len, self._machines))
-        for ranks, (given, _) in zip(self._machines, met):
-            items[ranks.start : ranks.stop] = given
-        return items, self._store.receive(needs, received)
 
 
 class MachinesCommunicator(Communicator):
@@ -240,10 +162,9 @@ class MachinesCommunicator(Communicator):
 
     def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
         find_operation(op)  # every rank refuses an unknown one, and not the leaders alone
-        if root is not None:
-            return self._prepare_reduction_to(op, root)
-        between = self._leaders.prepare_reduction(op) if self._is_leader else None
-        reduce, share = self._prepare(op), self._local.prepare_broadcast(self._leader)
+        machine, rank = (None, None) if root is None else self._place_of(root)
+        between = self._leaders.prepare_reduction(op, machine) if self._is_leader else None
+        prepared, share = self._prepare(op), self._local.prepare_broadcast(self._leader)
 
         def all_reduce(
             arrays: Sequence[Array], weight: float = 1, wires: Sequence[Wire] | None = None
@@ -251,14 +172,7 @@ class MachinesCommunicator(Communicator):
             def in_wires(given: Sequence[Array], total: float) -> Sequence[Array]:
                 return self._wires.all_reduce(given, op, total, wires)  # type: ignore[arg-type]  # not None
 
-            return share(reduce(arrays, weight, between if wires is None else in_wires))
-
-        return all_reduce
-
-    def _prepare_reduction_to(self, op: str, root: int) -> Reduction:
-        machine, rank = self._place_of(root)
-        between = self._leaders.prepare_reduction(op, machine) if self._is_leader else None
-        prepared = self._prepare(op)
+            return share(prepared(arrays, weight, between if wires is None else in_wires))
 
         def reduce(arrays: Sequence[Array], weight: float = 1) -> Sequence[Array]:
             # Only the root's arrays may change.
@@ -267,12 +181,12 @@ class MachinesCommunicator(Communicator):
                 staged = [np.array(array, order="C") for array in arrays]
             reduced = prepared(staged, weight, between)
             if machine == self._machine and rank != self._leader:
-                gathered: Any = self._local.gather(reduced, rank)
+                gathered: Any = self._local.gather(reduced, rank)  # type: ignore[arg-type]  # not None
                 if self.rank == root:
                     return [item[self._leader] for item in gathered]
             return reduced if self.rank == root else arrays
 
-        return reduce
+        return all_reduce if root is None else reduce
 
     def timed(self) -> list[tuple[str, object, str]]:
         return [*self._local.timed(), *(self._leaders.timed() if self._is_leader else [])]

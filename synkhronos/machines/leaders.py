@@ -8,9 +8,9 @@ something ends: a rank has failed (`ABORT`); a machine has lost a rank (`BROKEN`
 world (`END`); a request to stop was made (`FLAG`); or a leader does not come to a meeting (`ENDED`).
 Notices carry the number of the command to which they belong, so old ones are ignored.
 
-Between commands, leaders send *letters*: commands and replies along a tree, and orders of the master. A
-command comes from another leader, and an order from the master. So a command of a new world may arrive
-before the order that starts this world, and one of a broken world after it.
+Between commands, the master sends commands and orders to the other leaders, which send replies and
+answers. They arrive in the order in which they were sent, so what is left of a broken world comes before
+the order that starts the next one.
 
 A leader reads notices while it waits. MPI has to be polled: a leader polls continuously for a short
 time, and then sleeps between polls.
@@ -34,9 +34,6 @@ from synkhronos.arithmetic.machines import Ping, Reading, read_clock
 from synkhronos.transports.base import do_nothing
 from synkhronos.transports.waiting import SpinPolicy
 
-#: In place of the number of a world, in an order of the master and the answer to it
-NO_WORLD = -1
-
 ABORT, BROKEN, END, FLAG, ASK, ENDED = range(6)  # notices
 
 # Tags: of notices, of messages between commands, and of the streams of messages inside a command.
@@ -50,10 +47,10 @@ _FIRST, _NUMBERS = 16, 1 << 20
 END_OF_TAGS = _FIRST + _STREAMS * _NUMBERS
 
 # A leader that waits sleeps for a share of the time that it has waited, so it is late by this share.
-SHARE = 0.02
-SHORTEST_NAP = 2e-5  # seconds
-LONGEST_NAP = 1e-3  # inside a command
-_LONGEST_IDLE_NAP = 2e-2
+_SHARE = 0.02
+_SHORTEST_NAP = 2e-5  # seconds
+_LONGEST_NAP = 1e-3  # inside a command
+LONGEST_IDLE_NAP = 2e-2
 
 _ASKS_AFTER = 0.01  # seconds of waiting after which a leader asks whether the others come
 
@@ -61,8 +58,9 @@ _STILL_ARRIVING = 100  # commands after an aborted one in which its messages are
 
 _POLLS = range(4)  # polls between two readings of the clock; each takes about 2 microseconds
 
-SMALL = 4096  # bytes of an array that is sent in the letter that announces it
-_HEAD = struct.Struct("=qqQ")  # of a letter: the numbers of command and world, and the body's length
+SMALL = 4096  # bytes of an array that is sent in the message that announces it
+#: Of a message: the number of the command, whether it is an order, and the body's length
+_HEAD = struct.Struct("=q?Q")
 _NEVER = 1 << 62  # the number of no command
 
 #: The number of pings for a reading of a clock. Some of them are short, also on machines that are busy.
@@ -80,6 +78,11 @@ def as_bytes(data: bytes | np.ndarray) -> np.ndarray:
     if isinstance(data, np.ndarray):
         return data.reshape(-1).view(np.uint8)
     return np.frombuffer(data, np.uint8)
+
+
+def nap_after(waited: float, longest: float = _LONGEST_NAP) -> float:
+    """Return for how long to sleep before the next look, after a wait of some seconds."""
+    return min(max(_SHARE * waited, _SHORTEST_NAP), longest)
 
 
 class LostError(WorldBrokenError):
@@ -131,10 +134,6 @@ class Links(ABC):
     rank: int
     size: int
     names: Sequence[str] = ()
-
-    def name(self, names: Sequence[str]) -> None:
-        """Let messages to users call the leaders by these names."""
-        self.names = names
 
     @abstractmethod
     def lost(self) -> Collection[int]:
@@ -215,7 +214,7 @@ class Leaders:
         self._flag: np.ndarray | None = None
         self._highest = 0  # of the notices `FLAG` of this command
         self._broken: tuple[int, str] | None = None  # the number of the command, and the cause
-        self._inbox = Inbox(lambda: self.receive(None, CONTROL, True))
+        self._postponed: list[ControlMessage] = []  # orders for the loop that starts worlds
         self._aborted_commands: list[int] = []  # their numbers, while messages may still arrive
         self._receiving: dict[Receipt, None] = {}  # a set in the order of insertion
         self._inside = SpinPolicy()
@@ -295,39 +294,36 @@ class Leaders:
     def send_order(self, to: int, tag: int, *content: Any) -> None:
         """Send a tuple of objects that is no command and no reply."""
         order = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
-        self.send(to, tag, ControlMessage(self.number, NO_WORLD, order))
+        self.send(to, tag, ControlMessage(self.number, True, order))
 
-    def send(self, to: int, tag: int, letter: ControlMessage) -> int:
-        """Send a letter; return a number for `wait_until_sent`."""
-        head = _HEAD.pack(letter.number, letter.world, len(letter.body))
-        return self.links.send(to, tag, b"".join([head, letter.body, letter.following]))
-
-    def wait_until_sent(self, numbers: Sequence[int]) -> None:
-        """Wait until messages have been sent. MPI sends a long one only while it is called."""
-        for number in numbers:
-            self.wait(functools.partial(self.links.is_sent, number))
+    def send(self, to: int, tag: int, message: ControlMessage) -> None:
+        """Send a message."""
+        head = _HEAD.pack(message.number, message.is_order, len(message.body))
+        self.links.send(to, tag, b"".join([head, message.body, message.following]))
 
     def receive(self, source: int | None, tag: int, idle: bool = False) -> ControlMessage:
-        """Wait for a letter, from any leader if `source` is None.
+        """Wait for a message, from any leader if `source` is None.
 
         `idle` is whether there is no time limit.
         """
         message = self.wait(lambda: self.links.receive(source, tag), idle)[1]
-        number, world, length = _HEAD.unpack_from(message)
+        number, is_order, length = _HEAD.unpack_from(message)
         view, end = memoryview(message), _HEAD.size + length
-        return ControlMessage(number, world, bytes(view[_HEAD.size : end]), bytes(view[end:]))
+        return ControlMessage(number, is_order, bytes(view[_HEAD.size : end]), bytes(view[end:]))
 
     def receive_order(self) -> ControlMessage:
-        """Wait for an order, between worlds."""
-        return self._inbox.next_order(self.number)
+        """Wait for an order, between worlds; drop the commands of a world that was broken."""
+        while not (message := self.receive_command()).is_order:
+            pass
+        return message
 
     def receive_command(self) -> ControlMessage:
         """Wait for the next command of this world, or an order."""
-        return self._inbox.next_command(self.first_number, self.number)
+        return self._postponed.pop(0) if self._postponed else self.receive(None, CONTROL, True)
 
     def postpone(self, order: ControlMessage) -> None:
         """Let the next call of `receive_order` return this order."""
-        self._inbox.postpone(order)
+        self._postponed.append(order)
 
     def receive_arrays(self, announced: Sequence[tuple[int, np.ndarray]], stream: int) -> None:
         """Receive the arrays of a command or of replies, each from a leader, and wait for them."""
@@ -548,7 +544,7 @@ class Leaders:
         patience = self._between if idle else self._inside
         worked = began - patience.resumed
         found = self._poll(ready, patience, began, worked)
-        longest = _LONGEST_IDLE_NAP if idle else LONGEST_NAP
+        longest = LONGEST_IDLE_NAP if idle else _LONGEST_NAP
         while not found:
             self.read_notices()
             self._watch(inside)
@@ -559,7 +555,7 @@ class Leaders:
                 self._expire(waited)
             found = ready()
             if not found:
-                time.sleep(min(max(SHARE * waited, SHORTEST_NAP), longest))
+                time.sleep(nap_after(waited, longest))
         patience.learn(worked, patience.resume() - began)
         return found
 
@@ -583,8 +579,8 @@ class ControlMessage(NamedTuple):
     ----------
     number : int
         The number of the command, or of the last one before an order.
-    world : int
-        The number of the first command of its world; `NO_WORLD` in an order.
+    is_order : bool
+        Whether it is an order of the master, or the answer to one, and no command and no reply.
     body : bytes
         The contents.
     following : bytes
@@ -592,59 +588,13 @@ class ControlMessage(NamedTuple):
     """
 
     number: int
-    world: int
+    is_order: bool
     body: bytes
     following: bytes = b""
-
-    @property
-    def is_order(self) -> bool:
-        return self.world == NO_WORLD
 
     def content(self) -> Any:
         """Return the object that an order, or the answer to it, consists of."""
         return pickle.loads(self.body)
-
-
-class Inbox:
-    """Sorts the messages between commands of one leader.
-
-    Parameters
-    ----------
-    wait : callable
-        ``wait()`` waits for the next message and returns it.
-    """
-
-    def __init__(self, wait: Callable[[], ControlMessage]) -> None:
-        self._wait = wait
-        self._postponed: list[ControlMessage] = []  # orders for the loop that starts worlds
-        self._early: list[ControlMessage] = []  # commands whose world has not started here
-
-    def postpone(self, order: ControlMessage) -> None:
-        """Let the next call return this order."""
-        self._postponed.append(order)
-
-    def next_order(self, number: int) -> ControlMessage:
-        """Return the next order, between worlds; keep commands after the one with this number."""
-        while not (letter := self._next()).is_order:
-            if letter.number > number:
-                self._early.append(letter)
-        return letter
-
-    def next_command(self, world: int, number: int) -> ControlMessage:
-        """Return the next command of a world after the one with this number, or an order before it."""
-        self._early = [letter for letter in self._early if letter.world >= world]
-        for place, letter in enumerate(self._early):
-            if letter.world == world:
-                return self._early.pop(place)
-        while not (letter := self._next()).is_order:
-            if letter.world == world and letter.number > number:
-                return letter
-            if letter.world > world:
-                self._early.append(letter)
-        return letter
-
-    def _next(self) -> ControlMessage:
-        return self._postponed.pop(0) if self._postponed else self._wait()
 
 
 class EndedLeaders:

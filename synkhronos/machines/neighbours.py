@@ -86,12 +86,17 @@ class Neighbours:
         The process id of this machine's leader.
     end : callable
         Ends the job. It is called in a thread.
+
+    Attributes
+    ----------
+    names : sequence or mapping of str
+        How messages to users call the machines, by their numbers.
     """
 
     def __init__(
         self, own: Neighbour, others: Sequence[Neighbour], leader: int, end: Callable[[], None]
     ) -> None:
-        self._names: Mapping[int, str] | Sequence[str] = {
+        self.names: Mapping[int, str] | Sequence[str] = {
             other.machine: f"machine {other.host}" for other in (own, *others)
         }
         self._machine, self._leader, self._end = own.machine, leader, end
@@ -100,10 +105,6 @@ class Neighbours:
             enable_keepalive(item.descriptor)
         self._of_mpirun = next((other.machine for other in others if other.is_beside_mpirun), None)
         self._has_reported = False
-
-    def name(self, names: Sequence[str]) -> None:
-        """Let messages to users call the machines by these names, by their numbers."""
-        self._names = names
 
     def start(self) -> None:
         """Begin to watch, in a thread."""
@@ -150,7 +151,7 @@ class Neighbours:
     def _report(self, causes: Mapping[int, str]) -> None:
         if causes and not self._has_reported:
             self._has_reported = True
-            lines = [f"{self._names[machine]} was lost: {cause}\n" for machine, cause in causes.items()]
+            lines = [f"{self.names[machine]} was lost: {cause}\n" for machine, cause in causes.items()]
             with contextlib.suppress(OSError):  # the pipe has no reader
                 os.write(2, "".join(lines).encode())
 

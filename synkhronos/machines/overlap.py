@@ -33,7 +33,7 @@ from synkhronos.comms.formats import make_wire
 from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.comms.wires import Kept, Wire, WireReduction, kept_by, restore
 from synkhronos.machines.communicator import MachineGroup
-from synkhronos.machines.leaders import LONGEST_NAP, SHARE, SHORTEST_NAP, Leaders
+from synkhronos.machines.leaders import Leaders, nap_after
 from synkhronos.machines.progress_process import ProgressProcess, WorkContext
 from synkhronos.stores.named_memory import NamedMemory
 
@@ -189,8 +189,7 @@ class OverlappedReduction:
         began = time.monotonic()
         while not ready():
             self._check()
-            waited = time.monotonic() - began
-            time.sleep(min(max(SHARE * waited, SHORTEST_NAP), LONGEST_NAP))
+            time.sleep(nap_after(time.monotonic() - began))
 
     def end(self) -> None:
         """In the leader, at the end of a command that all ranks of this machine have left."""
@@ -201,10 +200,10 @@ class OverlappedReduction:
             self.running = self._table = None
 
 
-class ReduceBuckets:
+class ReduceBuckets(NamedTuple):
     """A progress process's part of the reduction. It is a `Work`.
 
-    Parameters
+    Attributes
     ----------
     buckets : Buckets
         The buckets of the vector.
@@ -214,8 +213,9 @@ class ReduceBuckets:
         The rank of the leader among them. Its vector gets the results.
     """
 
-    def __init__(self, buckets: Buckets, size: int, first: int) -> None:
-        self._buckets, self._size, self._first = buckets, size, first
+    buckets: Buckets
+    size: int
+    first: int
 
     def run(self, context: WorkContext) -> None:
         leaders, communicator = _communicator_of(context)
@@ -230,15 +230,15 @@ class ReduceBuckets:
     def _reduce(
         self, named_memory: NamedMemory, leaders: Leaders, communicator: BucketCommunicator
     ) -> None:
-        vectors, table = _memory(named_memory, self._buckets, self._size)
-        order = [self._first, *(rank for rank in range(self._size) if rank != self._first)]
+        vectors, table = _memory(named_memory, self.buckets, self.size)
+        order = [self.first, *(rank for rank in range(self.size) if rank != self.first)]
         vectors = [vectors[rank] for rank in order]
-        for number in range(len(self._buckets.shapes)):
+        for number in range(len(self.buckets.shapes)):
             leaders.wait(  # as above
                 lambda number=number: (table[:-1, _READY] > number).all()  # type: ignore[misc]
             )
             rows = [int(table[rank, _ROWS]) for rank in order]
-            communicator.all_reduce(self._buckets, number, vectors, rows)
+            communicator.all_reduce(self.buckets, number, vectors, rows)
             table[-1, _READY] = number + 1
 
 
@@ -313,10 +313,10 @@ class WireState(NamedTuple):
         return rest[: table[_REST]], factors
 
 
-class TransferWireState:
+class TransferWireState(NamedTuple):
     """A progress process's part of the transfer of a wire format's state. It is a `Work`.
 
-    Parameters
+    Attributes
     ----------
     buckets : Buckets
         The buckets of the vector.
@@ -324,14 +324,14 @@ class TransferWireState:
         Whether the leader gives the state or gets it.
     """
 
-    def __init__(self, buckets: Buckets, is_given: bool) -> None:
-        self._buckets, self._is_given = buckets, is_given
+    buckets: Buckets
+    is_given: bool
 
     def run(self, context: WorkContext) -> None:
-        wires = _communicator_of(context)[1].wires(self._buckets)
-        state = WireState(context.named_memory, self._buckets)
-        if self._is_given:
-            restore(wires, self._buckets.sizes(), state.get())
+        wires = _communicator_of(context)[1].wires(self.buckets)
+        state = WireState(context.named_memory, self.buckets)
+        if self.is_given:
+            restore(wires, self.buckets.sizes(), state.get())
         else:
             state.put(kept_by(wires))
         state.table[_DONE] = 1  # the leader continues

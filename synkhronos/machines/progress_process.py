@@ -13,9 +13,8 @@ import itertools
 import os
 import pickle
 import time
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Callable, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, NamedTuple, Protocol
 
 import numpy as np
 
@@ -75,53 +74,37 @@ class Work(Protocol):
         """Work until ``context.is_over()``."""
 
 
-class ProgressProcess(ABC):
-    """The leader's handle to its machine's progress process. See also `NaiveProgressProcess`.
+class ProgressProcess:
+    """The leader's handle to its machine's progress process, here to none.
 
     Attributes
     ----------
-    named_memory : NamedMemory
+    named_memory : NamedMemory or None
         The objects that belong to no rank, for the ranks of this machine and its progress process.
+        Without a progress process, programs cannot use such objects.
     """
 
-    named_memory: NamedMemory
+    named_memory: Any = None
 
-    @abstractmethod
     def start(self, number: int, work: Work) -> None:
         """Let the progress process work. The last work has stopped."""
 
-    @abstractmethod
     def end(self) -> None:
         """Request the end of the work; it continues until `has_stopped`."""
 
-    @abstractmethod
     def has_stopped(self) -> bool:
         """Whether no work uses the named memory."""
+        return True
 
-    def check(self) -> None:  # noqa: B027
+    def check(self) -> None:
         """Raise `LostError` if progress processes have died while they were needed."""
 
-    def use_in_fork(self) -> None:  # noqa: B027
+    def use_in_fork(self) -> None:
         """Called in a rank that was forked from the leader."""
 
     def close(self) -> None:
         """Let the work end, at the end of the world, and wait for it."""
         self.end()
-
-
-class NoProgressProcess(ProgressProcess):
-    """A placeholder for no progress process: programs cannot use objects that belong to no rank."""
-
-    named_memory = None  # type: ignore[assignment]  # the transport looks for it
-
-    def start(self, number: int, work: Work) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
-
-    def has_stopped(self) -> bool:
-        return True
 
 
 class TaskProgressProcess(ProgressProcess):
@@ -169,8 +152,7 @@ class TaskProgressProcess(ProgressProcess):
             self._links.receive(_PROGRESS_PROCESS, _TAG)  # no message, but this raises if it has died
 
     def use_in_fork(self) -> None:
-        memory: Any = self.named_memory.memory  # type: ignore[attr-defined]  # `JointNamedMemory`
-        memory.use_span(0)  # nothing is allocated from it
+        self.named_memory.memory.use_span(0)  # nothing is allocated from it
 
     def close(self) -> None:
         self.end()
@@ -204,23 +186,17 @@ class _World(NamedTuple):
 _worlds = itertools.count()
 
 
-def send_home(links: Links) -> None:
-    """Let the progress process of this machine leave `serve`, if it is alive."""
-    _tell(links, None)
+def tell(links: Links, names: list[str] | None) -> None:
+    """Tell the progress process of this machine, if it is alive, how messages call the machines.
 
-
-def send_names(links: Links, names: Sequence[str]) -> None:
-    """Tell a living progress process the names of the machines in messages."""
-    _tell(links, list(names))
-
-
-def _tell(links: Links, content: Any) -> None:
+    None lets it leave `serve`.
+    """
     with contextlib.suppress(LostError):
-        links.send(_PROGRESS_PROCESS, _TAG, pickle.dumps(content))
+        links.send(_PROGRESS_PROCESS, _TAG, pickle.dumps(names))
 
 
 def serve(here: Links, progress_processes: Links, neighbours: Neighbours) -> None:
-    """Run as the progress process of this machine until `send_home`.
+    """Run as the progress process of this machine until `tell` says so.
 
     Parameters
     ----------
@@ -257,7 +233,7 @@ def _serve(here: Links, progress_processes: Links, neighbours: Neighbours) -> No
         if content is None:
             return
         if isinstance(content, list):
-            neighbours.name(content)
+            neighbours.names = content
             continue
         world, number, work = content
         if joined is None or joined.world.number != world.number:

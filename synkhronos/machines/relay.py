@@ -13,11 +13,11 @@ import math
 import pickle
 import time
 from abc import ABC, abstractmethod
-from typing import Any, Mapping, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
-from synkhronos.machines.leaders import END_OF_TAGS
+from synkhronos.machines.leaders import END_OF_TAGS, LONGEST_IDLE_NAP, nap_after
 from synkhronos.machines.progress_process import WorkContext
 from synkhronos.services.controller import READY, ControllerMemory
 from synkhronos.services.messages import BELLS, Mailbox, Taken, box_of, full_boxes
@@ -535,18 +535,8 @@ class MirroredNumbers(RelayPart):
 # The work
 
 
-# As a leader, a progress process sleeps for a share of the time since it last had something to do.
-# Looking for it takes 80 to 250 microseconds, so a progress process that has nothing to do uses about 1%
-# of a core.
-_SHARE = 0.02
-_SHORTEST_NAP = 2e-5  # seconds
-_LONGEST_NAP = 2e-2
-
-_OVER = "over"  # a message of the progress process of the master's machine
-
-
-class _Over(Exception):
-    """The program has ended on all ranks."""
+#: A message of the progress process of the master's machine: the program has ended on all ranks
+_OVER = "over"
 
 
 class Relay:
@@ -570,28 +560,22 @@ class Relay:
         active = time.monotonic()
         try:
             while not work.is_over():
-                if self._turn(context, by_name):
+                is_active = False
+                while (received := context.receive()) is not None:
+                    source, name, content = received
+                    if name == _OVER:
+                        return
+                    by_name[name].take(source, *content)
+                    is_active = True
+                for part in parts:
+                    is_active = part.look() or is_active
+                if is_active:
                     active = time.monotonic()
-                waited = time.monotonic() - active
-                work.wait(min(max(_SHARE * waited, _SHORTEST_NAP), _LONGEST_NAP))
-        except _Over:
-            pass
+                # Looking takes 80 to 250 microseconds, about 1% of a core where there is nothing to do.
+                work.wait(nap_after(time.monotonic() - active, LONGEST_IDLE_NAP))
         finally:
             stripes.close()
             if context.machine == _HOME:  # its leader knows when all ranks have ended
                 for machine in context.others:
                     context.send(machine, _OVER)
             context.discard()  # messages that are no longer needed
-
-    def _turn(self, context: RelayContext, parts: Mapping[str, RelayPart]) -> bool:
-        """Pass on new messages and numbers; return whether there were any."""
-        is_active = False
-        while (received := context.receive()) is not None:
-            source, name, content = received
-            if name == _OVER:
-                raise _Over
-            parts[name].take(source, *content)
-            is_active = True
-        for part in parts.values():
-            is_active = part.look() or is_active
-        return is_active

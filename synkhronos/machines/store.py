@@ -102,10 +102,6 @@ class MachinesStore(Store):
             self.named_memory.close()
         self.named_memory = self.local.named_memory if named_memory is None else named_memory
 
-    def use_in_fork(self, rank: int) -> None:
-        """Called in a rank that was forked from the leader."""
-        self.rank = rank
-
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
         return self.local.empty(shape, dtype)
 

@@ -1,13 +1,14 @@
 """The ranks of several machines: the transports of the machines, joined by their leaders.
 
 One rank of each machine is its leader: the rank that has forked the others. A command goes from the
-master to the leaders, along a tree, and from each leader to the ranks of its machine. A reply goes the
-other way. A meeting consists of a meeting inside each machine, a meeting between the leaders, and
-another inside each machine, in which the leader passes on the items that it received.
+master to the leaders, and from each leader to the ranks of its machine. A reply goes the other way. A
+meeting consists of a meeting inside each machine, a meeting between the leaders, and another inside each
+machine, in which the leader passes on the items that it received.
 """
 
 from __future__ import annotations
 
+import functools
 import pickle
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
@@ -20,13 +21,14 @@ from synkhronos._errors import (
 from synkhronos.comms.base import SingleRankCommunicator
 from synkhronos.comms.linked import LinkedCommunicator
 from synkhronos.host.machine import cores
-from synkhronos.machines.commands import CommandReceiver, CommandSender, Frames, Replies
-from synkhronos.machines.communicator import MachinesCommunicator, Meetings
+from synkhronos.machines.commands import CommandReceiver, CommandSender, Frames
+from synkhronos.machines.communicator import MachineGroup, MachinesCommunicator
 from synkhronos.machines.leaders import END
 from synkhronos.machines.overlap import OverlappedReduction
-from synkhronos.machines.progress_process import NoProgressProcess
+from synkhronos.machines.progress_process import ProgressProcess
 from synkhronos.machines.relay import Relay
 from synkhronos.machines.store import MachinesStore
+from synkhronos.stores.handle import RequiredRows
 from synkhronos.transports.base import OnDeath, Transport, do_nothing
 
 if TYPE_CHECKING:
@@ -35,12 +37,9 @@ if TYPE_CHECKING:
     from synkhronos.arithmetic.machines import Reading
     from synkhronos.comms.base import Communicator, Group
     from synkhronos.machines.leaders import Leaders
-    from synkhronos.machines.progress_process import ProgressProcess
-    from synkhronos.machines.store import MachineHandle
+    from synkhronos.machines.store import MachineHandle, ReceivedRows
     from synkhronos.stores.handle import Needs
     from synkhronos.transports.base import ServiceProcess
-
-NO_PROGRESS_PROCESS = NoProgressProcess()
 
 
 def _of_local(name: str) -> Any:
@@ -90,7 +89,7 @@ class MachinesTransport(Transport):
         machines: Sequence[range],
         master_rank: int = 0,
         timeout: float | None = None,
-        progress_process: ProgressProcess = NO_PROGRESS_PROCESS,
+        progress_process: ProgressProcess | None = None,
         job: Any = None,
         store: MachinesStore | None = None,
     ) -> None:
@@ -100,7 +99,8 @@ class MachinesTransport(Transport):
         self.master_rank, self.timeout = master_rank, timeout
         self.ranks_here = local.ranks_here
         self.labels = range(self.size)
-        self._progress_process, self.is_home = progress_process, self.machine == 0
+        self.is_home = self.machine == 0
+        self._progress_process = progress_process = progress_process or ProgressProcess()
         self.has_named_memory = progress_process.named_memory is not None
         if store is None:
             store = MachinesStore(local.store, self.machine, self.rank)
@@ -110,15 +110,15 @@ class MachinesTransport(Transport):
         self._has_aborted = False  # this rank, in this command
         self._sender = CommandSender(leaders, self.store, machines)
         self._receiver = CommandReceiver(leaders, self.store)
-        self._replies = Replies(leaders, self.store)
         self._frames = Frames()
         self._while_waiting: Callable[[], None] = do_nothing
         self._ran_program = False  # in the last command; the machine's transport forgets it
-        self._meetings = Meetings(local, leaders, self.store, machines)
+        self._here = MachineGroup(local, leaders)
         if self.has_named_memory:
             is_free = lambda: not self.in_program  # noqa: E731
-            group, first = self._meetings.group, local.master_rank
-            self.overlap = OverlappedReduction(group, self.check, is_free, progress_process, first)
+            self.overlap = OverlappedReduction(
+                self._here, self.check, is_free, progress_process, local.master_rank
+            )
         if self.is_leader:
             leaders.begin_world(
                 labels=[", ".join(map(str, ranks)) for ranks in machines],
@@ -146,7 +146,7 @@ class MachinesTransport(Transport):
         return self.rank == self.master_rank
 
     def communicator(self, group: Group | None = None) -> Communicator:
-        here: Any = self._meetings.group
+        here: Any = self._here
         local = SingleRankCommunicator(here) if self._is_alone else self.local.communicator(here)
         leaders = LinkedCommunicator(self.leaders)
         every: Any = self if group is None else group
@@ -172,24 +172,15 @@ class MachinesTransport(Transport):
         """Start the ranks of this machine."""
         self._while_waiting = while_waiting
 
-        def serve_here(local: Transport) -> None:
-            transport = self
-            if local is self.local:  # forked: a copy
-                self.store.use_in_fork(self.rank)
-                self._progress_process.use_in_fork()
-            else:  # a thread
-                transport = MachinesTransport(
-                    local,
-                    self.leaders,
-                    self._machines,
-                    self.master_rank,
-                    self.timeout,
-                    self._progress_process,
-                )
-            serve(transport)
-
         if not self._is_alone:
+            serve_here = functools.partial(self._serve_here, serve)
             self.local.start(serve_here, self._check_others, pass_fds)
+
+    def _serve_here(self, serve: Callable[[Any], None], local: Transport) -> None:
+        """In a worker of this machine, which has a copy of the leader's transport."""
+        self.store.rank = self.rank
+        self._progress_process.use_in_fork()
+        serve(self)
 
     def is_master_process(self) -> bool:
         return self.machine == 0 and self.local.is_master_process()
@@ -275,10 +266,9 @@ class MachinesTransport(Transport):
             self._collected = self._collect_here()
         more, replies = self._collected
         replies[self.local.rank] = payload
-        packed, arrays = self._replies.pack(replies, exports + more)
-        below = self._replies.gather(self._ran_program)
+        body, arrays = self._receiver.pack(replies, exports + more)
         self.posted = True
-        self._replies.send(packed, below, arrays)
+        self._receiver.send(body, arrays)
 
     def _collect_here(self) -> tuple[list[MachineHandle], list[bytes | None]]:
         """Return the exports and the replies of the other ranks of this machine."""
@@ -286,7 +276,8 @@ class MachinesTransport(Transport):
         self.leaders.ended.end(self.leaders.passed)
         exports: list[MachineHandle] = []
         replies: list[bytes | None] = [None] if self._is_alone else self.local.collect()
-        self._end_overlap()
+        if self.overlap is not None:
+            self.overlap.end()
         self.leaders.pass_on_flag()
         for rank, reply in enumerate(replies):
             if reply is not None:
@@ -301,7 +292,7 @@ class MachinesTransport(Transport):
         may_last = self.in_program
         replies: list[bytes | None] = [None] * self.size
         own = self._collect_here()[1]
-        for ranks, given in zip(self._machines, [own, *self._replies.collect(may_last)]):
+        for ranks, given in zip(self._machines, [own, *self._sender.collect(may_last)]):
             replies[ranks.start : ranks.stop] = given
         if may_last:
             self._end_relay()
@@ -312,10 +303,49 @@ class MachinesTransport(Transport):
     # Among all ranks
 
     def barrier(self) -> None:
-        self._meetings.barrier()
+        if not self._is_alone:
+            self._here.barrier()
+        if self.is_leader:
+            self.leaders.barrier()
+        if not self._is_alone:
+            self._here.barrier()
 
     def exchange(self, item: bytes) -> list[bytes]:
-        return self._meetings.exchange(item)
+        # The arrays that this rank has put into the store go along.
+        own = item, self.store.take_exports()
+        if self._is_alone:
+            return self._exchange_with_leaders([own])[0]
+        here = [pickle.loads(payload) for payload in self._here.exchange(pickle.dumps(own))]
+        if self.is_leader:
+            items, rows = self._exchange_with_leaders(here)
+            self._here.exchange(pickle.dumps((items, rows)))
+        else:
+            items, rows = pickle.loads(self._here.exchange(b"")[self.local.master_rank])
+            self.store.keep(rows)
+        return items
+
+    def _exchange_with_leaders(
+        self, here: Sequence[tuple[bytes, list[MachineHandle]]]
+    ) -> tuple[list[bytes], list[ReceivedRows]]:
+        """Return the items of all ranks, and the arrays of other machines that were sent along."""
+        leaders, store = self.leaders, self.store
+        exports = [handle for _, handles in here for handle in handles]
+        own = pickle.dumps(([item for item, _ in here], exports))
+        met = [pickle.loads(payload) for payload in leaders.exchange(own)]
+        others = [machine for machine in range(len(met)) if machine != leaders.rank]
+        arrays = [store.get(handle) for handle in exports]
+        sent = [leaders.send_array(machine, array) for array in arrays for machine in others]
+        needs, received, receipts = [], [], []
+        for machine in others:
+            for handle in met[machine][1]:
+                needs.append(RequiredRows(handle))
+                received.append(store.empty(handle.shape, handle.dtype))
+                receipts.append(leaders.receive_array(machine, received[-1]))
+        leaders.complete(receipts, sent)
+        items = [b""] * self.size
+        for ranks, (given, _) in zip(self._machines, met):
+            items[ranks.start : ranks.stop] = given
+        return items, store.receive(needs, received)
 
     @property
     def clock(self) -> Callable[[], float]:  # type: ignore[override]  # as above
@@ -336,7 +366,7 @@ class MachinesTransport(Transport):
             self.local.abort()
 
     def check(self) -> None:
-        self._meetings.group.guard(self.local.check)
+        self._here.guard(self.local.check)
         if self.is_leader:
             self.leaders.read_notices()
             self._progress_process.check()
@@ -354,7 +384,7 @@ class MachinesTransport(Transport):
         self.leaders.pass_on_flag()
         self._progress_process.check()
         try:
-            self._meetings.group.guard(self.local.check)
+            self._here.guard(self.local.check)
         except CollectiveAbortedError:
             if inside:
                 raise
@@ -420,10 +450,6 @@ class MachinesTransport(Transport):
     def _begin_overlap(self) -> None:
         if self.overlap is not None:
             self.overlap.begin_command()
-
-    def _end_overlap(self) -> None:
-        if self.overlap is not None:
-            self.overlap.end()
 
     def spread(self, flag: np.ndarray) -> None:
         if self.is_leader:

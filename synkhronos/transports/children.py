@@ -145,7 +145,7 @@ class Children:
 
     def find_stopped(self) -> list[int]:
         """Return the ranks of the workers that are stopped by a signal."""
-        return find_stopped(self.workers)
+        return [rank for rank, pid in zip(self.workers, self.pids()) if status(pid) == "stopped"]
 
     def pids(self) -> list[int]:
         """Return the process ids of the workers."""
@@ -248,19 +248,6 @@ def is_running(process: BaseProcess) -> bool:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None  # type: ignore[arg-type]  # it was started
     except ChildProcessError:  # reaped by the script, by the kernel for it, or by multiprocessing
         return False
-
-
-def find_stopped(processes: Mapping[int, BaseProcess]) -> list[int]:
-    """Return the ranks of the processes in ``{rank: process}`` that are stopped by a signal."""
-    return [
-        rank
-        for rank, process in processes.items()
-        if _is_stopped(process.pid)  # type: ignore[arg-type]  # all were started
-    ]
-
-
-def _is_stopped(pid: int) -> bool:
-    return status(pid) == "stopped"
 
 
 def has_ended(pid: int) -> bool:

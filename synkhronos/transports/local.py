@@ -247,12 +247,9 @@ class LocalTransport(Transport):
     def answer_for(self, rank: int, payload: bytes) -> None:
         self._children.discard(rank)
         if not self._progress.has_finished(rank):
-            self._put_reply(rank, payload)
+            self._replies[rank].put(payload)
             self._progress.finish(rank, 0)
         self._finish_again(rank)
-
-    def _put_reply(self, rank: int, payload: bytes) -> None:
-        self._replies[rank].put(payload)
 
     def attend(self, name: str, serve: Callable[[], None]) -> ServiceProcess:
         def become() -> None:

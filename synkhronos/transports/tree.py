@@ -4,8 +4,9 @@ Starting: the master posts the start semaphores of the workers next to it in the
 wakes posts those of the workers below it, before it takes the command. So the time until all have
 started, and the master's part of it, grow with the logarithm of their number.
 
-Finishing: a worker that has replied increases a counter. Who finds all in it posts the one semaphore
-that the master waits for. Nobody waits for another worker. The master then reads all replies at once.
+Finishing: a worker that has replied increments a semaphore for which nobody waits. Who finds all in it
+posts the one semaphore that the master waits for. Nobody waits for another worker. The master then reads
+all replies.
 
 Dead workers: neither a start nor the end is believed because of a post alone. Each command has a number,
 and a worker takes a number only once; so the workers below a dead one can be started again by whoever
@@ -24,8 +25,7 @@ from synkhronos.stores.base import SharedMemoryStore
 from synkhronos.stores.handle import Needs
 from synkhronos.transports.base import do_nothing
 from synkhronos.transports.local import LocalTransport
-from synkhronos.transports.mailbox import Replies
-from synkhronos.transports.waiting import Counter, Semaphore
+from synkhronos.transports.waiting import Semaphore
 
 # A rank starts seven others in each level. With a larger radix the last of these start later; with a
 # smaller one there are more levels, each of which takes 50 microseconds if the workers sleep.
@@ -61,8 +61,7 @@ class TreeTransport(LocalTransport):
         super().__init__(*args, **kwargs)
         self._radix = radix
         memory = self.store.memory
-        self._tree_replies = Replies(memory, self._replies)
-        self._replied, self._all_replied = Counter(memory), Semaphore(memory)
+        self._replied, self._all_replied = Semaphore(memory), Semaphore(memory)
         self._last = self.store.empty((1,), "int64").data  # the rank that has posted that all have
         self._taken = 0  # the number of the last command that this worker has taken
         self._set_place()
@@ -90,7 +89,7 @@ class TreeTransport(LocalTransport):
 
     def release(self) -> None:
         super().release()
-        self._tree_replies = self._replied = self._all_replied = None  # type: ignore[assignment]
+        self._replied = self._all_replied = None  # type: ignore[assignment]
         self._start = self._post_below = self._last = None  # type: ignore[assignment]
 
     # Between master and workers
@@ -117,9 +116,7 @@ class TreeTransport(LocalTransport):
         waited = 0.0
         while not self._progress.all_finished():
             waited = self._wait(self._all_replied, self._between, waited)
-        replies: list[bytes | None] = [*self._tree_replies.get()]
-        replies[self.rank] = None
-        return replies
+        return [None if rank == self.rank else box.get() for rank, box in enumerate(self._replies)]
 
     def receive(self, when_idle: Callable[[], None] = do_nothing) -> bytes:
         if self.is_copy:
@@ -146,10 +143,10 @@ class TreeTransport(LocalTransport):
     def reply(self, payload: bytes) -> None:
         if self.is_copy:
             self.end_copy()
-        self._put_reply(self.rank, payload)
+        self._replies[self.rank].put(payload)
         self.posted = True
         self._progress.finish(self.rank, self._passed)
-        self._replied.increase()
+        self._replied.post()
         if self._replied.read() >= self.size - 1:
             self._last[0] = self.rank
             self._all_replied.post()
@@ -158,9 +155,6 @@ class TreeTransport(LocalTransport):
         super()._reset()
         for rank in self._workers:  # of workers that were started twice
             self._starts[rank].drain()
-
-    def _put_reply(self, rank: int, payload: bytes) -> None:
-        self._tree_replies.put(rank, payload)
 
     # Dead workers
 
@@ -175,7 +169,7 @@ class TreeTransport(LocalTransport):
             self._starts[below].post()
 
     def _finish_again(self, rank: int) -> None:
-        self._replied.increase()
+        self._replied.post()
         self._all_replied.post()
 
     def _not_late(self) -> set[int]:

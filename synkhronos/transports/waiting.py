@@ -84,16 +84,16 @@ class Semaphore:
         ``try_wait()`` decrements it and returns 0, or returns another number if it is zero.
     """
 
-    __slots__ = ("post", "try_wait", "_wait")
+    __slots__ = ("post", "try_wait", "_wait", "_place")
 
     def __init__(
         self, memory: SharedMemory | None = None, array: np.ndarray | None = None, is_new: bool = True
     ) -> None:
         if array is None:
             array = memory.allocate(NBYTES)  # type: ignore[union-attr]  # one of the two is given
-        place = ctypes.byref(_PLACE.from_buffer(array))  # type: ignore[arg-type]  # NumPy has no hint
-        if is_new and _BLOCKING.sem_init(place, 1, 0):
-            raise _error("sem_init")
+        self._place = place = ctypes.byref(_PLACE.from_buffer(array))  # type: ignore[arg-type]  # NumPy has no hint
+        if is_new:
+            self.reset()
         self.post = partial(_NON_BLOCKING.sem_post, place)
         self.try_wait = partial(_NON_BLOCKING.sem_trywait, place)
         function, *clock = _WAIT
@@ -110,42 +110,20 @@ class Semaphore:
         raise _error("sem_wait")
 
     def drain(self) -> None:
-        """Set it to zero."""
+        """Decrement it to zero."""
         while not self.try_wait():
             pass
 
-
-class Counter:
-    """A number that several processes increase: a semaphore for which none ever waits.
-
-    Parameters
-    ----------
-    memory : SharedMemory
-        Where to allocate it.
-
-    Attributes
-    ----------
-    increase : callable
-        ``increase()`` adds 1 to it.
-    reset : callable
-        ``reset()`` sets it to 0.
-    """
-
-    __slots__ = ("increase", "reset", "_read", "_found")
-
-    def __init__(self, memory: SharedMemory) -> None:
-        place = ctypes.byref(_PLACE.from_buffer(memory.allocate(NBYTES)))  # type: ignore[arg-type]  # as above
-        if _BLOCKING.sem_init(place, 1, 0):
+    def reset(self) -> None:
+        """Set it to zero, while no process waits for it."""
+        if _BLOCKING.sem_init(self._place, 1, 0):
             raise _error("sem_init")
-        self.increase = partial(_NON_BLOCKING.sem_post, place)
-        self.reset = partial(_NON_BLOCKING.sem_init, place, 1, 0)
-        self._found = ctypes.c_int()
-        self._read = partial(_NON_BLOCKING.sem_getvalue, place, ctypes.byref(self._found))
 
     def read(self) -> int:
-        """Return the number. Who has increased it last finds all increases in it."""
-        self._read()
-        return self._found.value
+        """Return its value. Who has incremented it last finds all increments in it."""
+        found = ctypes.c_int()
+        _NON_BLOCKING.sem_getvalue(self._place, ctypes.byref(found))
+        return found.value
 
 
 def _error(name: str) -> OSError:

@@ -30,7 +30,7 @@ from synkhronos.machines import progress_process as progress_processes
 from synkhronos.machines.job import reports
 from synkhronos.machines.leaders import BROKEN, CONTROL, Leaders, LostError
 from synkhronos.machines.progress_process import TaskProgressProcess
-from synkhronos.machines.transport import NO_PROGRESS_PROCESS, MachinesTransport
+from synkhronos.machines.transport import MachinesTransport
 from synkhronos.transports.tree import make_local
 from synkhronos.world.devices import Fact, check_versions, digest_of, get_n_gpu, make_engine, place
 from synkhronos.world.threads import ThreadLimits, use_more_cores
@@ -150,16 +150,14 @@ class Machines:
         store: Any = None if former is None else former.store
         local_store = None if store is None else store.local
         local = make_local(len(own), first, world.timeout, store=local_store, labels=own)
-        progress_process = (
-            NO_PROGRESS_PROCESS if self._tasks.local is None else TaskProgressProcess(self._tasks.local)
-        )
+        progress_process = None if self._tasks.local is None else TaskProgressProcess(self._tasks.local)
         names = [
             f"machine {fact.host} (rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))})"
             for fact, ranks in zip(self.facts, ranges)
         ]
-        self.leaders.links.name(names)
+        self.leaders.links.names = names
         if self._tasks.local is not None:
-            progress_processes.send_names(self._tasks.local, names)
+            progress_processes.tell(self._tasks.local, names)
         return MachinesTransport(
             local, self.leaders, ranges, world.master_rank, world.timeout, progress_process, self, store
         )
@@ -222,7 +220,7 @@ class Machines:
 
     def _end_progress_process(self) -> None:
         if self._tasks.local is not None:
-            progress_processes.send_home(self._tasks.local)
+            progress_processes.tell(self._tasks.local, None)
 
     # After a machine was lost
 

@@ -7,7 +7,7 @@ from synkhronos._errors import WorldBrokenError
 from synkhronos.arithmetic.machines import fewer_on_machines, nearest_master, ranks_of_machines
 from synkhronos.machines.leaders import Leaders
 from specifications.links import NaiveProgressProcess, NaiveNetwork
-from synkhronos.machines.transport import NO_PROGRESS_PROCESS, MachinesTransport
+from synkhronos.machines.transport import MachinesTransport
 from specifications.transport import NaiveTransport
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import World, enter_world
@@ -22,7 +22,23 @@ def start_world(transport, engine):
     return world
 
 
-class ThreadedMachines(MachinesTransport):
+class ThreadedMachine(MachinesTransport):
+    """The leader's transport of one machine, whose ranks are threads with a transport each."""
+
+    def _serve_here(self, serve, local):
+        serve(
+            MachinesTransport(
+                local,
+                self.leaders,
+                self._machines,
+                self.master_rank,
+                self.timeout,
+                self._progress_process,
+            )
+        )
+
+
+class ThreadedMachines(ThreadedMachine):
     """The master's transport of machines with `sizes` ranks; all ranks are threads.
 
     So are progress processes. Each machine may have a clock of its own, and the transport be the
@@ -61,7 +77,7 @@ class ThreadedMachines(MachinesTransport):
 
     def _progress_process_for(self, local, links):
         if self._between_progress_processes is None:
-            return NO_PROGRESS_PROCESS
+            return None
         return NaiveProgressProcess(
             local.store.named_memory, self._between_progress_processes[links.rank]
         )
@@ -77,7 +93,7 @@ class ThreadedMachines(MachinesTransport):
         own = self._ranges[links.rank]
         local = NaiveTransport(len(own), 0, self.timeout, labels=own)
         leaders = Leaders(links, self._clocks[links.rank])
-        transport = MachinesTransport(
+        transport = ThreadedMachine(
             local, leaders, self._ranges, self.master_rank, self.timeout,
             self._progress_process_for(local, links),
         )  # fmt: skip

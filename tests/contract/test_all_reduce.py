@@ -12,9 +12,8 @@ from checks.ranks import Ranks
 from synkhronos._errors import CollectiveAbortedError
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.arithmetic.pairwise import PairwiseReduction
-from synkhronos.comms.direct import CHUNK
 from synkhronos.comms import linked
-from synkhronos.comms.linked import LinkedCommunicator
+from synkhronos.comms.linked import CHUNK, LinkedCommunicator
 from synkhronos.machines.leaders import _FIRST, _MEETING, _STREAMS, Leaders, as_bytes
 from specifications.links import NaiveLinks, NaiveNetwork
 

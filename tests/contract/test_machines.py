@@ -27,7 +27,7 @@ from synkhronos.world.devices import Fact, check_versions
 
 WORLDS = {
     "1+1": ([1, 1], 0), "2+1": ([2, 1], 1), "1+2": ([1, 2], 2), "2+2+1": ([2, 2, 1], 3),
-    "1+2+1+1": ([1, 2, 1, 1], 2),  # the last one is below the third
+    "1+2+1+1": ([1, 2, 1, 1], 2),
     "1+1+1+1": ([1, 1, 1, 1], 0),
 }  # fmt: skip
 

@@ -1,20 +1,16 @@
 """Tests of ranks that start each other along a tree: deaths at each place, late ranks, and counts."""
 
 import functools
-import itertools
 import os
 import pickle
 import signal
 import time
 
-import numpy as np
 import pytest
 from checks.ranks import Outcome, Ranks
 
 from synkhronos._errors import WorldBrokenError
-from synkhronos.stores.memory import SharedMemory
 from synkhronos.transports.local import LocalTransport
-from synkhronos.transports.mailbox import Mailbox, Replies
 from synkhronos.transports.tree import MOST_WITHOUT, RADIX, TreeTransport, make_local
 
 SIZE, MASTER = 8, 2
@@ -147,14 +143,14 @@ def test_a_reply_counts_if_the_worker_dies_before_it_has_posted(when, answers, l
 
         return call
 
-    class Counter:
+    class Replied:
         reset = transport._replied.reset
-        increase = transport._replied.increase
+        post = transport._replied.post
         read = transport._replied.read
 
-    name = "increase" if when == "finished" else "read"
-    setattr(Counter, name, staticmethod(dying(getattr(Counter, name))))
-    transport._replied = Counter
+    name = "post" if when == "finished" else "read"
+    setattr(Replied, name, staticmethod(dying(getattr(Replied, name))))
+    transport._replied = Replied
     handlers.append(handle)
     ranks = Ranks(transport)
     assert ranks.values(number) == [*range(SIZE)]
@@ -256,7 +252,7 @@ def test_posts_that_come_too_often_change_nothing():
         payload = pickle.dumps((count_runs, ()))
         transport.post(payload)
         transport._all_replied.post()  # before all have replied
-        transport._replied.increase()  # so another rank than the last finds that all have replied
+        transport._replied.post()  # so another rank than the last finds that all have replied
         for rank in range(SIZE):
             if rank != MASTER:
                 transport._starts[rank].post()  # another time
@@ -266,16 +262,3 @@ def test_posts_that_come_too_often_change_nothing():
         assert values == [None if rank == MASTER else rank for rank in range(SIZE)]
         assert runs.tolist() == [turn] * SIZE
     ranks.close()
-
-
-def test_replies_of_any_length_are_read_together():
-    memory = SharedMemory(1)
-    replies = Replies(memory, [Mailbox(memory, 16) for _ in range(3)])
-    lengths = [0, 1, 119, 120, 121, 5000]
-    for one in itertools.product(lengths, repeat=3):
-        expected = [bytes([65 + rank]) * nbytes for rank, nbytes in enumerate(one)]
-        for rank, payload in enumerate(expected):
-            replies.put(rank, payload)
-        assert replies.get() == expected
-    memory.allocate(64)[:] = 7
-    assert np.all(np.frombuffer(b"".join(replies.get()), "uint8") > 7)

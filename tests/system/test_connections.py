@@ -133,7 +133,7 @@ def continued(capfd, seconds=1.0):
 
 
 def test_a_silent_machine_is_named_once_and_the_job_is_ended(watched, capfd):
-    watched.neighbours.name(["machine there (rank 0)", "machine here (ranks 1, 2)"])
+    watched.neighbours.names = ["machine there (rank 0)", "machine here (ranks 1, 2)"]
     watched.progress_process = neighbours.LIMIT - 0.1
     time.sleep(0.2)
     assert capfd.readouterr().err == "" and not watched.ends

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from synkhronos.transports.waiting import Counter, Semaphore
+from synkhronos.transports.waiting import Semaphore
 from synkhronos.stores.memory import SharedMemory
 
 
@@ -68,21 +68,21 @@ def test_a_signal_ends_a_wait_so_that_its_handler_runs(semaphore):
         signal.signal(signal.SIGALRM, before)
 
 
-def test_the_last_of_several_processes_finds_all_increases_in_a_counter():
-    counter, children = Counter(SharedMemory(1)), []
+def test_the_last_of_several_processes_finds_all_increments():
+    counter, children = Semaphore(SharedMemory(1)), []
     assert counter.read() == 0
     for _ in range(2):
         for _ in range(4):
             child = os.fork()
             if not child:
                 for _ in range(1000):
-                    counter.increase()
+                    counter.post()
                 os._exit(0)
             children.append(child)
         while children:
             assert os.waitpid(children.pop(), 0)[1] == 0
         assert counter.read() == 4000
-        counter.increase()
+        counter.post()
         assert counter.read() == 4001
         counter.reset()
         assert counter.read() == 0

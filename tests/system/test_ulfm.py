@@ -110,7 +110,7 @@ def test_the_script_goes_on_without_couriers_if_one_has_died(machines, tmp_path,
 
 @needs_ulfm
 @SLOW
-def test_the_script_goes_on_without_a_leader_that_passed_on_commands(tmp_path):
+def test_the_script_goes_on_with_three_of_four_machines(tmp_path):
     with Machines(4, prefix=OPENMPI_5) as machines:
         assert run(machines, tmp_path, "rank", 4, "use", 6) == "restarted with 6 of 8"
 
@@ -118,7 +118,7 @@ def test_the_script_goes_on_without_a_leader_that_passed_on_commands(tmp_path):
 def test_a_dead_leader_is_named_until_the_others_acknowledge_it():
     network = NaiveNetwork(3)
     first, _, third = (Leaders(links) for links in network.links())
-    first.links.name(["machine a", "machine b", "machine c"])
+    first.links.names = ["machine a", "machine b", "machine c"]
     network.lost.add(1)
     first.notify(FLAG, 1)  # nobody waits for the dead
     for call in (first.read_notices, lambda: first.send_order(1, 0, "text")):

@@ -9,7 +9,7 @@ from oracle import batches, examples, selected
 
 from synkhronos import make_slices
 from synkhronos.arithmetic.partition import as_slice, select, share, shares
-from synkhronos.arithmetic.machines import RADIX, children, parent, subtree
+from synkhronos.arithmetic.machines import children, parent, subtree
 from synkhronos.arithmetic.minibatches import make_minibatches, n_batches
 from synkhronos.arithmetic.comparison import agree, difference, digest, sample, tolerance
 
@@ -114,7 +114,7 @@ def test_slices_of_what_is_no_list_of_arrays_are_refused(arrays):
 SIZES = [*range(1, 40), 63, 64, 65, 100]
 
 
-def depth(member, radix=RADIX):
+def depth(member, radix):
     return 0 if member == 0 else 1 + depth(parent(member, radix), radix)
 
 

@@ -232,16 +232,16 @@ def command(
     own = {**what.environment, **({job.LAUNCHED: "1", job.SPARE: "1"} if is_script else {})}
     options = [item for name in passed(environ) if name not in own for item in ("-x", name)]
     options += [item for name, value in own.items() for item in ("-x", f"{name}={value}")]
-    if not what.by_host:
-        slots = ",".join(host for host in what.hosts for _ in range(tasks))
-        machines = ["-H", slots] if slots else []
-        return [*line, *options, *machines, "-n", str(tasks * what.machines), *program]
-    for number, host in enumerate(what.hosts):  # mpirun takes variables separately for each part
+    # mpirun takes variables separately for each part of the line.
+    parts = [[host] for host in what.hosts] if what.by_host else [what.hosts]
+    for number, hosts in enumerate(parts):
         line += [":"] if number else []
-        for name, value in what.by_host.get(host, {}).items():
-            line += ["-x", f"{name}={value}"]
-        slots = ",".join([host] * tasks)
-        line += [*options, "-H", slots, "-n", str(tasks), *program]
+        for host in hosts:
+            for name, value in what.by_host.get(host, {}).items():
+                line += ["-x", f"{name}={value}"]
+        slots = [host for host in hosts for _ in range(tasks)]
+        line += [*options, *(["-H", ",".join(slots)] if slots else [])]
+        line += ["-n", str(tasks * (1 if what.by_host else what.machines)), *program]
     return line
 
 

@@ -28,7 +28,7 @@ def reduce(rank):
     state = synk.world.world.current_world().rank_state
     transport, engine = state.transport, state.engine
     staging = state.store, engine.read, engine.to_device, engine.overwrite
-    group = transport._meetings.group
+    group = transport._here
     near = StagedCommunicator(transport.near_communicator(group), *staging)
     local = join(near, engine.context, engine.arithmetic)
     assert type(local) is NcclCommunicator and local.size == 2
