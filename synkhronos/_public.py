@@ -59,7 +59,7 @@ from synkhronos.programs.attached import (
 )
 from synkhronos.programs.center import Center as Center
 from synkhronos.programs.center import ProgramLock as ProgramLock
-from synkhronos.programs.group_collectives import RankGroup as RankGroup
+from synkhronos.programs.collectives import RankGroup as RankGroup
 from synkhronos.programs.rank import Rank as Rank
 from synkhronos.programs.spmd import (
     Results as Results,

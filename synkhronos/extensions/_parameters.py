@@ -14,7 +14,7 @@ instead of 1.4 ms, adagrad 0.5 instead of 1.1, adam 1.3 instead of 2.1.
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
+from typing import Any, Iterable, Iterator, List, Sequence, Tuple
 
 import numpy
 
@@ -162,7 +162,7 @@ def _is_tensor(variable: Variable) -> bool:
 
 def scalar(name: str, value: Any, dtype: str) -> Variable:
     """Return the hyperparameter `value`, a number or a scalar variable, as a scalar of `dtype`."""
-    value = _checked_scalar(name, value)
+    value = checked_scalar(name, value)
     # A float64 scalar would have float32 parameters in float64.
     if isinstance(value, Variable):
         return tt.cast(value, dtype)
@@ -173,35 +173,7 @@ def scalar(name: str, value: Any, dtype: str) -> Variable:
     return tt.constant(number)
 
 
-def in_double_precision(formula: Callable[..., Any], dtype: str, /, **values: Any) -> Variable:
-    """Return a formula of scalars, computed in double precision, as a scalar of `dtype`.
-
-    The steps of the computation are no tensors: with the flag ``warn_float64`` compilers refuse tensors
-    of float64.
-
-    Parameters
-    ----------
-    formula : function
-    dtype : str
-    **values : numbers or scalar variables
-        The arguments of the formula, by its names for them.
-    """
-    checked = {name: _checked_scalar(name, value) for name, value in values.items()}
-    variables = {name: variable for name, variable in checked.items() if isinstance(variable, Variable)}
-    numbers = {name: numpy.float64(item) for name, item in checked.items() if name not in variables}
-    if not variables:
-        return tt.constant(numpy.asarray(formula(**numbers), dtype))
-    kind = names.scalar.get_scalar_type
-    inputs = {name: kind(variable.dtype)() for name, variable in variables.items()}
-    with names.without_test_values():
-        doubles = {name: names.scalar.cast(variable, "float64") for name, variable in inputs.items()}
-        for name, number in numbers.items():  # of which a constant() would have the dtype floatX
-            doubles[name] = names.scalar.ScalarConstant(kind("float64"), number)
-        result = names.scalar.cast(formula(**doubles), dtype)
-    return names.Elemwise(names.scalar.Composite([*inputs.values()], [result]))(*variables.values())
-
-
-def _checked_scalar(name: str, value: Any) -> Variable | numpy.ndarray:
+def checked_scalar(name: str, value: Any) -> Variable | numpy.ndarray:
     """Return a hyperparameter, which is a scalar variable, or a number as an array."""
     if isinstance(value, Variable) and hasattr(value.type, "broadcastable"):
         ndim = value.ndim
@@ -229,6 +201,8 @@ def is_state(variable: Variable) -> bool:
 
 
 UpdatePairs = List[Tuple[SharedVariable, Variable]]
+#: The updates of the gradient vector, and of the parameters and the state; and this vector
+Rule = Tuple[UpdatePairs, UpdatePairs, SharedVariable]
 
 
 class Layout:
@@ -294,7 +268,7 @@ def common_dtype(params: Sequence[SharedVariable]) -> str:
     return dtype
 
 
-class FlatGradient:
+class FlatGradient(Layout):
     """The gradient vector of a list of parameters, and state vectors of the same length.
 
     Parameters
@@ -321,15 +295,10 @@ class FlatGradient:
         self.params = checked_parameters(params)
         self.dtype = common_dtype(self.params)
         self._expressions = gradients_of(loss, self.params)
-        self._layout = Layout(
-            [param.get_value(borrow=True).shape for param in self.params],
-            [param.broadcastable for param in self.params],
-        )
-        self.vector = self._layout.new_vector(self.dtype, "flat_gradient")
-        self.gradient = names.fixed(self.vector, (self._layout.size,))
-
-    def _zeros(self) -> numpy.ndarray:
-        return numpy.zeros(self._layout.size, dtype=self.dtype)
+        shapes = [param.get_value(borrow=True).shape for param in self.params]
+        super().__init__(shapes, [param.broadcastable for param in self.params])
+        self.vector = self.new_vector(self.dtype, "flat_gradient")
+        self.gradient = names.fixed(self.vector, (self.size,))
 
     def scalar(self, name: str, value: Any) -> Variable:
         """Return a hyperparameter as a scalar of the vector's dtype."""
@@ -337,20 +306,20 @@ class FlatGradient:
 
     def state(self, name: str) -> SharedVariable:
         """Return a new state vector of zeros, as long as the gradient vector."""
-        return as_state(names.shared_vector(self._zeros(), f"flat_{name}"))
+        return as_state(names.shared_vector(numpy.zeros(self.size, self.dtype), f"flat_{name}"))
 
     def step_count(self) -> SharedVariable:
         """Return a new scalar that counts steps from 0."""
         dtype = numpy.promote_types(self.dtype, "float32")  # float16 does not count beyond 2048
         return as_state(names.shared(numpy.zeros((), dtype), "step_count", ()))
 
-    def pieces(self, vector: Variable) -> Iterator[Variable]:
-        """Return each parameter's part of `vector`, in the parameter's shape."""
-        return self._layout.pieces(vector)
-
     def gradient_updates(self) -> UpdatePairs:
         """Return the update that writes the gradients into the vector, in place."""
-        return [(self.vector, self._layout.filled(self.vector, self._expressions))]
+        return [(self.vector, self.filled(self.vector, self._expressions))]
+
+    def rule(self, param_updates: UpdatePairs, *state_updates: tuple[SharedVariable, Variable]) -> Rule:
+        """Return the three values of an update rule."""
+        return self.gradient_updates(), [*param_updates, *state_updates], self.vector
 
     def descent(self, step: Variable, rate: Variable | None = None) -> UpdatePairs:
         """Return the updates that subtract the vector `step` from the parameters, or `rate` times it."""

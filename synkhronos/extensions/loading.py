@@ -23,18 +23,11 @@ from synkhronos._errors import warn
 from synkhronos._html import Facts, Shown
 from synkhronos._text import listed
 from synkhronos.arithmetic.minibatches import BatchPlan
-from synkhronos.extensions.loaders import producer
+from synkhronos.extensions.loaders import producer, transforms
 from synkhronos.extensions.loaders import ring as rings
 from synkhronos.extensions.loaders.producer import Expected, Reader
 from synkhronos.extensions.loaders.reachable import check_usable_in_copies, fingerprint
-from synkhronos.extensions.loaders.ring import (
-    CHECK_INTERVAL,
-    Consumer,
-    Processes,
-    Ring,
-    Shards,
-    protected,
-)
+from synkhronos.extensions.loaders.ring import Consumer, Processes, Ring, Shards, protected
 from synkhronos.extensions.loaders.sources import (
     HDF5,
     Arrays,
@@ -44,15 +37,7 @@ from synkhronos.extensions.loaders.sources import (
     UnreadableError,
     as_source,
 )
-from synkhronos.extensions.loaders.transforms import (
-    CenterCrop,
-    Draws,
-    Mirror,
-    Normalize,
-    RandomCrop,
-    Transform,
-    needs_whole_batch,
-)
+from synkhronos.extensions.loaders.transforms import CenterCrop, Draws, Mirror, Normalize, RandomCrop
 from synkhronos.services.background_processes import BackgroundProcesses
 
 __all__ = [
@@ -139,7 +124,7 @@ class Loader(Shown):
     def __init__(
         self,
         source: Any,
-        transform: Transform | Sequence[Transform] | None = None,
+        transform: transforms.Transform | Sequence[transforms.Transform] | None = None,
         ahead: int = 2,
         *,
         batch_size: int,
@@ -151,7 +136,7 @@ class Loader(Shown):
         timeout: float | None = None,
     ) -> None:
         self._given = source, transform
-        self._source, transforms = as_source(source), _list_of(transform)
+        self._source, given = as_source(source), _list_of(transform)
         self._skips = check_choice(unreadable, "Loader: unreadable", ("raise", "skip")) == "skip"
         self._timeout = None if timeout is None else check_number(timeout, "Loader: timeout")
         slots = check_int(ahead, "Loader: ahead", 1) + 1
@@ -162,7 +147,7 @@ class Loader(Shown):
             check_flag(shuffle, "Loader: shuffle"),
             check_flag(drop_last, "Loader: drop_last"),
             check_int(processes, "Loader: processes", 1),
-            any(map(needs_whole_batch, transforms)),
+            any(map(transforms.needs_whole_batch, given)),
         )
         if not plan.n_batches:
             raise ValueError(f"Loader: drop_last: expected {batch_size} rows, got {plan.length}")
@@ -171,33 +156,32 @@ class Loader(Shown):
         self._datas: dict[tuple[int, int], tuple[synk.Data, ...]] = {}
         self._generation, self._n_reported, self._owner = 0, 0, os.getpid()
         self.waited = 0.0
-        self._processes = self._start()
-        self._ring = self._new_ring(slots)
-        self._connect()
+        self._start(slots)
 
-    def _start(self) -> BackgroundProcesses:
+    def _start(self, slots: int | None = None) -> None:
+        """Start the processes; with `slots`, also make the memory for the batches."""
         check_usable_in_copies(self._given)
         self._fingerprint = fingerprint(self._given)
         # It does not refer to the loader, which may be collected.
-        source, transforms, plan = self._source, _list_of(self._given[1]), self._plan
+        source, applied, plan = self._source, _list_of(self._given[1]), self._plan
         options = plan.seed, self._skips, plan.takes_turns
 
         def serve(number: int, connection: Any) -> None:
-            producer.serve(number, connection, Reader(source, transforms, *options))
+            producer.serve(number, connection, Reader(source, applied, *options))
 
-        processes = BackgroundProcesses("loading", plan.processes, serve)
+        self._processes = processes = BackgroundProcesses("loading", plan.processes, serve)
         self.pids = processes.pids
         self._known = Processes(tuple(processes.pids), tuple(processes.stacks), self._timeout)
-        return processes
-
-    def _new_ring(self, slots: int) -> Ring:
         try:
-            self._expected, plan = self._first_row(), self._plan
-            fields = self._expected.fields
-            return Ring(rings.Layout(fields, plan.batch_size, slots, plan.processes, plan.length))
+            if slots is not None:
+                self._expected = self._first_row()
+                layout = self._expected.fields, plan.batch_size, slots, plan.processes, plan.length
+                self._ring = Ring(rings.Layout(*layout))
         except BaseException:
-            self._processes.end()
+            processes.end()
             raise
+        self._end = weakref.finalize(self, _end, processes, self._ring)
+        processes.send((self._ring, self._expected))
 
     def _first_row(self) -> Expected:
         """Return what a row has. A process finds it, as what it opens is for the process alone."""
@@ -214,11 +198,6 @@ class Loader(Shown):
         error, text = answer
         raise error from (None if text == str(error) else synk.SynkhronosError(text))
 
-    def _connect(self) -> None:
-        """Give the processes the memory for the batches."""
-        self._end = weakref.finalize(self, _end, self._processes, self._ring)
-        self._processes.send((self._ring, self._expected))
-
     def _refresh(self) -> None:
         """Start the processes again if the script has changed what the source or transforms use."""
         if fingerprint(self._given) == self._fingerprint:
@@ -233,11 +212,10 @@ class Loader(Shown):
         self._consumer = self._following = None
         self._end.detach()
         try:
-            self._processes = self._start()
+            self._start()
         except BaseException:
             self._ring.close()
             raise
-        self._connect()
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
@@ -377,7 +355,7 @@ class Loader(Shown):
         look, began = self._known.watch("an epoch", lambda: int(ring.begun.argmin())), time.monotonic()
         while (ring.begun < self._generation).any():
             processes.check()
-            if not ring.ready(0).wait(CHECK_INTERVAL):
+            if not ring.ready(0).wait(rings.CHECK_INTERVAL):
                 look(time.monotonic() - began)
         ring.taken[:] = 0
         ring.go[0] = self._generation
@@ -438,7 +416,7 @@ def _end(processes: BackgroundProcesses, ring: Ring) -> None:
     ring.close()
 
 
-def _list_of(transform: Any) -> list[Transform]:
+def _list_of(transform: Any) -> list[transforms.Transform]:
     given = list(transform) if isinstance(transform, (list, tuple)) else [transform]
     for item in given:
         if item is not None and not callable(item):

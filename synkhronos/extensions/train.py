@@ -10,6 +10,7 @@ the arguments of a script's own ``theano.function``.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Literal, Mapping, Sequence, Tuple, Union
 
 import synkhronos as synk
@@ -385,23 +386,7 @@ def make_train_function(
     return TrainFunction(Step(definition), definition.inputs, outputs is None)
 
 
-def make_train_function_theano(
-    loss: Variable,
-    params: Sequence[SharedVariable],
-    x: Variables,
-    y: Variables | None = None,
-    update_rule: Any = None,
-    *args: Any,
-    outputs: Any = None,
-    updates: Updates | None = None,
-    givens: Any = None,
-    bcast_inputs: Sequence[Variable] | None = None,
-    loss_op: Literal["avg", "sum"] = "avg",
-    function_options: Mapping[str, Any] | None = None,
-    wire: str | synk.PowerSGD | synk.TopK | None = None,
-    overlap: bool = False,
-    **kwargs: Any,
-) -> TrainFunction:
+def make_train_function_theano(*args: Any, **kwargs: Any) -> TrainFunction:
     """Build the same step as `make_train_function` with plain Theano, for this process only.
 
     The parameters are the same as for `make_train_function`. Operations of outputs and updates,
@@ -426,8 +411,14 @@ def make_train_function_theano(
     >>> w.get_value()
     array(1.)
     """
-    definition = define_training(locals())
-    return TrainFunction(SerialStep(definition), definition.inputs, outputs is None)
+    bound = _SIGNATURE.bind(*args, **kwargs)
+    bound.apply_defaults()
+    definition = define_training(bound.arguments)
+    return TrainFunction(SerialStep(definition), definition.inputs, bound.arguments["outputs"] is None)
+
+
+_SIGNATURE = inspect.signature(make_train_function)
+make_train_function_theano.__signature__ = _SIGNATURE  # type: ignore[attr-defined]  # of functions
 
 
 def parallel_function(

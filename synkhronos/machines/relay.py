@@ -364,7 +364,7 @@ class _RemoteRank:
                 self._fillings.pop(name, None)
             return refused.args
         self._fillings.pop(name, None)
-        return "opened", (stripes.is_first, stripes.member)
+        return "opened", stripes.member
 
     def _visit(
         self,

@@ -35,7 +35,7 @@ from synkhronos.comms.shm import SharedMemoryCommunicator
 from synkhronos.engines.names import package
 from synkhronos.host.handler_errors import reraise_if_handlers, suppress
 from synkhronos.programs.center import Center, ProgramLock
-from synkhronos.programs.group_collectives import GroupCollectives
+from synkhronos.programs.collectives import GroupCollectives
 from synkhronos.services.messages import Mailbox, put, take
 from synkhronos.services.registers import RegisterGroup
 from synkhronos.services.stripes import Stripes
@@ -184,16 +184,17 @@ class Listener:
 
     def _hear(self, connection: Connection, answer: Callable[[Any, int, Any], Any]) -> None:
         """Answer the question of an attached process, or forget it if it has left or died."""
-        rank, pid = self._members[connection]
+        (rank, pid), left = self._members[connection], _LEFT
         try:
             message = connection.recv()
         except (EOFError, OSError) as error:
             reraise_if_handlers(error)
             self._died += 1
-            self._drop(connection, rank, _DIED)
-            return
+            message, left = None, _DIED
         if message is None:
-            self._drop(connection, rank, _LEFT)
+            self._states[rank] = left
+            del self._members[connection]
+            connection.close()
             return
         request, info = message
         try:
@@ -202,11 +203,6 @@ class Listener:
             _reply(connection, (None, traceback.format_exc()))
             raise
         _reply(connection, reply)
-
-    def _drop(self, connection: Connection, rank: int, state: int) -> None:
-        self._states[rank] = state
-        del self._members[connection]
-        connection.close()
 
     @property
     def pids(self) -> list[int]:
@@ -316,6 +312,7 @@ class Attached(GroupCollectives):
         self._connection, (self.rank, self.size, places), files = _connect(name, timeout)
         self._named_memory = JointNamedMemory(places, files)
         self._named_memory.memory.use_span(self.rank)
+        self._open_stripes = functools.partial(Stripes, self._named_memory)
         self._states = _states_of(self._named_memory, places)
         self._engine = make_engine([str(getattr(package.config, "device", "cpu"))])
         self._communicator: SharedMemoryCommunicator | None = None
@@ -376,10 +373,8 @@ class Attached(GroupCollectives):
         self._check()
         check_string(name, "center: name")
         if name not in self._centers:
-            open_stripes = functools.partial(Stripes, self._named_memory)
-            self._centers[name] = Center(
-                open_stripes, self._engine, shared_vars, name, self._pause, self._check
-            )
+            given = self._open_stripes, self._engine, shared_vars, name, self._pause, self._check
+            self._centers[name] = Center(*given)
         return self._centers[name]
 
     def lock(self, name: str = "lock") -> ProgramLock:
@@ -393,10 +388,8 @@ class Attached(GroupCollectives):
         self._check()
         check_string(name, "lock: name")
         if name not in self._locks:
-            open_stripes = functools.partial(Stripes, self._named_memory)
-            self._locks[name] = ProgramLock(
-                open_stripes, name, self._pause, self._check, contextlib.nullcontext()
-            )
+            given = self._open_stripes, name, self._pause, self._check, contextlib.nullcontext()
+            self._locks[name] = ProgramLock(*given)
         return self._locks[name]
 
     def receive(self, timeout: float | None = None) -> Any:
@@ -470,7 +463,7 @@ class Attached(GroupCollectives):
         """Leave the listener. The methods raise errors afterwards."""
         atexit.unregister(self._leave_at_exit)
         self._communicator, self._box = None, None
-        self._reductions.clear()
+        self._prepare.cache_clear()
         if not self._connection.closed:
             with suppress(OSError):  # it has ended before
                 self._connection.send(None)

@@ -95,10 +95,7 @@ class Center(_html.Shown):
             lambda there: layout.check(there, f"center {name!r}", labels),
             len(layout.stripes), layout.nbytes, lambda *place: self._fill(arrays, *place), pause,
         )  # fmt: skip
-        if self._stripes.is_first:
-            self._remember(arrays)
-        else:
-            self._pull()
+        self._pull()
 
     def _shown(self) -> _html.Facts:
         rows: list[tuple[object, ...]] = [
@@ -164,32 +161,50 @@ class Center(_html.Shown):
             for number in staged if writes else ():
                 self._engine.write(self._shareds[number], self._buffers[number])
 
-    def _parts(self, number: int, *memories: AnyArray) -> Iterator[tuple[Piece, list[AnyArray]]]:
-        """Yield the pieces of a stripe, each with its part of some memories of the stripe."""
+    def _parts(
+        self, arrays: Sequence[AnyArray], number: int, *memories: AnyArray
+    ) -> Iterator[tuple[AnyArray, AnyArray, slice, list[AnyArray]]]:
+        """Yield the pieces of a stripe.
+
+        Each has the items of one of the arrays, room for their changes, their place among all items of
+        their dtype, and their part of some memories of the stripe.
+        """
         dtype, pieces = self._contents[number]
         views = [
             memory[: memory.size // dtype.itemsize * dtype.itemsize].view(dtype) for memory in memories
         ]
         for piece in pieces:
-            yield piece, [view[piece.places] for view in views]
+            own = arrays[piece.array][piece.items]
+            room = self._scratch[dtype][: own.size]
+            yield own, room, piece.flat, [view[piece.places] for view in views]
 
     # Operations
 
     @takes_call_lock
-    def pull(self) -> None:
-        """Set this rank's variables to the values of the center, and remember the values for `push`."""
-        self._pull()
+    def pull(self, keep_changes: bool = False) -> None:
+        """Set this rank's variables to the values of the center, and remember the values for `push`.
 
-    def _pull(self) -> None:
+        Parameters
+        ----------
+        keep_changes : bool, default: False
+            Whether a change that has not been pushed is part of the next `push`. Otherwise it is lost.
+        """
+        self._pull(keep_changes)
+
+    def _pull(self, keep_changes: bool = False) -> None:
         self._enter()
+        base = self._known_base("pull(keep_changes=True)") if keep_changes else self._bases()
         with self._opened() as arrays:
-            base = self._bases()
 
             def work(number: int, memory: AnyArray) -> None:
-                for piece, [center] in self._parts(number, memory):
-                    own = arrays[piece.array]
-                    np.copyto(own[piece.items], center)
-                    np.copyto(base[own.dtype][piece.flat], center)
+                for own, change, flat, [center] in self._parts(arrays, number, memory):
+                    former = base[own.dtype][flat]
+                    if keep_changes:
+                        _subtract(own, former, change)
+                        np.subtract(center, change, former, casting="same_kind")
+                    else:
+                        np.copyto(former, center)
+                    np.copyto(own, center)
 
             self._stripes.read(work)
 
@@ -210,20 +225,12 @@ class Center(_html.Shown):
             change is then measured from zero.
         """
         self._enter()
-        factors = self._factors(scale)
-        if self._base is None:
-            raise RuntimeError(
-                f"center {self.name!r}: push() after elastic() or update(): it is not known which part "
-                f"of a change the center has already; call pull() before, or use one of them only"
-            )
-        base = self._base
+        factors, base = self._factors(scale), self._known_base("push()")
         with self._opened(writes=reset) as arrays:
 
             def work(number: int, memory: AnyArray, new: AnyArray) -> None:
-                for piece, [center, changed] in self._parts(number, memory, new):
-                    own = arrays[piece.array][piece.items]
-                    former = base[own.dtype][piece.flat]
-                    change = self._scratch[own.dtype][: own.size]
+                for own, change, flat, [center, changed] in self._parts(arrays, number, memory, new):
+                    former = base[own.dtype][flat]
                     _subtract(own, former, change)
                     if scale != 1:
                         np.multiply(change, factors[own.dtype], change)
@@ -269,9 +276,7 @@ class Center(_html.Shown):
         with self._opened() as arrays:
 
             def work(number: int, memory: AnyArray, new: AnyArray) -> None:
-                for piece, [center, changed] in self._parts(number, memory, new):
-                    own = arrays[piece.array][piece.items]
-                    change = self._scratch[own.dtype][: own.size]
+                for own, change, _, [center, changed] in self._parts(arrays, number, memory, new):
                     _subtract(own, center, change)
                     np.multiply(change, change.dtype.type(alpha), change)
                     np.subtract(own, change, own)
@@ -333,8 +338,8 @@ class Center(_html.Shown):
         flat = [array.reshape(-1) for array in arrays]
 
         def work(number: int, memory: AnyArray) -> None:
-            for piece, [center] in self._parts(number, memory):
-                np.copyto(flat[piece.array][piece.items], center)
+            for own, _, _, [center] in self._parts(flat, number, memory):
+                np.copyto(own, center)
 
         self._stripes.read(work)
         return arrays, flat
@@ -355,19 +360,21 @@ class Center(_html.Shown):
     # Details
 
     def _fill(self, arrays: Sequence[AnyArray], number: int, memory: AnyArray) -> None:
-        for piece, [center] in self._parts(number, memory):
-            np.copyto(center, arrays[piece.array][piece.items])
+        for own, _, _, [center] in self._parts(arrays, number, memory):
+            np.copyto(center, own)
 
     def _bases(self) -> dict[np.dtype[Any], AnyArray]:
         if self._base is None:
             self._base = {dtype: np.empty(total, dtype) for dtype, total in self._totals.items()}
         return self._base
 
-    def _remember(self, arrays: Sequence[AnyArray]) -> None:
-        base = self._bases()
-        for dtype, pieces in self._contents:
-            for piece in pieces:
-                np.copyto(base[dtype][piece.flat], arrays[piece.array][piece.items])
+    def _known_base(self, method: str) -> dict[np.dtype[Any], AnyArray]:
+        if self._base is None:
+            raise RuntimeError(
+                f"center {self.name!r}: {method} after elastic() or update(): it is not known which "
+                f"part of a change the center has already; call pull() before, or use one of them only"
+            )
+        return self._base
 
     def _factors(self, scale: float) -> dict[np.dtype[Any], Any]:
         """Return the scale of a push for each dtype, or raise an error if it is wrong."""
@@ -487,14 +494,8 @@ class Layout:
             if low == 0:
                 self.stripes.append(StripeContents(dtype, []))
             end = min(stop, start - low + items, start + _PIECE_BYTES // dtype.itemsize)
-            self.stripes[-1].pieces.append(
-                Piece(
-                    array=number,
-                    items=slice(start - first, end - first),
-                    places=slice(low, low + end - start),
-                    flat=slice(start, end),
-                )
-            )
+            own, places = slice(start - first, end - first), slice(low, low + end - start)
+            self.stripes[-1].pieces.append(Piece(number, own, places, slice(start, end)))
             start = end
 
     def encode(self) -> bytes:
@@ -563,9 +564,9 @@ class ProgramLock:
         turn: contextlib.AbstractContextManager[Any],
     ) -> None:
         self._pause, self._enter, self._turn, self._name = pause, enter, turn, name
-        self._stripes = open_stripes(
-            f"lock {name}", b"lock", _accept, 1, _LOCK_BYTES, _leave_empty, pause
-        )  # fmt: skip
+        # Its layout is always the same, and it has no contents.
+        nothing: Callable[..., None] = lambda *args: None  # noqa: E731
+        self._stripes = open_stripes(f"lock {name}", b"lock", nothing, 1, _LOCK_BYTES, nothing, pause)
         self._is_held = False
 
     def __repr__(self) -> str:
@@ -628,11 +629,3 @@ class ProgramLock:
 
     def __exit__(self, *raised: object) -> None:
         self.release()
-
-
-def _accept(layout: bytes) -> None:
-    """Accept the layout of another rank's lock, which is always the same."""
-
-
-def _leave_empty(number: int, memory: Any) -> None:
-    """Write nothing into the stripe."""

@@ -1,22 +1,28 @@
 """The collectives of a program: all ranks run the usual collectives' commands at the same point.
 
 Ranks come to a collective by themselves, so each rank first tells the others which collective it is at.
+So do processes that share memory but no transport: attached ones, and some of the ranks. All-reduces of
+plain arrays are prepared once for arrays of a kind.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Hashable, Iterator, Sequence
+import functools
+import pickle
+from abc import ABC, abstractmethod
+from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
 
-from synkhronos._errors import MissingRankError
-from synkhronos._typing import ArrayLike, ReduceOp, SharedVariable, SharedVariables
-from synkhronos.arithmetic.operations import find_operation
+from synkhronos._errors import MissingRankError, SynkhronosError
+from synkhronos._typing import AnyArray, ArrayLike, ReduceOp, SharedVariable, SharedVariables
+from synkhronos.arithmetic.operations import Operation, find_operation
 from synkhronos.arithmetic.partition import select
+from synkhronos.comms.base import Communicator, Reduction
 from synkhronos.comms.formats import Format, check_format
-from synkhronos.programs.group_collectives import ArrayReductions, check_weight, meet
 from synkhronos.programs.stopping import Run, StopProgram
+from synkhronos.services.registers import RegisterGroup
 from synkhronos.variables.arguments import as_list, check_has_rows, check_tensors, conditioned
 from synkhronos.variables.collectives import Broadcast, Gather, join
 from synkhronos.variables.reductions import Reduce, check_reducible
@@ -24,8 +30,254 @@ from synkhronos.variables.replicas import Assign
 from synkhronos.world.call_lock import CallLock, takes_call_lock
 from synkhronos.world.rank_state import Command, RankState
 
+_MOST = 32  # kinds of arrays whose reductions are kept
 
-class Collectives:
+
+def check_weight(operation: Operation, weight: float | None) -> None:
+    """Raise unless a weight suits an operation."""
+    if weight is not None and not operation.weighted:
+        name = operation.name
+        raise ValueError(f"weight: expected none for the operation {name!r}, which is not an average")
+    if weight is not None and (not np.isfinite(weight) or weight < 0):
+        raise ValueError(f"weight: expected a number of at least 0, got {weight!r}")
+
+
+def meet(
+    exchange: Callable[[bytes], list[bytes]],
+    called: tuple[Any, ...],
+    own: Any,
+    names: tuple[str, str, str],
+    number_of: Callable[[int], int] = lambda member: member,
+) -> list[Any]:
+    """Return what each member gives, once all have come to a collective.
+
+    Parameters
+    ----------
+    exchange : callable
+        Returns the bytes that each member gives it.
+    called : tuple
+        The name of the collective and its arguments, which must be equal.
+    own : object
+        What this member gives.
+    names : tuple of str
+        What messages call the members, one of them, and the arguments.
+    number_of : callable, optional
+        Returns the number of a member in messages.
+    """
+    item = pickle.dumps((called, own), pickle.HIGHEST_PROTOCOL)
+    by_member = [pickle.loads(each) for each in exchange(item)]
+    if any(there != called for there, _ in by_member):
+        members, member, arguments = names
+        listed = "; ".join(
+            f"{member} {number_of(number)}: {name}({', '.join(map(str, what))})"
+            for number, ((name, *what), _) in enumerate(by_member)
+        )
+        raise SynkhronosError(
+            f"the {members} are at different collectives: {listed}; let every {member} call the same "
+            f"ones in the same order, for the same {arguments}"
+        )
+    return [given for _, given in by_member]
+
+
+class GroupCollectives(ABC):
+    """The collectives of a process, which is a member of a group."""
+
+    #: What messages call the members, one of them, and the arguments of a collective
+    _names = "attached processes", "process", "arrays"
+
+    def __init__(self) -> None:
+        # Every process calls it at the same point, so all of them drop the same reductions.
+        @functools.lru_cache(_MOST)
+        def prepare(op: ReduceOp, *types: str) -> Reduction:
+            return self._find_communicator().prepare_reduction(op)
+
+        self._prepare = prepare
+
+    @abstractmethod
+    def _find_communicator(self) -> Communicator:
+        """Return the communicator of the group; raise if its members cannot meet."""
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Return the values of all members, in their order, to every member.
+
+        Parameters
+        ----------
+        value : object
+            This member's value, such as a few numbers. It is pickled.
+        """
+        return self._meet("exchange", own=value)
+
+    def barrier(self) -> None:
+        """Wait until every member has called this method."""
+        self._meet("barrier")
+
+    def all_reduce(
+        self, arrays: ArrayLike | Sequence[ArrayLike], op: ReduceOp = "avg", weight: float | None = None
+    ) -> Any:
+        """Return the reductions of the arrays of all members.
+
+        Parameters
+        ----------
+        arrays : array-like, or list of these
+            Arrays and numbers, of the same shapes and dtypes in every member. They are not changed.
+        op : {"avg", "sum", "prod", "min", "max"}
+            The operation.
+        weight : float, optional
+            This member's weight in ``"avg"``; by default 1.
+
+        Returns
+        -------
+        numpy.ndarray or list of numpy.ndarray
+            The reductions, equal to the last bit in all members.
+
+        Raises
+        ------
+        SynkhronosError
+            If the members are at different collectives, one that the others wait for has ended, or the
+            number of members is not known.
+        """
+        is_list = isinstance(arrays, (list, tuple))
+        given: Any = arrays if is_list else [arrays]
+        reduced = self._reduce_arrays(given, op, weight)
+        return reduced if is_list else reduced[0]
+
+    def _reduce_arrays(
+        self, given: Sequence[Any], op: ReduceOp, weight: float | None = None
+    ) -> list[AnyArray]:
+        """Return the reductions of arrays."""
+        operation = find_operation(op)
+        check_weight(operation, weight)
+        arrays = [np.array(each, order="C") for each in given]
+        for array in arrays:
+            operation.check_dtype(array.dtype, "an array")
+        kind = op, *(f"{each.dtype}{list(each.shape)}" for each in arrays)
+        self._meet("all_reduce", *kind)
+        reduced = self._prepare(*kind)(arrays, 1 if weight is None else weight)
+        return [np.array(each) for each in reduced]  # as other processes will write to their memory
+
+    def _meet(self, *called: Any, own: Any = None) -> list[Any]:
+        """Wait for all members, which must call it with equal arguments; return each member's `own`."""
+        exchange = self._find_communicator().group.exchange
+        return meet(exchange, called, own, self._names, self._number_of)
+
+    def _number_of(self, member: int) -> int:
+        """Return the number of a member in messages."""
+        return member
+
+
+class RankGroup(GroupCollectives):
+    """Some of the ranks of a program. `Rank.split` returns it.
+
+    Its collectives wait for the ranks of the group only.
+
+    Parameters
+    ----------
+    state : RankState
+        The state of this rank.
+    run : Run
+        This rank's run of the program.
+    call_lock : CallLock
+        The turn that calls of this rank take.
+    ended : numpy.ndarray
+        For each rank of the program, whether it has ended.
+    name : str
+        The name by which the ranks of the group know its memory.
+    ranks : list of int
+        The numbers of its ranks in the program, in the order of the group.
+
+    Attributes
+    ----------
+    rank, size : int
+        The number of this rank in the group, from 0 to ``size - 1``, and the number of its ranks.
+    ranks : tuple of int
+        The numbers of its ranks in the program.
+    """
+
+    _names = "ranks of a group", "rank", "arrays"
+
+    def __init__(
+        self, state: RankState, run: Run, turn: CallLock, ended: AnyArray, name: str, ranks: list[int]
+    ) -> None:
+        super().__init__()
+        self.ranks, self.call_lock = tuple(ranks), turn
+        self._engine, self._program, self._ended = state.engine, run, ended
+        group = RegisterGroup(
+            state.store.named_memory, self.ranks.index(state.rank), len(ranks), self._check, name
+        )
+        self._communicator = state.transport.near_communicator(group)
+        self.rank, self.size = self._communicator.rank, self._communicator.size
+
+    def __repr__(self) -> str:
+        return f"<synkhronos.RankGroup {self.rank} of {self.size}, ranks {self.ranks}>"
+
+    @takes_call_lock
+    def all_reduce(
+        self,
+        arrays: SharedVariables | ArrayLike | Sequence[ArrayLike],
+        op: ReduceOp = "avg",
+        weight: float | None = None,
+    ) -> Any:
+        """Set variables of the group's ranks to the reductions of them, or return those of arrays.
+
+        Parameters
+        ----------
+        arrays : shared variable, array-like, or list of these
+            Variables of this rank, of the same shapes and dtypes on every rank of the group. Or arrays
+            and numbers, which are not changed.
+        op : {"avg", "sum", "prod", "min", "max"}
+            The operation.
+        weight : float, optional
+            This rank's weight in ``"avg"``; by default 1.
+
+        Returns
+        -------
+        numpy.ndarray, list of numpy.ndarray, or None
+            The reductions of arrays; None for shared variables.
+
+        Raises
+        ------
+        SynkhronosError
+            If the ranks are at different collectives, or one that the others wait for has ended.
+        """
+        self._program.enter()
+        given: Any = arrays if isinstance(arrays, (list, tuple)) else [arrays]
+        are_shared = [self._engine.is_shared(each) for each in given]
+        if not any(are_shared):
+            return super().all_reduce(arrays, op, weight)  # type: ignore[arg-type]  # none is a variable
+        if not all(are_shared):
+            raise TypeError(f"all_reduce: expected shared variables or arrays, got both: {given}")
+        reduced = self._reduce_arrays([self._engine.export(each) for each in given], op, weight)
+        for shared, value in zip(given, reduced):
+            self._engine.write(shared, value)
+        return None
+
+    def _meet(self, *called: Any, own: Any = None) -> list[Any]:
+        with self.call_lock:
+            self._program.enter()
+            stop = self._program.stop
+            by_member = super()._meet(*called, own=(stop.is_asked, own))
+            stop.met(any(is_asked for is_asked, _ in by_member))
+        return [each for _, each in by_member]
+
+    def _find_communicator(self) -> Communicator:
+        return self._communicator
+
+    def _number_of(self, member: int) -> int:
+        return self.ranks[member]
+
+    def _check(self, member: int) -> None:
+        """Raise if the program has to end, or a rank of the group will not come any more."""
+        self._program.pause(0)
+        if self._ended[self.ranks[member]]:
+            if self._program.stop.is_asked:
+                raise StopProgram
+            raise SynkhronosError(
+                f"rank {self.ranks[member]} has ended its program, and others of its group wait for it "
+                f"in a collective; let every rank of a group call the same collectives"
+            )
+
+
+class Collectives(GroupCollectives):
     """The part of `Rank` in which ranks meet.
 
     Parameters
@@ -40,38 +292,17 @@ class Collectives:
         Whether a call waits during a call of another thread of this rank.
     """
 
+    _names = "ranks of the program", "rank", "variables"
+
     def __init__(self, state: RankState, run: Run, may_meet: bool, waits: bool) -> None:
-        self._rank_state, self._program, self._stop, self._may_meet = state, run, run.stop, may_meet
+        super().__init__()
+        self._rank_state, self._program, self._stop, self.may_meet = state, run, run.stop, may_meet
+        self.rank, self.size, self.device = state.rank, state.size, state.device
+        self.is_master, self.master_rank = state.is_master, state.master_rank
         self.call_lock = CallLock(waits, run.check)
         self._numbers: dict[SharedVariable, int] = {}
         # Collectives of variables, which may be repeated
         self._prepared: dict[tuple[Any, ...], Callable[[Any], Any]] = {}
-        self._array_reductions = ArrayReductions(self._meet, lambda: self._rank_state.comm.over_cpu)
-
-    @property
-    def rank(self) -> int:
-        """The number of this rank, from 0 to ``size - 1``."""
-        return self._rank_state.rank
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-        return self._rank_state.size
-
-    @property
-    def is_master(self) -> bool:
-        """Whether this rank is the process of the script."""
-        return self._rank_state.is_master
-
-    @property
-    def master_rank(self) -> int:
-        """The rank of the process of the script."""
-        return self._rank_state.master_rank
-
-    @property
-    def device(self) -> str:
-        """The name of the rank's device, such as ``"cpu"`` or ``"cuda0"``."""
-        return self._rank_state.device
 
     # Variables
 
@@ -95,7 +326,7 @@ class Collectives:
         """
         self._enter()
         given = check_tensors(self._rank_state.engine, shared_vars)
-        if self._may_meet:
+        if self.may_meet:
             specs = [self._spec(shared) for shared in given]
             by_rank = self._meet("adopt", own=specs)
             if any(item != by_rank[0] for item in by_rank):
@@ -115,11 +346,6 @@ class Collectives:
         return f"{storage.dtype}{list(storage.shape)}{known}"
 
     # Collectives
-
-    @property
-    def may_meet(self) -> bool:
-        """Whether the program may use collectives; False with ``on_death="continue"``."""
-        return self._may_meet
 
     @takes_call_lock
     def exchange(self, value: Any) -> list[Any]:
@@ -244,7 +470,7 @@ class Collectives:
         return reduced[0]
 
     @takes_call_lock
-    def all_reduce(
+    def all_reduce(  # type: ignore[override]  # the name of its first argument
         self,
         shared_vars: SharedVariables | ArrayLike,
         op: ReduceOp = "avg",
@@ -277,7 +503,7 @@ class Collectives:
             if wire is not None:
                 raise ValueError(f"wire: expected None for arrays, got {wire!r}; use shared variables")
             with self._stopped_by_others():
-                reduced = self._array_reductions.all_reduce(given, op, weight)
+                reduced = self._reduce_arrays(given, op, weight)
             return reduced if is_list else reduced[0]
         numbers = self._numbers_of(given)
         self._reduce("all_reduce", numbers, op, "all", weight, check_format(wire, op))
@@ -313,7 +539,7 @@ class Collectives:
         with self._stopped_by_others():
             return run(change)
 
-    def _meet(self, name: str, *what: Hashable, own: Any = None) -> list[Any]:
+    def _meet(self, *called: Any, own: Any = None) -> list[Any]:
         """Wait for all ranks, which must call it with equal arguments; return each rank's `own`.
 
         Raises
@@ -322,12 +548,14 @@ class Collectives:
             On every rank, if the arguments differ: the ranks are at different points of the program.
         """
         self._before_meeting()
-        names = "ranks of the program", "rank", "variables"
         with self._stopped_by_others():
             exchange = self._rank_state.transport.exchange
-            by_rank = meet(exchange, (name, *what), (self._stop.is_asked, own), names)
+            by_rank = meet(exchange, called, (self._stop.is_asked, own), self._names)
         self._stop.met(any(is_asked for is_asked, _ in by_rank))
         return [each for _, each in by_rank]
+
+    def _find_communicator(self) -> Communicator:
+        return self._rank_state.comm.over_cpu
 
     def _before_meeting(self) -> None:
         """Called before each meeting."""
@@ -349,7 +577,7 @@ class Collectives:
 
     def _enter_meeting(self) -> None:
         self._enter()
-        if not self._may_meet:
+        if not self.may_meet:
             raise RuntimeError(
                 "a program with on_death='continue' cannot use collectives, as ranks that are left "
                 "would wait for a dead one; use rank.center, send and receive, or ask"

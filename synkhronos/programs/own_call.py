@@ -13,7 +13,6 @@ from synkhronos.arrays.data import Data
 from synkhronos.arrays.objects import ObjectHandle
 from synkhronos.functions import arguments
 from synkhronos.functions.call import CallFunction, compute_in_slices
-from synkhronos.functions.copies import Specification
 from synkhronos.functions.function import Function
 from synkhronos.functions.outputs import in_form
 from synkhronos.functions.signature import Input
@@ -84,7 +83,14 @@ def prepare(
 
     See `Rank.call`.
     """
-    known = _specification(token, function)
+    if type(function) is not Function:
+        raise TypeError(
+            f"rank.call: expected a function built with synk.function() or a compiled function, got "
+            f"{type(function).__name__}"
+        )
+    known = function.specification
+    if known.token != token:
+        raise ValueError(f"rank.call: the processes of {function!r} were closed")
     replica = state.functions.get(known.number)
     if replica is None:
         raise ValueError(
@@ -100,18 +106,6 @@ def prepare(
             select(batch_s, len(state.engine.storage(state.shareds[number])), "batch_s")
         command.batch_s = {state.rank: batch_s}
     return command, lambda values: in_form(known, values, command.subset)
-
-
-def _specification(token: bytes, function: Function) -> Specification:
-    if type(function) is not Function:
-        raise TypeError(
-            f"rank.call: expected a function built with synk.function() or a compiled function, got "
-            f"{type(function).__name__}"
-        )
-    known = function.specification
-    if known.token != token:
-        raise ValueError(f"rank.call: the processes of {function!r} were closed")
-    return known
 
 
 def _converted(value: Any, spec: Input) -> _Value:

@@ -17,8 +17,7 @@ from synkhronos.functions.function import Function
 from synkhronos.host.progress import REMARK, Progress
 from synkhronos.programs import own_call, saving
 from synkhronos.programs.center import Center, ProgramLock
-from synkhronos.programs.collectives import Collectives
-from synkhronos.programs.group_collectives import RankGroup
+from synkhronos.programs.collectives import Collectives, RankGroup
 from synkhronos.programs.stopping import ASKED, Run
 from synkhronos.services.controller import ControllerChannel
 from synkhronos.services.messages import Messages
@@ -46,6 +45,16 @@ class Rank(Collectives):
 
     Attributes
     ----------
+    rank, size : int
+        The number of this rank, from 0 to ``size - 1``, and the number of ranks.
+    is_master : bool
+        Whether this rank is the process of the script.
+    master_rank : int
+        The rank of the process of the script.
+    device : str
+        The name of the rank's device, such as ``"cpu"`` or ``"cuda0"``.
+    may_meet : bool
+        Whether the program may use collectives; False with ``on_death="continue"``.
     random : numpy.random.Generator
         Independent of the generators of the other ranks. It depends on the state of ``numpy.random`` in
         the script, so ``numpy.random.seed`` makes it reproducible.
@@ -72,8 +81,6 @@ class Rank(Collectives):
         self._token = token
         self._reports = Reports(named_memory, state.rank, state.size)
         self._has_controller = has_controller
-        self._controller: ControllerChannel | None = None
-        self._messages: Messages | None = None
         self._centers: dict[str, Center] = {}
         self._locks: dict[str, ProgramLock] = {}
         self._splits = 0
@@ -143,8 +150,7 @@ class Rank(Collectives):
         if not self._rank_state.functions[command.number].has_collectives:
             return form(command.run(self._rank_state))
         self._enter_meeting()
-        name: Any = getattr(f, "name", None)
-        self._meet("call", name, command.number, command.num_slices, command.subset)  # type: ignore[arg-type]  # a list
+        self._meet("call", getattr(f, "name", None), command.number, command.num_slices, command.subset)
         with self._stopped_by_others():
             outputs = command.run(self._rank_state)
         return form(outputs)
@@ -446,7 +452,7 @@ class Rank(Collectives):
         """
         self._enter()
         with self._timed("copy", "send"):
-            return self._find_messages().send(to, arrays, tag)
+            return self._messages.send(to, arrays, tag)
 
     def receive(self, tag: int = 0, wait: bool = False) -> tuple[int, Any] | None:
         """Return the oldest message for this rank with a tag.
@@ -471,7 +477,7 @@ class Rank(Collectives):
         """
         with self.call_lock:
             self._enter()
-            messages = self._find_messages()
+            messages = self._messages
         with self._timed("wait" if wait else "copy", "receive"):
             while True:
                 with self.call_lock:
@@ -487,15 +493,13 @@ class Rank(Collectives):
                 messages.wait(_AWAKE)  # meanwhile another thread may send
                 self._program.pause(0)
 
-    def _find_messages(self) -> Messages:
-        if self._messages is None:
-            near = self._rank_state.transport.near
-            self._messages = Messages(self._named_memory("send"), self.rank, self.size, near)
-        return self._messages
+    @functools.cached_property
+    def _messages(self) -> Messages:
+        near = self._rank_state.transport.near
+        return Messages(self._named_memory("send"), self.rank, self.size, near)
 
     def _before_meeting(self) -> None:
-        # Messages sent before a meeting can be received after it.
-        if self._messages is not None:
+        if "_messages" in vars(self):  # what was sent before a meeting can be received after it
             self._messages.settle()
 
     @takes_call_lock
@@ -517,11 +521,12 @@ class Rank(Collectives):
         self._enter()
         if not self._has_controller:
             raise RuntimeError("rank.ask: there is no controller; give one: spmd(..., controller=...)")
-        if self._controller is None:
-            named_memory, pause = self._named_memory("ask"), self._program.pause
-            self._controller = ControllerChannel(named_memory, self.rank, self.size, pause)
         with self._timed("wait", "ask"):
             return self._controller.ask(request, info)
+
+    @functools.cached_property
+    def _controller(self) -> ControllerChannel:
+        return ControllerChannel(self._named_memory("ask"), self.rank, self.size, self._program.pause)
 
     # Clocks
 

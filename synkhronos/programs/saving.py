@@ -6,6 +6,7 @@ values that are equal on all ranks are compared, but not sent.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple
 
 import numpy as np
@@ -47,7 +48,10 @@ def save(state: RankState, meet: Meet, path: PathLike, values: Mapping[str, Any]
     in_turn = _received_by_master(state, places, arrays)
     if state.is_master:
         by_name = [
-            {name: _with_member(item, members, keys) for name, item in there.items()}
+            {
+                name: [kind, value if kind == "value" else members[keys[value]]]
+                for name, (kind, value) in there.items()
+            }
             for there, keys, _ in by_rank
         ]
         description = {"format": FORMAT, "ranks": state.size, "values": by_name}
@@ -56,12 +60,6 @@ def save(state: RankState, meet: Meet, path: PathLike, values: Mapping[str, Any]
         for _ in in_turn:
             pass
     meet("end of save")
-
-
-def _with_member(described: Any, members: Mapping[bytes, str], digests: Mapping[str, bytes]) -> Any:
-    """Return the description of a value in which the array has its name in the file."""
-    kind, value = described
-    return [kind, value if kind == "value" else members[digests[value]]]
 
 
 def _received_by_master(
@@ -81,20 +79,33 @@ def _received_by_master(
 
 
 def load(state: RankState, meet: Meet, path: PathLike) -> dict[str, Any]:
-    """Return the values of this rank from a file that `save` has written. It is a collective."""
-    if not state.is_master:
-        description, members = meet("load")[state.master_rank]
-        return _received_by_all(state, meet, description, members)
-    with archive.Reader(path) as reader:
-        with reader.interpreting():
-            description, members = _checked(reader.description)
-        if description["ranks"] != state.size:
-            raise ValueError(
-                f"rank.load: expected a file of {state.size} rank(s), got {description['ranks']} in "
-                f"{path!r}; fork as many as when it was saved"
-            )
-        meet("load", own=(description, members))
-        return _received_by_all(state, meet, description, members, reader)
+    """Return the values of this rank from a file that `save` has written. It is a collective.
+
+    The master sends the arrays to all ranks, one by one.
+    """
+    reader, found = None, None
+    with contextlib.ExitStack() as opened:
+        if state.is_master:
+            reader = opened.enter_context(archive.Reader(path))
+            with reader.interpreting():
+                found = _checked(reader.description)
+            if found[0]["ranks"] != state.size:
+                raise ValueError(
+                    f"rank.load: expected a file of {state.size} rank(s), got {found[0]['ranks']} in "
+                    f"{path!r}; fork as many as when it was saved"
+                )
+        description, members = meet("load", own=found)[state.master_rank]
+        own, arrays = description["values"][state.rank], {}
+        needed = {item for kind, item in own.values() if kind != "value"}
+        for name in members:
+            array = None if reader is None else reader.read(name)
+            spec = None if array is None else (array.dtype.str, array.shape)
+            dtype, shape = meet("load an array", own=spec)[state.master_rank]
+            given = np.empty(shape, dtype) if array is None else array
+            (received,) = state.comm.over_cpu.broadcast([given], state.master_rank)
+            if name in needed:
+                arrays[name] = np.array(received)  # in memory that other ranks do not use
+    return manifest.unpack({"extra": own}, arrays.__getitem__)
 
 
 def _checked(description: Any) -> tuple[dict[str, Any], list[str]]:
@@ -106,25 +117,3 @@ def _checked(description: Any) -> tuple[dict[str, Any], list[str]]:
         raise ValueError(f"expected values of {description['ranks']} ranks, got {len(values)}")
     found = [item for there in values for kind, item in there.values() if kind != "value"]
     return description, list(dict.fromkeys(found))
-
-
-def _received_by_all(
-    state: RankState,
-    meet: Meet,
-    description: Mapping[str, Any],
-    members: list[str],
-    reader: archive.Reader | None = None,
-) -> dict[str, Any]:
-    """Send the arrays that the master reads to all ranks, one by one; return the values of this rank."""
-    own = description["values"][state.rank]
-    needed = {item for kind, item in own.values() if kind != "value"}
-    arrays = {}
-    for name in members:
-        array = None if reader is None else reader.read(name)
-        spec = None if array is None else (array.dtype.str, array.shape)
-        dtype, shape = meet("load an array", own=spec)[state.master_rank]
-        given = np.empty(shape, dtype) if array is None else array
-        (received,) = state.comm.over_cpu.broadcast([given], state.master_rank)
-        if name in needed:
-            arrays[name] = np.array(received)  # in memory that other ranks do not use
-    return manifest.unpack({"extra": own}, arrays.__getitem__)

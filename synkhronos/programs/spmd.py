@@ -100,9 +100,8 @@ class Program(Command):
         return Program, (self.handle, self.token, *of_script, self.has_controller, self.may_meet)
 
     def needs(self, ranks: range, size: int) -> list[RequiredRows]:
-        return (
-            [] if self.handle is None else [RequiredRows(self.handle), *map(RequiredRows, self.needed)]
-        )
+        handles = [] if self.handle is None else [self.handle, *self.needed]
+        return [*map(RequiredRows, handles)]
 
     def run(self, state: RankState) -> Any:
         """Return ``(result, reports, ended)``, pickled in a worker."""
@@ -158,13 +157,6 @@ class Program(Command):
 
     def title(self, state: RankState) -> str:
         return "program"
-
-
-class _Programs:
-    """Counts the programs of a world, from 1."""
-
-    def __init__(self) -> None:
-        self.numbers = itertools.count(1)
 
 
 @with_call_lock
@@ -251,7 +243,7 @@ def spmd(
     kept: list[Any] = []
     if world.size > 1:
         handle, needed, kept = pack(world, (program, args, kwargs))
-    number = next(world.part(_Programs).numbers)
+    number = 1 + next(world.part(itertools.count))
     of_script = generators.entropy(number), generators.states()
     own = program, args, kwargs
     what = handle, world.registry.token, *of_script, controller is not None, may_meet, own, needed

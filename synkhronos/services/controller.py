@@ -107,16 +107,12 @@ class ControllerMemory:
 
     def channels(self, ranks: Iterable[int]) -> dict[int, Channel]:
         """Return the channel to the controller of each of these ranks, by rank."""
-        return {
-            rank: Channel(
-                self._named_memory, f"controller, rank {rank}", self._bells[rank], self.bell.post
-            )
-            for rank in ranks
-        }
+        memory, bells, call = self._named_memory, self._bells, self.bell.post
+        return {rank: Channel(memory, f"controller, rank {rank}", bells[rank], call) for rank in ranks}
 
 
 def _serve(memory: ControllerMemory, size: int, answer: Answer) -> None:
-    """Answer questions until the program ends."""
+    """Answer questions until the program ends, by ``(answer, None)`` or ``(None, traceback)``."""
     state, bell = memory.state, memory.bell
     memory.alive.try_acquire()
     channels = memory.channels(range(size))
@@ -129,7 +125,11 @@ def _serve(memory: ControllerMemory, size: int, answer: Answer) -> None:
             bell.wait(_LONGEST)
             continue
         rank, number, question = found
-        _reply(channels[rank], number, _answered(answer, rank, question))
+        try:
+            request, info = pickle.loads(question)
+            channels[rank].reply(number, _dumps((answer(request, rank, info), None)))
+        except Exception:
+            channels[rank].reply(number, _dumps((None, traceback.format_exc())))
     memory.alive.release()
 
 
@@ -145,22 +145,6 @@ def _oldest(channels: Mapping[int, Channel]) -> tuple[int, int, bytes] | None:
         if complete is not None:  # otherwise it is still being written, and the bell will ring
             return (rank, *complete)
     return None
-
-
-def _answered(answer: Answer, rank: int, question: bytes) -> bytes:
-    """Return a pickle of ``(answer, None)``, or of ``(None, traceback)`` if it raised an exception."""
-    try:
-        request, info = pickle.loads(question)
-        return _dumps((answer(request, rank, info), None))
-    except Exception:
-        return _dumps((None, traceback.format_exc()))
-
-
-def _reply(channel: Channel, number: int, reply: bytes) -> None:
-    try:
-        channel.reply(number, reply)
-    except MemoryError:
-        channel.reply(number, _dumps((None, traceback.format_exc())))
 
 
 def _dumps(value: Any) -> bytes:

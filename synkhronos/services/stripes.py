@@ -58,8 +58,6 @@ class Stripes:
 
     Attributes
     ----------
-    is_first : bool
-        Whether this rank has called `fill`.
     member : int
         The number that this rank owns, from 0.
     order : list of int
@@ -84,18 +82,18 @@ class Stripes:
         first, *self._locks = named_memory.locks(name, 1 + count)
         self._acquire(first)
         try:
-            self.is_first = self._begin(check, fill)
+            self._begin(check, fill)
         finally:
             first.release()
         self._become_member()
 
-    def _begin(self, check: Callable[[bytes], None], fill: Callable[[int, np.ndarray], None]) -> bool:
+    def _begin(self, check: Callable[[bytes], None], fill: Callable[[int, np.ndarray], None]) -> None:
         """Fill the stripes unless a rank has already filled them completely."""
         header = self._array("", 2, "int64").data
         if header[_READY]:
             check(self._describe(header[_LAYOUT]).tobytes())
             self._open()
-            return False
+            return
         header[_LAYOUT] = len(self._layout)
         described = self._describe(len(self._layout))
         described[...] = np.frombuffer(self._layout, np.uint8)
@@ -104,7 +102,6 @@ class Stripes:
             fill(number, self._memories[number])
             self._table[number, _MEMORY] = 1 + number
         header[_READY] = 1
-        return True
 
     def _describe(self, length: int) -> np.ndarray:
         return self._array(f"layout of {length} bytes", length, "uint8")
@@ -142,18 +139,7 @@ class Stripes:
 
     def read(self, work: Callable[[int, np.ndarray], None]) -> None:
         """Call ``work(number, memory)`` for each stripe, under its lock."""
-        self._visit(work)
 
-    def change(self, work: Callable[[int, np.ndarray, np.ndarray], None]) -> None:
-        """Call ``work(number, memory, new)`` for each stripe, under its lock. It writes all of `new`."""
-
-        def replace(number: int, memory: np.ndarray) -> None:
-            work(number, memory, self.spare)
-            self.replace(number)
-
-        self._visit(replace)
-
-    def _visit(self, work: Callable[[int, np.ndarray], None]) -> None:
         def visit(number: int) -> bool:
             memory = self.enter(number)
             if memory is None:
@@ -165,6 +151,15 @@ class Stripes:
             return True
 
         visit_all(self.order, visit, self._pause)
+
+    def change(self, work: Callable[[int, np.ndarray, np.ndarray], None]) -> None:
+        """Call ``work(number, memory, new)`` for each stripe, under its lock. It writes all of `new`."""
+
+        def replace(number: int, memory: np.ndarray) -> None:
+            work(number, memory, self.spare)
+            self.replace(number)
+
+        self.read(replace)
 
     # The steps of a visit
 
@@ -321,11 +316,6 @@ class RemoteStripes:
         How often the rank has died and was replaced.
     name, layout, check, count, nbytes, fill, pause
         As for `Stripes`.
-
-    Attributes
-    ----------
-    is_first : bool
-        Whether this rank has called `fill`, and the center has these contents.
     """
 
     def __init__(
@@ -355,8 +345,7 @@ class RemoteStripes:
                     fill(number, self._sent)
                     self._ask("fill", number, has_data=True)
             pause()
-        self.is_first, member = found
-        self.order = order_of(member, count)
+        self.order = order_of(found, count)
 
     def read(self, work: Callable[[int, np.ndarray], None]) -> None:
         """As `Stripes.read`."""

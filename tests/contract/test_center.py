@@ -100,10 +100,13 @@ class Rank:
             self.base[k] = self.values[k].copy()
         self.center.push(scale, reset)
 
-    def pull(self):
-        self.values = [one.copy() for one in self.model["center"]]
-        self.base = [one.copy() for one in self.values]
-        self.center.pull()
+    def pull(self, keep_changes=False):
+        for k, (center, value) in enumerate(zip(self.model["center"], self.values)):
+            wide = np.float32 if center.dtype == "float16" else center.dtype
+            change = np.subtract(value, self.base[k], dtype=wide) * keep_changes
+            self.values[k] = center.copy()
+            self.base[k] = np.asarray(center - change.astype(wide), center.dtype)
+        self.center.pull(keep_changes)
 
     def elastic(self, alpha):
         for k, (center, value) in enumerate(zip(self.model["center"], self.values)):
@@ -152,6 +155,21 @@ def test_pushes_and_pulls_are_those_of_numpy(named_memory):
         first.push(0.5)
 
 
+def test_a_pull_may_keep_changes_for_the_next_push(named_memory):
+    model = {}
+    first, second = Rank(named_memory, VALUES, 0, model), Rank(named_memory, VALUES, 1, model)
+    for step in range(3):
+        for rank, other in ((first, second), (second, first)):
+            rank.train(step)
+            rank.pull(keep_changes=True)
+            rank.check()
+            other.train(step)
+            other.push()
+            rank.train(step)
+            rank.push()
+            rank.check()
+
+
 def test_a_rank_that_adds_up_pushes_and_begins_again_at_zero(named_memory):
     model = {}
     first, second = Rank(named_memory, VALUES, 0, model), Rank(named_memory, VALUES, 1, model)
@@ -173,6 +191,8 @@ def test_an_update_by_a_function_is_that_of_numpy(named_memory):
             rank.check()
     with pytest.raises(RuntimeError, match=r"push\(\) after elastic\(\) or update\(\)"):
         first.center.push()
+    with pytest.raises(RuntimeError, match=r"pull\(keep_changes=True\) after elastic\(\) or update\(\)"):
+        first.center.pull(keep_changes=True)
     first.pull()
     first.push()
     first.check()

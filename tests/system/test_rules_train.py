@@ -507,8 +507,8 @@ def test_the_record_survives_a_death_at_any_point(tmp_path):
 
 def test_progress_is_a_line_where_stderr_is_no_terminal(model, monkeypatch):
     monkeypatch.setenv("SYNKHRONOS_PROGRESS", "1")
-    monkeypatch.setattr(rules.writers, "DELAY", 0.0)
-    monkeypatch.setattr(rules.writers, "INTERVAL", 0.0)
+    monkeypatch.setattr(rules.record, "DELAY", 0.0)
+    monkeypatch.setattr(rules.record, "INTERVAL", 0.0)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     model.train(rules.EASGD(), progress=True)
     [line] = sys.stderr.getvalue().splitlines()

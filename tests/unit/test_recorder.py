@@ -11,7 +11,7 @@ import pytest
 
 from synkhronos.extensions.rules import Record
 from synkhronos.extensions.session import RankRecorder, Recorder, compare
-from synkhronos.extensions.rules.writers import Lines
+from synkhronos.extensions.session.recorder import Lines
 
 
 def point(epoch, **numbers):
@@ -71,10 +71,11 @@ def test_a_batch_has_the_means_of_its_sub_batches_and_its_times():
         made.start()
         made.end("load")
         made.train_error(1, np.array([[cost]]), cost / 10)
-    assert made.n_outputs == 2 and made.latest_loss == 3 and made.measured > 0
+    outputs = made.outputs_of_batch
+    assert len(outputs) == 2 and outputs[-1]["loss"] == 3 and made.measured > 0
     made.add_time("exchange", 0.5)
     made.finish_batch(0.1, 0.25, 8)
-    assert made.n_outputs == 0 and made.measured == 0
+    assert not made.outputs_of_batch and made.measured == 0
     assert made.rows["loss"] == [2.0] and made.rows["output error"] == [0.2]
     assert made.rows["exchange"] == [0.5] and made.rows["compute"] == [0.25]
     assert 0 < made.rows["load"][0] < 0.1
@@ -108,7 +109,7 @@ def test_wrong_options_are_refused_in_words(options, error, words):
 
 
 def test_packages_that_are_missing_are_named(monkeypatch):
-    monkeypatch.setattr("synkhronos.extensions.rules.writers.find_spec", lambda name: None)
+    monkeypatch.setattr("synkhronos.extensions.session.recorder.find_spec", lambda name: None)
     for options in ({"tensorboard": "runs"}, {"live": True}):
         (name,) = options
         with pytest.raises(ImportError, match=f"{name}: expected installed packages, .* pip install"):

@@ -43,16 +43,14 @@ def fetch_devices_for_host(host: str) -> list[str]:
 
 
 def _fetch(variable: str, section: str, option: str) -> list[str]:
-    found = _words(os.environ.get(variable, ""))
-    if not found:
-        found = _words(_read().get(section, option, fallback=""))
+    found = _words(os.environ.get(variable, "")) or _words(_read().get(section, option, fallback=""))
     if not found:
         raise KeyError(option)
     return found
 
 
 def _words(text: str) -> list[str]:
-    return re.split(r"[\s,]+", text.strip(" \t\n,")) if text.strip(" \t\n,") else []
+    return re.findall(r"[^\s,]+", text)
 
 
 def _read() -> configparser.ConfigParser:

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Sequence, TextIO
+from typing import Any, Sequence, TextIO
 
 from synkhronos.compat.platoon import configparser
 from synkhronos.host.machine import cores
@@ -68,18 +68,12 @@ def start(
     if share > 1 and not any(name in environment for name in _THREADS):
         environment.update(dict.fromkeys(_THREADS, str(max(1, cores() // share))))
     command = [sys.executable, "-u", "-m", "synkhronos", "run", *script]
-    files = []
-    try:
-        if folder is not None:
-            path = os.path.join(folder, f"{kind}{label}")
-            files += [open(f"{path}.{end}", "wb") for end in ("out", "err")]
-        out, err = files or (None, None)
-        return subprocess.Popen(
-            command, stdout=out, stderr=err, env=environment, preexec_fn=die_with_parent
-        )
-    finally:
-        for file in files:
-            file.close()
+    with contextlib.ExitStack() as opened:
+        files: dict[str, Any] = {}
+        for name, end in (("stdout", "out"), ("stderr", "err")) if folder is not None else ():
+            path = os.path.join(folder or "", f"{kind}{label}.{end}")
+            files[name] = opened.enter_context(open(path, "wb"))
+        return subprocess.Popen(command, **files, env=environment, preexec_fn=die_with_parent)
 
 
 class Workers:
@@ -109,15 +103,12 @@ class Workers:
         except BaseException:
             self.end()
             raise
-
-    @property
-    def pids(self) -> list[int]:
-        """Their processes, in the order of the devices."""
-        return [process.pid for process in self._processes]
+        #: In the order of the devices
+        self.pids = [process.pid for process in self._processes]
 
     def are_over(self) -> bool:
         """Whether all have ended, or one of them has failed."""
-        codes = [process.poll() for process in self._processes]
+        codes = self.codes()
         return None not in codes or any(codes)
 
     def end(self) -> list[int]:

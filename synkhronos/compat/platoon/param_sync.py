@@ -7,6 +7,8 @@ from typing import Sequence
 
 import numpy as np
 
+Arrays = Sequence[np.ndarray]
+
 
 def elastic_change(alpha: float, local: np.ndarray, central: np.ndarray) -> np.ndarray:
     """Return by how much elastic averaging moves parameters and central ones towards each other."""
@@ -16,13 +18,11 @@ def elastic_change(alpha: float, local: np.ndarray, central: np.ndarray) -> np.n
 class ParamSyncRule(ABC):
     """What a worker does with its own and the central parameters; rules override `update_params`."""
 
-    def begin(self, local_params: Sequence[np.ndarray]) -> None:  # noqa: B027
+    def begin(self, local_params: Arrays) -> None:  # noqa: B027
         """Take note of the parameters from which a worker goes on, at the start and after a copy."""
 
     @abstractmethod
-    def update_params(
-        self, local_params: Sequence[np.ndarray], master_params: Sequence[np.ndarray]
-    ) -> None:
+    def update_params(self, local_params: Arrays, master_params: Arrays) -> None:
         """Change arrays in place. No other worker interrupts it.
 
         Parameters
@@ -61,9 +61,7 @@ class EASGD(ParamSyncRule):
         """Set `alpha`."""
         self.alpha = alpha
 
-    def update_params(
-        self, local_params: Sequence[np.ndarray], master_params: Sequence[np.ndarray]
-    ) -> None:
+    def update_params(self, local_params: Arrays, master_params: Arrays) -> None:
         for local, master in zip(local_params, master_params):
             change = elastic_change(self.alpha, local, master)
             local -= change
@@ -79,12 +77,10 @@ class ASGD(ParamSyncRule):
     def __init__(self) -> None:
         self._former: list[np.ndarray] = []
 
-    def begin(self, local_params: Sequence[np.ndarray]) -> None:
+    def begin(self, local_params: Arrays) -> None:
         self._former = [np.array(local) for local in local_params]
 
-    def update_params(
-        self, local_params: Sequence[np.ndarray], master_params: Sequence[np.ndarray]
-    ) -> None:
+    def update_params(self, local_params: Arrays, master_params: Arrays) -> None:
         for local, master, former in zip(local_params, master_params, self._former):
             master += local - former
             local[...] = master

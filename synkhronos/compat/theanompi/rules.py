@@ -8,6 +8,7 @@ from typing import Any, Sequence
 
 from synkhronos.extensions.session import Recorder, Session
 from synkhronos.extensions.session import model as models
+from synkhronos.extensions.session.session import checked_devices
 
 #: How Theano-MPI can transfer arrays. Here all of them are the same.
 EXCHANGE_STRATEGIES = (
@@ -61,7 +62,13 @@ class _TrainingRule:
             if not isinstance(value, str) or not value:
                 raise TypeError(f"{where}.init: {name}: expected a name, got {value!r}")
         if devices is not None:
-            devices = _checked_devices(where, devices)
+            devices = checked_devices(devices, f"{where}.init")
+        for device in devices or ():
+            if ":" in device and not device.startswith(("opencl", "jax:")):
+                raise ValueError(
+                    f"{where}.init: devices: expected devices of this machine, got {device!r}; "
+                    f"tmlauncher starts sessions on several machines"
+                )
         self._given = (devices, modelfile, modelclass)
 
     def wait(self) -> None:
@@ -145,19 +152,3 @@ class GOSGD(_TrainingRule):
     """Gossip: after a batch, a rank sends its parameters to another one with a given probability."""
 
     rulename = _rule = "GOSGD"
-
-
-def _checked_devices(where: str, devices: Any) -> list[str]:
-    if not isinstance(devices, (list, tuple)) or not devices:
-        raise TypeError(
-            f"{where}.init: devices: expected a list such as ['cuda0', 'cuda1'], got {devices!r}"
-        )
-    for device in devices:
-        if not isinstance(device, str):
-            raise TypeError(f"{where}.init: devices: expected names such as 'cuda0', got {device!r}")
-        if ":" in device and not device.startswith(("opencl", "jax:")):
-            raise ValueError(
-                f"{where}.init: devices: expected devices of this machine, got {device!r}; tmlauncher "
-                f"starts sessions on several machines"
-            )
-    return list(devices)

@@ -72,12 +72,7 @@ class Reader:
     """
 
     def __init__(
-        self,
-        source: Source,
-        transforms: Sequence[Transform],
-        seed: int,
-        skips: bool,
-        as_whole: bool = False,
+        self, source: Source, transforms: list[Transform], seed: int, skips: bool, as_whole: bool = False
     ) -> None:
         self._source, self._transforms = source, transforms
         self._seed, self._skips, self._as_whole = seed, skips, as_whole
@@ -120,12 +115,21 @@ class Reader:
     def order(self, plan: BatchPlan, epoch: int) -> np.ndarray:
         """Return the row numbers of an epoch, in an order that is the same in all processes."""
         self._now = "ordered the rows", ()
-        if self._generators is None:
+
+        def order(places: slice) -> np.ndarray:
             return plan.order(self._source, epoch)
-        seeds = functools.partial(seeds_of, self._seed, epoch, np.array([0]), _ORDER)
-        return self._generators.call(
-            "order", lambda places: plan.order(self._source, epoch), seeds, as_whole=True
-        )[0]
+
+        return self._called(_ORDER, order, [self._source], np.array([0]), epoch, as_whole=True)[0]
+
+    def _called(
+        self, purpose: int, function: Callable[[slice], Any], parts: Sequence[Any], rows: np.ndarray,
+        epoch: int, as_whole: bool = False,
+    ) -> list[Any]:  # fmt: skip
+        """Return the result for all rows, or, if parts of the script draw from generators, for each."""
+        if self._generators is None or all(map(_is_ours, parts)):
+            return [function(_ALL)]
+        seeds = functools.partial(seeds_of, self._seed, epoch, rows, purpose)
+        return self._generators.call(purpose, function, seeds, as_whole)
 
     # Reading
 
@@ -159,10 +163,7 @@ class Reader:
             return found if places == _ALL else [item.copy() for item in found]
 
         self._now = "read", rows
-        if self._generators is None or _is_ours(self._source):
-            return read(_ALL)
-        seeds = functools.partial(seeds_of, self._seed, epoch, rows, _READ)
-        return self._joined(self._generators.call("read", read, seeds), rows)
+        return self._joined(self._called(_READ, read, [self._source], rows, epoch), rows)
 
     def _checked(self, found: Any, rows: np.ndarray) -> list[np.ndarray]:
         """Return what `Source.read` has returned for rows, as arrays."""
@@ -268,11 +269,9 @@ class Reader:
             changed = self._apply(given, draws, rows[places])
             return [changed if is_spoilt else changed.copy()]
 
-        if self._generators is None or all(map(_is_ours, self._transforms)):
-            return change(_ALL)[0]
         chosen = np.array([first]) if self._as_whole else rows
-        seeds = functools.partial(seeds_of, self._seed, epoch, chosen, _TRANSFORM)
-        return self._joined(self._generators.call("transform", change, seeds, self._as_whole), rows)[0]
+        changed = self._called(_TRANSFORM, change, self._transforms, chosen, epoch, self._as_whole)
+        return self._joined(changed, rows)[0]
 
     def _apply(self, images: np.ndarray, draws: Draws, rows: np.ndarray) -> np.ndarray:
         for transform in self._transforms:

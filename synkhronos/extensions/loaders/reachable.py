@@ -13,7 +13,6 @@ call is then repeated for each row by itself, with the generators seeded by the 
 from __future__ import annotations
 
 import array
-import ctypes
 import functools
 import gc
 import os
@@ -33,6 +32,7 @@ _MOST = 10_000
 _LARGE = 16 << 20  # bytes of an array; of a larger one, some blocks are compared
 _BLOCK = 64 << 10  # bytes
 _MOST_FILES = 64  # of a container, or the attributes of an object
+_UNASSIGNED = types.CellType()
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, np.number, np.bool_)
 _PATHS = (str, os.PathLike)
@@ -147,11 +147,7 @@ def _children(item: Any) -> Iterable[Any]:
 
 
 def _of_function(function: types.FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:
-            pass  # not assigned yet
+    yield from (cell.cell_contents for cell in function.__closure__ or () if cell != _UNASSIGNED)
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     if hasattr(function, "__wrapped__"):
@@ -239,7 +235,7 @@ class Generators:
         self._roots = list(roots)
         self._kept: list[Any] = []  # so that no other objects get their ids
         self._found: dict[int, _Generator] = {}
-        self._draws: dict[str, bool] = {}  # whether what is done draws from a generator
+        self._draws: dict[int, bool] = {}  # whether what is done draws from a generator
         self.find()
 
     def find(self) -> bool:
@@ -262,7 +258,7 @@ class Generators:
 
     def call(
         self,
-        name: str,
+        purpose: int,
         function: Callable[[slice], Any],
         find_seeds: Callable[[], np.ndarray],
         as_whole: bool = False,
@@ -271,8 +267,8 @@ class Generators:
 
         Parameters
         ----------
-        name : str
-            Of what is done. Once it has drawn, it is called for each row.
+        purpose : int
+            What is done. Once it has drawn, it is called for each row.
         function : callable
             Called with a slice of the places of the rows.
         find_seeds : callable
@@ -285,15 +281,17 @@ class Generators:
         list
             One result of all rows, or the result of each row.
         """
-        if not self._draws.get(name):
+        if not self._draws.get(purpose):
             while True:
                 before = {key: item.watch() for key, item in self._found.items()}
                 result = function(slice(None))
-                if name in self._draws or not self.find():
+                if purpose in self._draws or not self.find():
                     break
-                self._draws[name] = False  # once more, as it may have drawn from a new generator
-            self._draws[name] = any(self._found[key].state() != state for key, state in before.items())
-            if not self._draws[name]:
+                self._draws[purpose] = False  # once more, as it may have drawn from a new generator
+            self._draws[purpose] = any(
+                self._found[key].state() != state for key, state in before.items()
+            )
+            if not self._draws[purpose]:
                 return [result]
         seeds = find_seeds()
         if as_whole:
@@ -325,21 +323,13 @@ def _generator(item: Any) -> _Generator | None:
         return _Generator(item.seed, item.getstate, item.getstate)
     if isinstance(item, (np.random.RandomState, np.random.Generator, np.random.BitGenerator)):
         _seed(item, 0)  # a RandomState then keeps no normal number, which would be drawn without a trace
-        get = _get_state(getattr(item, "_bit_generator", getattr(item, "bit_generator", item)))
-        return _Generator(functools.partial(_seed, item), get, get)
+        bits: Any = getattr(item, "_bit_generator", getattr(item, "bit_generator", item))
+        return _Generator(functools.partial(_seed, item), *[lambda: pickle.dumps(bits.state)] * 2)
     if type(item).__name__ == "Generator" and type(item).__module__.startswith("torch"):
         return _Generator(item.manual_seed, *[lambda: item.get_state().tolist()] * 2)
     if getattr(item, "__name__", "") == "cv2":
         return _of_opencv(item)
     return None
-
-
-def _get_state(bits: Any) -> Callable[[], Any]:
-    """Return a function that returns the state of a generator of bits."""
-    if type(bits) is not np.random.MT19937:
-        return lambda: pickle.dumps(bits.state)
-    # Its attribute takes 50 microseconds. This is its key of 624 numbers, and its position there.
-    return memoryview((ctypes.c_uint32 * 625).from_address(bits.ctypes.state_address)).tobytes
 
 
 def _seed(item: Any, seed: int) -> None:

@@ -121,26 +121,23 @@ class Ring:
         self.taken, self.filled, self.counts = found["taken"], found["filled"], found["counts"]
         self.n_skipped, self.unreadable = found["n_skipped"], found["unreadable"]
         self.fields = [found[f"{_FIELD}{number}"] for number in range(len(layout.fields))]
-        self._text, self._ready = found["text"], found["ready"]
+        self._text, places_of_ranks = found["text"], found["ready"]
         if is_new:
             found["token"][:] = np.frombuffer(os.urandom(_TOKEN), np.uint8)
-            for place in self._ready:
+            for place in places_of_ranks:
                 Semaphore(array=place, is_new=is_new)
         elif found["token"].tobytes() != token:
             raise _not_here(self.path)
         self.token = found["token"].tobytes()
-        self._bells: dict[int, Any] = {}
+        #: Returns the semaphore for which a rank waits.
+        self.ready: Callable[[int], Any] = functools.lru_cache(None)(
+            lambda rank: Semaphore(array=places_of_ranks[rank], is_new=False)
+        )
         #: The semaphores for which the processes wait
         self.free = [Semaphore(array=place, is_new=is_new) for place in found["free"]]
 
     def __reduce__(self) -> tuple:
         return Ring, (self.layout, self.path, self.token)
-
-    def ready(self, rank: int) -> Any:
-        """Return the semaphore for which a rank waits."""
-        if rank not in self._bells:
-            self._bells[rank] = Semaphore(array=self._ready[rank], is_new=False)
-        return self._bells[rank]
 
     def wake_processes(self) -> None:
         """Let all processes look at the numbers."""

@@ -196,12 +196,7 @@ class HickleBatches(Source):
         The axis of the images.
     """
 
-    def __init__(
-        self,
-        files: PathLike | Sequence[PathLike],
-        labels: Any = None,
-        axis: int = -1,
-    ) -> None:
+    def __init__(self, files: PathLike | Sequence[PathLike], labels: Any = None, axis: int = -1) -> None:
         if isinstance(files, (str, os.PathLike)):
             files = sorted(Path(files).glob("*.hkl"))
         self._files, self._axis = [os.fspath(item) for item in files], check_int(axis, "axis")
@@ -417,13 +412,6 @@ def _blocks_in_order(generator: np.random.Generator, starts: np.ndarray, length:
     return np.repeat(starts[order] - begins, lengths[order]) + np.arange(length)
 
 
-def _runs(rows: np.ndarray) -> Iterator[tuple[int, int, int]]:
-    """Yield ``(place, start, stop)`` of the runs of successive numbers among ascending rows."""
-    ends = np.flatnonzero(np.diff(rows) != 1) + 1
-    for place, stop in zip([0, *ends], [*ends, len(rows)]):
-        yield int(place), int(rows[place]), int(rows[stop - 1]) + 1
-
-
 def _read_along(dataset: Any, rows: np.ndarray, axis: int) -> np.ndarray:
     """Return rows of a dataset of h5py along an axis, moved to axis 0.
 
@@ -433,10 +421,11 @@ def _read_along(dataset: Any, rows: np.ndarray, axis: int) -> np.ndarray:
     order = np.argsort(rows, kind="stable")
     shape = [*dataset.shape[:axis], len(rows), *dataset.shape[axis + 1 :]]
     ascending = np.empty(shape, dataset.dtype)
-    before = (slice(None),) * axis
-    for place, start, stop in _runs(rows[order]):
-        target = np.s_[place : place + stop - start]
-        dataset.read_direct(ascending, (*before, np.s_[start:stop]), (*before, target))
+    before, numbers = (slice(None),) * axis, rows[order]
+    ends = [int(end) for end in np.flatnonzero(np.diff(numbers) != 1) + 1]
+    for place, stop in zip([0, *ends], [*ends, len(rows)]):
+        source = slice(int(numbers[place]), int(numbers[stop - 1]) + 1)
+        dataset.read_direct(ascending, (*before, source), (*before, slice(place, stop)))
     result = np.empty((len(rows), *shape[:axis], *shape[axis + 1 :]), dataset.dtype)
     result[order] = np.moveaxis(ascending, axis, 0)
     return result

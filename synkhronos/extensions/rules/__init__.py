@@ -18,9 +18,8 @@ rule                      what is exchanged                                     
 ========================  ===========================================================  ============
 
 The modules: ``rule`` is the base class, with steps in two parts; ``averaging`` and ``asynchronous`` have
-the rules. ``training`` is the script's side of the loop, and ``loop`` the side of each rank, also in
-sessions. ``record`` has what a rank records, the record, and the state for a checkpoint; ``writers``
-show it.
+the rules. ``training`` is the loop, the script's side and the side of each rank, also in sessions.
+``record`` has what a rank records, the record, its writers, and the state for a checkpoint.
 """
 
 from synkhronos.extensions.rules.asynchronous import ASGD, EASGD, SSP, Downpour, GoSGD

@@ -20,6 +20,7 @@ class _Centered(Rule):
     """A rule with a center, which is also its final value."""
 
     _center: synk.Center
+    _pushes = True  # whether the center gets the changes of a rank's last steps
 
     def start(self, rank: synk.Rank, params: Params) -> None:
         # The first rank gives the center its values, so all ranks begin with the same values.
@@ -34,17 +35,18 @@ class _Centered(Rule):
         return values
 
     def finish(self, rank: synk.Rank, params: Params) -> None:
-        self._settle(params)
-        meet(rank)
+        self._settle(rank)
         self._center.pull()
 
     def state(self, rank: synk.Rank, params: Params) -> dict[str, Any]:
-        self._settle(params)
-        meet(rank)
+        self._settle(rank)
         return pack("center", self._center.value())
 
-    def _settle(self, params: Params) -> None:
-        """Give the center the changes that it does not have yet."""
+    def _settle(self, rank: synk.Rank) -> None:
+        """Give the center the changes that it does not have yet, and wait for the other ranks."""
+        if self._pushes:
+            self._center.push()
+        meet(rank)
 
 
 class EASGD(_Centered):
@@ -89,6 +91,8 @@ class EASGD(_Centered):
     .. [1] Zhang, S., Choromanska, A., & LeCun, Y. (2015): Deep learning with elastic averaging SGD.
            Advances in Neural Information Processing Systems 28. arXiv:1412.6651.
     """
+
+    _pushes = False
 
     def __init__(self, alpha: float = 0.5, period: int = 10, momentum: float = 0) -> None:
         self.alpha = check_in_range(alpha, "EASGD: alpha", 0, 1)
@@ -155,42 +159,11 @@ class Downpour(_Centered):
         self.push_period = check_int(push_period, f"{name}: push_period", 1)
         self.pull_period = check_int(pull_period, f"{name}: pull_period", 1)
 
-    def start(self, rank: synk.Rank, params: Params) -> None:
-        super().start(rank, params)
-        self._waiting: list[Any] | None = None  # changes before the last pull that were not pushed
-        self._base = values_of(params) if self._pulls_between_pushes() else None
-
     def after_step(self, rank: synk.Rank, params: Params, step: int) -> None:
-        pulls_between = self._pulls_between_pushes()
-        pushes, pulls = step % self.push_period == 0, step % self.pull_period == 0
-        # Without a base, because the periods were changed, pending changes cannot be identified.
-        if pushes or (pulls and pulls_between and self._base is None):
-            self._settle(params)
-            pushes = True
-        if pulls:
-            if not pushes and self._base is not None:
-                changes = [new - old for new, old in zip(values_of(params), self._base)]
-                earlier = self._waiting or [0] * len(changes)
-                self._waiting = [a + b for a, b in zip(earlier, changes)]
-            self._center.pull()
-        if pushes or pulls:
-            self._base = values_of(params) if pulls_between else None
-
-    def _pulls_between_pushes(self) -> bool:
-        return self.pull_period % self.push_period != 0
-
-    def _settle(self, params: Params) -> None:
-        if self._base is not None:
-            self._base = values_of(params)  # later changes are measured from here
-        if self._waiting is None:
+        if step % self.push_period == 0:
             self._center.push()
-            return
-        own = values_of(params)
-        assign(params, [a + b for a, b in zip(own, self._waiting)])
-        self._center.push()
-        assign(params, own)
-        self._center.push(scale=0)  # and so does the center
-        self._waiting = None
+        if step % self.pull_period == 0:
+            self._center.pull(keep_changes=True)
 
 
 class ASGD(Downpour):
@@ -231,9 +204,6 @@ class SSP(_Centered):
         rank.clock = step
         rank.wait_for_clocks(step - self.staleness)
         self._center.pull()
-
-    def _settle(self, params: Params) -> None:
-        self._center.push()
 
 
 class GoSGD(Rule):

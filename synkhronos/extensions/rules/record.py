@@ -1,12 +1,15 @@
-"""`Record`: what a training has done, with the history of a rank, and the state for a checkpoint."""
+"""`Record`: what a training has done, with the history of a rank, and the state for a checkpoint.
+
+`Progress` shows it meanwhile.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
@@ -16,6 +19,9 @@ import synkhronos as synk
 from synkhronos._html import picture, table
 from synkhronos._text import listed
 from synkhronos._typing import AnyArray, PathLike
+from synkhronos.arithmetic.comparison import digest
+from synkhronos.host.handler_errors import suppress
+from synkhronos.host.progress import DELAY, INTERVAL, PAUSE, is_off, is_terminal
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -337,10 +343,8 @@ def save_state(path: PathLike, saved: Saved, settings: Mapping[str, Any]) -> Non
 def _packed(name: str, value: Any, arrays: dict[str, Any]) -> list[Any]:
     """Return an item of a state for JSON; an array is added to `arrays`, once for all equal ones."""
     if isinstance(value, (numpy.ndarray, numpy.generic)):
-        array = numpy.asarray(value)
-        content = f"{array.dtype.str} {array.shape}".encode() + array.tobytes()
-        key = f"rules.{name} {hashlib.sha256(content).hexdigest()}"
-        arrays[key] = array
+        key = f"rules.{name} {digest(numpy.asarray(value)).hex()}"
+        arrays[key] = numpy.asarray(value)
         return ["array", key]
     if value is None or isinstance(value, (bool, int, float, str)):
         return ["value", value]
@@ -421,3 +425,75 @@ def check_path(path: PathLike, what: str = "rules.train") -> None:
         raise PermissionError(
             f"{what}: checkpoint: cannot write to the folder {folder!r}; give another path"
         )
+
+
+class Progress:
+    """Reports the loss and the rows of this rank to the master, which shows the totals of all ranks.
+
+    Parameters
+    ----------
+    rank : Rank
+        The rank whose progress is reported.
+    is_shown : bool
+        Whether the script asked for the progress.
+    rows : int
+        How many rows all ranks will use.
+    epochs : int
+        The number of epochs.
+    """
+
+    def __init__(self, rank: synk.Rank, is_shown: bool, rows: int, epochs: int) -> None:
+        self._rank, self._rows, self._epochs = rank, rows, epochs
+        self._began = self._reported = time.perf_counter()
+        self._first: int | None = None
+        self._next_line = self._began + DELAY
+        self._bar: Any = None
+        self._is_shown = is_shown and rank.is_master and not is_off()
+        if self._is_shown and is_terminal(sys.stderr):
+            with contextlib.suppress(ImportError):
+                from tqdm import tqdm
+
+                options = {"unit": " rows", "unit_scale": True, "leave": False, "file": sys.stderr}
+                self._bar = tqdm(total=rows, **options)
+
+    def step(self, epoch: int, loss: float, samples: int) -> None:
+        """Report a step of this rank, and show the latest of all, unless that was done a moment ago."""
+        now = time.perf_counter()
+        if self._first is None:
+            self._first = samples
+        if now - self._reported < INTERVAL:
+            return
+        self._reported = now
+        rate = (samples - self._first) / (now - self._began)
+        self._rank.report(loss=loss, samples=samples, rate=rate)
+        if not self._is_shown or (self._bar is None and now < self._next_line):
+            return
+        latest = [item for item in self._rank.latest if item is not None]
+        losses = " ".join(f"{item['loss']:.4g}" for item in latest)
+        rates = " ".join(f"{item['rate']:.0f}" for item in latest)
+        epochs, text = f"epoch {epoch}/{self._epochs}", f"loss {losses}, rows/s {rates}"
+        if self._bar is not None:
+            self._bar.n = min(self._rows, int(sum(item["samples"] for item in latest)))
+            self._bar.set_description(epochs, refresh=False)
+            self._bar.set_postfix_str(text)
+        else:
+            self._next_line = now + PAUSE
+            with suppress(OSError, ValueError):  # stderr is closed; training continues
+                sys.stderr.write(f"synkhronos: training, {epochs}; {text}\n")
+                sys.stderr.flush()
+
+    def write(self, text: str) -> None:
+        """Write text to stdout, above the bar."""
+        if sys.stdout is None:
+            return
+        if self._bar is not None:
+            self._bar.clear()
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        if self._bar is not None:
+            self._bar.refresh()
+
+    def close(self) -> None:
+        """End the bar."""
+        if self._bar is not None:
+            self._bar.close()

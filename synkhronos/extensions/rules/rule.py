@@ -87,11 +87,7 @@ class TrainingStep(Shown):
 
 
 def make_step(
-    loss: Variable,
-    params: Sequence[SharedVariable],
-    inputs: Sequence[Variable],
-    update: Any,
-    **hyper: Any,
+    loss: Variable, params: Params, inputs: Sequence[Variable], update: Any, **hyper: Any
 ) -> TrainingStep:
     """Build a training step in two parts, which each rank of a program takes on its own.
 

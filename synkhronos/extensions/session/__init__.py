@@ -10,7 +10,7 @@ rank, and trains them with a rule of `synkhronos.extensions.rules`. It needs not
     if __name__ == "__main__":
         Session(model="models.modelfile:ModelClass", rule="EASGD", devices=2).run()
 
-The modules: ``session`` is the script's side, and ``loop`` each rank's side. ``model`` is what a model
+The modules: ``session`` is the script's side, and each rank's side. ``model`` is what a model
 must have, with its learning rate, its velocities for ``sync_type="cdd"``, and its state for checkpoints.
 ``recorder`` has the record, the comparison of runs, and what the model of a rank is given. ``inforec``
 reads Theano-MPI's records.

@@ -55,24 +55,16 @@ def _scalar(kind: Any, data: Any = None) -> Any:
     return numpy.frombuffer(_bytes(data), kind.dtype)[0]
 
 
-def _make_array(*args: Any) -> _Array:
-    return _Array()
-
-
 def _encode(text: str, encoding: str = "latin1") -> bytes:
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"expected bytes in latin1, got {encoding!r}")
     return text.encode("latin1")
 
 
-class _NdArray:
-    """The class ``numpy.ndarray`` as an argument, which is not used."""
-
-
-_REPLACED = {
+_REPLACED: dict[tuple[str, str], Any] = {
     ("numpy", "dtype"): _DType,
-    ("numpy", "ndarray"): _NdArray,
-    ("multiarray", "_reconstruct"): _make_array,
+    ("numpy", "ndarray"): None,  # an argument, which is not used
+    ("multiarray", "_reconstruct"): lambda *args: _Array(),
     ("multiarray", "scalar"): _scalar,
     ("_codecs", "encode"): _encode,
 }

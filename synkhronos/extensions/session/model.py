@@ -7,7 +7,7 @@ import inspect
 import json
 import random
 import types
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Callable, Iterator, Mapping, Tuple
 
 import numpy
 
@@ -22,6 +22,7 @@ _LEAVES = (
     numpy.dtype, Variable, Apply, Op,
 )  # fmt: skip
 _MOST = 100_000  # objects that are visited
+_UNASSIGNED = types.CellType()
 _PLAIN = (bool, int, float, str, type(None))
 _GENERATORS = (numpy.random.RandomState, numpy.random.Generator)
 
@@ -80,25 +81,34 @@ def _is_list_of_shared(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and bool(value) and all(map(_is_shared, value))
 
 
-#: Attributes of a model and of its data: what is expected, and whether a value fits.
-_ATTRIBUTES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+_Required = Mapping[str, Tuple[str, Callable[[Any], bool]]]
+
+#: What a model and its data must have: of attributes, what is expected, and whether a value fits; of
+#: methods, how they are called, and whether one can be called so.
+_METHODS: _Required = {
+    "compile_iter_fns": (
+        "() or (sync_type=...)", lambda method: accepts(method) or accepts(method, sync_type="avg")
+    ),
+    "train_iter": ("(count, recorder)", lambda method: accepts(method, 0, None)),
+    "val_iter": ("(count, recorder)", lambda method: accepts(method, 0, None)),
+    "reset_iter": ("(mode)", lambda method: accepts(method, "train")),
+    "adjust_hyperp": ("(epoch)", lambda method: accepts(method, 0)),
+    "cleanup": ("()", lambda method: accepts(method)),
+}  # fmt: skip
+_ATTRIBUTES: _Required = {
     "params": ("a list of shared variables", _is_list_of_shared),
     "n_epochs": _fits_count(0), "n_subb": _fits_count(1), "epoch": ("", lambda value: True),
 }  # fmt: skip
-_OF_DATA = {"n_batch_train": _fits_count(1), "n_batch_val": _fits_count(0)}
-_LATE = {"shared_lr": ("a shared variable", _is_shared)}
-#: How the methods of a model, and of its data if they exist, are called, with words for the call.
-_METHODS: dict[str, tuple[Any, str]] = {
-    "train_iter": ((0, None), "(count, recorder)"),
-    "val_iter": ((0, None), "(count, recorder)"),
-    "reset_iter": (("train",), "(mode)"),
-    "adjust_hyperp": ((0,), "(epoch)"),
-    "cleanup": ((), "()"),
-}
-_METHODS_OF_DATA = {
-    "shuffle_data": ({"mode": "train", "common_seed": 0}, "(mode, common_seed)"),
-    "shard_data": ({"mode": "train", "rank": 0, "size": 1}, "(mode, rank, size)"),
-}
+_OF_DATA: _Required = {"n_batch_train": _fits_count(1), "n_batch_val": _fits_count(0)}
+_OF_DATA_IF_THERE: _Required = {
+    "shuffle_data": (
+        "(mode, common_seed)", lambda method: accepts(method, mode="train", common_seed=0)
+    ),
+    "shard_data": (
+        "(mode, rank, size)", lambda method: accepts(method, mode="train", rank=0, size=1)
+    ),
+}  # fmt: skip
+_LATE: _Required = {"shared_lr": ("a shared variable", _is_shared)}
 
 
 def check(model: Any, is_compiled: bool) -> None:
@@ -119,17 +129,14 @@ def check(model: Any, is_compiled: bool) -> None:
     TypeError
         If the model does not fulfil the contract.
     """
-    complaints = [] if is_compiled else _of_methods(model)
-    complaints += _of_attributes(model, _ATTRIBUTES)
+    complaints = [] if is_compiled else _complaints(model, _METHODS)
+    complaints += _complaints(model, _ATTRIBUTES)
     if is_compiled or complaints:
-        if hasattr(model, "data"):
-            complaints += [f"data.{item}" for item in _of_attributes(model.data, _OF_DATA)]
-            for name, (named, shown) in _METHODS_OF_DATA.items():
-                if hasattr(model.data, name) and not accepts(getattr(model.data, name), **named):
-                    complaints.append(f"data.{_of_signature(model.data, name, shown)}")
-        else:
-            complaints.append("data is missing")
-        complaints += _of_attributes(model, _LATE)
+        data = getattr(model, "data", None)
+        there = {name: item for name, item in _OF_DATA_IF_THERE.items() if hasattr(data, name)}
+        complaints += ["data is missing"] if data is None else []
+        complaints += [] if data is None else _complaints(data, {**_OF_DATA, **there}, "data.")
+        complaints += _complaints(model, _LATE)
     if complaints:
         when = "after compile_iter_fns()" if is_compiled else "before anything is compiled"
         raise TypeError(
@@ -138,32 +145,20 @@ def check(model: Any, is_compiled: bool) -> None:
         )
 
 
-def _of_methods(model: Any) -> list[str]:
+def _complaints(owner: Any, required: _Required, prefix: str = "") -> list[str]:
+    """Return what is missing or wrong in a model or its data."""
     complaints = []
-    if not callable(getattr(model, "compile_iter_fns", None)):
-        complaints.append("compile_iter_fns() is missing")
-    elif not accepts(model.compile_iter_fns) and not accepts(model.compile_iter_fns, sync_type="avg"):
-        complaints.append(_of_signature(model, "compile_iter_fns", "() or (sync_type=...)"))
-    for name, (arguments, shown) in _METHODS.items():
-        if not callable(getattr(model, name, None)):
-            complaints.append(f"{name}{shown} is missing")
-        elif not accepts(getattr(model, name), *arguments):
-            complaints.append(_of_signature(model, name, shown))
+    for name, (what, fits) in required.items():
+        value: Any = getattr(owner, name, None)
+        is_method = what.startswith("(")
+        if not hasattr(owner, name) or (is_method and not callable(value)):
+            complaints.append(f"{prefix}{name}{what if is_method else ''} is missing")
+        elif not fits(value) and is_method:
+            given = inspect.signature(value)
+            complaints.append(f"{prefix}{name}{given} cannot be called as {name}{what}")
+        elif not fits(value):
+            complaints.append(f"{prefix}{name} is {shortened(value)} instead of {what}")
     return complaints
-
-
-def _of_attributes(owner: Any, expected: Mapping[str, tuple[str, Callable[[Any], bool]]]) -> list[str]:
-    return [
-        f"{name} is {shortened(getattr(owner, name))} instead of {what}"
-        if hasattr(owner, name)
-        else f"{name} is missing"
-        for name, (what, fits) in expected.items()
-        if not (hasattr(owner, name) and fits(getattr(owner, name)))
-    ]
-
-
-def _of_signature(owner: Any, name: str, shown: str) -> str:
-    return f"{name}{inspect.signature(getattr(owner, name))} cannot be called as {name}{shown}"
 
 
 def accepts(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
@@ -355,7 +350,7 @@ def _referred(item: Any) -> list[Any]:
     if isinstance(item, types.MethodType):
         return [item.__self__, item.__func__]
     if isinstance(item, types.FunctionType):
-        cells = [cell.cell_contents for cell in item.__closure__ or () if _is_filled(cell)]
+        cells = [cell.cell_contents for cell in item.__closure__ or () if cell != _UNASSIGNED]
         return [*cells, *vars(item).values()]
     if type(item).__module__.partition(".")[0] in (package.__name__, "numpy"):
         return []
@@ -363,14 +358,6 @@ def _referred(item: Any) -> list[Any]:
         return list(vars(item).values())
     except TypeError:
         return []
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
 
 
 class ModelState:

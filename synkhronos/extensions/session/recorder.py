@@ -2,27 +2,141 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
+from abc import ABC, abstractmethod
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import numpy
 
 from synkhronos._checks import check_int
 from synkhronos._typing import PathLike
-from synkhronos.extensions.rules.record import Record, make_figure
-from synkhronos.extensions.rules.writers import TIMES, Lines, LivePlot, Sink, TensorBoard
+from synkhronos.extensions.rules.record import POSITION, Record, make_figure, numbers_of
 from synkhronos.extensions.session.inforec import one_number, read_inforec
 from synkhronos.profiles.log import note
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+#: The times of a batch, by what a rank does
+TIMES = ("load", "compute", "exchange", "wait")
+#: How Theano-MPI calls times and outputs.
+_NAMES = {"compute": "train", "exchange": "comm", "loss": "cost", "error_top5": "top_5_error"}
+
 COLUMNS = ("loss", "seconds", "samples", "learning_rate", *TIMES)
 
 #: The names of times that models of Theano-MPI give to `RankRecorder.end`.
 MODES = {"calc": "compute", "comm": "exchange", "wait": "wait", "load": "load"}
 _OUTPUT = "output "
+
+
+class Sink(ABC):
+    """Where the master writes numbers while the ranks train."""
+
+    @abstractmethod
+    def training(self, count: int, batches: int, numbers: Mapping[str, float]) -> None:
+        """Write the means of the outputs of some batches, the learning rate, and the sums of times."""
+
+    @abstractmethod
+    def validation(self, point: Mapping[str, Any]) -> None:
+        """Write a validation."""
+
+    def close(self) -> None:  # noqa: B027
+        """Write what is left, at the end."""
+
+
+class Lines(Sink):
+    """Writes lines as the recorder of Theano-MPI does.
+
+    Parameters
+    ----------
+    write : callable
+        Takes the text.
+    """
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+
+    def training(self, count: int, batches: int, numbers: Mapping[str, float]) -> None:
+        outputs = {name: numbers[name] for name in ("loss", "error") if name in numbers}
+        others = {*outputs, *TIMES, "seconds", "samples", "learning_rate"}
+        first = " ".join(f"{value:f}" for value in outputs.values())
+        more = "".join(f" {name} {number:f}" for name, number in numbers.items() if name not in others)
+        times = {name: numbers[name] for name in ("compute", "exchange", "wait", "load")}
+        parts = " ".join(f"{_NAMES.get(name, name)} {time:.2f}" for name, time in times.items())
+        total = sum(times.values())
+        self._write(f"\n{count} {first}{more}\ntime per {batches} batches: {total:.2f} ({parts})\n")
+
+    def validation(self, point: Mapping[str, Any]) -> None:
+        lines = [
+            f"validation {_NAMES.get(name, name)}:{value:.4f}\n"
+            for name, value in numbers_of(point).items()
+        ]
+        self._write("\n" + "".join(lines))
+
+
+class TensorBoard(Sink):
+    """Writes the numbers to files of TensorBoard, by ``tensorboardX``.
+
+    Parameters
+    ----------
+    folder : path
+        The folder of the run.
+    """
+
+    def __init__(self, folder: PathLike) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(os.fspath(folder))
+
+    def training(self, count: int, batches: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            group = "time" if name in TIMES else "training"
+            if name not in ("seconds", "samples"):
+                self._writer.add_scalar(f"{group}/{name}", value, count)
+
+    def validation(self, point: Mapping[str, Any]) -> None:
+        for name, value in numbers_of(point).items():
+            self._writer.add_scalar(f"validation/{name}", value, point["step"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class LivePlot(Sink):
+    """Shows the losses in the output of a notebook's cell, and replaces the picture by the next one."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[tuple[int, float]]] = {}
+        self._shown: Any = None
+
+    def training(self, count: int, batches: int, numbers: Mapping[str, float]) -> None:
+        self._show(count, {"loss": numbers["loss"]})
+
+    def validation(self, point: Mapping[str, Any]) -> None:
+        numbers = numbers_of(point)
+        self._show(point["step"], {f"validation: {name}": numbers[name] for name in numbers})
+
+    def _show(self, count: int, numbers: Mapping[str, float]) -> None:
+        from IPython import display as ipython
+
+        display: Any = ipython  # it has no types
+        figure, (axis,) = make_figure("Recorder: live", 7, 1)
+        for name, value in numbers.items():
+            self._lines.setdefault(name, []).append((count, value))
+        for name, points in self._lines.items():
+            axis.plot(*zip(*points), ".-", ms=4, lw=0.8, label=name)
+        axis.set_xlabel("batches of a rank")
+        axis.legend()
+        png = io.BytesIO()
+        figure.savefig(png, dpi=100)
+        image = display.Image(data=png.getvalue())
+        if self._shown is None:
+            self._shown = display.display(image, display_id=True)
+        else:
+            self._shown.update(image)
 
 
 class Stopwatch:
@@ -60,6 +174,11 @@ class RankRecorder(Stopwatch):
         The rows of earlier programs, by column.
     elapsed : float
         The seconds that earlier programs took.
+
+    Attributes
+    ----------
+    outputs_of_batch : list of dict
+        What `train_error` has recorded in this batch.
     """
 
     def __init__(
@@ -69,7 +188,7 @@ class RankRecorder(Stopwatch):
         self.rows = {name: list(rows.get(name, ())) for name in (*COLUMNS, *rows)}
         self._began = time.perf_counter() - elapsed
         self._times = dict.fromkeys(TIMES, 0.0)
-        self._outputs: list[dict[str, float]] = []
+        self.outputs_of_batch: list[dict[str, float]] = []
         self._validated: list[dict[str, float]] = []
         self._since = len(self.rows["loss"])  # the first batch that was not printed
         self._latest: list[Any] | None = None
@@ -91,7 +210,7 @@ class RankRecorder(Stopwatch):
 
     def train_error(self, count: int, cost: Any, error: Any = None, **others: Any) -> None:
         """Record the outputs of a training step; `others` are further outputs by name."""
-        self._outputs.append(_numbers("train_error", {"loss": cost, "error": error, **others}))
+        self.outputs_of_batch.append(_numbers("train_error", {"loss": cost, "error": error, **others}))
 
     def val_error(
         self, count: int, cost: Any, error: Any = None, error_top5: Any = None, **others: Any
@@ -112,10 +231,9 @@ class RankRecorder(Stopwatch):
         for name in ("seconds", "samples"):
             numbers[name] = self.rows[name][-1]
         self._since += batches
+        numbers = {_without_prefix(name): number for name, number in numbers.items()}
         for sink in self._sinks:
-            sink.training(
-                count, batches, {_without_prefix(name): number for name, number in numbers.items()}
-            )
+            sink.training(count, batches, numbers)
 
     def print_val_info(self, count: int, point: Mapping[str, Any]) -> None:
         """Write the averages of a validation over all ranks."""
@@ -140,16 +258,6 @@ class RankRecorder(Stopwatch):
         return int(self.rows["samples"][-1]) if self.rows["samples"] else 0
 
     @property
-    def n_outputs(self) -> int:
-        """How often `train_error` was called in this batch."""
-        return len(self._outputs)
-
-    @property
-    def latest_loss(self) -> float:
-        """The cost that was recorded last."""
-        return self._outputs[-1]["loss"]
-
-    @property
     def measured(self) -> float:
         """The seconds of this batch that the model has measured, apart from computing."""
         return sum(self._times[name] for name in ("load", "wait", "exchange"))
@@ -170,7 +278,7 @@ class RankRecorder(Stopwatch):
         samples : int
             The number of rows in the batch.
         """
-        means = _means(self._outputs)
+        means = _means(self.outputs_of_batch)
         self._times["compute"] = computed
         row = {
             "loss": means.pop("loss"), "seconds": self.seconds, "samples": self.n_samples + samples,
@@ -181,7 +289,7 @@ class RankRecorder(Stopwatch):
         for name in {**self.rows, **row}:
             column = self.rows.setdefault(name, [float("nan")] * done)
             column.append(float(row.get(name, float("nan"))))
-        self._outputs.clear()
+        self.outputs_of_batch.clear()
         self._times = dict.fromkeys(TIMES, 0.0)
 
     def take_validation(self) -> tuple[float, dict[str, float]]:
@@ -232,6 +340,8 @@ class Recorder(Record):
 
     Attributes
     ----------
+    print_every : int
+        The parameter.
     outputs : dict of list of list of float
         The further outputs of each batch, such as ``"error"``, by name and by rank.
     learning_rates : list of list of float
@@ -263,16 +373,21 @@ class Recorder(Record):
         tensorboard: PathLike | None = None,
         live: bool = False,
     ) -> None:
-        self._print_every = check_int(print_every, "Recorder: print_every", 0)
+        self.print_every = check_int(print_every, "Recorder: print_every", 0)
         try:
             self._tensorboard = None if tensorboard is None else os.fspath(tensorboard)
         except TypeError:
             raise TypeError(f"Recorder: tensorboard: expected a path, got {tensorboard!r}") from None
         self._live = bool(live)
-        if self._tensorboard is not None:
-            TensorBoard.check()
-        if self._live:
-            LivePlot.check()
+        packages = {"tensorboard": ["tensorboardX"] if self._tensorboard is not None else []}
+        packages["live"] = ["IPython", "matplotlib"] if self._live else []
+        for option, names in packages.items():
+            missing = [name for name in names if find_spec(name) is None]
+            if missing:
+                raise ImportError(
+                    f"Recorder: {option}: expected installed packages, missing are "
+                    f"{', '.join(missing)}: pip install {' '.join(missing)}; or leave {option}= out"
+                )
         self.clear(check_int(size, "Recorder: size", 0))
 
     def clear(self, size: int) -> None:
@@ -288,11 +403,6 @@ class Recorder(Record):
         self.learning_rates: list[list[float]] = [[] for _ in range(size)]
         self.times: dict[str, list[list[float]]] = {name: [[] for _ in range(size)] for name in TIMES}
 
-    @property
-    def print_every(self) -> int:
-        """The number of batches after which a line is printed; 0 for none."""
-        return self._print_every
-
     def open_sinks(self, write: Callable[[str], object]) -> list[Sink]:
         """Return what the master writes to while the ranks train. `Session` calls it.
 
@@ -302,7 +412,7 @@ class Recorder(Record):
             Writes lines.
 
         """
-        sinks: list[Sink] = [Lines(write)] if self._print_every else []
+        sinks: list[Sink] = [Lines(write)] if self.print_every else []
         if self._tensorboard is not None:
             sinks.append(TensorBoard(self._tensorboard))
         if self._live:
@@ -371,13 +481,9 @@ class Recorder(Record):
         })  # fmt: skip
         for epoch, (count, cost, error, top5) in enumerate(lists["val_info"], 1):
             until = [second for second, each in zip(seconds, counts) if each <= count]
-            record.validations.append(
-                {
-                    "epoch": epoch, "rank": 0, "step": int(count), "samples": int(count),
-                    "seconds": until[-1] if until else 0.0,
-                    "loss": cost, "error": error, "error_top5": top5,
-                }
-            )  # fmt: skip
+            position = (epoch, 0, int(count), until[-1] if until else 0.0, int(count))
+            numbers = {"loss": cost, "error": error, "error_top5": top5}
+            record.validations.append({**dict(zip(POSITION, position)), **numbers})
         return record
 
 

@@ -1,25 +1,379 @@
-"""`Session`: trains a model of Theano-MPI's kind on all ranks, with any rule."""
+"""`Session`: trains a model of Theano-MPI's kind on all ranks, with any rule.
+
+Every rank runs the program of a session: its model, batches, exchanges and validations.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import json
 import os
-from typing import Any, Callable, Mapping, Sequence
+import time
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy
 
 import synkhronos as synk
 from synkhronos._checks import check_flag, check_in_range, check_int
 from synkhronos._html import Facts, Shown
-from synkhronos._typing import PathLike
+from synkhronos._typing import AnyArray, PathLike
 from synkhronos.extensions import rules
-from synkhronos.extensions.rules.record import check_path
-from synkhronos.extensions.rules.rule import Rule
+from synkhronos.extensions.rules.record import POSITION, Progress, check_path, check_settings, numbers_of
+from synkhronos.extensions.rules.rule import END, Rule, values_of, with_values
+from synkhronos.extensions.rules.training import Loop, combined
 from synkhronos.extensions.session import model as models
-from synkhronos.extensions.session.loop import Outcome, Plan, combined_by_epoch, session_program
-from synkhronos.extensions.session.model import SummedVelocities
-from synkhronos.extensions.session.recorder import Recorder
+from synkhronos.extensions.session.model import LearningRate, ModelState, SummedVelocities
+from synkhronos.extensions.session.recorder import RankRecorder, Recorder
+
+FORMAT = ["synkhronos session", 1]
+_PATIENCE = 3  # batches after which the parameters must have changed
+_BATCHES = "batches"  # that a rank has validated
+_EPOCH, _STEPS, _BEGAN = range(3)  # what a rank that replaces a dead one must know
+
+
+class Plan(NamedTuple):
+    """The arguments of `Session`, checked."""
+
+    model: Callable[..., Any] | str
+    config: Mapping[str, Any]
+    rule: Rule
+    sync_type: str
+    recorder: Recorder
+    checkpoint: PathLike | None
+    checkpoint_every: int
+    resumes: bool
+    scale_lr: bool
+    warmup: float
+    seed: int
+    progress: bool
+
+    def settings(self, size: int, model: Any) -> dict[str, Any]:
+        """Return the settings that must be the same to continue from a checkpoint."""
+        own = {name: getattr(self, name) for name in ("sync_type", "scale_lr", "warmup")}
+        return {"model": type(model).__name__, "rule": type(self.rule).__name__, "ranks": size, **own}
+
+
+class Outcome(NamedTuple):
+    """The return value of the program on a rank; the model in the master only.
+
+    The validations are of all ranks, or, if the ranks do not meet, of this one.
+    """
+
+    rows: dict[str, list[float]]
+    validations: list[dict[str, Any]]
+    has_stopped: bool
+    model: Any
+
+
+def session_program(rank: synk.Rank, plan: Plan) -> Outcome:
+    """Build the model, train it, and give the parameters their final values.
+
+    Parameters
+    ----------
+    rank : Rank
+        The rank that runs the program.
+    plan : Plan
+        The arguments of the session.
+    """
+    model = None
+    try:
+        with rank.compiling() if rank.may_meet else contextlib.nullcontext():
+            model = _build(rank, plan)
+        models.check(model, is_compiled=True)
+        if not isinstance(plan.rule, SummedVelocities):
+            _check_updates_itself(model, plan)
+        return _ModelLoop(rank, plan, model).run()
+    finally:
+        if model is not None:
+            model.cleanup()
+
+
+def _build(rank: synk.Rank, plan: Plan) -> Any:
+    """Return the model of this rank, with its functions compiled."""
+    made = models.find_class(plan.model)
+    config = {
+        **plan.config, "rank": rank.rank, "size": rank.size, "verbose": rank.is_master,
+        "device": rank.device, "sync_type": plan.sync_type,
+    }  # fmt: skip
+    model = made(config)
+    models.check(model, is_compiled=False)
+    if models.accepts(model.compile_iter_fns, sync_type=plan.sync_type):
+        model.compile_iter_fns(sync_type=plan.sync_type)
+    else:
+        model.compile_iter_fns()
+    return model
+
+
+def _check_updates_itself(model: Any, plan: Plan) -> None:
+    """Raise if the model has compiled functions that compute velocities, which nobody would exchange."""
+    if callable(getattr(model, "descent_vel", None)):
+        raise ValueError(
+            f"Session: sync_type='avg': expected a model whose train_iter() updates the parameters, but "
+            f"{type(model).__name__}.compile_iter_fns() has made descent_vel(), so it computes "
+            f"velocities only, which {plan.rule!r} does not exchange: nothing would be trained; let it "
+            f"compile for sync_type='avg', or use rule='BSP' with sync_type='cdd'"
+        )
+
+
+class _ModelLoop(Loop):
+    """The loop of a session, with the model of a rank, which has its own data."""
+
+    def __init__(self, rank: synk.Rank, plan: Plan, model: Any) -> None:
+        super().__init__(rank, plan.rule, list(model.params), model, plan.seed)
+        self._plan, self._model = plan, model
+        self._by_sub_batch = isinstance(self._rule, SummedVelocities)
+        rank.adopt([*self._params, *model.vels2] if self._by_sub_batch else self._params)
+        self._model_state = ModelState(model)
+        self._epoch, self._place, self._has_stopped = 0, numpy.zeros(3), False
+        self._validations: list[dict[str, Any]] = []
+        scale = rank.size if plan.scale_lr else 1
+        if plan.scale_lr and callable(getattr(model, "scale_lr", None)):
+            model.scale_lr(rank.size)
+            scale = 1
+        self._rate = LearningRate(model.shared_lr, scale, rank.size)
+        rows, state, elapsed = self._begin()
+        per_batch = getattr(model, "batch_size", 1)
+        self._samples = int(per_batch) if isinstance(per_batch, (int, numpy.integer)) else 1
+        self._samples *= int(model.n_subb)
+        total = int(model.n_epochs) * int(model.data.n_batch_train) * self._samples * rank.size
+        self._progress = Progress(rank, plan.progress, total, int(model.n_epochs))
+        self._sinks = plan.recorder.open_sinks(self._progress.write) if rank.is_master else []
+        self._recorder = RankRecorder(self._sinks, plan.recorder.print_every, rows, elapsed)
+        self._start(state)
+        self._before: list[AnyArray] | None = values_of(self._params)  # until a parameter changes
+        self._n_unchanged = 0  # batches
+
+    # Beginning, and checkpoints
+
+    def _begin(self) -> tuple[dict[str, list[float]], dict[str, Any] | None, float]:
+        """Return the rows of the record, the rule's state and the seconds of earlier programs."""
+        path = self._plan.checkpoint
+        if not self._rank.may_meet:
+            return {}, None, self._take_place()
+        if path is None or not self._plan.resumes:
+            self._rank.broadcast(self._params)
+            return {}, None, 0.0
+        values = self._rank.load(path)
+        header = self._checked_header(path, values)
+        self._model_state.set(_part(values, "model"))
+        self._rate.restore(values["rate"])
+        self._steps, self._epoch = header["steps"], header["epoch"]
+        self._rule.seed = header["seed"]
+        self._validations = header["validations"]
+        rows = {name: column.tolist() for name, column in _part(values, "record").items()}
+        return rows, _part(values, "rule"), header["seconds"]
+
+    def _take_place(self) -> float:
+        """Begin, or go on in the epoch in which a dead rank was; return the seconds since the beginning.
+
+        All ranks begin with the parameters of the first one.
+        """
+        self._rank.center(self._params, "begin")
+        self._place = self._rank.memory("session", 3)
+        self._place[_BEGAN] = self._place[_BEGAN] or time.perf_counter()
+        self._epoch, self._steps = int(self._place[_EPOCH]), int(self._place[_STEPS])
+        for epoch in range(self._epoch):
+            self._rate.adjust(self._model.adjust_hyperp, epoch)
+        return time.perf_counter() - float(self._place[_BEGAN])
+
+    def _checked_header(self, path: PathLike, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the header of a checkpoint; raise if it is not of this session."""
+        header: dict[str, Any] = json.loads(values.get("session", "{}"))
+        if header.get("format") != FORMAT:
+            raise ValueError(
+                f"Session: checkpoint: expected a file of a session, got {path!r}; give another path, "
+                f"or remove it to begin anew"
+            )
+        settings = self._plan.settings(self._rank.size, self._model)
+        check_settings("Session", path, header["settings"], settings)
+        complaint = self._model_state.check(_part(values, "model"))
+        if complaint is not None:
+            raise ValueError(
+                f"Session: checkpoint: expected the variables of this model in {path!r}, but "
+                f"{complaint}; use the same model, or remove the file to begin anew"
+            )
+        return header
+
+    def _save(self, path: PathLike) -> None:
+        rank, rule = self._rank, self._rule
+        state = self._state()
+        if not rule.is_synchronous:  # then the rule has set the clocks beyond all steps
+            rank.barrier()
+            rank.clock = self._steps
+            rank.barrier()
+        header = {
+            "format": FORMAT, "settings": self._plan.settings(rank.size, self._model),
+            "steps": self._steps, "epoch": self._epoch, "seed": rule.seed,
+            "seconds": self._recorder.seconds, "validations": self._validations,
+        }  # fmt: skip
+        rows = {name: numpy.array(column) for name, column in self._recorder.rows.items()}
+        parts = {"model": self._model_state.get(), "rule": state, "record": rows}
+        named = {
+            f"{part} {name}": item for part, values in parts.items() for name, item in values.items()
+        }
+        rank.save(path, {"session": json.dumps(header), "rate": self._rate.own, **named})
+
+    # The loop
+
+    def run(self) -> Outcome:
+        """Train up to the model's last epoch; end early if the ranks are asked to stop."""
+        try:
+            has_stopped = self._run()
+            self._rule.finish(self._rank, self._params)
+        finally:
+            for sink in self._sinks:
+                sink.close()
+        kept = self._model if self._rank.is_master else None
+        return Outcome(self._recorder.rows, self._validations, has_stopped, kept)
+
+    def _epochs(self) -> Iterator[int]:
+        while self._epoch < self._model.n_epochs:
+            yield self._epoch
+
+    def _batches(self, epoch: int) -> Iterator[int]:
+        rank, model = self._rank, self._model
+        model.epoch = epoch
+        n_batches = int(model.data.n_batch_train)
+        if self._rule.is_synchronous:
+            self._check_equal(n_batches)
+        self._warmup = round(self._plan.warmup * n_batches)
+        rank.in_step = self._rule.is_synchronous  # the others stop where they are
+        for batch in range(n_batches):
+            self._has_stopped = rank.should_stop
+            if self._has_stopped:
+                break
+            yield batch
+
+    def _is_stopped(self, epoch: int) -> bool:
+        if self._rank.may_meet:
+            self._rank.clock = END  # no rank waits for this one, or sends to it
+            self._has_stopped = any(self._rank.exchange(self._has_stopped))
+            self._rank.clock = self._steps
+        self._model.reset_iter("train")
+        return self._has_stopped
+
+    def _check_equal(self, n_batches: int) -> None:
+        by_rank = self._rank.exchange(n_batches)
+        if any(item != n_batches for item in by_rank):
+            raise ValueError(
+                f"Session: data.n_batch_train: expected the same number on every rank, as all of them "
+                f"meet after each batch with {self._rule!r}, got {by_rank}; repeat or leave out batches "
+                f"in shard_data(), or use a rule without collectives, such as EASGD"
+            )
+
+    def _compute(self, batch: int) -> tuple[float, int]:
+        model, recorder = self._model, self._recorder
+        self._rate_of_step = self._rate.before_step(self._steps - 1, self._warmup)
+        self._computed = 0.0
+        for number in range(1, int(model.n_subb) + 1):
+            known, began = recorder.measured, time.perf_counter()
+            model.train_iter(self._steps, recorder)
+            self._computed += time.perf_counter() - began - (recorder.measured - known)
+            if len(recorder.outputs_of_batch) < number:
+                raise RuntimeError(
+                    f"Session: expected that {type(model).__name__}.train_iter() calls "
+                    f"recorder.train_error(count, cost, error), got no call in batch {self._steps}"
+                )
+            loss = recorder.outputs_of_batch[-1]["loss"]
+            self._check_finite("Session", loss)
+            if self._by_sub_batch:
+                self._meet()
+        self._check_changed()
+        return loss, self._samples
+
+    def _check_changed(self) -> None:
+        """Raise after some batches in which no parameter has changed."""
+        if self._before is None:
+            return
+        self._n_unchanged += 1
+        if not all(map(numpy.array_equal, values_of(self._params), self._before)):
+            self._before = None
+        elif self._n_unchanged == _PATIENCE:
+            raise RuntimeError(
+                f"Session: expected that training changes the parameters, but after {_PATIENCE} batches "
+                f"all of model.params are as before on rank {self._rank.rank}, with "
+                f"sync_type={self._plan.sync_type!r}: let the functions that train_iter() calls update "
+                f"them, or, for 'cdd', compute model.vels; and look at the learning rate"
+            )
+
+    def _exchange(self) -> None:
+        if not self._by_sub_batch:
+            self._meet()
+
+    def _meet(self) -> None:
+        """Let the rule exchange; the wait for slower ranks is measured if they meet."""
+        if self._rule.is_synchronous and self._rank.size > 1:
+            began = time.perf_counter()
+            self._rank.barrier()
+            self._recorder.add_time("wait", time.perf_counter() - began)
+        began = time.perf_counter()
+        super()._exchange()
+        self._recorder.add_time("exchange", time.perf_counter() - began)
+
+    def _finish_step(self, loss: float) -> int:
+        self._place[_STEPS] = self._steps
+        self._recorder.finish_batch(self._rate_of_step, self._computed, self._samples)
+        self._recorder.print_train_info(self._steps)
+        return self._recorder.n_samples
+
+    def _validate(self, epoch: int) -> None:
+        """Validate with the rule's value, each rank on its own batches; record the averages."""
+        rank, model, recorder = self._rank, self._model, self._recorder
+        with with_values(self._params, self._rule.value(rank, self._params)):
+            for _ in range(int(model.data.n_batch_val) * int(model.n_subb)):
+                model.val_iter(self._steps, recorder)
+            model.reset_iter("val")
+        position = dict(zip(POSITION, (epoch, None, self._steps, recorder.seconds, recorder.n_samples)))
+        own_part = recorder.take_validation(), position
+        every = rank.exchange(own_part) if rank.may_meet else [own_part]
+        point = _point(every, every[rank.master_rank if rank.may_meet else 0][1])
+        if point is not None:
+            self._validations.append(point if rank.may_meet else {**point, _BATCHES: own_part[0][0]})
+            recorder.print_val_info(self._steps, point)
+            model.current_info = recorder.get_latest_val_info()
+
+    def _finish_epoch(self, epoch: int) -> None:
+        plan, model = self._plan, self._model
+        if self._rank.is_master and callable(getattr(model, "print_info", None)):
+            model.print_info(self._recorder)
+        self._rate.adjust(model.adjust_hyperp, self._epoch)
+        self._epoch = epoch
+        self._place[_EPOCH] = epoch
+        if plan.checkpoint is not None and (
+            epoch == model.n_epochs or not epoch % plan.checkpoint_every
+        ):
+            self._save(plan.checkpoint)
+
+
+def _point(
+    every: Sequence[tuple[tuple[float, dict[str, float]], Any]], position: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return a validation: averages of what the ranks have measured; None if there is nothing."""
+    measured = [each for each, _ in every]
+    if not any(count for count, _ in measured):
+        return None
+    return {**position, **combined(measured)}
+
+
+def combined_by_epoch(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Return a validation for each epoch, from those of ranks that did not meet."""
+    by_epoch: dict[int, list[Any]] = {}
+    for outcome in outcomes:
+        for item in outcome.validations:
+            position = {name: item[name] for name in POSITION}
+            numbers = numbers_of(item)
+            by_epoch.setdefault(item["epoch"], []).append(((numbers.pop(_BATCHES), numbers), position))
+    points = [_point(every, every[0][1]) for _, every in sorted(by_epoch.items())]
+    return [point for point in points if point is not None]
+
+
+def _part(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the values of a part of a checkpoint, by their names there."""
+    start = f"{name} "
+    return {key[len(start) :]: value for key, value in values.items() if key.startswith(start)}
+
 
 _RULES: dict[str, Callable[[], Rule]] = {
     "ASGD": rules.ASGD, "BSP": functools.partial(rules.BSP, average="params"), "DiLoCo": rules.DiLoCo,
@@ -149,7 +503,11 @@ class Session(Shown):
         if not isinstance(self.recorder, Recorder):
             raise TypeError(f"Session: recorder: expected a Recorder, got {recorder!r}")
         self.model: Any = None
-        self._devices = _checked_devices(devices)
+        self._devices: int | list[str] | None = None
+        if isinstance(devices, (list, tuple)):
+            self._devices = checked_devices(devices)
+        elif devices is not None:
+            self._devices = check_int(devices, "Session: devices", 1)
         if checkpoint is not None:
             check_path(checkpoint, "Session")
         if config is not None and not isinstance(config, Mapping):
@@ -247,16 +605,12 @@ class Session(Shown):
 # Arguments
 
 
-def _checked_devices(devices: Any) -> int | list[str] | None:
-    if devices is None:
-        return None
-    if isinstance(devices, (list, tuple)):
-        if not devices or not all(isinstance(device, str) for device in devices):
-            raise TypeError(
-                f"Session: devices: expected names such as ['cuda0', 'cuda1'], got {devices!r}"
-            )
-        return list(devices)
-    return check_int(devices, "Session: devices", 1)
+def checked_devices(devices: Any, what: str = "Session") -> list[str]:
+    """Return names of devices as a list; `what` begins the message if they are something else."""
+    is_list = isinstance(devices, (list, tuple)) and devices
+    if not is_list or not all(isinstance(device, str) for device in devices):
+        raise TypeError(f"{what}: devices: expected names such as ['cuda0', 'cuda1'], got {devices!r}")
+    return list(devices)
 
 
 def _checked_scale(scale_lr: Any, sync_type: str) -> bool:

@@ -36,11 +36,9 @@ __all__ = [
 Folder = Union[str, Path]
 #: The names of MNIST's files: images and labels to train, and to test.
 MNIST_FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
+    "train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
-)
+)  # fmt: skip
 #: The mean and the deviation of ImageNet's pixels in [0, 1], by color.
 IMAGENET_MEAN = np.array([0.485, 0.456, 0.406], "float32")
 IMAGENET_DEVIATION = np.array([0.229, 0.224, 0.225], "float32")

@@ -218,11 +218,7 @@ class AdversarialModel(Model):
         The two parts of `params`.
     """
 
-    defaults = {
-        "noise": 100,
-        "n_critic": 1,
-        "clip": None,
-    }
+    defaults = {"noise": 100, "n_critic": 1, "clip": None}
     symmetric = True
     critic: Any = None
 
@@ -315,14 +311,9 @@ class WGAN(AdversarialModel):
     """
 
     defaults = {
-        "pixels": 64,
-        "batch_size": 64,
-        "n_epochs": 25,
-        "update_rule": "rmsprop",
-        "learning_rate": 5e-5,
-        "n_critic": 5,
-        "clip": 0.01,
-    }
+        "pixels": 64, "batch_size": 64, "n_epochs": 25, "update_rule": "rmsprop", "learning_rate": 5e-5,
+        "n_critic": 5, "clip": 0.01,
+    }  # fmt: skip
     network = staticmethod(wgan_generator)
     critic = staticmethod(wgan_critic)
 
@@ -342,14 +333,9 @@ class LSGAN(AdversarialModel):
     """
 
     defaults = {
-        "pixels": 112,
-        "batch_size": 64,
-        "n_epochs": 25,
-        "update_rule": "adam",
-        "learning_rate": 0.001,
-        "momentum": 0.5,
-        "noise": 1024,
-    }
+        "pixels": 112, "batch_size": 64, "n_epochs": 25, "update_rule": "adam", "learning_rate": 0.001,
+        "momentum": 0.5, "noise": 1024,
+    }  # fmt: skip
     network = staticmethod(lsgan_generator)
     critic = staticmethod(lsgan_critic)
 

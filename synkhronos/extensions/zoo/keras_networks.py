@@ -108,17 +108,10 @@ class WideResNet(Model):
     """WRN-28-10 with the paper's training: Nesterov momentum 0.9, rate 0.1, minibatches of 128."""
 
     defaults = {
-        "pixels": 32,
-        "batch_size": 128,
-        "n_epochs": 200,
-        "update_rule": "nesterov",
-        "learning_rate": 0.1,
-        "lr_epochs": (60, 120, 160),
-        "lr_factor": 0.2,
-        "weight_decay": 5e-4,
-        "depth": 28,
-        "widen": 10,
-    }
+        "pixels": 32, "batch_size": 128, "n_epochs": 200, "update_rule": "nesterov",
+        "learning_rate": 0.1, "lr_epochs": (60, 120, 160), "lr_factor": 0.2, "weight_decay": 5e-4,
+        "depth": 28, "widen": 10,
+    }  # fmt: skip
     network = staticmethod(wide_resnet)
     read = staticmethod(data.cifar10)
 

@@ -16,6 +16,8 @@ from synkhronos.extensions import batch_norm
 Layer = Any  # of Lasagne, which has no types
 Updates = Sequence[Tuple[Any, Any]]
 
+_WEIGHTS = lasagne.init.HeNormal(gain="relu")  # the initial ones, by default
+
 
 class BatchNormLayer(lasagne.layers.Layer):
     """Batch normalization: each channel with mean 0 and variance 1, then scaled and shifted.
@@ -155,13 +157,12 @@ class ConvLayer(lasagne.layers.Conv2DLayer):
         stride: int = 1,
         pad: int | None = None,
         groups: int = 1,
-        W: Any = None,
+        W: Any = _WEIGHTS,
         b: Any = None,
         nonlinearity: Callable[[Any], Any] | None = None,
         **kwargs: Any,
     ) -> None:
         self.groups = groups
-        W = lasagne.init.HeNormal(gain="relu") if W is None else W
         pad = size // 2 if pad is None else pad
         super().__init__(
             incoming, filters, size, stride, pad, W=W, b=b, nonlinearity=nonlinearity, **kwargs
@@ -177,16 +178,9 @@ class ConvLayer(lasagne.layers.Conv2DLayer):
         return (filters, channels // self.groups, *size)
 
     def get_output_for(self, input: Any, **kwargs: Any) -> Any:
-        output = tt.nnet.conv2d(
-            input,
-            self.W,
-            self.input_shape,
-            self.get_W_shape(),
-            border_mode=self.pad,
-            subsample=self.stride,
-            filter_flip=False,
-            num_groups=self.groups,
-        )
+        shapes = self.input_shape, self.get_W_shape()
+        options = {"border_mode": self.pad, "subsample": self.stride, "num_groups": self.groups}
+        output = tt.nnet.conv2d(input, self.W, *shapes, filter_flip=False, **options)
         return _activated(self, output)
 
 
@@ -233,7 +227,7 @@ class TransposedConvLayer(lasagne.layers.Layer):
         stride: int = 1,
         crop: int | None = None,
         extra: int | None = None,
-        W: Any = None,
+        W: Any = _WEIGHTS,
         b: Any = None,
         nonlinearity: Callable[[Any], Any] | None = None,
         **kwargs: Any,
@@ -254,7 +248,6 @@ class TransposedConvLayer(lasagne.layers.Layer):
                 f"expected an input from which a crop of {self.crop} leaves something, got "
                 f"{self.input_shape}"
             )
-        W = lasagne.init.HeNormal(gain="relu") if W is None else W
         self.W = self.add_param(W, (self.input_shape[1], filters, size, size), "W")
         self.b = None if b is None else self.add_param(b, (filters,), "b", regularizable=False)
 
@@ -264,17 +257,13 @@ class TransposedConvLayer(lasagne.layers.Layer):
         return (input_shape[0], self.filters, *sides)
 
     def get_output_for(self, input: Any, **kwargs: Any) -> Any:
-        channels = self.input_shape[1]
-        _, _, height, width = self.output_shape
-        output = tt.nnet.abstract_conv.conv2d_grad_wrt_inputs(
-            input,
-            self.W,
-            input_shape=(None, self.filters, height, width),
-            filter_shape=(channels, self.filters, self.size, self.size),
-            border_mode=(self.crop, self.crop),
-            subsample=(self.stride, self.stride),
-            filter_flip=False,
-        )
+        shapes = {
+            "input_shape": (None, *self.output_shape[1:]),
+            "filter_shape": (self.input_shape[1], self.filters, self.size, self.size),
+        }
+        options = {"border_mode": (self.crop, self.crop), "subsample": (self.stride, self.stride)}
+        gradient = tt.nnet.abstract_conv.conv2d_grad_wrt_inputs
+        output = gradient(input, self.W, filter_flip=False, **shapes, **options)
         return _activated(self, output)
 
 

@@ -143,22 +143,10 @@ class Model:
 
     #: The options, with their defaults. Subclasses name new options, and other defaults.
     defaults: Mapping[str, Any] = {
-        "pixels": None,
-        "classes": None,
-        "width": 1.0,
-        "data": None,
-        "folder": None,
-        "batch_size": 32,
-        "n_subb": 1,
-        "update_rule": "momentum",
-        "learning_rate": 0.01,
-        "momentum": 0.9,
-        "weight_decay": 0.0,
-        "n_epochs": 1,
-        "lr_epochs": (),
-        "lr_factor": 0.1,
-        "seed": 0,
-    }
+        "pixels": None, "classes": None, "width": 1.0, "data": None, "folder": None, "batch_size": 32,
+        "n_subb": 1, "update_rule": "momentum", "learning_rate": 0.01, "momentum": 0.9,
+        "weight_decay": 0.0, "n_epochs": 1, "lr_epochs": (), "lr_factor": 0.1, "seed": 0,
+    }  # fmt: skip
     #: The function that builds the network.
     network: Any = None
     #: The function that reads the data from the folder, or from None.
@@ -179,16 +167,8 @@ class Model:
         self.dataset = self.read_data() if options["data"] is None else options["data"]
         if options["classes"] is None:
             options["classes"] = self.dataset.classes
-        self.data = Minibatches(
-            self.dataset,
-            options["batch_size"],
-            self.n_subb,
-            self.rank,
-            self.size,
-            options["seed"],
-            options["pixels"],
-            self.symmetric,
-        )
+        share = options["batch_size"], self.n_subb, self.rank, self.size, options["seed"]
+        self.data = Minibatches(self.dataset, *share, options["pixels"], self.symmetric)
         rate = np.asarray(options["learning_rate"], theano.config.floatX)
         self.shared_lr = theano.shared(rate, "learning_rate")
         self.epoch, self._done = 0, {"train": 0, "val": 0}
@@ -263,11 +243,8 @@ class Model:
         outputs = [cross_entropy(graph.heads[0].output, labels), error(graph.heads[0].output, labels)]
         inputs = [graph.input, labels]
         self.train_iter_fn = function(inputs, outputs, updates=updates, name="train")
-        measured = [
-            cross_entropy(graph.evaluated, labels),
-            error(graph.evaluated, labels),
-            error(graph.evaluated, labels, among=5),
-        ]
+        output = graph.evaluated
+        measured = [cross_entropy(output, labels), error(output, labels), error(output, labels, 5)]
         self.val_iter_fn = function(inputs, measured, name="validate")
 
     def train_step(self, rows: np.ndarray, labels: np.ndarray) -> tuple[float, float]:

@@ -24,6 +24,20 @@ from synkhronos.extensions.zoo.model import Head, Model
 _rectify, _softmax = lasagne.nonlinearities.rectify, lasagne.nonlinearities.softmax
 
 
+#: How the papers train: the height and width of images, the rows of a minibatch, the epochs, the
+#: learning rate, the epochs from which on it is lower, and the weight decay.
+_COLUMNS = ("pixels", "batch_size", "n_epochs", "learning_rate", "lr_epochs", "weight_decay")
+_TRAINING = {
+    name: dict(zip(_COLUMNS, row))
+    for name, row in {
+        # The rate is lower three times, when the validation error stops improving.
+        "AlexNet": (227, 128, 90, 0.01, (30, 60, 80), 5e-4),
+        "VGG16": (224, 256, 74, 0.01, (20, 40, 60), 5e-4),  # three times in 74 epochs
+        "GoogLeNet": (224, 32, 60, 0.01, tuple(range(8, 60, 8)), 2e-4),
+        "ResNet50": (224, 256, 120, 0.1, (30, 60, 90), 1e-4),  # 600,000 minibatches
+        "Cifar10CNN": (32, 100, 140, 0.001, (120, 130), 0.004),
+    }.items()
+}
 #: VGG16, configuration D of the paper's table 1: how many convolutions of how many filters a stage has.
 _VGG_STAGES = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
 #: GoogLeNet, the paper's table 1, by stage: filters of 1x1; of 1x1 before 3x3, and of 3x3; of 1x1 before
@@ -115,14 +129,7 @@ def alexnet(
 class AlexNet(Model):
     """AlexNet with the paper's training: momentum 0.9, weight decay 0.0005, minibatches of 128."""
 
-    defaults = {
-        "pixels": 227,
-        "batch_size": 128,
-        "n_epochs": 90,
-        "learning_rate": 0.01,
-        "lr_epochs": (30, 60, 80),  # the paper: three times, when the validation error stopped improving
-        "weight_decay": 5e-4,
-    }
+    defaults = _TRAINING["AlexNet"]
     network = staticmethod(alexnet)
     read = staticmethod(data.imagenet)
 
@@ -168,14 +175,7 @@ def vgg16(
 class VGG16(Model):
     """VGG16 with the paper's training: momentum 0.9, weight decay 0.0005, minibatches of 256."""
 
-    defaults = {
-        "pixels": 224,
-        "batch_size": 256,
-        "n_epochs": 74,
-        "learning_rate": 0.01,
-        "lr_epochs": (20, 40, 60),  # the paper: three times in 74 epochs
-        "weight_decay": 5e-4,
-    }
+    defaults = _TRAINING["VGG16"]
     network = staticmethod(vgg16)
     read = staticmethod(data.imagenet)
 
@@ -281,16 +281,7 @@ class GoogLeNet(Model):
     With ``heads=True``, which needs 65 pixels, the auxiliary classifiers are trained, too.
     """
 
-    defaults = {
-        "pixels": 224,
-        "batch_size": 32,
-        "n_epochs": 60,
-        "learning_rate": 0.01,
-        "lr_epochs": tuple(range(8, 60, 8)),
-        "lr_factor": 0.96,
-        "weight_decay": 2e-4,
-        "heads": False,
-    }
+    defaults = {**_TRAINING["GoogLeNet"], "lr_factor": 0.96, "heads": False}
     network = staticmethod(googlenet)
     read = staticmethod(data.imagenet)
 
@@ -384,14 +375,7 @@ def resnet152(
 class ResNet50(Model):
     """ResNet-50 with the paper's training: momentum 0.9, weight decay 0.0001, minibatches of 256."""
 
-    defaults = {
-        "pixels": 224,
-        "batch_size": 256,
-        "n_epochs": 120,  # the paper: 600,000 minibatches
-        "learning_rate": 0.1,
-        "lr_epochs": (30, 60, 90),  # the paper: when the error stops falling
-        "weight_decay": 1e-4,
-    }
+    defaults = _TRAINING["ResNet50"]
     network = staticmethod(resnet50)
     read = staticmethod(data.imagenet)
 
@@ -448,14 +432,7 @@ def cifar10_cnn(
 class Cifar10CNN(Model):
     """The network of cuda-convnet with its training: momentum 0.9, rate 0.001, minibatches of 100."""
 
-    defaults = {
-        "pixels": 32,
-        "batch_size": 100,
-        "n_epochs": 140,
-        "learning_rate": 0.001,
-        "lr_epochs": (120, 130),
-        "weight_decay": 0.004,
-    }
+    defaults = _TRAINING["Cifar10CNN"]
     network = staticmethod(cifar10_cnn)
     read = staticmethod(data.cifar10)
 
@@ -535,15 +512,9 @@ class LSTM(Model):
     """
 
     defaults = {
-        "pixels": None,
-        "batch_size": 16,
-        "n_epochs": 100,
-        "update_rule": "adam",
-        "learning_rate": 0.001,
-        "lr_epochs": (),
-        "words": 10_000,
-        "length": 100,
-    }
+        "pixels": None, "batch_size": 16, "n_epochs": 100, "update_rule": "adam", "learning_rate": 0.001,
+        "lr_epochs": (), "words": 10_000, "length": 100,
+    }  # fmt: skip
     network = staticmethod(lstm)
 
     def read_data(self) -> data.DataSet:

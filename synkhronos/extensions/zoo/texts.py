@@ -108,10 +108,7 @@ def vocabulary(texts: Sequence[Words], n_words: int) -> list[str]:
 
 
 def encoded(
-    source: str,
-    words: list[str],
-    texts: Mapping[str, tuple[Sequence[Words], np.ndarray]],
-    length: int,
+    source: str, words: list[str], texts: Mapping[str, tuple[Sequence[Words], np.ndarray]], length: int
 ) -> Reviews:
     """Return `Reviews` of texts, which are lists of words, in the vocabulary `words`."""
     numbers = {word: number for number, word in enumerate(words) if number > UNKNOWN}

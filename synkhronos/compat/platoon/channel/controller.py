@@ -41,7 +41,7 @@ class Controller:
     """
 
     _listener: synk.Listener | None = None
-    _started: launcher.Workers | None = None
+    _started = launcher.Workers("", (), "", None)  # none
     _parent = 0
 
     def __init__(
@@ -71,12 +71,11 @@ class Controller:
             self._started = launcher.Workers(
                 experiment_name, self._devices, worker_args or "", log_directory
             )
-        self._workers = [] if self._started is None else self._started.pids
+        self._workers = self._started.pids
         try:
             self._listen(control_port, len(self._workers) or workers)
         except BaseException:
-            if self._started is not None:
-                self._started.end()
+            self._started.end()
             raise
 
     @staticmethod
@@ -120,8 +119,7 @@ class Controller:
         )
 
     def _listen(self, port: int, size: int | None = None) -> None:
-        pids = {} if self._started is None else self._started.pids
-        ranks = {pid: rank for rank, pid in enumerate(pids)}
+        ranks = {pid: rank for rank, pid in enumerate(self._started.pids)}
         self._port, self._parent = port, os.getpid()
         self._done: set[int] = set()
         self._seen: set[int] = set()
@@ -172,7 +170,7 @@ class Controller:
         listener, started = self._opened("serve"), self._started
         try:
             died = listener.serve(self._answer, self._are_over)
-            if started is None:
+            if not started.pids:
                 return int(died > 0)
             codes = started.codes()
             if any(codes):
@@ -185,7 +183,7 @@ class Controller:
     def _are_over(self) -> bool:
         if self._stop_at is not None and time.monotonic() > self._stop_at:
             return True
-        if self._started is not None:
+        if self._started.pids:
             return self._started.are_over()
         attached = self._opened("serve").pids
         self._seen.update(attached)
@@ -202,8 +200,7 @@ class Controller:
     def _end(self) -> None:
         if self._listener is not None and os.getpid() == self._parent:
             self._listener.close()
-            if self._started is not None:
-                self._started.end()
+            self._started.end()
 
     def _answer(self, request: Any, worker_id: int, info: Any) -> Any:
         self._seen.add(worker_id)

@@ -56,9 +56,6 @@ class GlobalDynamics(ABC):
             raise ValueError(f"make_rule: expected as many variables in each list, got {lengths}")
         self._groups = lists
 
-    def _reduce(self, variables: list[SharedVariable], op: str) -> list[np.ndarray]:
-        return self.worker.all_reduce_arrays(_values(variables), op)
-
 
 class _SGD(GlobalDynamics):
     """A rule that replaces variables by their reduction."""
@@ -70,7 +67,7 @@ class _SGD(GlobalDynamics):
         self._keep(local_updates)
 
     def _apply(self, *groups: list[SharedVariable]) -> None:
-        _set(groups[0], self._reduce(groups[0], self._op))
+        _set(groups[0], self.worker.all_reduce_arrays(_values(groups[0]), self._op))
 
 
 class SumSGD(_SGD):
@@ -125,10 +122,7 @@ class Downpour(GlobalDynamics):
     """
 
     def make_rule(
-        self,
-        local_particle: _Variables,
-        local_acc_updates: _Variables,
-        global_particle: _Variables,
+        self, local_particle: _Variables, local_acc_updates: _Variables, global_particle: _Variables
     ) -> None:
         """Give the rule its variables.
 
@@ -142,7 +136,7 @@ class Downpour(GlobalDynamics):
 
     def _apply(self, *groups: list[SharedVariable]) -> None:
         own, updates, global_ = groups
-        sums = self._reduce(updates, "sum")
+        sums = self.worker.all_reduce_arrays(_values(updates), "sum")
         new = [value + total for value, total in zip(_values(global_), sums)]
         _set(updates, [np.zeros_like(total) for total in sums])
         _set(global_, new)

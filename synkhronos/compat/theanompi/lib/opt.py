@@ -49,15 +49,13 @@ def pre_model_iter_fn(model: Any, sync_type: str, f_train: bool = True, f_val: b
     if f_train:
         model.vels, model.vels2 = _zeros(model.params), _zeros(model.params)
         first, *others = prepare_update_dict(model, sync_type)
+        values = (model.shared_x_slice, model.shared_y_slice, model.shared_lr)
+        pairs = zip((model.x, model.y, model.lr), map(tt.as_tensor_variable, values))
         train = {
             "inputs": [model.subb_ind],
             "outputs": [model.cost, model.error],
             "updates": list(fix_update_bcasts(dict(first)).items()),
-            "givens": [
-                (model.x, _in_type_of(model.x, model.shared_x_slice)),
-                (model.y, _in_type_of(model.y, model.shared_y_slice)),
-                (model.lr, _in_type_of(model.lr, model.shared_lr)),
-            ],
+            "givens": [(variable, _as(variable, value)) for variable, value in pairs],
         }
         descend = [{"inputs": [], "outputs": [], "updates": other} for other in others]
         model.compile_train(train, *descend)
@@ -96,11 +94,9 @@ def prepare_update_dict(model: Any, sync_type: str, clip: bool = False) -> list[
     clip : bool
         Whether to clip the gradients, to 10.
     """
-    if model.use_momentum:
-        step, velocities, descent = BSP_MSGD(model, model.use_nesterov_momentum, sync_type, clip)
-    else:
-        step, velocities, descent = BSP_SGD(model, sync_type, clip)
-    return [velocities, descent] if sync_type == "cdd" else [step]
+    nesterov = model.use_nesterov_momentum if model.use_momentum else None
+    found = _for_bsp(model, _velocities(model, nesterov, clip), sync_type, model.use_momentum)
+    return [*found[1:]] if sync_type == "cdd" else [found[0]]
 
 
 def BSP_MSGD(  # noqa: N802  # Theano-MPI's name
@@ -190,11 +186,6 @@ def _zeros(params: Sequence[Any]) -> list[Any]:
     return [theano.shared(0 * param.get_value(), broadcastable=param.broadcastable) for param in params]
 
 
-def _as(shared: Any, value: Variable) -> Variable:
-    """Return a new value in the dtype of its variable: a rate may have a wider one."""
-    return value if value.dtype == shared.dtype else tt.cast(value, shared.dtype)
-
-
-def _in_type_of(variable: Variable, value: Variable) -> Variable:
-    """Return what stands in place of a variable, in its dtype."""
-    return _as(variable, tt.as_tensor_variable(value))
+def _as(variable: Any, value: Variable) -> Variable:
+    """Return a new value of a variable, or what takes its place, in its dtype: a rate may be wider."""
+    return value if value.dtype == variable.dtype else tt.cast(value, variable.dtype)

@@ -13,12 +13,8 @@ import time
 from typing import Any
 
 from synkhronos.extensions import session
-from synkhronos.extensions.rules.writers import Lines
 from synkhronos.extensions.session.inforec import read_inforec
-from synkhronos.extensions.session.recorder import MODES, Stopwatch
-
-_FILE = "inforec.pkl"
-_PICTURE = "train.png"
+from synkhronos.extensions.session.recorder import MODES, Lines, Stopwatch
 
 
 class Recorder(Stopwatch):
@@ -90,8 +86,8 @@ class Recorder(Stopwatch):
         times = {MODES[name]: sum(item) for name, item in self.all_time.items()}
         total = sum(times.values())
         self.info_dict["train_info"].append([count, *means.values()])
-        row = [count, total, times["compute"], times["exchange"], times["wait"]]
-        self.info_dict["all_time"].append(row)
+        names = ("compute", "exchange", "wait")
+        self.info_dict["all_time"].append([count, total, *(times[name] for name in names)])
         if self.verbose:
             self._lines.training(count, len(costs), {**means, **times})
         self.clear_train_info()
@@ -139,7 +135,7 @@ class Recorder(Stopwatch):
         """
         self.info_dict["lr"].append([count, float(lr)])
         if not filepath.endswith(".pkl"):
-            filepath = os.path.join(filepath, _FILE)
+            filepath = os.path.join(filepath, "inforec.pkl")
         os.makedirs(os.path.dirname(filepath) or os.curdir, exist_ok=True)
         with open(filepath, "wb") as file:
             pickle.dump(self.info_dict, file, protocol=2)  # which Theano-MPI's Python 2 can read
@@ -174,4 +170,4 @@ class Recorder(Stopwatch):
             in one picture.
         """
         record = session.Recorder.from_inforec(self.info_dict)
-        session.compare({self.modelname + label: record}, _PICTURE)
+        session.compare({self.modelname + label: record}, "train.png")

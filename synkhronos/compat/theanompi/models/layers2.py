@@ -145,14 +145,18 @@ class HeUniform(Weight):
 
 
 class Layer:
-    """The base class of layers.
+    """The base class of layers, with the parameters that most layers take after those of their own.
 
     Parameters
     ----------
     input : Layer or variable
         What the layer is built on.
+    printinfo : bool, default: True
+        Whether to write a line with the shapes.
     input_shape : tuple of int, optional
         The shape of a variable. That of a layer is known.
+    output_shape : tuple of int, optional
+        By default it follows from the others.
 
     Attributes
     ----------
@@ -171,7 +175,14 @@ class Layer:
     output_shape: tuple[int, ...]
     name = "Layer"
 
-    def __init__(self, input: Any, input_shape: Shape | None = None) -> None:
+    def __init__(
+        self,
+        input: Any,
+        printinfo: bool = True,
+        input_shape: Shape | None = None,
+        output_shape: Shape | None = None,
+    ) -> None:
+        self._printinfo, self._output_shape = printinfo, output_shape
         if hasattr(input, "output"):
             self.input_layer = input
             self.input, shape = input.output, input.output_shape
@@ -184,11 +195,11 @@ class Layer:
             )
         self.input_shape = tuple(int(extent) for extent in shape)
 
-    def _finish(self, shape: Shape, given: Shape | None, printinfo: bool, name: str) -> None:
-        """Set the shape of the output, and write a line if `printinfo` is true."""
-        self.output_shape = tuple(int(extent) for extent in (shape if given is None else given))
-        self.name = name
-        if printinfo:
+    def _finish(self, shape: Shape, name: str) -> None:
+        """Set the shape of the output, unless it is given, and write a line if `printinfo` is true."""
+        given = shape if self._output_shape is None else self._output_shape
+        self.output_shape, self.name = tuple(int(extent) for extent in given), name
+        if self._printinfo:
             self.print_shape()
 
     def _train(self, *pairs: tuple[Weight, Weight]) -> None:
@@ -209,19 +220,12 @@ class Subtract(Layer):
     input : Layer or variable
     subtract_arr : numpy.ndarray
         Of shape (channels, height, width, 1).
-    printinfo : bool
-    input_shape, output_shape : tuple of int, optional
+    **layout
+        As for `Layer`, as in the other layers.
     """
 
-    def __init__(
-        self,
-        input: Any,
-        subtract_arr: np.ndarray,
-        printinfo: bool = True,
-        input_shape: Shape | None = None,
-        output_shape: Shape | None = None,
-    ) -> None:
-        super().__init__(input, input_shape)
+    def __init__(self, input: Any, subtract_arr: np.ndarray, **layout: Any) -> None:
+        super().__init__(input, **layout)
         if subtract_arr.shape != (*self.input_shape[:3], 1):
             raise ValueError(
                 f"Subtract: subtract_arr: expected the shape {(*self.input_shape[:3], 1)}, got "
@@ -230,7 +234,7 @@ class Subtract(Layer):
         value = subtract_arr.astype(theano.config.floatX)
         self.sub_arr = theano.shared(value, broadcastable=(False, False, False, True))
         self.output = self.input - self.sub_arr
-        self._finish(self.input_shape, output_shape, printinfo, "Subtract")
+        self._finish(self.input_shape, "Subtract")
 
 
 class Crop(Layer):
@@ -257,7 +261,7 @@ class Crop(Layer):
         flag_batch: bool = False,
         printinfo: bool = True,
     ) -> None:
-        super().__init__(input, input_shape)
+        super().__init__(input, printinfo, input_shape)
         size, margin = int(output_shape[2]), (self.input_shape[2] - int(output_shape[2])) // 2
         if margin < 0:
             raise ValueError(
@@ -267,7 +271,7 @@ class Crop(Layer):
         self.flag_on = theano.shared(np.asarray(1, theano.config.floatX))
         self.output = cut(self.input, self.input_shape, size, margin, self.flag_on, flag_batch)
         Crop.layers.add(self)
-        self._finish(output_shape, None, printinfo, "Crop")
+        self._finish(output_shape, "Crop")
 
     @staticmethod
     def SetRandCropOn() -> None:  # noqa: N802  # Theano-MPI's name
@@ -301,8 +305,7 @@ class Conv(Layer):
         The shape of `W`.
     lib_conv : str
         Accepted; Theano chooses the implementation.
-    printinfo : bool
-    input_shape, output_shape : tuple of int, optional
+    **layout
     """
 
     def __init__(
@@ -314,29 +317,20 @@ class Conv(Layer):
         W: Weight | None = None,
         filter_shape: Shape | None = None,
         lib_conv: str = "cudnn",
-        printinfo: bool = True,
-        input_shape: Shape | None = None,
-        output_shape: Shape | None = None,
+        **layout: Any,
     ) -> None:
-        super().__init__(input, input_shape)
-        self.W, self.b = _filters("Conv", W, filter_shape, 0.1), b
+        super().__init__(input, **layout)
+        if W is None and filter_shape is None:
+            raise AttributeError("Conv: expected W or filter_shape, got neither")
+        self.W, self.b = W or Normal(filter_shape or (), std=0.1), b
+        if filter_shape is not None and tuple(filter_shape) != self.W.shape:
+            raise ValueError(f"Conv: W: expected the shape {tuple(filter_shape)}, got {self.W.shape}")
         self.filter_shape, self.convstride, self.padsize = self.W.shape, convstride, padsize
         self.output = convolution(self.input, self.W.val, b.val, convstride, padsize)
         self._train((self.W, b))
         sides = sides_of(self.input_shape[2:], self.W.shape[2:], convstride, padsize)
         shape = (self.input_shape[0], self.W.shape[0], *sides)
-        self._finish(shape, output_shape, printinfo, f"Conv ({lib_conv})")
-
-
-def _filters(where: str, W: Weight | None, shape: Shape | None, std: float) -> Weight:
-    """Return given weights, or new ones of a shape."""
-    if W is None and shape is None:
-        raise AttributeError(f"{where}: expected W or filter_shape, got neither")
-    if W is None:
-        return Normal(shape, std=std)  # type: ignore[arg-type]  # not both are None
-    if shape is not None and tuple(shape) != W.shape:
-        raise ValueError(f"{where}: W: expected the shape {tuple(shape)}, got {W.shape}")
-    return W
+        self._finish(shape, f"Conv ({lib_conv})")
 
 
 class Pool(Layer):
@@ -347,37 +341,21 @@ class Pool(Layer):
     input : Layer or variable
     poolsize, poolstride, poolpad : int
     mode : {"max", "sum", "average_inc_pad", "average_exc_pad"}
-    printinfo : bool
-    input_shape, output_shape : tuple of int, optional
+    **layout
     """
 
     def __init__(
-        self,
-        input: Any,
-        poolsize: int,
-        poolstride: int,
-        poolpad: int,
-        mode: str = "max",
-        printinfo: bool = True,
-        input_shape: Shape | None = None,
-        output_shape: Shape | None = None,
+        self, input: Any, poolsize: int, poolstride: int, poolpad: int, mode: str = "max", **layout: Any
     ) -> None:
-        super().__init__(input, input_shape)
+        super().__init__(input, **layout)
         self.poolsize, self.poolstride, self.poolpad = poolsize, poolstride, poolpad
-        shape: Shape = self.input_shape
+        shape, window = self.input_shape, (poolsize, poolsize)
         self.output = self.input
         if poolsize != 1:
-            self.output = pool_2d(
-                self.input,
-                (poolsize, poolsize),
-                ignore_border=True,
-                stride=(poolstride, poolstride),
-                pad=(poolpad, poolpad),
-                mode=mode,
-            )
-            sides = sides_of(shape[2:], (poolsize, poolsize), poolstride, poolpad)
-            shape = (*shape[:2], *sides)
-        self._finish(shape, output_shape, printinfo, "Pool")
+            stride, pad = (poolstride, poolstride), (poolpad, poolpad)
+            self.output = pool_2d(self.input, window, True, stride=stride, pad=pad, mode=mode)
+            shape = (*shape[:2], *sides_of(shape[2:], window, poolstride, poolpad))
+        self._finish(shape, "Pool")
 
 
 class LRN(Layer):
@@ -391,10 +369,10 @@ class LRN(Layer):
     """
 
     def __init__(self, input: Any, input_shape: Shape | None = None, printinfo: bool = True) -> None:
-        super().__init__(input, input_shape)
+        super().__init__(input, printinfo, input_shape)
         self.lrn_func: Callable[[Variable], Variable] = CrossChannelNormalization()
         self.output = self.lrn_func(self.input)
-        self._finish(self.input_shape, None, printinfo, "LRN")
+        self._finish(self.input_shape, "LRN")
 
 
 class ConvPoolLRN(Layer):
@@ -421,8 +399,7 @@ class ConvPoolLRN(Layer):
         Whether to normalize.
     lib_conv : str
         Accepted; Theano chooses the implementation.
-    printinfo : bool
-    input_shape, output_shape : tuple of int, optional
+    **layout
     """
 
     def __init__(
@@ -440,11 +417,9 @@ class ConvPoolLRN(Layer):
         mode: str = "max",
         lrn: bool = False,
         lib_conv: str = "cudnn",
-        printinfo: bool = True,
-        input_shape: Shape | None = None,
-        output_shape: Shape | None = None,
+        **layout: Any,
     ) -> None:
-        super().__init__(input, input_shape)
+        super().__init__(input, **layout)
         if filter_shape is None or group not in (1, 2):
             raise AttributeError(
                 f"ConvPoolLRN: expected filter_shape, and group 1 or 2, got {filter_shape} and {group}"
@@ -463,12 +438,13 @@ class ConvPoolLRN(Layer):
         output = convolution(images, W_of_all, b_of_all, convstride, padsize, group)
         sides = sides_of(self.input_shape[1:3], (height, width), convstride, padsize)
         batch = self.input_shape[3]
-        pool = Pool(output, poolsize, poolstride, poolpad, mode, False, (batch, filters, *sides))
+        told = {"printinfo": False, "input_shape": (batch, filters, *sides)}
+        pool = Pool(output, poolsize, poolstride, poolpad, mode, **told)
         self.output = pool.output.dimshuffle(1, 2, 3, 0)
         if lrn:
             self.output = CrossChannelNormalization()(self.output)
         shape = (filters, *pool.output_shape[2:], batch)
-        self._finish(shape, output_shape, printinfo, f"ConvPoolLRN({lib_conv})")
+        self._finish(shape, f"ConvPoolLRN({lib_conv})")
 
 
 class Dimshuffle(Layer):
@@ -478,22 +454,14 @@ class Dimshuffle(Layer):
     ----------
     input : Layer or variable
     new_axis_order : tuple of int
-    printinfo : bool
-    input_shape, output_shape : tuple of int, optional
+    **layout
     """
 
-    def __init__(
-        self,
-        input: Any,
-        new_axis_order: Sequence[int],
-        printinfo: bool = True,
-        input_shape: Shape | None = None,
-        output_shape: Shape | None = None,
-    ) -> None:
-        super().__init__(input, input_shape)
+    def __init__(self, input: Any, new_axis_order: Sequence[int], **layout: Any) -> None:
+        super().__init__(input, **layout)
         self.output = self.input.dimshuffle(*new_axis_order)
         shape = [self.input_shape[axis] for axis in new_axis_order]
-        self._finish(shape, output_shape, printinfo, "Dimshuffle")
+        self._finish(shape, "Dimshuffle")
 
 
 class Flatten(Layer):
@@ -504,22 +472,14 @@ class Flatten(Layer):
     input : Layer or variable
     axis : int
         The number of axes of the output.
-    printinfo : bool
-    input_shape, output_shape : tuple of int, optional
+    **layout
     """
 
-    def __init__(
-        self,
-        input: Any,
-        axis: int,
-        printinfo: bool = True,
-        input_shape: Shape | None = None,
-        output_shape: Shape | None = None,
-    ) -> None:
-        super().__init__(input, input_shape)
+    def __init__(self, input: Any, axis: int, **layout: Any) -> None:
+        super().__init__(input, **layout)
         self.output = tt.flatten(self.input, axis)
         shape = (*self.input_shape[: axis - 1], int(np.prod(self.input_shape[axis - 1 :])))
-        self._finish(shape, output_shape, printinfo, "Flatten")
+        self._finish(shape, "Flatten")
 
 
 class Dropout(Layer):
@@ -531,28 +491,22 @@ class Dropout(Layer):
     n_out : int
         Accepted; the output has the shape of the input.
     prob_drop : float
-    printinfo : bool
-    input_shape : tuple of int, optional
+    **layout
     """
 
     layers: weakref.WeakSet[Dropout] = weakref.WeakSet()
 
     def __init__(
-        self,
-        input: Any,
-        n_out: int,
-        prob_drop: float = 0.5,
-        printinfo: bool = True,
-        input_shape: Shape | None = None,
+        self, input: Any, n_out: int, prob_drop: float = 0.5, printinfo: bool = True, **layout: Any
     ) -> None:
-        super().__init__(input, input_shape)
+        super().__init__(input, printinfo, **layout)
         self.prob_drop, self.prob_keep = prob_drop, 1 - prob_drop
         self.flag_on = theano.shared(np.asarray(1, theano.config.floatX))
         self.mask = streams.binomial(size=self.input.shape, p=self.prob_keep, dtype=theano.config.floatX)
         keep = np.asarray(self.prob_keep, theano.config.floatX)
         self.output = self.input * tt.switch(self.flag_on > 0, self.mask, keep)
         Dropout.layers.add(self)
-        self._finish(self.input_shape, None, printinfo, f"Dropout{prob_drop}")
+        self._finish(self.input_shape, f"Dropout{prob_drop}")
 
     @staticmethod
     def SetDropoutOn() -> None:  # noqa: N802
@@ -571,21 +525,15 @@ class _Dense(Layer):
     _std, _bias = 0.01, 0.0
 
     def __init__(
-        self,
-        input: Any,
-        n_out: int,
-        W: Weight | None = None,
-        b: Weight | None = None,
-        printinfo: bool = True,
-        input_shape: Shape | None = None,
+        self, input: Any, n_out: int, W: Weight | None = None, b: Weight | None = None, **layout: Any
     ) -> None:
-        super().__init__(input, input_shape)
+        super().__init__(input, **layout)
         if W is None or b is None:
             W, b = Normal((self.input_shape[-1], n_out), std=self._std), Constant((n_out,), self._bias)
         self.W, self.b = W, b
         self.output = self._activate(tt.dot(self.input, W.val) + b.val)
         self._train((W, b))
-        self._finish((*self.input_shape[:-1], n_out), None, printinfo, type(self).__name__)
+        self._finish((*self.input_shape[:-1], n_out), type(self).__name__)
 
     def _activate(self, values: Variable) -> Variable:
         return tt.nnet.relu(values)
@@ -600,8 +548,7 @@ class FC(_Dense):
     n_out : int
     W, b : Weight, optional
         Of shapes (inputs, n_out) and (n_out,). By default normal with the deviation 0.005, and 0.1.
-    printinfo : bool
-    input_shape : tuple of int, optional
+    **layout
     """
 
     _std, _bias = 0.005, 0.1
@@ -617,8 +564,7 @@ class Softmax(_Dense):
         The number of classes.
     W, b : Weight, optional
         Of shapes (inputs, n_out) and (n_out,). By default normal with the deviation 0.01, and 0.
-    printinfo : bool
-    input_shape : tuple of int, optional
+    **layout
 
     Attributes
     ----------
