@@ -17,8 +17,7 @@ from typing import Any, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from synkhronos.arithmetic.averages import raising_overflow, scaled, wide_dtype
-from synkhronos.arithmetic.operations import Operation
+from synkhronos.arithmetic.operations import Operation, raising_overflow, scaled, wide_dtype
 
 
 class Operand(NamedTuple):

@@ -29,7 +29,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from synkhronos.arithmetic.averages import pieces
+from synkhronos.arithmetic.operations import pieces
 from synkhronos.arithmetic.partition import share
 from synkhronos.comms.wires import Wire, WireReduction
 

@@ -22,8 +22,7 @@ from typing import Any, Sequence, Tuple
 import numpy as np
 
 from synkhronos._errors import MissingRankError
-from synkhronos.arithmetic.averages import PIECE_BYTES
-from synkhronos.arithmetic.operations import GATHER, NUMPY, OPERATIONS
+from synkhronos.arithmetic.operations import GATHER, NUMPY, OPERATIONS, PIECE_BYTES
 from synkhronos.stores.handle import Handle
 from synkhronos.world.rank_state import RankState
 from synkhronos.world.world import World
