@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Sequence, overload
+from typing import Any, Sequence, overload
 
 import numpy as np
 
@@ -15,13 +15,8 @@ from synkhronos.arithmetic.conversion import condition
 from synkhronos.arrays.data import Data
 from synkhronos.world.world import World, current_world, with_call_lock
 
-if TYPE_CHECKING:
-    _DataByVariable = weakref.WeakKeyDictionary[Variable, Data]
-else:
-    _DataByVariable = weakref.WeakKeyDictionary
 
-
-class _Bindings(_DataByVariable):
+class _Bindings(weakref.WeakKeyDictionary):  # type: ignore[type-arg]  # Python 3.8 takes no types here
     """The `Data` bound to variables, by variable, for as long as the script has the variable."""
 
 

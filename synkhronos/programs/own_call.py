@@ -12,10 +12,9 @@ from synkhronos.arithmetic.partition import select
 from synkhronos.arrays.data import Data
 from synkhronos.arrays.objects import ObjectHandle
 from synkhronos.functions import arguments
-from synkhronos.functions.call import CallFunction, compute_in_slices
-from synkhronos.functions.copies import Specification
+from synkhronos.functions.call import CallFunction, compute_in_slices, in_form
+from synkhronos.functions.copies import Parts
 from synkhronos.functions.function import Function
-from synkhronos.functions.outputs import in_form
 from synkhronos.functions.signature import Input
 from synkhronos.host.status import ROWS
 from synkhronos.world.rank_state import RankState
@@ -85,7 +84,7 @@ def prepare(
     See `Rank.call`.
     """
     known = _specification(token, function)
-    replica = state.functions.get(known.number)
+    replica = state.functions.get(known.replica[1])
     if replica is None:
         raise ValueError(
             f"rank.call: {function!r} is not replicated; call synk.distribute() before spmd()"
@@ -102,14 +101,14 @@ def prepare(
     return command, lambda values: in_form(known, values, command.subset)
 
 
-def _specification(token: bytes, function: Function) -> Specification:
+def _specification(token: bytes, function: Function) -> Parts:
     if type(function) is not Function:
         raise TypeError(
             f"rank.call: expected a function built with synk.function() or a compiled function, got "
             f"{type(function).__name__}"
         )
     known = function.specification
-    if known.token != token:
+    if known.replica[0] != token:
         raise ValueError(f"rank.call: the processes of {function!r} were closed")
     return known
 
