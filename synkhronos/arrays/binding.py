@@ -8,8 +8,7 @@ from typing import Any, Sequence, overload
 
 import numpy as np
 
-from synkhronos._checks import check_oversize
-from synkhronos._text import shortened
+from synkhronos._checks import check_oversize, check_pairs
 from synkhronos._typing import AnyArray, ArrayLike, Variable
 from synkhronos.arithmetic.conversion import condition
 from synkhronos.arrays.data import Data
@@ -74,15 +73,7 @@ def set_shmems(
     """
     world = current_world()
     world.check_usable()
-    if isinstance(vars_data, Mapping):
-        pairs = list(vars_data.items())
-    elif isinstance(vars_data, (list, tuple)):
-        pairs = list(vars_data)
-    else:
-        raise TypeError(f"set_shmems: expected a dict or a list of pairs, got {shortened(vars_data)}")
-    for pair in pairs:
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError(f"set_shmems: expected pairs (variable, data), got {shortened(pair)}")
+    pairs = check_pairs(vars_data, "set_shmems", "pairs (variable, data)")
     return bind(world, pairs, oversize, "set_shmems")
 
 

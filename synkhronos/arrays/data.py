@@ -51,12 +51,7 @@ class Data:
     last_handle: Handle | None = None  # a new object whenever the array has moved
 
     def __init__(
-        self,
-        world: World,
-        dtype: DTypeLike,
-        ndim: int,
-        minibatch: bool = False,
-        name: str | None = None,
+        self, world: World, dtype: DTypeLike, ndim: int, minibatch: bool = False, name: str | None = None
     ) -> None:
         self._world, self.name = world, name
         self._dtype, self._minibatch = np.dtype(dtype), bool(minibatch)

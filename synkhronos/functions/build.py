@@ -7,6 +7,7 @@ from typing import Any, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from synkhronos._checks import check_pairs
 from synkhronos._errors import warn
 from synkhronos._typing import Compiled, OutputOp, ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import OPERATIONS
@@ -126,7 +127,8 @@ def function(
     downcast = bool(kwargs.get("allow_input_downcast"))
     parsed = signature.parse_inputs(engine, inputs, bcast_inputs, downcast)
     parsed_outputs, form = signature.parse_outputs(engine, outputs)
-    (pairs, ops), givens = signature.parse_updates(engine, updates), signature.parse_givens(givens)
+    pairs, ops = signature.parse_updates(engine, updates)
+    replaced = check_pairs([] if givens is None else givens, "givens", "(variable, value)")
     sliceable = signature.parse_sliceable(engine, sliceable_shareds, pairs)
     if kwargs.get("name") is None:
         caller = sys._getframe(1)  # the name that Theano would use
@@ -135,7 +137,7 @@ def function(
     variables = [spec.variable for spec in parsed_outputs]
     with compiling(world, kwargs["name"]):
         n_own = len(inputs or ())
-        windows, window = divide(world, parsed, n_own, givens, sliceable, parsed_outputs, pairs)
+        windows, window = divide(world, parsed, n_own, replaced, sliceable, parsed_outputs, pairs)
         rows = {**split, **windows.divided} or dict.fromkeys(sliceable, 0)
         excluded = kwargs.get("no_default_updates")
         results, news, cut, fixed = engine.free_rows(variables, pairs, windows.givens, rows, excluded)

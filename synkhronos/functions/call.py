@@ -633,7 +633,9 @@ def collect(world: World, function: Any, subset: Sequence[int] | None, results: 
             outputs.append(own[len(outputs)])
         else:
             outputs.append(_of_ranks(world, function, index, values, weights, results))
-    return outputs if function.form is True else in_form(function, outputs, subset)
+    if subset is None and type(function.form) is bool:
+        return outputs if function.form else outputs[0]
+    return in_form(function, outputs, subset)
 
 
 def in_form(function: Any, values: list[Any], subset: Sequence[int] | None) -> Any:

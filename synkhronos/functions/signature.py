@@ -275,18 +275,6 @@ def parse_updates(
     return pairs, ops
 
 
-def parse_givens(givens: Any) -> list[tuple[Variable, Any]]:
-    """Return a list of pairs of a variable and its replacement."""
-    pairs = givens.items() if isinstance(givens, Mapping) else givens or []
-    if isinstance(pairs, (int, float, str, bytes)) or hasattr(pairs, "type"):
-        raise TypeError(f"givens: expected a list of pairs or a dict, got {shortened(givens)}")
-    pairs = list(pairs)
-    for position, pair in enumerate(pairs):
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError(f"givens[{position}]: expected (variable, value), got {shortened(pair)}")
-    return pairs
-
-
 def parse_sliceable(
     engine: Engine, sliceable_shareds: Any, updates: list[tuple[SharedVariable, Any]]
 ) -> list[SharedVariable]:

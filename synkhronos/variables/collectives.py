@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Callable, Dict, Hashable, Literal, Mapping, Sequence, Tuple, Union, overload
 
 import numpy as np
@@ -27,6 +28,7 @@ from synkhronos.comms.formats import Format, check_arrays, check_format
 from synkhronos.engines.base import Engine
 from synkhronos.functions.function import Function
 from synkhronos.functions.replica_tracker import (
+    ReplicaTracker,
     expected_equal,
     find_different,
     label,
@@ -39,7 +41,6 @@ from synkhronos.variables.replicas import (
     conditioned,
     numbers_of,
     resolve,
-    submit_equalizing,
 )
 from synkhronos.world.rank_state import Ask, Command, RankState
 from synkhronos.world.schedule import Pending, Schedule, ScheduledRun
@@ -49,6 +50,21 @@ from synkhronos.world.world import World, current_world, with_call_lock
 Weights = Union[Sequence[float], Mapping[int, float], int, None]
 
 _MOST_SCHEDULES = 32
+
+
+def _submit_equalizing(
+    world: World, command: Command, numbers: Sequence[int], variables: Sequence[SharedVariable]
+) -> Pending | None:
+    """Run or record a collective after which the replicas of its variables are equal."""
+    tracker = world.part(ReplicaTracker)
+    if world.recorder is None:
+        tracker.equalized(numbers, world.run(command))
+        return None
+    if world.is_recording:
+        tracker.equalized(numbers)  # for the next calls of the block
+    note = functools.partial(tracker.equalized, numbers)
+    pending: Pending | None = world.submit(command, note, variables)
+    return pending
 
 
 class Broadcast(Command):
@@ -132,7 +148,7 @@ def broadcast(
         replica_tracker_of(world).equalized(numbers)
         return assign(world, variables, arrays)
     replica_tracker_of(world).changed.difference_update(numbers)  # it is sent by this command
-    return submit_equalizing(world, Broadcast(numbers, nccl), numbers, variables)
+    return _submit_equalizing(world, Broadcast(numbers, nccl), numbers, variables)
 
 
 def gather_replicas(
@@ -284,7 +300,7 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | Non
         if extent is not None:
             raise ValueError(f"all_gather: {variable} has extent {extent} on axis 0 by its type")
     nccl, numbers = check_flag(nccl, "nccl"), numbers_of(world, variables)
-    return submit_equalizing(world, Ask(gather_replicas, numbers, True, nccl), numbers, variables)
+    return _submit_equalizing(world, Ask(gather_replicas, numbers, True, nccl), numbers, variables)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -630,7 +646,7 @@ def all_reduce(
     >>> synk.close()
     """
     world, variables, numbers, command = plan_reduction(shared_vars, op, "all", weights, nccl, wire)
-    return submit_equalizing(world, command, numbers, variables)
+    return _submit_equalizing(world, command, numbers, variables)
 
 
 _MOST_MEASURED = 10  # variables whose values are fetched, too

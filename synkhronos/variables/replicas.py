@@ -7,7 +7,6 @@ numbers and arrays that the ranks use.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import operator
 from typing import Any, Callable, Sequence, overload
 
@@ -31,7 +30,7 @@ from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
 from synkhronos.engines.base import Engine, dims_of
 from synkhronos.functions.arguments import shapes
-from synkhronos.functions.replica_tracker import ReplicaTracker, replica_tracker_of
+from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.stores.handle import Handle, RequiredRows
 from synkhronos.world.rank_state import Ask, Command, RankState
@@ -84,21 +83,6 @@ def numbers_of(world: World, variables: Sequence[SharedVariable]) -> list[int]:
     return numbers
 
 
-def submit_equalizing(
-    world: World, command: Command, numbers: Sequence[int], variables: Sequence[SharedVariable]
-) -> Pending | None:
-    """Run or record a collective after which the replicas of its variables are equal."""
-    tracker = world.part(ReplicaTracker)
-    if world.recorder is None:
-        tracker.equalized(numbers, world.run(command))
-        return None
-    if world.is_recording:
-        tracker.equalized(numbers)  # for the next calls of the block
-    note = functools.partial(tracker.equalized, numbers)
-    pending: Pending | None = world.submit(command, note, variables)
-    return pending
-
-
 def as_list(shared_vars: SharedVariables, values: Values) -> list[Any]:
     """Return one value for each variable. If `shared_vars` is a list, so must `values` be."""
     if not isinstance(shared_vars, (list, tuple)):
@@ -110,10 +94,7 @@ def as_list(shared_vars: SharedVariables, values: Values) -> list[Any]:
 
 
 def conditioned(
-    engine: Engine,
-    variables: Sequence[SharedVariable],
-    values: Sequence[Any],
-    scattered: bool = False,
+    engine: Engine, variables: Sequence[SharedVariable], values: Sequence[Any], scattered: bool = False
 ) -> list[AnyArray | Data]:
     """Convert values to arrays or `Data` with the dtypes and ndims of the variables."""
     arrays: list[AnyArray | Data] = []

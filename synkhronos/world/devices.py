@@ -313,10 +313,7 @@ def check_versions(facts: Sequence[Fact]) -> None:
 
 
 def place(
-    facts: Sequence[Fact],
-    n_parallel: int | None,
-    use_gpu: bool | None,
-    devices: Sequence[str] | None,
+    facts: Sequence[Fact], n_parallel: int | None, use_gpu: bool | None, devices: Sequence[str] | None
 ) -> list[list[str]]:
     """Return the devices of each machine, one for each rank, from the arguments of ``fork()``."""
     number, of_job = len(facts), devices is None and any(fact.devices for fact in facts)

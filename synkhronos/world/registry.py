@@ -90,7 +90,7 @@ class Registry:
         if number is None:
             number = self.numbers[shared] = self.new_number()
             self._shareds[number] = shared
-            self._notice_drop(shared, number)
+            weakref.finalize(shared, self._drop, number).atexit = False
         return number
 
     def add_function(self, function: Any) -> None:
@@ -99,7 +99,7 @@ class Registry:
         self.functions[number] = function
         self.n_functions += 1
         self._replicas[number] = function.replica
-        self._notice_drop(function, number)
+        weakref.finalize(function, self._drop, number).atexit = False
 
     def add_schedule(self, schedule: Any) -> int:
         """Return a number for a schedule, which the ranks get when it is run for the first time."""
@@ -118,9 +118,6 @@ class Registry:
         replica: Any = getattr(function, "replica", None)  # a copy has none
         is_known = replica is not None and self.functions.get(replica.number) is function
         return replica.number if is_known else None
-
-    def _notice_drop(self, item: Any, number: int) -> None:
-        weakref.finalize(item, self._drop, number).atexit = False
 
     def _drop(self, number: int) -> None:
         # This runs at any time, possibly while another thread uses the registry: each line is atomic.

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import pickle
 import weakref
+from threading import get_ident
 from typing import Any, Callable, Iterable, Sequence
 
 from synkhronos._errors import FuseError
@@ -215,7 +216,7 @@ class _Block(contextlib.ContextDecorator):
                         "inner one: its calls are part of the outer block"
                     )
                 has_begun = True
-                world.call_lock.begin_block()
+                world.call_lock.block = get_ident()
                 world.recorder = self
             return self
         except BaseException:
@@ -226,7 +227,7 @@ class _Block(contextlib.ContextDecorator):
     def leave(self) -> None:
         """Let commands run again."""
         self._world.recorder = None
-        self._world.call_lock.end_block()
+        self._world.call_lock.block = 0
 
     def is_over(self) -> bool:
         """Whether the ``with`` statement has ended, although `__exit__` may not have run."""
@@ -265,15 +266,6 @@ class _Block(contextlib.ContextDecorator):
     def finishes(self) -> list[Finish]:
         """The functions that convert the results of the calls."""
         return [finish for _, finish, _ in self._calls]
-
-    def compile(self, place: int, values: Sequence[Any], is_whole: bool) -> Schedule:
-        """Return a schedule of the calls, in which the call in a place is on a batch of values."""
-        commands = [command.plain for command, _, _ in self._calls]
-        return Schedule(self._world, FusedCommand(commands, place), values, is_whole)
-
-    def results(self) -> list[Any]:
-        """Return the results of the calls, after the block."""
-        return [pending.result() for _, _, pending in self._calls]
 
 
 def finished(finishes: Sequence[Finish], by_rank: Sequence[list[Any]]) -> list[Any]:
@@ -389,10 +381,10 @@ class RepeatedStep:
                 make_calls()
             are_stored = all([getattr(value, "last_handle", None) is not None for value in values])
             if may_repeat and are_stored and not self._is_observed():
-                self._schedule = block.compile(self._place, values, batch is None)
+                commands = FusedCommand([command.plain for command, *_ in block._calls], self._place)
+                self._schedule = Schedule(world, commands, values, batch is None)
                 self._finishes = block.finishes
-            results: list[Any] = block.results()
-            return results
+            return [pending.result() for _, _, pending in block._calls]
 
     def _is_observed(self) -> bool:
         """Whether the next call of a function is observed, and so differs from later calls."""
