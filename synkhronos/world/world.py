@@ -525,6 +525,7 @@ def _write_profile(profiler: Any, name: str) -> None:
         with tempfile.TemporaryDirectory(prefix=f"{name}.", dir=os.curdir) as folder:
             unfinished = os.path.join(folder, name)
             profiler.dump_stats(unfinished)
+            os.chmod(unfinished, 0o600)
             os.replace(unfinished, name)
     except OSError as error:
         warnings.warn(f"profile_workers: {name} was not written: {error}", RuntimeWarning, stacklevel=2)
