@@ -6,8 +6,9 @@ is the name of the argument, with the name of the function if several have such 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from numbers import Real
-from typing import Any, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -82,6 +83,17 @@ def check_list(values: Any, label: str, of: str) -> list[Any]:
     if not isinstance(values, (list, tuple)):
         raise TypeError(f"{label}: expected a list of {of}, got {shortened(values)}")
     return list(values)
+
+
+def check_pairs(values: Any, label: str, what: str) -> list[Any]:
+    """Return the pairs of a dict, or of a list, or raise; `what` names a pair in the message."""
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes)) or hasattr(values, "type"):
+        raise TypeError(f"{label}: expected a dict or a list of pairs, got {shortened(values)}")
+    pairs = list(values.items() if isinstance(values, Mapping) else values)
+    for position, pair in enumerate(pairs):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(f"{label}[{position}]: expected {what}, got {shortened(pair)}")
+    return pairs
 
 
 # Arrays

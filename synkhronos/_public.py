@@ -42,7 +42,7 @@ from synkhronos.functions.on_step import (
     StepReport as StepReport,
     on_step as on_step,
 )
-from synkhronos.functions.changes import reseed as reseed
+from synkhronos.functions.replica_tracker import reseed as reseed
 from synkhronos.functions.replicate import distribute as distribute
 from synkhronos.functions.signature import (
     In as In,

@@ -3,8 +3,8 @@
 ``partition`` determines the rows of each rank, and the parts of a vector that are reduced one after
 another; ``minibatches`` the rows of a rank in each step; ``machines`` the ranks of each machine, the
 tree along which commands travel, and times by other machines' clocks. ``operations`` defines the
-reductions, of which ``averages`` computes the averages, and ``pairwise`` the order in which machines
-combine arrays. ``conversion`` converts the user's values to arrays, ``comparison`` compares arrays, and
-``streams`` advances random generators. These are pure functions and small classes on NumPy arrays. They
-know nothing about processes, shared memory or graph compilers, so every other folder may use them.
+reductions, and ``pairwise`` the order in which machines combine arrays. ``conversion`` converts the
+user's values to arrays, ``comparison`` compares arrays, and ``streams`` advances random generators.
+These are pure functions and small classes on NumPy arrays. They know nothing about processes, shared
+memory or graph compilers, so every other folder may use them.
 """

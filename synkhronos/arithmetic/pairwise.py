@@ -15,8 +15,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from synkhronos.arithmetic.averages import raising_overflow, scaled, wide_dtype
-from synkhronos.arithmetic.operations import Operation
+from synkhronos.arithmetic.operations import Operation, raising_overflow, scaled, wide_dtype
 
 
 class PairwiseReduction:

@@ -178,7 +178,8 @@ def _random_state_to_array(state: np.random.RandomState) -> np.ndarray:
 def _generator_from_array(array: np.ndarray) -> np.random.Generator:
     words = array.tolist() if array.ndim == 1 else []
     kind = _KINDS.get(words[0]) if words else None
-    if kind is None or len(words) != 1 + _length(kind):
+    length = 0 if kind is None else sum(dict(kind.state).values()) + len(kind.rest) + kind.buffered
+    if kind is None or len(words) != 1 + length:
         raise ValueError("expected the state of a random generator, got other numbers")
     words = iter(words[1:])
     bits = kind.make(0)
@@ -197,10 +198,6 @@ def _generator_from_array(array: np.ndarray) -> np.random.Generator:
     _check_state(state)
     bits.state = state
     return np.random.Generator(bits)
-
-
-def _length(kind: _Kind) -> int:
-    return sum(size for _, size in kind.state) + len(kind.rest) + kind.buffered
 
 
 def _check_state(state: Mapping[str, Any]) -> None:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Sequence, overload
+from typing import Any, Sequence, overload
 
 import numpy as np
 
-from synkhronos._checks import check_oversize
-from synkhronos._text import shortened
+from synkhronos._checks import check_oversize, check_pairs
 from synkhronos._typing import AnyArray, ArrayLike, Variable
 from synkhronos.arithmetic.conversion import condition
 from synkhronos.arrays.data import Data
 from synkhronos.world.world import World, current_world, with_call_lock
 
-if TYPE_CHECKING:
-    _DataByVariable = weakref.WeakKeyDictionary[Variable, Data]
-else:
-    _DataByVariable = weakref.WeakKeyDictionary
 
-
-class _Bindings(_DataByVariable):
+class _Bindings(weakref.WeakKeyDictionary):  # type: ignore[type-arg]  # Python 3.8 takes no types here
     """The `Data` bound to variables, by variable, for as long as the script has the variable."""
 
 
@@ -79,15 +73,7 @@ def set_shmems(
     """
     world = current_world()
     world.check_usable()
-    if isinstance(vars_data, Mapping):
-        pairs = list(vars_data.items())
-    elif isinstance(vars_data, (list, tuple)):
-        pairs = list(vars_data)
-    else:
-        raise TypeError(f"set_shmems: expected a dict or a list of pairs, got {shortened(vars_data)}")
-    for pair in pairs:
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError(f"set_shmems: expected pairs (variable, data), got {shortened(pair)}")
+    pairs = check_pairs(vars_data, "set_shmems", "pairs (variable, data)")
     return bind(world, pairs, oversize, "set_shmems")
 
 

@@ -41,29 +41,21 @@ class Data:
     that the array has at the time of the call.
     """
 
-    _view: Any  # None if the memory was freed
+    constant = False
+    is_shown = False  # whether the script may have the view itself, and so change its shape
+    name: str | None = None
+    _view: Any = None  # None if the memory was freed
+    _kept: Any = None  # another view of it, which the script never has
+    _items: Any = None  # 1-d, all allocated items; None if freed or mapped from a file
+    _file: Handle | None = None  # the file, if it is a numpy.memmap
+    last_handle: Handle | None = None  # a new object whenever the array has moved
 
     def __init__(
-        self,
-        world: World,
-        dtype: DTypeLike,
-        ndim: int,
-        minibatch: bool = False,
-        name: str | None = None,
+        self, world: World, dtype: DTypeLike, ndim: int, minibatch: bool = False, name: str | None = None
     ) -> None:
-        self.constant = False
-        self._world = world
-        self._dtype = np.dtype(dtype)
-        self._minibatch = bool(minibatch)
-        self.name = name
+        self._world, self.name = world, name
+        self._dtype, self._minibatch = np.dtype(dtype), bool(minibatch)
         self._shape = (0,) * ndim  # no rows after the memory was freed
-        self._items: Any = None  # 1-d, all allocated items; None if freed or mapped from a file
-        self._view = None
-        self._kept: Any = None  # another view of it, which the script never has
-        self._file: Handle | None = None  # the file, if it is a numpy.memmap
-        # A new object whenever the array has moved
-        self.last_handle: Handle | None = None
-        self.is_shown = False  # whether the script may have the view itself, and so change its shape
         world.part(_OpenDatas).add(self)
         self._reserve(self._shape)
         self._view[...] = 0
@@ -73,8 +65,6 @@ class Data:
         """Return a `Data` for an array in the store that another rank allocated."""
         made = cls.__new__(cls)
         made._world, made._dtype, made._minibatch, made.name = world, array.dtype, minibatch, name
-        made._items = made._file = made.last_handle = None
-        made.constant = False
         made._hold(array)
         return made
 

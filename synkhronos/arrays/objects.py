@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse
 
 from synkhronos._typing import DTypeLike
+from synkhronos.arrays.data import as_data
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.stores.handle import Composite, Handle
 from synkhronos.world.world import World
@@ -37,18 +38,11 @@ class SparseData:
 
     def __init__(self, world: World, matrix: Any) -> None:
         self.shape = matrix.shape
-        self.data = [_in_store(world, item) for item in (matrix.data, matrix.indices, matrix.indptr)]
-        handles = [world.rank_state.store.put(array) for array in self.data]
-        self._handle = SparseHandle(matrix.format, self.shape, handles)
+        self.data = [as_data(world, item) for item in (matrix.data, matrix.indices, matrix.indptr)]
+        self._handle = SparseHandle(matrix.format, self.shape, [item.handle() for item in self.data])
 
     def handle(self) -> SparseHandle:
         return self._handle
-
-
-def _in_store(world: World, array: np.ndarray) -> np.ndarray:
-    stored = world.rank_state.store.empty(array.shape, array.dtype)
-    stored[...] = array
-    return stored
 
 
 def to_sparse(value: Any, format: str, dtype: DTypeLike, downcast: bool, label: str) -> Any:

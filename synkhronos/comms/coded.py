@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from synkhronos.arithmetic.averages import pieces
+from synkhronos.arithmetic.operations import pieces
 from synkhronos.arithmetic.partition import share
 from synkhronos.comms.linked import chunks
 from synkhronos.comms.wires import Wire, WireReduction

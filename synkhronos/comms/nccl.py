@@ -20,8 +20,7 @@ from pygpu.collectives import GpuComm, GpuCommCliqueId
 from pygpu.gpuarray import GpuArray, GpuArrayException
 
 from synkhronos._errors import text_of
-from synkhronos.arithmetic.averages import scaled
-from synkhronos.arithmetic.operations import Arithmetic, Operation, find_operation
+from synkhronos.arithmetic.operations import Arithmetic, Operation, find_operation, scaled
 from synkhronos.comms.base import ArraySpec, Communicator, Group
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import pickle
 import struct
 from typing import TYPE_CHECKING, Any, List, Sequence, Tuple
 
-from synkhronos.arithmetic.averages import are_equal
+from synkhronos.arithmetic.operations import Operation, are_equal
 from synkhronos.arithmetic.partition import share
 from synkhronos.comms.base import Broadcast, Communicator, Group, Reduction, are_same
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from synkhronos._typing import Array
-    from synkhronos.arithmetic.operations import Operation
     from synkhronos.stores.base import SharedMemoryStore
 
 _WEIGHT = struct.Struct("d")

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos.arithmetic.averages import normalized
-from synkhronos.arithmetic.operations import find_operation
+from synkhronos.arithmetic.operations import find_operation, normalized
 from synkhronos.comms.base import ArraySpec, Communicator
 from synkhronos.comms.linked import LinkedCommunicator, changeable
 

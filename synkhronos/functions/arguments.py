@@ -129,11 +129,6 @@ def in_store(world: World, spec: Input, value: Any) -> Data | SparseData | Objec
     return SparseData(world, value)
 
 
-def whole(values: Sequence[Any]) -> list[Any]:
-    """Return matched values in the form in which the Theano function takes them."""
-    return [value.data if type(value) is Data else value for value in values]
-
-
 def _check_extents(shape: tuple[int, ...], spec: Input) -> None:
     for axis, extent in spec.fixed.items():
         if shape[axis] != extent:
@@ -153,16 +148,9 @@ def compile_call(
     """Return the command of a call, its data, and whether the call has given all of these."""
     values = match(world, function, args, named)
     datas = [in_store(world, *pair) for pair in zip(function.inputs, values)]
-    command = make_call(
-        CallFunction,
-        world.rank_state,
-        function,
-        function.replica,
-        datas,
-        batch,
-        num_slices,
-        output_subset,
-    )
+    state, replica = world.rank_state, function.replica
+    options = batch, num_slices, output_subset
+    command = make_call(CallFunction, state, function, replica, datas, *options)
     if command.rows is not None:
         _check_master_takes_part(world, function, command)
     if batch_s is not None:
@@ -237,9 +225,11 @@ def check_indices(subset: Sequence[Any], n_outputs: int, form: list[str] | bool)
         indices = list(subset)
     except TypeError as error:
         raise TypeError(f"output_subset: expected a list of ints, got {subset!r}") from error
-    if type(form) is list:
-        indices = [_index_of_key(form, key) for key in indices]
-    for index in indices:
+    for position, index in enumerate(indices):
+        if type(form) is list and isinstance(index, str):
+            if index not in form:
+                raise IndexError(f"output_subset: expected keys of {form}, got {index!r}")
+            index = indices[position] = form.index(index)
         if not is_int(index):
             raise TypeError(f"output_subset: expected a list of ints, got {subset!r}")
         if not 0 <= index < n_outputs:
@@ -247,35 +237,22 @@ def check_indices(subset: Sequence[Any], n_outputs: int, form: list[str] | bool)
     return [int(index) for index in indices]
 
 
-def _index_of_key(keys: list[str], key: Any) -> Any:
-    if isinstance(key, str) and key not in keys:
-        raise IndexError(f"output_subset: expected keys of {keys}, got {key!r}")
-    return keys.index(key) if isinstance(key, str) else key
-
-
 def _check_master_takes_part(world: World, function: Any, command: Any) -> None:
     modes, n_rows = function.replica.output_modes, len(command.rows)
-    if function.replica.uses_master:
-        _check_master_has_rows(world, function, n_rows, command.num_slices)
-    if n_rows > world.master_rank:
-        return
-    for index in command.chosen(range(len(modes))):
+    most, own = (len(range(*share(n_rows, world.size, rank))) for rank in (0, world.master_rank))
+    needed = min(command.num_slices, most)
+    if function.replica.uses_master and own < needed:
+        raise ValueError(
+            f"{function!r}: its graph uses the master's value (synk.ops.broadcast), but of {n_rows} "
+            f"rows rank {world.master_rank}, the master, gets {own}, and needs {needed}, one for each "
+            f"slice"
+        )
+    for index in command.chosen(range(len(modes))) if not own else ():
         if modes[index] is None:
             raise ValueError(
                 f"{function!r}: output {index} is the master's own value (op None), but of "
                 f"{n_rows} rows rank {world.master_rank}, the master, gets none"
             )
-
-
-def _check_master_has_rows(world: World, function: Any, n_rows: int, num_slices: int) -> None:
-    most, own = (share(n_rows, world.size, rank) for rank in (0, world.master_rank))
-    needed = min(num_slices, most[1] - most[0])
-    if own[1] - own[0] < needed:
-        raise ValueError(
-            f"{function!r}: its graph uses the master's value (synk.ops.broadcast), but of {n_rows} "
-            f"rows rank {world.master_rank}, the master, gets {own[1] - own[0]}, and needs {needed}, "
-            f"one for each slice"
-        )
 
 
 def _check_batch_s(world: World, function: Any, batch_s: Any) -> list[Batch | None]:
@@ -295,17 +272,12 @@ def _check_batch_s(world: World, function: Any, batch_s: Any) -> list[Batch | No
             select(batch, 0, "batch_s")
     listed = not all(batch is None or isinstance(batch, slice) for batch in batches)
     if listed and not world.is_recording:  # inside fuse() the lengths may change first
-        _check_rows_exist(world, function, batches)
+        replicate(world)
+        by_rank = world.run(Ask(shapes, function.replica.sliceable))  # only the ranks know the lengths
+        for rank, (batch, own) in enumerate(zip(batches, by_rank)):
+            for shape in own:
+                select(batch, shape[0], f"batch_s for rank {rank}")
     return batches
-
-
-def _check_rows_exist(world: World, function: Any, batches: Sequence[Batch | None]) -> None:
-    """Check that row numbers exist. Only the ranks know their own lengths."""
-    replicate(world)
-    by_rank = world.run(Ask(shapes, function.replica.sliceable))
-    for rank, (batch, own) in enumerate(zip(batches, by_rank)):
-        for shape in own:
-            select(batch, shape[0], f"batch_s for rank {rank}")
 
 
 def shapes(state: RankState, numbers: Sequence[int]) -> list[tuple[int, ...]]:

@@ -7,30 +7,22 @@ from typing import Any, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from synkhronos._checks import check_pairs
 from synkhronos._errors import warn
 from synkhronos._typing import Compiled, OutputOp, ReduceOp, SharedVariable, Variable
 from synkhronos.arithmetic.operations import OPERATIONS
 from synkhronos.engines.analysis.windows import how_to_select
-from synkhronos.engines.base import BOUND, Definition, Engine, HardcodedRowCount, Windows, name_of
+from synkhronos.engines.base import BOUND, Definition, Engine, Windows, name_of
 from synkhronos.functions import signature
 from synkhronos.functions.analysis import check_loss_ops, check_recurrence, collectives_in
 from synkhronos.functions.copies import Parts, compiling
 from synkhronos.functions.function import Function
 from synkhronos.functions.replica import Replica, Window
-from synkhronos.functions.signature import (
-    In,
-    Out,
-    parse_givens,
-    parse_inputs,
-    parse_outputs,
-    parse_sliceable,
-    parse_updates,
-)
 from synkhronos.host import compiler
 from synkhronos.world.world import World, current_world
 
-Input = Union[Variable, In]
-Output = Union[Variable, Tuple[Variable, Optional[OutputOp]], Out]
+Input = Union[Variable, signature.In]
+Output = Union[Variable, Tuple[Variable, Optional[OutputOp]], signature.Out]
 Update = Union[Tuple[SharedVariable, Any], Tuple[SharedVariable, Any, Optional[ReduceOp]]]
 
 
@@ -132,18 +124,27 @@ def function(
     world = current_world()
     world.check_usable()
     engine = world.rank_state.engine
-    parsed = parse_inputs(engine, inputs, bcast_inputs, bool(kwargs.get("allow_input_downcast")))
-    parsed_outputs, form = parse_outputs(engine, outputs)
-    (pairs, ops), givens = parse_updates(engine, updates), parse_givens(givens)
-    sliceable = parse_sliceable(engine, sliceable_shareds, pairs)
+    downcast = bool(kwargs.get("allow_input_downcast"))
+    parsed = signature.parse_inputs(engine, inputs, bcast_inputs, downcast)
+    parsed_outputs, form = signature.parse_outputs(engine, outputs)
+    pairs, ops = signature.parse_updates(engine, updates)
+    replaced = check_pairs([] if givens is None else givens, "givens", "(variable, value)")
+    sliceable = signature.parse_sliceable(engine, sliceable_shareds, pairs)
     if kwargs.get("name") is None:
         caller = sys._getframe(1)  # the name that Theano would use
         kwargs["name"] = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    split = {spec.variable: spec.axis for spec in parsed if spec.axis is not None}
+    variables = [spec.variable for spec in parsed_outputs]
     with compiling(world, kwargs["name"]):
         n_own = len(inputs or ())
-        windows, window = divide(world, parsed, n_own, givens, sliceable, parsed_outputs, pairs)
-        rows = _rows(parsed, windows, sliceable)
-        compiled, fixed = _built(engine, parsed, windows, rows, parsed_outputs, pairs, sliceable, kwargs)
+        windows, window = divide(world, parsed, n_own, replaced, sliceable, parsed_outputs, pairs)
+        rows = {**split, **windows.divided} or dict.fromkeys(sliceable, 0)
+        excluded = kwargs.get("no_default_updates")
+        results, news, cut, fixed = engine.free_rows(variables, pairs, windows.givens, rows, excluded)
+        arguments = [*(spec.variable for spec in parsed), *windows.bounds]
+        on_host = [output.over_cpu for output in parsed_outputs]
+        definition = Definition(arguments, results, on_host, news, cut, sliceable)
+        compiled = engine.build(definition, **kwargs)
     bounds = [] if window is None else [BOUND, BOUND]
     axes = [*(spec.axis for spec in parsed), *bounds, *[0] * len(sliceable)]
     check_recurrence(engine, compiled, axes, parsed, windows.divided, sliceable)
@@ -152,7 +153,9 @@ def function(
     replica = Replica(
         number=-1,
         compiled=compiled,
-        **_described(parsed_outputs),
+        output_modes=[output.op for output in parsed_outputs],
+        output_dtypes=[np.dtype(output.dtype) for output in parsed_outputs],
+        output_axes=[output.axis for output in parsed_outputs],
         window=window,
         axes=axes,
         sliceable=sliceable,  # type: ignore[arg-type]  # numbers come with the `Function`
@@ -164,47 +167,6 @@ def function(
     made = Function(world, parts, parsed_outputs)
     check_loss_ops(world, made)
     return made
-
-
-def _built(
-    engine: Engine,
-    inputs: Sequence[signature.Input],
-    windows: Windows,
-    rows: Mapping[Variable, int],
-    outputs: Sequence[signature.Output],
-    updates: Sequence[tuple[SharedVariable, Any]],
-    sliceable: Sequence[SharedVariable],
-    options: Mapping[str, Any],
-) -> tuple[Compiled, list[HardcodedRowCount]]:
-    """Return the compiled function, and the numbers of rows that are left in its graph."""
-    results, updates, givens, fixed = engine.free_rows(
-        [spec.variable for spec in outputs],
-        updates,
-        windows.givens,
-        rows,
-        options.get("no_default_updates"),
-    )
-    variables = [*(spec.variable for spec in inputs), *windows.bounds]
-    on_host = [output.over_cpu for output in outputs]
-    definition = Definition(variables, results, on_host, updates, givens, sliceable)
-    return engine.build(definition, **options), fixed
-
-
-def _rows(
-    inputs: Sequence[signature.Input], windows: Windows, sliceable: Sequence[SharedVariable]
-) -> dict[Variable, int]:
-    """Return the variables whose rows are divided among the ranks, and the axis of the rows of each."""
-    rows = {spec.variable: spec.axis for spec in inputs if spec.axis is not None}
-    return {**rows, **windows.divided} or dict.fromkeys(sliceable, 0)
-
-
-def _described(outputs: Sequence[signature.Output]) -> dict[str, Any]:
-    """Return the properties of the outputs that a replica needs."""
-    return {
-        "output_modes": [output.op for output in outputs],
-        "output_dtypes": [np.dtype(output.dtype) for output in outputs],
-        "output_axes": [output.axis for output in outputs],
-    }
 
 
 # Rows that an index selects in givens
@@ -252,8 +214,8 @@ def divide(
     engine, index = world.rank_state.engine, [item for item in inputs[:n_own] if item.axis is None]
     if not givens or not index:
         return Windows(givens, [], [], {}, []), None
-    split = [variable for variable in inputs if variable.axis is not None]
-    rows = {spec.variable: spec.axis for spec in inputs if spec.axis is not None}
+    split = [item for item in inputs if item.axis is not None]
+    rows = {item.variable: item.axis for item in inputs if item.axis is not None}
     divided = {**rows, **dict.fromkeys(sliceable, 0)}
     windows = engine.cut_windows(givens, [spec.variable for spec in index], divided)
     if not windows.bounds:

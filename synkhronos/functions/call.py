@@ -1,4 +1,4 @@
-"""The part of each rank in a call: take its rows, compute, send the outputs.
+"""A call: each rank takes its rows, computes, and sends its outputs, which the master reduces.
 
 A `Column` is an argument and the rows of it that are used. All kinds of arguments are columns: inputs
 that are split, whole inputs, rows of sliceable shared variables, and the bounds of the rows that an
@@ -7,35 +7,54 @@ index selects.
 In slices, each rank calls the function once for each slice of its rows. If the ranks meet in collectives
 of the graph, all of them compute the same number of slices. A rank with fewer rows than slices computes
 one row again; its result is ignored.
+
+===========================  ====================================================
+Output                       Form in which it is sent
+===========================  ====================================================
+the master's own             an array, not copied
+a floating-point scalar      a float
+an array of up to 4 kB       dtype, shape and bytes: pickling an array takes ten
+                             times as long
+a larger array               a handle to shared memory
+None, instead of an array    `NO_ARRAY`
+nothing is sent, as the      None
+communicator has reduced it
+===========================  ====================================================
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import os
 import struct
 from typing import Any, Callable, Hashable, Iterator, Mapping, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 
+from synkhronos._errors import MissingRankError
 from synkhronos._typing import Batch, Rows
 from synkhronos.arithmetic.conversion import usable
-from synkhronos.arithmetic.operations import Accumulator
-from synkhronos.arithmetic.partition import as_slice, select, share
+from synkhronos.arithmetic.operations import GATHER, NUMPY, OPERATIONS, PIECE_BYTES, Accumulator
+from synkhronos.arithmetic.partition import as_slice, select, share, shares
 from synkhronos.engines.base import Engine
-from synkhronos.functions.outputs import pack, reduce_in_place
 from synkhronos.functions.peers import GraphPeers
 from synkhronos.functions.replica import Replica, Window, check_all_are_used, explained, on_copies
 from synkhronos.host.status import ROWS
-from synkhronos.stores.handle import Composite, RequiredRows
+from synkhronos.stores.handle import Composite, Handle, RequiredRows
 from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.world import World
 
 #: A range of rows as a tuple, an array of rows, or None for the same rows
 _Change = Union[Tuple[int, int, int], np.ndarray, None]
 #: The numbers of rows of all ranks, if known, and of this one; its arguments, or columns if in slices
 _Prepared = Tuple[Union[int, None], int, Sequence[Any]]
 
+#: For each rank, its number of rows, followed by its outputs in the form in which they were sent
+_Results = Sequence[Tuple[Any, ...]]
+
 _COUNTS = struct.Struct("qq")
+_SMALL = 4096  # bytes of an output
 
 
 class Argument(NamedTuple):
@@ -81,6 +100,17 @@ class Column(NamedTuple):
         if self.rows is None:
             return self.source
         return state.take(self.key, self.source, self.rows, self.axis)
+
+    def part(self, parts: int, index: int) -> Column:
+        """Return the column of a slice, with the last row if the slice has none.
+
+        Ranks that have to compute although they have no rows, or none in a slice, do so with this row.
+        """
+        rows = self.rows
+        if rows is None:
+            return self
+        start, stop = share(len(rows), parts, index)
+        return self._replace(rows=rows[start:stop] if start < stop else rows[max(len(rows) - 1, 0) :])
 
 
 class Bound(Column):
@@ -189,16 +219,20 @@ class CallFunction(Command):
 
     def _preparation(self, state: RankState, replica: Replica) -> Callable[[_Change], _Prepared]:
         """Return a function that prepares the call on other rows, and keeps the views of arguments."""
+        store, has_views = state.store, self._has_views(replica)
+        # Whether the arguments on any range of rows are views of the same arrays
+        are_of_same = has_views and store.is_shared and self.num_slices == 1 and not replica.fixed
+        are_of_same = are_of_same and type(state.engine).take is Engine.take  # else on a device
         unchanged: Any = None  # what was prepared for the same rows, in this epoch of the store
-        epoch, are_of_same = None, self._are_of_same_arrays(state, replica)
+        epoch, keeps = None, has_views and type(self.rows) is not np.ndarray
         views: Any = None  # each array, and what is before its rows in an index
 
         def prepare(change: _Change) -> _Prepared:
             nonlocal unchanged, epoch, views
             if change is None:
-                if epoch is None or epoch != state.store.epoch:
+                if epoch is None or epoch != store.epoch:
                     unchanged = self._prepare(state, replica, self.rows)
-                    epoch = state.store.epoch if self._is_constant(state, replica) else None
+                    epoch = store.epoch if keeps else None
                 return unchanged
             if not are_of_same or type(change) is not tuple:
                 return self._prepare(state, replica, _rows_of(change))
@@ -208,7 +242,7 @@ class CallFunction(Command):
                 return self._prepare(state, replica, rows)
             if views is None:  # set in one step, as a signal handler may raise
                 views = [
-                    (state.store.get(handle), None if axis is None else (slice(None),) * axis)
+                    (store.get(handle), None if axis is None else (slice(None),) * axis)
                     for handle, axis, _ in self.arguments
                 ]
             own, arguments = as_slice(rows[start:stop]), []
@@ -216,26 +250,16 @@ class CallFunction(Command):
                 arguments.append(array if before is None else array[before + (own,)])
             return len(rows), stop - start, arguments
 
+        if keeps and store.epoch is not None:
+            prepare(None)
         return prepare
-
-    def _are_of_same_arrays(self, state: RankState, replica: Replica) -> bool:
-        """Whether the arguments on any range of rows are views of the same arrays."""
-        if not self._has_views(state, replica) or not state.store.is_shared or replica.fixed:
-            return False
-        is_on_device = type(state.engine).take is not Engine.take
-        return self.num_slices == 1 and not is_on_device
-
-    def warm_caches(self, state: RankState, change: _Change = None) -> None:
-        call, replica = self.changed(change), state.functions[self.number]
-        if call.num_slices == 1 and call._is_constant(state, replica):
-            self._preparation(state, replica)(change)
 
     def needs(self, ranks: range, size: int) -> list[RequiredRows]:
         all_rows: Any = self.rows  # not None if an argument is split by them
         if all_rows is not None:
             start, _ = share(len(all_rows), size, ranks[0])
             _, stop = share(len(all_rows), size, ranks[-1])
-            start = min(start, stop - 1)  # see `_columns`
+            places = range(min(start, stop - 1), stop)  # see `_share`
         needed = []
         for handle, axis, is_minibatch in self.arguments:
             if isinstance(handle, Composite):
@@ -243,7 +267,7 @@ class CallFunction(Command):
             elif axis is None:
                 needed.append(RequiredRows(handle))
             else:
-                rows = range(start, stop) if is_minibatch else all_rows[start:stop]
+                rows = places if is_minibatch else all_rows[places.start : places.stop]
                 needed.append(RequiredRows(handle, rows, axis))
         return needed
 
@@ -293,15 +317,11 @@ class CallFunction(Command):
             return n_all, n_rows, columns
         return n_all, n_rows, [column.take(state) for column in columns]
 
-    def _has_views(self, state: RankState, replica: Replica) -> bool:
-        """Whether the arguments on a range of rows are views, except of inputs that travel along."""
-        if state.store.epoch is None or replica.sliceable or replica.window is not None:
+    def _has_views(self, replica: Replica) -> bool:
+        """Whether the arguments on a range of rows are views, if the store has views."""
+        if replica.sliceable or replica.window is not None:
             return False
         return not any([isinstance(argument.handle, Composite) for argument in self.arguments])
-
-    def _is_constant(self, state: RankState, replica: Replica) -> bool:
-        """Whether the arguments are the same views whenever this command is repeated."""
-        return type(self.rows) is not np.ndarray and self._has_views(state, replica)
 
     def _columns(
         self, state: RankState, replica: Replica, rows: Rows | None
@@ -389,15 +409,6 @@ def _rows_of(change: tuple[int, int, int] | np.ndarray) -> Rows:
 # Slices
 
 
-def part_of(rows: Any, parts: int, index: int) -> Any:
-    """Return a part of rows, or the last row if the part is empty.
-
-    Ranks that have to compute although they have no rows, or none in a slice, do so with this row.
-    """
-    start, stop = share(len(rows), parts, index)
-    return rows[start:stop] if start < stop else rows[max(len(rows) - 1, 0) :]
-
-
 def compute_in_slices(
     call: CallFunction, state: RankState, replica: Replica, columns: Sequence[Column], n_rows: int
 ) -> list[Any]:
@@ -466,20 +477,9 @@ def _slices(
         told = state.transport.exchange(_COUNTS.pack(n_slices, n_rows))
         most, by_rank = zip(*map(_COUNTS.unpack, told))
         n_slices = max(most)
-    for index in range(n_slices):
-        own, *each = [
-            stop - start for start, stop in (share(item, n_slices, index) for item in (n_rows, *by_rank))
-        ]
-        yield (
-            own,
-            sum(each),
-            [
-                column
-                if column.rows is None
-                else column._replace(rows=part_of(column.rows, n_slices, index))
-                for column in columns
-            ],
-        )
+    counts = [shares(item, n_slices) for item in (n_rows, *by_rank)]
+    for index, (own, *each) in enumerate(zip(*counts)):
+        yield own, sum(each), [column.part(n_slices, index) for column in columns]
 
 
 def distinct(values: Sequence[Any]) -> list[Any]:
@@ -490,3 +490,219 @@ def distinct(values: Sequence[Any]) -> list[Any]:
         else value
         for position, value in enumerate(values)
     ]
+
+
+# Outputs, as a rank sends them
+
+
+class _Mark(enum.Enum):
+    """In place of an output that is no array. Each is one object on every rank."""
+
+    NO_ARRAY = "an operation has returned None in place of an array"
+    REDUCED = "the communicator has reduced it to the master"
+
+
+NO_ARRAY, REDUCED = _Mark
+
+
+def pack(state: RankState, mode: str | None, value: Any) -> Any:
+    """Return an output of this rank as it is sent; None if there is nothing to send."""
+    if value is REDUCED:
+        return None
+    if mode is None:
+        return state.engine.to_host(value) if state.is_master else None
+    if value is None:
+        return NO_ARRAY
+    if value.ndim == 0 and value.dtype.kind == "f":
+        return value.item()
+    if state.is_master:
+        return state.engine.to_host(value)
+    if value.size * value.dtype.itemsize > _SMALL:
+        return state.send(value)
+    array = state.engine.to_host(value)
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+def unpack(state: RankState, packed: Any) -> Any:
+    """Return an output as the rank computed it: an array, which may be read-only, or a number."""
+    if type(packed) is tuple:
+        dtype, shape, data = packed
+        return np.ndarray(shape, dtype, data)
+    return state.store.get(packed) if isinstance(packed, Handle) else packed
+
+
+# Reduced by the communicator
+
+
+def reduce_in_place(
+    state: RankState,
+    modes: Sequence[str | None],
+    values: Sequence[Any],
+    indices: Sequence[int],
+    n_rows: int,
+) -> list[Any]:
+    """Reduce the values that the communicator supports; only the master keeps the results.
+
+    Parameters
+    ----------
+    modes : list of str or None
+        The operation for each output.
+    values : list of arrays
+        The outputs of this rank.
+    indices : list of int
+        Their indices among the outputs of the function.
+    n_rows : int
+        The number of rows of this rank.
+
+    Raises
+    ------
+    ValueError
+        If an output is None on this rank, or so small on others that they do not reduce it here.
+    """
+    values = list(values)
+    for index, mode, value in zip(indices, modes, values):
+        if value is None and mode in OPERATIONS:
+            raise ValueError(
+                f"output {index} is None on rank {state.rank}, and cannot be reduced by {mode!r}: an "
+                f"operation of its graph returns no array for some rows; have it return one for any "
+                f"rows"
+            )
+    for op in OPERATIONS:
+        chosen = [
+            position
+            for position, (mode, value) in enumerate(zip(modes, values))
+            if mode == op and state.comm.takes(value)
+        ]
+        if not chosen:
+            continue
+        arrays = [values[position] for position in chosen]
+        try:
+            reduced = state.comm.reduce(arrays, op, state.master_rank, n_rows)
+        except MissingRankError as error:
+            shapes = [f"output {indices[item]} {values[item].shape}" for item in chosen]
+            raise ValueError(
+                f"{op}: outputs cannot be combined, as their shapes differ between the ranks: on rank "
+                f"{state.rank}, {', '.join(shapes)}; on another rank, one of them is much smaller"
+            ) from error
+        for position, value in zip(chosen, reduced):
+            values[position] = value if state.is_master else REDUCED
+    return values
+
+
+# Reduced by the master
+
+
+def collect(world: World, function: Any, subset: Sequence[int] | None, results: _Results) -> Any:
+    """Return the outputs as the Theano function would, each reduced over the ranks that had rows.
+
+    Parameters
+    ----------
+    subset : list of int or None
+        The indices of the outputs; None for all.
+    results : list of tuple
+        For each rank, its number of rows, followed by its outputs in the form in which they were sent.
+        A rank without rows has no outputs.
+    """
+    columns = zip(*results)
+    weights: Any = next(columns)
+    if world.step_hooks is not None:
+        world.step_hooks.note(function.replica, weights)
+    if 0 in weights:
+        columns = zip(*[result for result in results if result[0]])
+        weights = next(columns, None)
+        if weights is None:
+            raise ValueError(f"{function!r}: no rank had any rows to compute on (batch_s)")
+    outputs: list[Any] = []
+    replica = function.replica
+    for index, values in enumerate(columns) if subset is None else zip(subset, columns):
+        mode, first, last = replica.output_modes[index], values[0], values[-1]
+        if type(first) is float and type(last) is float and mode != GATHER:
+            try:
+                value: float | np.ndarray | None = OPERATIONS[mode].reduce_floats(values, weights)
+            except TypeError:  # another rank has no float
+                value = _of_ranks(world, function, index, values, weights, results)
+            outputs.append(np.asarray(value, replica.output_dtypes[index]))
+        elif mode is None or first is None or last is None:
+            # The master's own value, or a value that the communicator has reduced to the master
+            n_rows, *own = results[world.master_rank]
+            if not n_rows:
+                raise ValueError(
+                    f"{function!r}: output {index} is the master's own value (op None), but the master "
+                    f"had no rows (batch_s)"
+                )
+            outputs.append(own[len(outputs)])
+        else:
+            outputs.append(_of_ranks(world, function, index, values, weights, results))
+    if subset is None and type(function.form) is bool:
+        return outputs if function.form else outputs[0]
+    return in_form(function, outputs, subset)
+
+
+def in_form(function: Any, values: list[Any], subset: Sequence[int] | None) -> Any:
+    """Return the outputs as the Theano function would: one, a list, or a dictionary."""
+    form = function.form
+    if form is True or (form is False and subset is not None):
+        return values
+    if form is False:
+        return values[0]
+    return dict(zip(form if subset is None else [form[index] for index in subset], values))
+
+
+def check_all_are_none(
+    function: Any, index: int, are_none: Sequence[bool], ranks: Sequence[int]
+) -> None:
+    """Raise if an output is None on some of these ranks only."""
+    those, others = (
+        ", ".join([str(rank) for rank, is_none in zip(ranks, are_none) if is_none == wanted])
+        for wanted in (True, False)
+    )
+    if others:
+        raise ValueError(
+            f"{function!r}: output {index} is None on rank(s) {those}, but not on rank(s) {others}: an "
+            f"operation of its graph returns no array for some rows; have it return one for any rows"
+        )
+
+
+def _of_ranks(
+    world: World,
+    function: Any,
+    index: int,
+    values: Sequence[Any],
+    weights: Sequence[int],
+    results: _Results,
+) -> np.ndarray | None:
+    """Return the output to which the values of the ranks with rows are combined."""
+    active = [rank for rank, (n_rows, *_) in enumerate(results) if n_rows]
+    if any([value is NO_ARRAY for value in values]):
+        check_all_are_none(function, index, [value is NO_ARRAY for value in values], active)
+        return None
+    replica, values = function.replica, [unpack(world.rank_state, value) for value in values]
+    mode, shapes = replica.output_modes[index], [np.shape(value) for value in values]
+    if mode == GATHER:
+        axis = replica.output_axes[index]
+        others = [shape[:axis] + shape[axis + 1 :] for shape in shapes]
+        if any([other != others[0] for other in others]):
+            raise ValueError(
+                f"{function!r}: output {index} cannot be gathered, its shapes differ in more than axis "
+                f"{axis}: {_listed(active, shapes)}"
+            )
+        return NUMPY.concatenate(values, axis).astype(replica.output_dtypes[index], copy=False)
+    if any([shape != shapes[0] for shape in shapes]):
+        raise ValueError(
+            f"{function!r}: output {index} cannot be reduced by {mode!r}, its shapes differ: "
+            f"{_listed(active, shapes)}; use 'gather'"
+        )
+    operation = OPERATIONS[mode]
+    if values[0].nbytes <= PIECE_BYTES:
+        return operation.reduce(values, weights)
+    # Sum into the memory of the master's own value if that is the first: allocating the pages of a new
+    # array takes longer than the sum.
+    if active[0] == world.master_rank:
+        values[0] = result = np.require(values[0], requirements=["C", "W"])
+    else:
+        result = np.empty(shapes[0], values[0].dtype)
+    return operation.reduce_in_pieces(result, values, weights)
+
+
+def _listed(active: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> str:
+    return ", ".join(f"rank {rank}: {shape}" for rank, shape in zip(active, shapes))

@@ -1,4 +1,4 @@
-"""Compiling, the parts of copies and pickles of a function, and the specification for programs."""
+"""Compiling, and the parts of which copies and pickles of a function are made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple
 from synkhronos._errors import SynkhronosError
 from synkhronos._typing import Compiled, SharedVariable
 from synkhronos.engines.base import check_swap
-from synkhronos.functions.changes import Changes
 from synkhronos.functions.replica import Replica
 from synkhronos.functions.replica_tracker import labels, replica_tracker_of
 from synkhronos.functions.replicate import replicate
@@ -20,48 +19,6 @@ from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
 from synkhronos.world.rank_state import Ask, RankState
 from synkhronos.world.world import World
-
-
-class Specification(NamedTuple):
-    """The properties by which any rank calls its replica of a function. It can be pickled.
-
-    Attributes
-    ----------
-    name : str
-        The name of the function.
-    token : bytes
-        Identifies the world.
-    number : int
-        The number of the function.
-    inputs : list of Input
-        Strings replace the variables.
-    not_accumulated : list of str
-        For each update that cannot accumulate over slices, a sentence that says why.
-    form : list of str or bool
-        The form of the result.
-    """
-
-    name: str | None
-    token: bytes
-    number: int
-    inputs: list[Input]
-    not_accumulated: list[str]
-    form: list[str] | bool
-
-    def __repr__(self) -> str:
-        return f"<synkhronos.Function {self.name}>"
-
-
-def specify(function: Any) -> Specification:
-    """Return the specification of a function."""
-    return Specification(
-        function.name,
-        function._world.registry.token,
-        function.replica.number,
-        [spec._replace(variable=str(spec.variable)) for spec in function.inputs],
-        function.not_accumulated,
-        function.form,
-    )
 
 
 class Parts(NamedTuple):
@@ -75,8 +32,12 @@ class Parts(NamedTuple):
         With shared variables in the place of their numbers, and without a number of its own.
     inputs : list of Input
         The inputs.
-    update_modes, not_accumulated, form
-        As of the function.
+    update_modes : list of str or None
+        The operation that accumulates each update over slices.
+    not_accumulated : list of str
+        For each update that cannot accumulate over slices, a sentence that says why.
+    form : list of str or bool
+        The form of the result.
     """
 
     name: str | None
@@ -85,6 +46,9 @@ class Parts(NamedTuple):
     update_modes: list[str | None]
     not_accumulated: list[str]
     form: list[str] | bool
+
+    def __repr__(self) -> str:
+        return f"<synkhronos.Function {self.name}>"
 
     def converted(
         self, convert: Callable[[Any], Any], shared_of: Callable[[Any], Any] = lambda shared: shared
@@ -169,14 +133,14 @@ def duplicate_replicas(world: World, pairs: Iterable[tuple[SharedVariable, Share
     new = [(old, copy) for old, copy in pairs if copy not in registry.numbers]
     if not new:
         return
-    if not world.started or world.size == 1:
-        numbers = {registry.numbers[old]: registry.add_shared(copy) for old, copy in new}
-    else:
+    have_workers = world.started and world.size > 1
+    if have_workers:
         replicate(world)  # so that the copies have the next numbers
-        numbers = {registry.numbers[old]: registry.add_shared(copy) for old, copy in new}
+    numbers = {registry.numbers[old]: registry.add_shared(copy) for old, copy in new}
+    if have_workers:
         world.run(Ask(_duplicate, numbers))
         registry.mark_replicated(list(numbers.values()))
-        world.part(Changes).begin(world, list(numbers.values()))
+        replica_tracker_of(world).begin(world, list(numbers.values()))
     agreement = replica_tracker_of(world)
     for group in (agreement.scattered, agreement.assigned):
         group.update([numbers[number] for number in group.intersection(numbers)])

@@ -11,23 +11,14 @@ from synkhronos._typing import ArrayLike, Batch, Finish, Result, SharedVariable
 from synkhronos.arrays.binding import bind, find_bound, rebind
 from synkhronos.arrays.data import Data
 from synkhronos.engines.base import Analysis
-from synkhronos.functions import arguments, outputs
-from synkhronos.functions.changes import Changes
+from synkhronos.functions import arguments, copies
+from synkhronos.functions.call import collect, in_form
 from synkhronos.functions.comparing.first_calls import Verification
 from synkhronos.functions.comparing.serial_comparison import Comparison, check_call
 from synkhronos.functions.comparing.watch import DivergenceCheck, DivergenceWarner, watch
-from synkhronos.functions.copies import (
-    Parts,
-    Specification,
-    check_one_value,
-    checked_swap,
-    duplicate_replicas,
-    replica_of,
-    specify,
-    swapped,
-)
 from synkhronos.functions.replica import serial_arguments
-from synkhronos.functions.replicate import Sending, check_sent, replicate
+from synkhronos.functions.replica_tracker import replica_tracker_of
+from synkhronos.functions.replicate import check_sent, replicate
 from synkhronos.functions.signature import Output, describe
 from synkhronos.world.call_lock import CallLock, takes_call_lock
 from synkhronos.world.rank_state import Command
@@ -54,7 +45,7 @@ class Function:
     """
 
     _world: World | None = None  # in a copy for programs
-    _specification: Specification | None = None
+    _specification: copies.Parts | None = None
     schedule: Schedule | None = None  # of the last call, if it had no options but a batch
     watch: DivergenceWarner | DivergenceCheck | None = None  # `watcher`, if it observes the next call
     watcher: DivergenceWarner | DivergenceCheck | None = None
@@ -63,17 +54,15 @@ class Function:
     reduced: dict[int, str] = {}  # the operations by which a step reduces variables after a call
 
     def __init__(
-        self,
-        world: World,
-        parts: Parts,
-        outputs: Sequence[Output] | None = None,
+        self, world: World, parts: copies.Parts, outputs: Sequence[Output] | None = None
     ) -> None:
         """Register the function. Without `outputs`, the script is not warned about their operations."""
         self._world, self.parts = world, parts
         self.name, made, self.inputs, self.update_modes, self.not_accumulated, self.form = parts
         self.sliceable: list[SharedVariable] = made.sliceable
-        self.replica = replica_of(world, parts)
+        self.replica = copies.replica_of(world, parts)
         world.registry.add_function(self)
+        world.show_name(self)
         watch(world, self, [_STATED] * len(made.output_modes) if outputs is None else outputs)
 
     @property  # type: ignore[misc]  # the class of objects can be set
@@ -98,7 +87,7 @@ class Function:
         replicated = world.registry.replicated
         changed = [number for number, _ in self.replica.updates if number < replicated]
         if changed and world.size > 1:
-            world.part(Changes).changed(changed)
+            replica_tracker_of(world).note_changed(changed)
 
     @property
     def profile(self) -> Any:
@@ -222,19 +211,18 @@ class Function:
                 if plain and are_given:
                     self.schedule = Schedule(world, command, datas, batch is None)
                     command = ScheduledRun(self.schedule)
-            if (
-                world.recorder is not None and world.is_recording
-            ):  # the script may free arrays before the command runs
+            if world.recorder is not None and world.is_recording:
+                # The script may free arrays before the command runs.
                 return self._submit(command, [getattr(data, "stored", data) for data in datas])
             if plain and self.watch is None:
-                return outputs.collect(world, self, None, world.run(command))
+                return collect(world, self, None, world.run(command))
             return self._submit(command)
 
     def _submit(self, command: Command, kept: Sequence[Any] | None = None) -> Result:
         """Run or record a command, or an observed form of it; `kept` lives until it has run."""
         world: Any = self._world  # it is usable
         subset = getattr(command, "subset", None)
-        finish: Finish = functools.partial(outputs.collect, world, self, subset)
+        finish: Finish = functools.partial(collect, world, self, subset)
         if self.verification is not None:
             self.verification.before(self, command.plain)  # type: ignore[arg-type]  # it is a call
         if self.watch is not None:
@@ -384,11 +372,12 @@ class Function:
         values = arguments.match(world, self, args, inputs_by_name)
         engine, replica = world.rank_state.engine, self.replica
         rows = [engine.storage(shared) for shared in self.sliceable]
-        given = serial_arguments(engine, replica, arguments.whole(values), rows)
+        whole = [value.data if type(value) is Data else value for value in values]
+        given = serial_arguments(engine, replica, whole, rows)
         computed = engine.call(replica.compiled, given, output_subset)
         self._changed_on_master(world)
         computed = [engine.to_host(value) for value in computed]
-        return outputs.in_form(self, computed, output_subset)
+        return in_form(self, computed, output_subset)
 
     # The data of the inputs, before calls
 
@@ -416,11 +405,7 @@ class Function:
     ) -> tuple[Data, ...]: ...
 
     def build_inputs(
-        self,
-        *args: ArrayLike,
-        force_cast: bool = False,
-        oversize: float = 1.0,
-        minibatch: bool = False,
+        self, *args: ArrayLike, force_cast: bool = False, oversize: float = 1.0, minibatch: bool = False
     ) -> Any:
         """Create a `Data` for each of the function's inputs, with its dtype and ndim.
 
@@ -512,40 +497,47 @@ class Function:
     # Copies: by the method `copy`, by the module of this name, and by `pickle`
 
     @property
-    def specification(self) -> Specification:
-        """The specification, by which a rank calls its replica. Copies have it, too."""
+    def specification(self) -> copies.Parts:
+        """The parts by which any rank calls its replica, for pickles. Copies have them, too.
+
+        In place of the replica, they have the token of the world, and the number of the function.
+        """
         if self._specification is None:
-            self._specification = specify(self)
+            world: Any = self._world
+            identity = world.registry.token, self.replica.number
+            names: Any = [str(spec.variable) for spec in self.inputs]
+            inputs = [spec._replace(variable=name) for spec, name in zip(self.inputs, names)]
+            self._specification = self.parts._replace(name=self.name, replica=identity, inputs=inputs)
         return self._specification
 
     @classmethod
-    def copy_of(cls: type[_F], specification: Specification) -> _F:
+    def copy_of(cls: type[_F], specification: copies.Parts) -> _F:
         """Return a copy of a function. Calling it raises a TypeError; programs can use it."""
         made = cls.__new__(cls)
         made.name, made._specification = specification.name, specification
         return made
 
     @classmethod
-    def from_parts(cls: type[_F], parts: Parts) -> _F:
+    def from_parts(cls: type[_F], parts: copies.Parts) -> _F:
         """Return a new function of the current world."""
         world = current_world()
         world.check_usable()
         return cls(world, parts.converted(world.rank_state.engine.from_parts))
 
-    def _to_parts(self, world: World) -> Parts:
+    def _to_parts(self, world: World) -> copies.Parts:
         """Return the parts in a form that can be copied and pickled."""
         return self.parts._replace(name=self.name).converted(world.rank_state.engine.to_parts)
 
     def _is_for_ranks(self) -> bool:
         """Whether a copy is for programs."""
         world = self._world
-        return world is None or world.in_program or world.part(Sending).is_active
+        return world is None or world.in_program or world.registry.is_sending
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._is_for_ranks():
             return self.copy_of, (self.specification,)
         world = self._usable_world()
-        check_one_value(world, self)
+        copies.check_one_value(world, self)
         return self.from_parts, (self._to_parts(world),)
 
     def __deepcopy__(self: _F, memo: dict[int, Any]) -> _F:
@@ -556,8 +548,8 @@ class Function:
             raise RuntimeError("copy.deepcopy(): not inside a fuse() block; call it before or after")
         shareds = self.get_shared()
         parts = world.rank_state.engine.deepcopy(self._to_parts(world), memo)
-        copies = world.rank_state.engine.deepcopy(shareds, memo)
-        duplicate_replicas(world, zip(shareds, copies))
+        copied = world.rank_state.engine.deepcopy(shareds, memo)
+        copies.duplicate_replicas(world, zip(shareds, copied))
         made = self.from_parts(parts)
         rebind(world, [(old.variable, new.variable) for old, new in zip(self.inputs, made.inputs)])
         return made
@@ -629,9 +621,10 @@ class Function:
         >>> synk.close()
         """
         world = self._usable_world()
-        swap = checked_swap(world, self, swap)
+        swap = copies.checked_swap(world, self, swap)
         name = name or f"{self.name} copy"
-        return type(self)(world, swapped(world, self.parts, swap, bool(delete_updates), name, profile))
+        parts = copies.swapped(world, self.parts, swap, bool(delete_updates), name, profile)
+        return type(self)(world, parts)
 
 
 #: Used by the package itself; not shown by completion.

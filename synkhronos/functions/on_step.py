@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from threading import get_ident
-from types import TracebackType
 from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
@@ -70,9 +69,7 @@ class StepHook:
     def __enter__(self) -> StepHook:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.remove()
 
     def __repr__(self) -> str:
@@ -129,26 +126,24 @@ class Hooks:
                 outputs = call()
                 seconds, rows = time.perf_counter() - began, self._rows.get(number, 0)
                 self._rows.clear()
-            self._report(name, seconds, rows, outputs)
         finally:
             self._busy.discard(thread)
+        self.report(name, seconds, rows, outputs)
         return outputs
 
     def report(self, name: str, seconds: float, rows: int, outputs: Any) -> None:
-        """Report a step of the master in a program."""
+        """Report a step that has been taken, unless it is a part of one, or made by such a function."""
         thread = get_ident()
-        if self.told and thread not in self._busy:
-            self._busy.add(thread)
-            try:
-                self._report(name, seconds, rows, outputs)
-            finally:
-                self._busy.discard(thread)
-
-    def _report(self, name: str, seconds: float, rows: int, outputs: Any) -> None:
-        self._number += 1
-        report = StepReport(self._number, name, seconds, rows, outputs)
-        for hook in self.told:
-            hook(report)
+        if not self.told or thread in self._busy:
+            return
+        self._busy.add(thread)
+        try:
+            self._number += 1
+            report = StepReport(self._number, name, seconds, rows, outputs)
+            for hook in self.told:
+                hook(report)
+        finally:
+            self._busy.discard(thread)
 
 
 def on_step(told: Told) -> StepHook:

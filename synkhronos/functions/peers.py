@@ -25,7 +25,6 @@ from synkhronos._typing import Array
 from synkhronos.arithmetic.operations import find_operation
 from synkhronos.arithmetic.partition import Buckets
 from synkhronos.comms.base import Communicator
-from synkhronos.stores.base import Store
 from synkhronos.world.rank_state import RankState
 
 _SMALL = 1 << 14  # bytes; arrays up to this size are part of the exchange
@@ -44,10 +43,6 @@ class _Place(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: str
-
-    def is_at(self, other: _Place) -> bool:
-        """Whether this is the same collective."""
-        return self[:3] == other[:3]
 
     def text(self) -> str:
         """Return the place as text for an error message."""
@@ -96,8 +91,10 @@ class GraphPeers:
 
     def __init__(self, state: RankState, function: int) -> None:
         self._rank_state, self._function, self.weight, self.is_whole = state, function, 0, True
-        self._headers: dict[_Place, bytes] = {}
-        self._stages = Stages(state.store, state.transport.communicator())  # for large arrays
+        # For large arrays, in order of use, the most recent last
+        self._stages: list[Stage] = []
+        self._comm = state.transport.communicator()
+        self._numbers: set[int | None] = set()  # of the collectives that have used them
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphPeers:
         return self  # Theano's DebugMode copies all values
@@ -152,18 +149,14 @@ class GraphPeers:
     def _meet(self, name: str, number: int | None, array: Array, n_rows: int = 0) -> list[_Item]:
         """Return the item of each rank, once all have come to this collective."""
         own = _Place(self._function, number, name, tuple(array.shape), array.dtype.str)
-        header = self._headers.get(own)
-        if header is None:
-            if len(self._headers) >= _MOST_HEADERS:  # of arrays whose shapes keep changing
-                self._headers.clear()
-            header = self._headers[own] = pickle.dumps(tuple(own), pickle.HIGHEST_PROTOCOL)
+        header = _packed(own)
         content, length = b"", array.size * array.dtype.itemsize
         if length <= _SMALL:
             content = np.asarray(self._rank_state.engine.to_host(array)).tobytes()
         numbers = _NUMBERS.pack(len(header), self.weight, n_rows)
         told = self._rank_state.transport.exchange(numbers + header + content)
         items = [self._read(item, own, header) for item in told]
-        if not all([entry.place.is_at(own) for entry in items]):
+        if not all([entry.place[:3] == own[:3] for entry in items]):  # the collective, in any type
             listed = "; ".join(f"rank {rank}: {entry.place.text()}" for rank, entry in enumerate(items))
             raise SynkhronosError(
                 f"the ranks are at different collectives of their graphs: {listed}; let every rank call "
@@ -218,14 +211,34 @@ class GraphPeers:
         """Return the result of a collective on a copy of an array; that of a NumPy array is kept."""
         if not isinstance(array, np.ndarray):
             return collective(Stage(array.copy("C"), self._rank_state.comm))[0]
-        stage = self._stages.take(number, array)
+        stage = self._take_stage(number, array)
         stage.array[...] = array
         [result] = collective(stage)
         return stage.lend() if result is stage.array else result
 
+    def _take_stage(self, number: int | None, array: np.ndarray) -> Stage:
+        """Return a free stage like `array`, for the collective `number`."""
+        self._numbers.add(number)
+        for stage in reversed(self._stages):  # the most recent may still be in the processor's cache
+            held = stage.array
+            if held.shape == array.shape and held.dtype == array.dtype and stage.is_free():
+                self._stages.remove(stage)
+                break
+        else:
+            most = _MOST_STAGES * len(self._numbers)
+            del self._stages[: max(0, 1 + len(self._stages) - most)]  # before memory is allocated
+            stage = Stage(self._rank_state.store.empty(array.shape, array.dtype), self._comm)
+        self._stages.append(stage)
+        return stage
+
     def _new(self, value: np.ndarray, like: Array) -> Array:
         """Return a NumPy array converted to the type of another array."""
         return value if isinstance(like, np.ndarray) else self._rank_state.engine.to_device(value)
+
+
+@functools.lru_cache(_MOST_HEADERS)
+def _packed(place: _Place) -> bytes:
+    return pickle.dumps(tuple(place), pickle.HIGHEST_PROTOCOL)
 
 
 def _plain(op: str, weights: Sequence[int], own: int) -> tuple[str, float, bool]:
@@ -272,10 +285,6 @@ class Stage:
         self.reduction = functools.lru_cache(None)(comm.prepare_reduction)
         self._borrower: Callable[[], Any] = lambda: None
 
-    def is_like(self, array: np.ndarray) -> bool:
-        """Whether the stage has exactly the size of this array."""
-        return self.array.shape == array.shape and self.array.dtype == array.dtype
-
     def is_free(self) -> bool:
         """Whether no lent array is in use."""
         return self._borrower() is None
@@ -294,34 +303,3 @@ class _Borrower:
 
     def __init__(self, array: np.ndarray) -> None:
         self._owner, self.__array_interface__ = array, array.__array_interface__
-
-
-class Stages:
-    """The stages of the collectives of a function, in order of use, the most recent last.
-
-    Parameters
-    ----------
-    store : Store
-        Allocates the arrays.
-    comm : Communicator
-        The communicator of all ranks.
-    """
-
-    def __init__(self, store: Store, comm: Communicator) -> None:
-        self._store, self._comm = store, comm
-        self._stages: list[Stage] = []
-        self._numbers: set[int | None] = set()
-
-    def take(self, number: int | None, array: np.ndarray) -> Stage:
-        """Return a free stage like `array`, for the collective `number`."""
-        self._numbers.add(number)
-        for stage in reversed(self._stages):  # the most recent may still be in the processor's cache
-            if stage.is_like(array) and stage.is_free():
-                self._stages.remove(stage)
-                break
-        else:
-            most = _MOST_STAGES * len(self._numbers)
-            del self._stages[: max(0, 1 + len(self._stages) - most)]  # before memory is allocated
-            stage = Stage(self._store.empty(array.shape, array.dtype), self._comm)
-        self._stages.append(stage)
-        return stage

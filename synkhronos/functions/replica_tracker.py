@@ -1,22 +1,115 @@
-"""Which replicas of shared variables are meant to be equal, as far as the master knows, and which are.
+"""Which replicas of shared variables are meant to be equal, which are, and what the script changes.
 
-Collectives, `scatter` and `set_value` of one rank report here what they do, and ``changes`` what the
-script changes on the master. Every rank returns digests and samples of its replicas.
+Collectives, `scatter` and `set_value` of one rank report here what they do. Every rank returns digests
+and samples of its replicas.
+
+A variable of a step is one variable to the script. So what the script changes on the master between
+calls is sent to all ranks before the next command: values that it has set, that a function of its own
+has updated, or that it has written into the array of a variable. Where other functions use a variable, a
+warning follows instead.
+
+Writing into an array cannot be noticed when it happens. So the contents of arrays to which the script
+has a reference are compared, by checksums, before each command, and other arrays if the script has read
+the variable since the last command.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import weakref
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from synkhronos._errors import warn
 from synkhronos._text import listed
-from synkhronos.arithmetic.comparison import difference, digest, rounding, sample
-from synkhronos.stores.handle import RequiredRows
-from synkhronos.world.rank_state import Ask, Command, RankState
-from synkhronos.world.world import World
+from synkhronos._typing import AnyArray
+from synkhronos.arithmetic.comparison import checksum, difference, digest, rounding, sample
+from synkhronos.arrays.data import as_data
+from synkhronos.host.log import logger
+from synkhronos.stores.handle import Handle
+from synkhronos.world.rank_state import Ask, Command, FusedCommand, RankState
+from synkhronos.world.world import World, current_world, with_call_lock
+
+_WHOLE = 1 << 22  # bytes of an array that are compared before each command
+_SAMPLED = 1 << 14  # elements of a larger array
+_IN_PARTS = 1 << 30  # bytes of an array of which more than a sample is compared
+
+
+def carry_values(
+    state: RankState,
+    handles: Mapping[int, Handle],
+    states: Mapping[int, Any],
+    objects: Mapping[int, Any],
+) -> None:
+    """Set the replicas of the workers to values of the master, whose own arrays remain in place.
+
+    Parameters
+    ----------
+    handles : dict of Handle
+        Stored arrays, by the number of the variable.
+    states : dict
+        States of random streams, from which each rank moves ahead to its own.
+    objects : dict
+        Other values.
+    """
+    if state.is_master:
+        return
+    for number, handle in handles.items():
+        state.engine.write(state.shareds[number], state.store.get(handle))
+    for number, value in [*states.items(), *objects.items()]:
+        state.engine.store(state.shareds[number], value)
+    for number in states:
+        state.engine.jump(state.shareds[number], state.stream_index)
+
+
+class _Contents:
+    """What an array or another object contained, by checksums.
+
+    An array of more than `_WHOLE` bytes has one of a sample and, if `in_full`, one of each part.
+
+    Attributes
+    ----------
+    was_read : bool
+        Whether the next comparison is of all parts, and not only of the sample and one part.
+    """
+
+    was_read = False
+
+    def __init__(self, value: Any, in_full: bool) -> None:
+        is_array = isinstance(value, np.ndarray)
+        self._array = weakref.ref(value) if is_array else None
+        self.in_full = not is_array or value.nbytes <= (_IN_PARTS if in_full else _WHOLE)
+        self._sums = [checksum(part) for part in self._parts(value)]
+        self._next = 0
+
+    def _parts(self, array: Any) -> list[Any]:
+        if self._array is None or array.nbytes <= _WHOLE:
+            return [array]
+        parts = [sample(array, _SAMPLED)]
+        if self.in_full:
+            flat = (array.T if array.flags.f_contiguous else array).reshape(-1)
+            step = _WHOLE // array.itemsize
+            parts += [flat[start : start + step] for start in range(0, flat.size, step)]
+        return parts
+
+    def are_of(self, array: Any) -> bool:
+        if self._array is None:  # the contents of an object count
+            return not isinstance(array, np.ndarray)
+        return array is not None and self._array() is array
+
+    def changed_part(self, array: Any) -> int | None:
+        """Return the number of a part that has changed, 0 for the sample or a whole value."""
+        if array is None or not self.are_of(array):
+            return 0
+        parts = self._parts(array)
+        chosen = list(range(len(parts)))
+        if len(parts) > 1 and not self.was_read:
+            self._next = self._next % (len(parts) - 1) + 1
+            chosen = [0, self._next]
+        was_read, self.was_read = self.was_read, False
+        found = [item for item in chosen if checksum(parts[item]) != self._sums[item]]
+        return None if not found else 0 if was_read else found[0]
 
 
 class ReplicaTracker:
@@ -75,6 +168,12 @@ class ReplicaTracker:
         self.stale: set[int] = set()
         self.readers: dict[int, weakref.WeakSet[Any]] = {}
         self.updaters: dict[int, weakref.WeakSet[Any]] = {}
+        self._until_equal = (
+            self.changed, self.set_on_master, self.local, self.scattered, self.assigned, self.stale
+        )  # fmt: skip
+        self._contents: dict[int, _Contents] = {}  # of arrays that the script may be writing into
+        self._reference: Callable[[], World | None] = lambda: None
+        self._is_logged = False
 
     @property
     def different(self) -> set[int]:
@@ -90,21 +189,20 @@ class ReplicaTracker:
         """The variables whose replicas cannot be compared."""
         return self.streams | self.objects
 
-    def to_carry(self, numbers: Iterable[int]) -> set[int]:
-        """Return those of some variables whose values are sent to all ranks."""
-        apart = self.own | self.scattered | self.assigned | self.sliceable
-        return (self.carried & set(numbers)) - apart
-
     def renew(self) -> None:
         """Record that all replicas are equal, in new workers."""
-        groups = self.scattered, self.assigned, self.local, self.changed, self.set_on_master, self.stale
-        for numbers in (*groups, self.suspected):
+        for numbers in (*self._until_equal, self.suspected, self._contents):
             numbers.clear()
 
     def close(self) -> None:
-        """Pass open suspicions to the world as remarks."""
+        """Pass open suspicions to the world as remarks, and stop noticing changes."""
         for suspicion in dict.fromkeys(self.suspected.values()):
             suspicion.remark()
+        world = self._reference()
+        if world is not None:
+            world.before_command = world.after_command = None
+            for shared in world.rank_state.shareds.values():
+                world.rank_state.engine.notice_changes(shared, None)
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Drop the entries of variables that were dropped, except for warnings that are still due."""
@@ -135,13 +233,10 @@ class ReplicaTracker:
 
     def restored(self, numbers: Iterable[int]) -> None:
         """Record that replicas are equal."""
-        groups = (
-            self.changed, self.set_on_master, self.local, self.scattered, self.assigned, self.stale
-        )  # fmt: skip
-        if self.suspected or any(groups):
+        if self.suspected or any(self._until_equal):
             for number in numbers:
                 self.suspected.pop(number, None)
-                for group in groups:
+                for group in self._until_equal:
                     group.discard(number)
 
     def compared(self, numbers: Sequence[int]) -> None:
@@ -149,10 +244,8 @@ class ReplicaTracker:
 
         This says nothing about variables that no function has updated yet.
         """
-        if self.combined.issuperset(numbers):
-            return
         for number in numbers:
-            if any(watch.calls for watch in self.updaters.get(number, ())):
+            if any([watch.calls for watch in self.updaters.get(number, ())]):
                 self.combined.add(number)
                 self.suspected.pop(number, None)
 
@@ -171,6 +264,158 @@ class ReplicaTracker:
                 self.set_on_master.add(number)
                 for watch in self.readers.get(number, ()):
                     watch.wake()
+
+    # What the script does
+
+    def begin(self, world: World, numbers: Iterable[int]) -> None:
+        """Notice from now on when the script changes some variables, which all ranks have now."""
+        self._reference, engine = weakref.ref(world), world.rank_state.engine
+        for number in numbers:
+            notify = functools.partial(_notice, self._reference, number)
+            engine.notice_changes(world.rank_state.shareds[number], notify)
+        self.look(numbers)
+
+    @property
+    def _world(self) -> World:
+        return self._reference()  # type: ignore[return-value]  # it has called `begin`
+
+    def note_changed(self, numbers: Iterable[int]) -> None:
+        """Record that the script has changed variables on the master."""
+        self.changed.update(numbers)
+        self._continue()
+
+    def notice(self, number: int, how: str) -> None:
+        """Record that the script has changed a variable, or may be about to."""
+        if self._world.in_program:
+            # The other ranks may do the same. Variables that are meant to be equal are compared later.
+            apart = self.carried | self.incomparable | self.sliceable
+            if how != "set" or number in apart:
+                return
+        if how == "read":
+            self._notice_read(number)
+        elif how == "set" or number not in self.streams:  # these are independent in any case
+            self.note_changed([number])
+
+    def _notice_read(self, number: int) -> None:
+        """Record the contents of an array before the script gets it."""
+        state = self._world.rank_state
+        array, contents = self._value(number), self._contents.get(number)
+        if array is None or number in self.changed:
+            return
+        if contents is None and isinstance(array, np.ndarray) and array in state.store:
+            # References to it, and to views of it, could not be counted.
+            array = array.copy()
+            state.engine.store(state.shareds[number], array)
+        if contents is not None and not contents.in_full and contents.changed_part(array) is not None:
+            self.changed.add(number)
+        if contents is None or not contents.in_full:
+            contents = self._contents[number] = _Contents(array, in_full=True)
+        contents.was_read = True
+        self._continue()
+
+    # Between calls
+
+    def _value(self, number: int) -> Any:
+        """Return the array of a variable in the memory of the process, or its object; None of others."""
+        state = self._world.rank_state
+        if number not in state.shareds or number in self.streams:
+            return None
+        value = state.engine.storage(state.shareds[number])
+        return value if isinstance(value, np.ndarray) or number in self.objects else None
+
+    def _is_borrowed(self, number: int) -> bool:
+        value, state = self._value(number), self._world.rank_state
+        if value is None or (isinstance(value, np.ndarray) and value in state.store):
+            return False
+        del value  # it would count as the script's
+        return state.engine.is_borrowed(state.shareds[number])
+
+    def look(self, numbers: Iterable[int]) -> None:
+        """Record the contents of the arrays of those variables to which the script has a reference."""
+        for number in numbers:
+            self._contents.pop(number, None)
+            if self._is_borrowed(number):
+                in_full = number not in self.updaters
+                self._contents[number] = _Contents(self._value(number), in_full)
+        self._continue()
+
+    def _continue(self) -> None:
+        world = self._world
+        is_due = self._contents or self.changed
+        world.before_command = self.settle if is_due else None
+        world.after_command = self._look_again if self._contents else None
+
+    def _look_again(self) -> None:
+        """Record the contents of arrays that a command may have changed."""
+        self.look([
+            number
+            for number, contents in self._contents.items()
+            if number in self.updaters or not contents.are_of(self._value(number))
+        ])  # fmt: skip
+
+    def settle(self) -> None:
+        """Send what the script has changed to all ranks, or have the next call warn of it."""
+        world = self._world
+        late, kept = set(), dict(world.rank_state.shareds)  # so that Python frees none meanwhile
+        self.forget(self._contents.keys() - kept.keys())
+        self.changed.intersection_update(kept)
+        for number, contents in list(self._contents.items()):
+            part = contents.changed_part(self._value(number))
+            if part is not None:
+                self.changed.add(number)
+                late |= {number} if part else set()
+            elif not self._is_borrowed(number):
+                del self._contents[number]
+        changed = set(self.changed)
+        apart = self.own | self.scattered | self.assigned | self.sliceable
+        carried = sorted((self.carried & changed) - apart)
+        self.changed_on_master(changed.difference(carried))
+        world.before_command = world.after_command = None
+        try:
+            if carried:
+                self._carry(carried)
+            self.changed -= changed
+        finally:
+            self._continue()
+        self.look(changed)
+        if late:
+            warn(
+                f"{labels(world, late)}: the script has written into the array of this large variable, "
+                f"which was noticed only now: the other ranks may have used the old values in the last "
+                f"calls. Call set_value() or synk.broadcast(variable) after writing"
+            )
+
+    def _carry(self, numbers: Sequence[int]) -> None:
+        world = self._world
+        engine, datas = world.rank_state.engine, []
+        handles: dict[int, Handle] = {}
+        states: dict[int, Any] = {}
+        objects: dict[int, Any] = {}
+        for number in numbers:
+            value = engine.storage(world.rank_state.shareds[number])
+            if number in self.streams:
+                states[number] = value
+            elif number in self.objects or value is None:
+                objects[number] = value
+            else:
+                datas.append(as_data(world, engine.to_host(value)))
+                handles[number] = datas[-1].handle()
+        del value  # a reference would count as the script's
+        if not self._is_logged:
+            self._is_logged = True
+            logger.info(
+                "the script has changed %s: such changes are sent to all ranks before the next call",
+                labels(world, numbers),
+            )
+        world.run(Ask(carry_values, handles, states, objects, handles=handles.values()))
+        self.restored(numbers)
+
+
+def _notice(reference: Callable[[], World | None], number: int, how: str) -> None:
+    world = reference()
+    # Variables that are not replicated yet will be replicated with the new value.
+    if world is not None and not world.closed and number < world.registry.replicated:
+        replica_tracker_of(world).notice(number, how)
 
 
 def replica_tracker_of(world: World) -> ReplicaTracker:
@@ -215,12 +460,12 @@ def digests(state: RankState, numbers: Sequence[int]) -> list[bytes]:
     return [digest(state.engine.export(state.shareds[number])) for number in numbers]
 
 
-def samples(state: RankState, numbers: Sequence[int]) -> list[tuple[Any, np.ndarray]]:
+def samples(state: RankState, numbers: Sequence[int]) -> list[tuple[Any, AnyArray]]:
     """Return the shape and some elements of each of this rank's replicas."""
     return [_sample(state, number, len(numbers)) for number in numbers]
 
 
-def _sample(state: RankState, number: int, n_samples: int) -> tuple[Any, np.ndarray]:
+def _sample(state: RankState, number: int, n_samples: int) -> tuple[Any, AnyArray]:
     array = state.engine.storage(state.shareds[number])
     if array is None:  # an operation has returned None for its update
         return None, np.zeros(0)
@@ -229,37 +474,12 @@ def _sample(state: RankState, number: int, n_samples: int) -> tuple[Any, np.ndar
     return tuple(array.shape), np.array(state.engine.to_host(part))
 
 
-@dataclasses.dataclass(eq=False, repr=False)
-class Observed(Command):
-    """A call, and digests or samples of replicas before and after it.
-
-    Parameters
-    ----------
-    look : callable
-        `digests` or `samples`.
-    before, after : list of int
-        The shared variables to look at, by number.
-    call : Command
-        The call.
-    """
-
-    look: Callable[[RankState, Sequence[int]], list[Any]]
-    before: Sequence[int]
-    call: Command
-    after: Sequence[int] = ()
+class Observed(FusedCommand):
+    """A call, in the place of the rows, and what is asked about replicas before and after it."""
 
     @property
     def plain(self) -> Command:
-        return self.call
-
-    def needs(self, ranks: range, size: int) -> Iterable[RequiredRows]:
-        return self.call.needs(ranks, size)
-
-    def run(self, state: RankState) -> tuple[Any, list[Any], list[Any]]:
-        """Return the result of the call, and the digests or samples before and after it."""
-        before = self.look(state, self.before)
-        returned = self.call.run(state)
-        return returned, before, self.look(state, self.after)
+        return self.commands[self.place]
 
 
 def find_different(world: World, numbers: Sequence[int]) -> dict[int, list[int]]:
@@ -279,7 +499,7 @@ def ranks_that_differ(
     return found
 
 
-def largest_difference(by_rank: Sequence[tuple[Any, np.ndarray]], master: int) -> float | None:
+def largest_difference(by_rank: Sequence[tuple[Any, AnyArray]], master: int) -> float | None:
     """Return by how much samples differ from the master's; None if they do not beyond rounding."""
     shape, own = by_rank[master]
     largest = None
@@ -290,3 +510,64 @@ def largest_difference(by_rank: Sequence[tuple[Any, np.ndarray]], master: int) -
         if amount > rounding(own):
             largest = max(amount, largest or 0)
     return largest
+
+
+# Random streams
+
+
+@with_call_lock
+def reseed(streams: Any, seed: int | None = None) -> None:
+    """Seed random streams on every rank, as ``streams.seed(seed)`` does on the master.
+
+    The streams of the ranks remain independent. The ranks then draw the same numbers as in a new run
+    whose streams were created with this seed.
+
+    Parameters
+    ----------
+    streams : MRG_RandomStreams or RandomStreams
+        The streams to seed. With PyTensor, a ``RandomStream``, a shared random generator, or a list of
+        shared generators.
+    seed : int, optional
+        By default, the seed with which the streams were created.
+
+    Raises
+    ------
+    NotForkedError, ClosedError, WorldBrokenError
+        If there are no processes that can be used.
+    RuntimeError
+        Inside a ``fuse()`` block, whose calls would run after the seeding.
+    TypeError
+        If `streams` is not an object of one of these classes, or `seed` is not an int.
+
+    Examples
+    --------
+    >>> import synkhronos as synk
+    >>> from theano.sandbox.rng_mrg import MRG_RandomStreams
+    >>> synk.fork(2, use_gpu=False)
+    2
+    >>> streams = MRG_RandomStreams(1)
+    >>> draw = synk.function([], (streams.uniform((2,)), "gather"))
+    >>> first = draw()
+    >>> synk.reseed(streams, 1)
+    >>> bool((draw() == first).all())
+    True
+    >>> synk.close()
+    """
+    world = current_world()
+    world.check_usable()
+    if world.is_recording:
+        raise RuntimeError("reseed(): call it before or after the fuse() block, not inside")
+    if isinstance(seed, (bool, float, str)):
+        raise TypeError(f"reseed: seed: expected an int, or None, got {seed!r}")
+    state = world.rank_state
+    seeded = state.engine.seed(streams, seed)
+    # Streams that are not replicated yet will be replicated with the master's new states.
+    registry = world.registry
+    states = {
+        registry.numbers[shared]: state.engine.storage(shared)
+        for shared in seeded
+        if registry.numbers.get(shared, registry.replicated) < registry.replicated
+    }
+    if states:
+        replica_tracker_of(world).restored(states)
+        world.run(Ask(carry_values, {}, states, {}))

@@ -9,7 +9,6 @@ by its number.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import pickle
 from typing import Any, Iterator, Mapping
 
@@ -17,35 +16,21 @@ import numpy as np
 
 from synkhronos._errors import SynkhronosError, WorldBrokenError
 from synkhronos._typing import Buffer, SharedVariable
-from synkhronos.functions.changes import Changes
 from synkhronos.functions.replica import Replica
+from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.host import heap
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.host.log import logger
 from synkhronos.host.progress import Progress
-from synkhronos.stores.handle import Handle, RequiredRows
+from synkhronos.stores.handle import Handle
 from synkhronos.world import generators
-from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.rank_state import Ask, RankState
 from synkhronos.world.world import World, current_world, with_call_lock
 
 
-class Sending:
-    """Whether pickles are for the workers of a world, which need only specifications of functions."""
-
-    is_active = False
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Inside the block, pickles are for the workers."""
-        self.is_active = True
-        try:
-            yield
-        finally:
-            self.is_active = False
-
-
-@dataclasses.dataclass(eq=False, repr=False)
-class Replicate(Command):
+def load_functions(
+    state: RankState, payload: Handle | None, streams: list[int], fingerprints: tuple[int, int] | None
+) -> None:
     """Load new functions and shared variables, and give this rank its own random streams.
 
     Parameters
@@ -57,25 +42,16 @@ class Replicate(Command):
     fingerprints : tuple or None
         In new workers, determines the states of Python's and NumPy's own generators.
     """
-
-    payload: Handle | None
-    streams: list[int]
-    fingerprints: tuple[int, int] | None
-
-    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
-        return [] if self.payload is None else [RequiredRows(self.payload)]
-
-    def run(self, state: RankState) -> None:
-        if self.payload is not None and not state.is_master:
-            replicas, shareds = state.engine.loads(state.store.get(self.payload), state.shareds)
-            state.functions.update((replica.number, replica) for replica in replicas)
-            state.shareds.update(shareds)
-            heap.trim()
-        if state.stream_index:
-            for number in self.streams:
-                state.engine.jump(state.shareds[number], state.stream_index)
-        if self.fingerprints is not None:
-            generators.seed_worker(state, self.fingerprints)
+    if payload is not None and not state.is_master:
+        replicas, shareds = state.engine.loads(state.store.get(payload), state.shareds)
+        state.functions.update((replica.number, replica) for replica in replicas)
+        state.shareds.update(shareds)
+        heap.trim()
+    if state.stream_index:
+        for number in streams:
+            state.engine.jump(state.shareds[number], state.stream_index)
+    if fingerprints is not None:
+        generators.seed_worker(state, fingerprints)
 
 
 def replicate(world: World) -> None:
@@ -105,16 +81,17 @@ def _replicate(world: World) -> None:
             _send(world, replicas, shareds, new)
     else:
         world.start()
-        world.run(_command(world, None, new))
+        _load(world, None, new)
     logger.info("replicated %d function(s), %d shared variable(s)", len(replicas), len(shareds))
     registry.mark_replicated([*shareds, *(replica.number for replica in replicas)])
     if world.size > 1:
-        world.part(Changes).begin(world, shareds)
+        replica_tracker_of(world).begin(world, shareds)
 
 
-def _command(world: World, payload: Handle | None, streams: list[int]) -> Replicate:
-    are_new = not world.registry.replicated
-    return Replicate(payload, streams, generators.fingerprints() if are_new else None)
+def _load(world: World, payload: Handle | None, streams: list[int]) -> None:
+    fingerprints = None if world.registry.replicated else generators.fingerprints()
+    handles = [] if payload is None else [payload]
+    world.run(Ask(load_functions, payload, streams, fingerprints, handles=handles))
 
 
 def _send(
@@ -124,18 +101,20 @@ def _send(
     known = dict(world.registry.numbers)
     for shared in shareds.values():
         del known[shared]
-    with world.part(Sending).active():
-        try:
-            _send_pickle(world, replicas, shareds, known, streams)
-        except (MemoryError, WorldBrokenError):
+    registry = world.registry
+    registry.is_sending = True
+    try:
+        _send_pickle(world, replicas, shareds, known, streams)
+    except (MemoryError, WorldBrokenError):
+        raise
+    except Exception as error:  # of a worker, or any that an operation or a mode raises
+        reraise_if_handlers(error)
+        if not _find_unsent(world, replicas, known):
             raise
-        except Exception as error:  # of a worker, or any that an operation or a mode raises
-            reraise_if_handlers(error)
-            if not _find_unsent(world, replicas, known):
-                raise
-            unsent = world.registry.unsent
-            sent = [replica for replica in replicas if replica.number not in unsent]
-            _send_pickle(world, sent, shareds, known, streams)
+        sent = [replica for replica in replicas if replica.number not in registry.unsent]
+        _send_pickle(world, sent, shareds, known, streams)
+    finally:
+        registry.is_sending = False
     world.rank_state.engine.after_replication()
 
 
@@ -150,7 +129,7 @@ def _send_pickle(
     with _stored(world, pickled) as payload:
         del pickled
         heap.trim()  # of the pickle, which may be large
-        world.run(_command(world, payload, streams))
+        _load(world, payload, streams)
 
 
 @contextlib.contextmanager
@@ -166,25 +145,17 @@ def _stored(world: World, pickled: Buffer) -> Iterator[Handle]:
         store.trim()
 
 
-class _TryToLoad(Command):
+def _try_to_load(state: RankState, payload: Handle) -> str | None:
     """Load a pickle of a function and discard it; return why this rank cannot load it, or None."""
-
-    def __init__(self, payload: Handle) -> None:
-        self.payload = payload
-
-    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
-        return [RequiredRows(self.payload)]
-
-    def run(self, state: RankState) -> str | None:
-        if state.is_master:
-            return None
-        try:
-            state.engine.loads(state.store.get(self.payload), state.shareds)
-        except (MemoryError, EOFError, SynkhronosError, pickle.UnpicklingError):
-            raise  # not the function's fault; it can be tried again
-        except Exception as error:  # any exception that an operation or a mode raises
-            return f"{type(error).__name__}: {error}"
+    if state.is_master:
         return None
+    try:
+        state.engine.loads(state.store.get(payload), state.shareds)
+    except (MemoryError, EOFError, SynkhronosError, pickle.UnpicklingError):
+        raise  # not the function's fault; it can be tried again
+    except Exception as error:  # any exception that an operation or a mode raises
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _find_unsent(world: World, replicas: list[Replica], known: Mapping[SharedVariable, int]) -> bool:
@@ -200,7 +171,7 @@ def _find_unsent(world: World, replicas: list[Replica], known: Mapping[SharedVar
             unsent[replica.number] = f"{type(error).__name__}: {error}"
             continue
         with _stored(world, pickled) as payload:
-            reasons = world.run(_TryToLoad(payload))
+            reasons = world.run(Ask(_try_to_load, payload, handles=[payload]))
         unsent.update((replica.number, reason) for reason in reasons if reason is not None)
     return any(replica.number in unsent for replica in replicas)
 

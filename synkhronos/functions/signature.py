@@ -13,7 +13,7 @@ from synkhronos._text import shortened
 from synkhronos._typing import OutputOp, SharedVariable, Variable
 from synkhronos.arithmetic.conversion import as_array
 from synkhronos.arithmetic.operations import GATHER, OPERATIONS, find_operation, parse_output_mode
-from synkhronos.engines.base import Engine, TensorType, dims_of
+from synkhronos.engines.base import Engine, TensorType, dims_of, name_of
 
 
 class In:
@@ -275,18 +275,6 @@ def parse_updates(
     return pairs, ops
 
 
-def parse_givens(givens: Any) -> list[tuple[Variable, Any]]:
-    """Return a list of pairs of a variable and its replacement."""
-    pairs = givens.items() if isinstance(givens, Mapping) else givens or []
-    if isinstance(pairs, (int, float, str, bytes)) or hasattr(pairs, "type"):
-        raise TypeError(f"givens: expected a list of pairs or a dict, got {shortened(givens)}")
-    pairs = list(pairs)
-    for position, pair in enumerate(pairs):
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError(f"givens[{position}]: expected (variable, value), got {shortened(pair)}")
-    return pairs
-
-
 def parse_sliceable(
     engine: Engine, sliceable_shareds: Any, updates: list[tuple[SharedVariable, Any]]
 ) -> list[SharedVariable]:
@@ -325,7 +313,8 @@ def describe(function: Any) -> list[tuple[str, str, str, str]]:
     replica, shareds = function.replica, function._world.rank_state.shareds
     rows = []
     for item in function.inputs:
-        rows.append(("input", item.name or str(item.variable), _type(item.type), _split(item)))
+        how = "whole on every rank" if item.axis is None else f"split along axis {item.axis}"
+        rows.append(("input", item.name or str(item.variable), _type(item.type), how))
     keys = function.form if isinstance(function.form, list) else range(len(replica.output_modes))
     for key, dtype, mode, axis in zip(
         keys, replica.output_dtypes, replica.output_modes, replica.output_axes
@@ -333,9 +322,9 @@ def describe(function: Any) -> list[tuple[str, str, str, str]]:
         rows.append(("output", str(key), str(dtype), _combination(mode, axis)))
     for number, op in replica.updates:
         how = "not over slices" if op is None else f"{op} over slices"
-        rows.append(("update", _name(shareds[number]), "", f"on each rank, {how}"))
+        rows.append(("update", name_of(shareds[number]), "", f"on each rank, {how}"))
     for number in replica.sliceable:
-        rows.append(("sliceable", _name(shareds[number]), "", "each rank's own rows"))
+        rows.append(("sliceable", name_of(shareds[number]), "", "each rank's own rows"))
     return rows
 
 
@@ -346,15 +335,7 @@ def _type(kind: TensorType) -> str:
     return text if kind.format == "dense" else f"{kind.format}, {text}"
 
 
-def _split(spec: Input) -> str:
-    return "whole on every rank" if spec.axis is None else f"split along axis {spec.axis}"
-
-
 def _combination(mode: str | None, axis: int) -> str:
     if mode is None:
         return "the master's own"
     return f"{GATHER} along axis {axis}" if mode == GATHER else f"{mode} over the ranks"
-
-
-def _name(shared: SharedVariable) -> str:
-    return shared.name or str(shared)

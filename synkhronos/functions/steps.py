@@ -7,44 +7,22 @@ Apart from it, extensions use the public names of the library only.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
-from synkhronos._typing import Batch, Compiled, Finish, SharedVariable
+from synkhronos._typing import Compiled, SharedVariable
 from synkhronos.arrays.data import Data
 from synkhronos.functions.arguments import check_indices as check_indices
-from synkhronos.functions.call import CallFunction
-from synkhronos.functions.changes import carry
+from synkhronos.functions.call import CallFunction, in_form
 from synkhronos.functions.comparing.serial_comparison import Comparison, check_call
 from synkhronos.functions.function import Function
-from synkhronos.functions.outputs import in_form
+from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.replicate import replicate
-from synkhronos.stores.handle import Handle, RequiredRows
-from synkhronos.world.rank_state import Command, RankState
-from synkhronos.world.schedule import Schedule, finished, fuse
+from synkhronos.stores.handle import Handle
+from synkhronos.world.rank_state import Ask, Command, RankState
+from synkhronos.world.schedule import RepeatedStep as RepeatedStep
+from synkhronos.world.schedule import fuse
 from synkhronos.world.world import World as World
 from synkhronos.world.world import current_world, world_exists
-
-
-def reported(function: Function, name: str, take: Callable[..., Any], *arguments: Any) -> Any:
-    """Return ``take(*arguments)``, a step, and report it if there are functions of `on_step`.
-
-    Parameters
-    ----------
-    function : Function
-        The function of the step that is called on rows.
-    name : str
-        The name of the step.
-    take : callable
-        Takes the step, and returns its outputs in the script's form.
-    *arguments
-        Its arguments.
-    """
-    world = function._world
-    hooks = None if world is None else world.step_hooks
-    if hooks is None or not hooks.are_due(world):
-        return take(*arguments)
-    return hooks.run(world, name, function.replica.number, lambda: take(*arguments))
 
 
 def report_step(name: str, seconds: float, rows: int, outputs: Any) -> None:
@@ -64,70 +42,6 @@ def report_step(name: str, seconds: float, rows: int, outputs: Any) -> None:
     world = current_world() if world_exists() else None
     if world is not None and world.step_hooks is not None and world.rank_state.is_master:
         world.step_hooks.report(name, seconds, rows, outputs)
-
-
-class RepeatedStep:
-    """A step that is repeated. On the same data it is a schedule, and only row numbers are sent.
-
-    Parameters
-    ----------
-    functions : list of Function
-        The functions that the step calls, in order. Collectives come only after the function with rows.
-    place : int
-        The index of the function that is called on rows.
-    may_repeat : bool
-        Whether a step on other rows differs only in the call of this function.
-    """
-
-    def __init__(self, functions: Sequence[Function], place: int, may_repeat: bool = True) -> None:
-        self._functions, self._place, self._may_repeat = functions, place, may_repeat
-        self._schedule: Schedule | None = None
-        self._finishes: list[Finish] = []  # of its calls
-
-    def take(
-        self,
-        make_calls: Callable[[], Any],
-        values: Sequence[Any],
-        batch: Batch | None,
-        has_options: bool,
-    ) -> list[Any]:
-        """Return the results of the calls of a step. Checks are not repeated for the same data.
-
-        Parameters
-        ----------
-        make_calls : callable
-            Makes the calls of the step.
-        values : list
-            The value of each input.
-        batch : batch or None
-            The rows to use.
-        has_options : bool
-            Whether the call has options besides the batch.
-        """
-        function, schedule = self._functions[self._place], self._schedule
-        world = function._world or function._usable_world()
-        with world.call_lock:
-            if world.before_command is not None:
-                world.before_command()
-            is_recording = world.recorder is not None and world.is_recording
-            if schedule is not None and not has_options and not is_recording:
-                run = schedule.again(values, batch)
-                if run is not None:
-                    return finished(self._finishes, world.run(run))
-            function._usable_world()
-            self._schedule = None
-            may_repeat = self._may_repeat and not has_options and not self._is_observed()
-            with fuse() as block:
-                make_calls()
-            are_stored = all([type(value) is Data and value.last_handle is not None for value in values])
-            if may_repeat and are_stored and not self._is_observed():
-                self._schedule = block.compile(self._place, values, batch is None)
-                self._finishes = block.finishes
-            return block.results()
-
-    def _is_observed(self) -> bool:
-        """Whether the next call of a function is observed, and so differs from later calls."""
-        return any([function.watch is not None for function in self._functions])
 
 
 def reduces(
@@ -165,8 +79,11 @@ def shares(functions: Iterable[Function], own: Iterable[SharedVariable] = ()) ->
         Variables of which each rank keeps its own value.
     """
     for function in functions:
-        if function._world is not None:  # else a copy that programs use
-            carry(function._world, function.get_shared(), own)
+        world = function._world
+        if world is not None and world.size > 1:  # else it may be a copy that programs use
+            tracker, numbers = replica_tracker_of(world), world.registry.numbers
+            tracker.carried.update(numbers[shared] for shared in function.get_shared())
+            tracker.own.update(numbers[shared] for shared in own)
 
 
 def operations_of(function: Function) -> Any:
@@ -233,33 +150,24 @@ def compare_step(
 # Workers that stay in a function
 
 
-@dataclasses.dataclass(eq=False, repr=False)
-class Stay(Command):
-    """Calls a function on a worker, which returns when it is told to.
+def serve_script(
+    state: RankState,
+    serve: Callable[..., Any],
+    uses: Sequence[tuple[int, list[Handle]]],
+    arguments: tuple[Any, ...],
+) -> None:
+    """Call a function on a worker, which returns when it is told to; see `stay`.
 
     Parameters
     ----------
-    serve : callable
-        It belongs to a module. See `stay`.
     uses : list of (int, list of Handle)
         The numbers of functions, and arrays.
-    arguments : tuple
-        Others.
     """
-
-    serve: Callable[..., Any]
-    uses: Sequence[tuple[int, list[Handle]]]
-    arguments: tuple
-
-    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
-        return [RequiredRows(handle) for _, handles in self.uses for handle in handles]
-
-    def run(self, state: RankState) -> None:
-        uses = [
-            (state.functions[number].compiled, [state.store.get(handle) for handle in handles])
-            for number, handles in self.uses
-        ]
-        self.serve(state.rank, state.transport.check, uses, *self.arguments)
+    opened = [
+        (state.functions[number].compiled, [state.store.get(handle) for handle in handles])
+        for number, handles in uses
+    ]
+    serve(state.rank, state.transport.check, opened, *arguments)
 
 
 def stay(
@@ -288,7 +196,8 @@ def stay(
     """
     replicate(world)
     sent = [(item.replica.number, [each.handle() for each in datas]) for item, datas in uses]
-    world.stay(Stay(serve, sent, arguments), leave)
+    handles = [handle for _, own in sent for handle in own]
+    world.stay(Ask(serve_script, serve, sent, arguments, handles=handles), leave)
 
 
 def world_to_stay(function: Function) -> World | None:
@@ -328,5 +237,6 @@ def call_on_change(
 def compiled_of(function: Function) -> Compiled:
     """Return the compiled function of this rank, also in a program."""
     if function._world is None:
-        return current_world().rank_state.functions[function.specification.number].compiled
+        _, number = function.specification.replica
+        return current_world().rank_state.functions[number].compiled
     return function.replica.compiled

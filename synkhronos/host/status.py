@@ -216,7 +216,8 @@ def _summary(payload: bytes) -> tuple[int | None, str]:
     """Return the first number in a pickled command, and the name of its class.
 
     Nothing is loaded: only the opcodes are read. A schedule is a number. A call of a function has the
-    class first, and then the number of the function. The name of other commands says what they do.
+    class first, and then the number of the function. The name of other commands says what they do, and
+    that of the function of an `Ask`.
     """
     names: list[str] = []
     with suppress(Exception):  # it is cut, or is being replaced
@@ -226,9 +227,9 @@ def _summary(payload: bytes) -> tuple[int | None, str]:
                 return (argument if is_call else None), names[-1] if names else ""
             if "UNICODE" in opcode.name:
                 names.append(str(argument))
-            if opcode.name == "STACK_GLOBAL" and "CallFunction" not in names[-1:]:
-                return None, names[-1].strip("_")
-    return None, names[-1].strip("_") if names else ""
+            if opcode.name == "STACK_GLOBAL" and names[-1] not in ("CallFunction", "Ask"):
+                break
+    return None, names[-1].strip("_").replace("_", " ") if names else ""
 
 
 def find(process: int | None = None) -> dict[tuple[int, int], str]:

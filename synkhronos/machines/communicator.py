@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Sequence
 import numpy as np
 
 from synkhronos._errors import CollectiveAbortedError
-from synkhronos.arithmetic.averages import normalized
-from synkhronos.arithmetic.operations import find_operation
+from synkhronos.arithmetic.operations import find_operation, normalized
 from synkhronos.comms.base import ArraySpec, Communicator
 from synkhronos.comms.wires import WireReduction
 

@@ -23,12 +23,16 @@ from synkhronos.comms.base import Communicator, Reduction
 from synkhronos.comms.formats import Format, check_format
 from synkhronos.programs.stopping import Run, StopProgram
 from synkhronos.services.registers import RegisterGroup
-from synkhronos.variables.arguments import as_list, check_has_rows, check_tensors, conditioned
-from synkhronos.variables.collectives import Broadcast, Gather, join
-from synkhronos.variables.reductions import Reduce, check_reducible
-from synkhronos.variables.replicas import Assign
+from synkhronos.variables.collectives import (
+    Broadcast,
+    Reduce,
+    check_reducible,
+    gather_replicas,
+    join,
+)
+from synkhronos.variables.replicas import Assign, as_list, check_has_rows, check_tensors, conditioned
 from synkhronos.world.call_lock import CallLock, takes_call_lock
-from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.rank_state import Ask, Command, RankState
 
 _MOST = 32  # kinds of arrays whose reductions are kept
 
@@ -420,7 +424,9 @@ class Collectives(GroupCollectives):
         if isinstance(nd_up, bool) or nd_up not in (0, 1):
             raise ValueError(f"rank.gather: nd_up: expected 0 or 1, got {nd_up!r}")
         numbers = self._numbers_of(shared_vars, nd_up == 0, "rank.gather(nd_up=0)")
-        gathered = self._run("gather", lambda: Gather(numbers, False, True), *numbers, nd_up)
+        gathered = self._run(
+            "gather", lambda: Ask(gather_replicas, numbers, False, True), *numbers, nd_up
+        )
         if gathered is None:
             return None
         joined = [join(arrays, nd_up) for arrays in gathered]
@@ -437,7 +443,7 @@ class Collectives(GroupCollectives):
         """
         self._enter_meeting()
         numbers = self._numbers_of(shared_vars, True, "rank.all_gather")
-        self._run("all_gather", lambda: Gather(numbers, True, True), *numbers)
+        self._run("all_gather", lambda: Ask(gather_replicas, numbers, True, True), *numbers)
 
     @takes_call_lock
     def reduce(

@@ -12,9 +12,8 @@ from synkhronos.arithmetic.partition import select
 from synkhronos.arrays.data import Data
 from synkhronos.arrays.objects import ObjectHandle
 from synkhronos.functions import arguments
-from synkhronos.functions.call import CallFunction, compute_in_slices
+from synkhronos.functions.call import CallFunction, compute_in_slices, in_form
 from synkhronos.functions.function import Function
-from synkhronos.functions.outputs import in_form
 from synkhronos.functions.signature import Input
 from synkhronos.host.status import ROWS
 from synkhronos.world.rank_state import RankState
@@ -89,9 +88,9 @@ def prepare(
             f"{type(function).__name__}"
         )
     known = function.specification
-    if known.token != token:
+    if known.replica[0] != token:
         raise ValueError(f"rank.call: the processes of {function!r} were closed")
-    replica = state.functions.get(known.number)
+    replica = state.functions.get(known.replica[1])
     if replica is None:
         raise ValueError(
             f"rank.call: {function!r} is not replicated; call synk.distribute() before spmd()"

@@ -22,7 +22,6 @@ from typing import Any, Sequence
 import numpy as np
 
 from synkhronos._typing import DTypeLike, Rows
-from synkhronos.arithmetic.partition import take_rows
 from synkhronos.host.descriptors import open_unnamed
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.stores.handle import FileHandle, Handle, map_file
@@ -96,28 +95,14 @@ class Store(ABC):
     def _get(self, handle: Any) -> np.ndarray:
         """Like `get`, for handles that were returned by `put`."""
 
-    def rows(
-        self, handle: Handle, rows: Rows, out: np.ndarray | None = None, axis: int = 0
-    ) -> np.ndarray:
-        """Return rows of the array of a handle.
+    def find(self, handle: Handle, rows: Rows) -> tuple[np.ndarray, Rows]:
+        """Return an array that contains rows of a handle's array, and the rows' numbers in it.
 
         Parameters
         ----------
         rows : range or numpy.ndarray of int64
             Row numbers, none negative and none out of range.
-        out : numpy.ndarray, optional
-            Memory for a copy of the rows, if a view is not possible; by default a new array. Its first
-            axis is the axis of the rows.
-        axis : int, default: 0
-            The axis of the rows.
         """
-        array, rows = self.find(handle, rows)
-        if axis:
-            return np.moveaxis(take_rows(np.moveaxis(array, axis, 0), rows, out), 0, axis)
-        return take_rows(array, rows, out)
-
-    def find(self, handle: Handle, rows: Rows) -> tuple[np.ndarray, Rows]:
-        """Return an array that contains rows of a handle's array, and the rows' numbers in it."""
         return self.get(handle), rows
 
     @abstractmethod

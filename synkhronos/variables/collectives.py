@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Literal, Sequence, overload
+import dataclasses
+import functools
+from typing import Any, Callable, Dict, Hashable, Literal, Mapping, Sequence, Tuple, Union, overload
 
 import numpy as np
 
@@ -20,29 +22,49 @@ from synkhronos._typing import (
     Values,
 )
 from synkhronos.arithmetic.comparison import difference
-from synkhronos.comms.formats import Format
+from synkhronos.arithmetic.conversion import as_array
+from synkhronos.arithmetic.operations import Operation, find_operation
+from synkhronos.comms.formats import Format, check_arrays, check_format
+from synkhronos.engines.base import Engine
 from synkhronos.functions.function import Function
 from synkhronos.functions.replica_tracker import (
+    ReplicaTracker,
     expected_equal,
     find_different,
     label,
     replica_tracker_of,
 )
-from synkhronos.variables.arguments import (
+from synkhronos.variables.replicas import (
     as_list,
+    assign,
     check_has_rows,
     conditioned,
     numbers_of,
-    register,
     resolve,
-    submit,
-    submit_equalizing,
 )
-from synkhronos.variables.reductions import plan_reduction
-from synkhronos.variables.replicas import assign
-from synkhronos.world.rank_state import Command, RankState
-from synkhronos.world.schedule import Pending
+from synkhronos.world.rank_state import Ask, Command, RankState
+from synkhronos.world.schedule import Pending, Schedule, ScheduledRun
 from synkhronos.world.world import World, current_world, with_call_lock
+
+#: The weight of each rank, the number of a function, or None
+Weights = Union[Sequence[float], Mapping[int, float], int, None]
+
+_MOST_SCHEDULES = 32
+
+
+def _submit_equalizing(
+    world: World, command: Command, numbers: Sequence[int], variables: Sequence[SharedVariable]
+) -> Pending | None:
+    """Run or record a collective after which the replicas of its variables are equal."""
+    tracker = world.part(ReplicaTracker)
+    if world.recorder is None:
+        tracker.equalized(numbers, world.run(command))
+        return None
+    if world.is_recording:
+        tracker.equalized(numbers)  # for the next calls of the block
+    note = functools.partial(tracker.equalized, numbers)
+    pending: Pending | None = world.submit(command, note, variables)
+    return pending
 
 
 class Broadcast(Command):
@@ -115,8 +137,9 @@ def broadcast(
     arrays = None
     if values is not None:
         arrays = conditioned(world.rank_state.engine, variables, as_list(shared_vars, values))
-    register(world, variables)
     if not world.started and not world.is_recording:  # the workers will have the master's values
+        for variable in variables:
+            world.registry.add_shared(variable)
         for variable, array in zip(variables, arrays or ()):
             world.rank_state.engine.write(variable, np.asarray(array))
         return None
@@ -125,24 +148,19 @@ def broadcast(
         replica_tracker_of(world).equalized(numbers)
         return assign(world, variables, arrays)
     replica_tracker_of(world).changed.difference_update(numbers)  # it is sent by this command
-    return submit_equalizing(world, Broadcast(numbers, nccl), numbers, variables)
+    return _submit_equalizing(world, Broadcast(numbers, nccl), numbers, variables)
 
 
-class Gather(Command):
+def gather_replicas(
+    state: RankState, numbers: Sequence[int], to_all: bool, nccl: bool
+) -> list[list[AnyArray]] | None:
     """Return all replicas to the master, or concatenate them along axis 0 on every rank."""
-
-    def __init__(self, numbers: Sequence[int], to_all: bool, nccl: bool) -> None:
-        self.numbers, self.to_all, self.nccl = numbers, to_all, nccl
-
-    def run(self, state: RankState) -> list[Any] | None:
-        comm = state.communicator(self.nccl)
-        variables = [state.shareds[number] for number in self.numbers]
-        own = state.storages(self.numbers)
-        if not self.to_all:
-            return comm.gather(own, state.master_rank)
-        for variable, arrays in zip(variables, comm.all_gather(own)):
-            state.engine.store(variable, state.engine.arithmetic.concatenate(arrays))
-        return None
+    comm, own = state.communicator(nccl), state.storages(numbers)
+    if not to_all:
+        return comm.gather(own, state.master_rank)
+    for number, arrays in zip(numbers, comm.all_gather(own)):
+        state.engine.store(state.shareds[number], state.engine.arithmetic.concatenate(arrays))
+    return None
 
 
 @overload
@@ -217,9 +235,9 @@ def gather(shared_vars: SharedVariables, nd_up: Literal[0, 1] = 1, nccl: bool = 
         joined = [join(arrays, nd_up) for arrays in results[world.master_rank]]
         return joined[0] if single else joined
 
-    command = Gather(numbers_of(world, variables), to_all=False, nccl=check_flag(nccl, "nccl"))
-    replica_tracker_of(world).compared(command.numbers)
-    return submit(world, command, finish, variables)
+    nccl, numbers = check_flag(nccl, "nccl"), numbers_of(world, variables)
+    replica_tracker_of(world).compared(numbers)
+    return world.submit(Ask(gather_replicas, numbers, False, nccl), finish, variables)
 
 
 def join(arrays: list[AnyArray], nd_up: int) -> Any:
@@ -281,8 +299,189 @@ def all_gather(shared_vars: SharedVariables, nccl: bool = True) -> Pending | Non
         extent = world.rank_state.engine.type_of(variable).extents[0]
         if extent is not None:
             raise ValueError(f"all_gather: {variable} has extent {extent} on axis 0 by its type")
-    command = Gather(numbers_of(world, variables), to_all=True, nccl=check_flag(nccl, "nccl"))
-    return submit_equalizing(world, command, command.numbers, variables)
+    nccl, numbers = check_flag(nccl, "nccl"), numbers_of(world, variables)
+    return _submit_equalizing(world, Ask(gather_replicas, numbers, True, nccl), numbers, variables)
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Reduce(Command):
+    """Reduce replicas into the master's replica, every rank's replica, or a new array on the master.
+
+    Parameters
+    ----------
+    numbers : list of int
+        The numbers of the variables.
+    op : str
+        The operation.
+    target : {"all", "master", "new"}
+        Where the result is written: every rank's replica, the master's, or a new array.
+    weights : list of float, dict, int, or None
+        Weights by rank (a program knows only its own), or the number of a function: each rank's row
+        count in its last call.
+    nccl : bool
+        Whether NCCL may be used.
+    wire : Format, optional
+        The format in which the arrays are sent between machines, if the target is "all".
+    begun : dict of int to int
+        For variables by number: the number of the `Buckets` in which their reduction may have begun.
+    """
+
+    numbers: Sequence[int]
+    op: str
+    target: str
+    weights: Weights
+    nccl: bool
+    wire: Format | None = None
+    begun: Mapping[int, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_like_serial(self) -> bool:  # type: ignore[override]  # a constant of most commands
+        return self.target == "all"
+
+    def exact(self) -> Reduce:
+        return Reduce(self.numbers, self.op, self.target, self.weights, self.nccl)
+
+    def changed(self, change: Weights) -> Reduce:
+        """Return the same reduction with other weights."""
+        return self if change is None else dataclasses.replace(self, weights=change)
+
+    def bind(self, state: RankState) -> Callable[[Any], list[AnyArray] | None]:
+        comm = state.communicator(self.nccl)
+        is_wired = self.wire is not None and comm.over_cpu.has_wires
+        if is_wired:
+            comm = comm.over_cpu
+        reduce = comm.prepare_reduction(self.op, None if self.target == "all" else state.master_rank)
+        function = self.weights if isinstance(self.weights, int) else None
+        weight = 1 if self.weights is None or isinstance(self.weights, int) else self.weights[state.rank]
+
+        def run(weights: Any) -> list[AnyArray] | None:
+            numbers = self.numbers
+            if state.overlap is not None:
+                numbers = [number for number in numbers if not _has_completed(state, self, number)]
+                if not numbers:
+                    return None
+            arrays = state.storages(numbers)
+            if self.target == "new" and state.is_master:
+                arrays = [array.copy() for array in arrays]
+            own: list[Any] = [weight if function is None else state.rows.get(function, 0)]
+            if weights is not None:
+                own = [weights[state.rank]]
+            if is_wired:
+                own.append(
+                    [state.wire(item, self.wire, array.shape) for item, array in zip(numbers, arrays)]
+                )
+            reduced = reduce(arrays, *own)
+            if self.target == "new" and state.is_master:
+                return [np.array(state.engine.to_host(array)) for array in reduced]
+            for number, former, array in zip(numbers, arrays, reduced):
+                if array is not former:
+                    state.engine.store(state.shareds[number], array)
+            return None
+
+        return run
+
+
+# All-reduces of vectors that began while a function computed the vectors, which fills them in buckets.
+# An all-reduce in the same command completes this if it requests the same reduction. Otherwise all ranks
+# reduce their vectors as usual; the vectors still have the ranks' own values.
+
+
+def _has_completed(state: RankState, command: Reduce, number: int) -> bool:
+    """Complete the reduction of a variable for a `Reduce`, if it was begun; return whether it was.
+
+    Only ranks that have an `OverlappedReduction` call this. The return value is the same on all of them.
+    """
+    if state.overlap.running is None or number not in command.begun:
+        return False
+    buckets, function, *_ = state.overlap.running
+    wanted = command.begun[number], command.op, command.wire
+    if (buckets.number, buckets.op, buckets.wire) != wanted:
+        return False
+    if find_operation(command.op).weighted and command.weights != function:
+        return False
+    state.overlap.finish(state.engine.storage(state.shareds[number]))
+    return True
+
+
+class _Reductions(Dict[Tuple[Hashable, ...], Tuple[Schedule, Sequence[int]]]):
+    """The schedules of a world's reductions and the numbers of the variables, by the arguments.
+
+    A function and variables are represented by their ids: a schedule is outdated when one is dropped.
+    """
+
+
+def plan_reduction(
+    shared_vars: SharedVariables,
+    op: ReduceOp,
+    target: str,
+    weights: Function | ArrayLike | None,
+    nccl: bool,
+    wire: Format | None = None,
+) -> tuple[World, list[SharedVariable], Sequence[int], Command]:
+    """Return the world, the variables, their numbers and the command, after checking the arguments."""
+    world = current_world()
+    objects = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
+    known, key = world.part(_Reductions), None
+    if wire is not None and type(op) is str:  # another type is refused below
+        wire = check_format(wire, op)
+    if (weights is None or isinstance(weights, Function)) and type(op) is str and type(nccl) is bool:
+        key = op, target, nccl, wire, *map(id, [*objects, weights])
+        schedule, numbers = known.get(key, (None, []))
+        run = None if schedule is None else schedule.again()
+        if run is not None:
+            return world, objects, numbers, run
+    _, variables, _ = resolve(shared_vars)
+    operation, engine = find_operation(op), world.rank_state.engine
+    weighed, nccl = _check_weights(world, operation, weights), check_flag(nccl, "nccl")
+    check_reducible(engine, operation, wire, variables)
+    numbers = numbers_of(world, variables)
+    begun: dict[int, int] = {}
+    for number, shared in zip(numbers, variables) if target == "all" else ():
+        if (buckets := engine.buckets_of(shared)) is not None:
+            begun[number] = buckets.number
+    command: Command = Reduce(numbers, op, target, weighed, nccl, wire, begun)
+    if key is not None:
+        if len(known) >= _MOST_SCHEDULES:
+            known.clear()
+        schedule = Schedule(world, command)
+        known[key], command = (schedule, numbers), ScheduledRun(schedule)
+    return world, variables, numbers, command
+
+
+def check_reducible(
+    engine: Engine, operation: Operation, wire: Format | None, variables: Sequence[SharedVariable]
+) -> None:
+    """Raise if shared variables cannot be reduced by an operation, or not be sent in a wire format."""
+    for variable in variables:
+        operation.check_dtype(engine.type_of(variable).dtype, variable)
+    if wire is not None:
+        arrays = [engine.storage(variable) for variable in variables]
+        check_arrays(wire, variables, arrays, [engine.pieces_of(variable) for variable in variables])
+
+
+def _check_weights(
+    world: World, operation: Operation, weights: Function | ArrayLike | None
+) -> list[float] | int | None:
+    if weights is None:
+        return None
+    if not operation.weighted:
+        raise ValueError(
+            f"weights: expected none for the operation {operation.name!r}, which is not an average; "
+            f"leave them out, or use 'avg'"
+        )
+    if isinstance(weights, Function):
+        if (number := world.registry.number_of(weights)) is None:
+            raise ValueError(f"weights: {weights!r} is not a function of this world")
+        return number
+    numbers = as_array(weights, None, "weights")
+    fitting = numbers.shape == (world.size,) and numbers.dtype.kind != "c"
+    if not fitting or not np.isfinite(numbers).all() or min(numbers) < 0 or not any(numbers):
+        raise ValueError(
+            f"weights: expected {world.size} numbers, one per rank, none negative and not all zero, "
+            f"got {weights}"  # type: ignore[str-bytes-safe]  # bytes are no numbers
+        )
+    listed: list[float] = numbers.tolist()
+    return listed
 
 
 @overload
@@ -387,7 +586,7 @@ def reduce(
         reduced = results[world.master_rank]
         return reduced if isinstance(shared_vars, (list, tuple)) else reduced[0]
 
-    return submit(world, command, finish, variables)
+    return world.submit(command, finish, variables)
 
 
 @with_call_lock
@@ -447,7 +646,7 @@ def all_reduce(
     >>> synk.close()
     """
     world, variables, numbers, command = plan_reduction(shared_vars, op, "all", weights, nccl, wire)
-    return submit_equalizing(world, command, numbers, variables)
+    return _submit_equalizing(world, command, numbers, variables)
 
 
 _MOST_MEASURED = 10  # variables whose values are fetched, too
@@ -517,10 +716,10 @@ def in_sync(shared_vars: SharedVariables | None = None) -> bool:
     else:
         _, variables, _ = resolve(shared_vars)
         replicated = world.registry.replicated
-        numbers = [item for item in numbers_of(world, variables) if item < replicated]
-    kept = [
-        world.rank_state.shareds[item] for item in numbers
-    ]  # Python's collector may run before they are compared
+        numbers = [world.registry.numbers[item] for item in variables]
+        numbers = [item for item in numbers if item < replicated]
+    # Python's collector may run before they are compared.
+    kept = [world.rank_state.shareds[item] for item in numbers]
     if not world.started or world.size == 1 or not numbers:
         return True
     found = find_different(world, numbers)
@@ -545,8 +744,7 @@ def in_sync(shared_vars: SharedVariables | None = None) -> bool:
 
 def _amount(world: World, number: int) -> str:
     """Return by how much replicas differ from the master's."""
-    by_rank = world.run(Gather([number], to_all=False, nccl=False))[world.master_rank]
-    (arrays,) = by_rank
+    [arrays] = world.run(Ask(gather_replicas, [number], False, False))[world.master_rank]
     own = arrays[world.master_rank]
     if any(array.shape != own.shape for array in arrays):
         return f"in their shapes: {[array.shape for array in arrays]} by rank"

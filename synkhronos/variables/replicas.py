@@ -1,13 +1,19 @@
-"""Reading and writing the ranks' replicas of shared variables, without communication among ranks."""
+"""Reading and writing the ranks' replicas of shared variables, without communication among ranks.
+
+Every call on shared variables begins here: its variables and values are checked, and converted to the
+numbers and arrays that the ranks use.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any, Callable, Sequence, overload
 
 import numpy as np
 
-from synkhronos._text import listed
+from synkhronos._checks import check_int
+from synkhronos._text import listed, shortened
 from synkhronos._typing import (
     AnyArray,
     Batch,
@@ -18,24 +24,114 @@ from synkhronos._typing import (
     SharedVariables,
     Values,
 )
-from synkhronos.arithmetic.partition import select, share
+from synkhronos.arithmetic.conversion import condition, in_order_of
+from synkhronos.arithmetic.partition import select, share, take_rows
 from synkhronos.arrays.binding import bound_data
 from synkhronos.arrays.data import Data, as_data
+from synkhronos.engines.base import Engine, dims_of
 from synkhronos.functions.arguments import shapes
 from synkhronos.functions.replica_tracker import replica_tracker_of
+from synkhronos.functions.replicate import replicate
 from synkhronos.stores.handle import Handle, RequiredRows
-from synkhronos.variables.arguments import (
-    as_list,
-    check_has_rows,
-    check_rank,
-    conditioned,
-    numbers_of,
-    resolve,
-    submit,
-)
 from synkhronos.world.rank_state import Ask, Command, RankState
 from synkhronos.world.schedule import Pending
-from synkhronos.world.world import World, with_call_lock
+from synkhronos.world.world import World, current_world, with_call_lock
+
+
+def resolve(
+    shared_vars: SharedVariables, unused_too: bool = False
+) -> tuple[World, list[SharedVariable], bool]:
+    """Return the world, the list of variables, and whether a single one was given instead of a list.
+
+    Variables that no function uses raise an error, unless `unused_too`; they have no number yet.
+    """
+    world = current_world()
+    world.check_usable()
+    variables = check_tensors(world.rank_state.engine, shared_vars)
+    for variable in variables if not unused_too else ():
+        if variable not in world.registry.numbers:
+            raise ValueError(
+                f"shared_vars: {variable} is not used by any function built with synk.function(); use "
+                f"it in one, or call synk.broadcast() on it"
+            )
+    if not unused_too and world.before_command is not None:
+        world.before_command()
+    return world, variables, not isinstance(shared_vars, (list, tuple))
+
+
+def check_tensors(engine: Engine, shared_vars: Any) -> list[SharedVariable]:
+    """Return shared variables as a list; raise if they are no variables of tensors, or not distinct."""
+    variables = list(shared_vars) if isinstance(shared_vars, (list, tuple)) else [shared_vars]
+    if not variables:
+        raise ValueError("shared_vars: expected at least one shared variable, got an empty list")
+    seen = set()
+    for variable in variables:
+        if not engine.is_shared(variable) or not engine.is_tensor(variable):
+            raise TypeError(
+                f"shared_vars: expected shared variables of tensors, got {shortened(variable)}"
+            )
+        if variable in seen:
+            raise ValueError(f"shared_vars: {variable} is given more than once")
+        seen.add(variable)
+    return variables
+
+
+def numbers_of(world: World, variables: Sequence[SharedVariable]) -> list[int]:
+    """Return the numbers by which the ranks know variables, once all ranks have all that is new."""
+    numbers = [world.registry.add_shared(variable) for variable in variables]
+    replicate(world)
+    return numbers
+
+
+def as_list(shared_vars: SharedVariables, values: Values) -> list[Any]:
+    """Return one value for each variable. If `shared_vars` is a list, so must `values` be."""
+    if not isinstance(shared_vars, (list, tuple)):
+        return [values]
+    if not isinstance(values, (list, tuple)) or len(values) != len(shared_vars):
+        got = len(values) if isinstance(values, (list, tuple)) else type(values).__name__
+        raise ValueError(f"values: expected one for each variable, {len(shared_vars)}, got {got}")
+    return list(values)
+
+
+def conditioned(
+    engine: Engine, variables: Sequence[SharedVariable], values: Sequence[Any], scattered: bool = False
+) -> list[AnyArray | Data]:
+    """Convert values to arrays or `Data` with the dtypes and ndims of the variables."""
+    arrays: list[AnyArray | Data] = []
+    for variable, value in zip(variables, values):
+        kind = engine.type_of(variable)
+        label = f"value for {variable}"
+        value = in_order_of(dims_of(variable), value, label)
+        array: AnyArray | Data = condition(value, kind.dtype, kind.ndim, False, label)
+        if scattered and (not kind.ndim or kind.extents[0] is not None):
+            raise ValueError(f"value for {variable}: its type has no rows that can be split")
+        for axis, (extent, fixed) in enumerate(zip(array.shape, kind.extents)):
+            if fixed not in (None, extent):
+                raise TypeError(
+                    f"value for {variable}: expected extent {fixed} on axis {axis}, got {array.shape}"
+                )
+        if isinstance(value, Data) and value.dtype == array.dtype:
+            array = value
+        arrays.append(array)
+    return arrays
+
+
+def check_rank(world: World, rank: int) -> int:
+    """Return the argument `rank`, or raise if there is no such rank."""
+    rank = check_int(rank, "rank")
+    if not 0 <= rank < world.size:
+        raise IndexError(f"rank: expected 0 to {world.size - 1}, got {rank}")
+    return rank
+
+
+def check_has_rows(engine: Engine, variables: Sequence[SharedVariable], what: str) -> None:
+    """Raise ``ValueError`` if a variable has no axis 0; `what` names the call."""
+    for variable in variables:
+        if not engine.type_of(variable).ndim:
+            raise ValueError(f"{what}: {variable} has no axis 0")
+
+
+# Values that are set or returned
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -60,10 +156,13 @@ class Assign(Command):
     only: int | None = None
 
     def run(self, state: RankState) -> None:
-        if self.only not in (None, state.rank):
-            return
-        for position, number in enumerate(self.numbers):
-            state.engine.write(state.shareds[number], self._value(state, position))
+        own = self.needs(range(state.rank, state.rank + 1), state.size)
+        for number, (handle, rows, *_) in zip(self.numbers, own):
+            if rows is None:
+                value = state.store.get(handle)
+            else:
+                value = take_rows(*state.store.find(handle, rows))
+            state.engine.write(state.shareds[number], value)
 
     def needs(self, ranks: range, size: int) -> list[RequiredRows]:
         if self.only is not None and self.only not in ranks:
@@ -78,16 +177,6 @@ class Assign(Command):
             needed.append(RequiredRows(handle, rows))
         return needed
 
-    def _value(self, state: RankState, position: int) -> AnyArray:
-        handle = self.handles[position]
-        if self.rows is None:
-            return state.store.get(handle)
-        rows = self.rows[position]
-        if self.only is None:
-            start, stop = share(len(rows), state.size, state.rank)
-            rows = rows[start:stop]
-        return state.store.rows(handle, rows)
-
 
 def assign(
     world: World,
@@ -100,7 +189,7 @@ def assign(
     datas = [as_data(world, array) for array in arrays]
     command = Assign(numbers_of(world, variables), [data.handle() for data in datas], rows, only)
     used = variables, [data.stored for data in datas]
-    pending: Pending | None = submit(world, command, lambda results: None, used)
+    pending: Pending | None = world.submit(command, lambda results: None, used)
     return pending
 
 
@@ -294,7 +383,7 @@ def get_value(rank: int, shared_vars: SharedVariables) -> Any:
 
     numbers = numbers_of(world, variables)
     replica_tracker_of(world).compared(numbers)
-    return submit(world, Ask(fetch, numbers, rank), finish, variables)
+    return world.submit(Ask(fetch, numbers, rank), finish, variables)
 
 
 @overload
@@ -341,20 +430,22 @@ def get_shapes(shared_vars: SharedVariables) -> Any:
     [(3, 2), (2, 2)]
     >>> synk.close()
     """
-    world, variables, single = resolve(shared_vars)
-    return _of_shapes(world, variables, single, lambda shape: shape)
+    return _of_shapes(shared_vars, tuple)
 
 
 def _of_shapes(
-    world: World, variables: Sequence[SharedVariable], single: bool, of: Callable[[tuple[int, ...]], Any]
+    shared_vars: SharedVariables, of: Callable[[tuple[int, ...]], Any], with_rows: str = ""
 ) -> Any:
-    """Return the value of ``of(shape)`` for the replica on each rank."""
+    """Return the value of ``of(shape)`` for the replica on each rank; `with_rows` names the call."""
+    world, variables, single = resolve(shared_vars)
+    if with_rows:
+        check_has_rows(world.rank_state.engine, variables, with_rows)
 
     def finish(results: Sequence[Any]) -> Any:
         found = [[of(shape) for shape in by_rank] for by_rank in zip(*results)]
         return found[0] if single else found
 
-    return submit(world, Ask(shapes, numbers_of(world, variables)), finish, variables)
+    return world.submit(Ask(shapes, numbers_of(world, variables)), finish, variables)
 
 
 @overload
@@ -401,6 +492,4 @@ def get_lengths(shared_vars: SharedVariables) -> Any:
     [3, 2]
     >>> synk.close()
     """
-    world, variables, single = resolve(shared_vars)
-    check_has_rows(world.rank_state.engine, variables, "get_lengths")
-    return _of_shapes(world, variables, single, lambda shape: shape[0])
+    return _of_shapes(shared_vars, operator.itemgetter(0), "get_lengths")

@@ -48,6 +48,8 @@ class CallLock:
     ----------
     thread : int
         The thread that has taken the turn last, or 0.
+    block : int
+        The thread whose `fuse` block is open, or 0. It excludes other threads until it has ended.
     """
 
     def __init__(self, waits: bool, check: Callable[[], None]) -> None:
@@ -56,7 +58,7 @@ class CallLock:
         # A dict for each turn: who has it and, once it is over, the next turn; neither entry changes.
         # Threads and handlers may come between any two steps, but not into one operation of a dict.
         self._last: dict[str, Any] = {}  # or an earlier turn
-        self._block = 0  # the thread whose `fuse` block is open
+        self.block = 0
         self._waiting: deque[tuple[FrameType, Any]] = deque()  # the frames and gates of calls
 
     _make_gate = staticmethod(threading.Lock)
@@ -66,7 +68,7 @@ class CallLock:
 
     def __enter__(self) -> None:
         frame = _getframe(1)
-        if self._last.setdefault(_HOLDER, frame) is not frame or self._block:
+        if self._last.setdefault(_HOLDER, frame) is not frame or self.block:
             self._take(frame, self._waits)
         self.thread = get_ident()
 
@@ -99,7 +101,7 @@ class CallLock:
     def _pass_on(self, last: dict[str, Any]) -> None:
         """Give the next turn to the thread that has waited longest, unless a block excludes it."""
         following, gate = {}, None
-        if not self._block:
+        if not self.block:
             with suppress(IndexError):  # it no longer waits
                 following[_HOLDER], gate = self._waiting.popleft()
         self._last = last.setdefault(_NEXT, following)
@@ -140,11 +142,11 @@ class CallLock:
         """Return whether this frame, or the call that it is a part of, has the turn now."""
         while True:
             last = self._newest()
-            if self._block not in (0, get_ident()) and last.get(_HOLDER) is not frame:
+            if self.block not in (0, get_ident()) and last.get(_HOLDER) is not frame:
                 return False
             holder = last.setdefault(_HOLDER, frame)
             if holder is frame:
-                if self._block in (0, get_ident()):
+                if self.block in (0, get_ident()):
                     return True
                 self._last = last.setdefault(_NEXT, {})  # this call waits for the end of a block
                 return False
@@ -177,16 +179,6 @@ class CallLock:
     def give_back(self) -> None:
         """Give the turn back if the calling frame has it."""
         self.give_back_of(_getframe(1))
-
-    # Blocks
-
-    def begin_block(self) -> None:
-        """Refuse other threads until the end of a block. The calling frame must have the turn."""
-        self._block = get_ident()
-
-    def end_block(self) -> None:
-        """Let other threads take the turn again."""
-        self._block = 0
 
 
 class WaitedFor:

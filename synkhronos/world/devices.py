@@ -23,7 +23,7 @@ from synkhronos.engines.cpu import CpuEngine
 from synkhronos.host import compiler, environment, job, nvidia
 from synkhronos.host.machine import cores
 from synkhronos.transports.limits import check_size
-from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.rank_state import RankState
 
 _logger = logging.getLogger("synkhronos")
 
@@ -76,7 +76,11 @@ def choose_devices(
     if use_gpu and not n_gpu:
         raise ValueError(_why_no_gpu())
     if not n_gpu:
-        _warn_of_a_crowd(n_parallel or 0)
+        if (n_parallel or 0) > _CROWD * cores():
+            _logger.warning(
+                "%d processes share %d core(s): they start and compute slowly; one per core is fastest",
+                n_parallel, cores(),
+            )  # fmt: skip
         return ["cpu"] * (n_parallel or cores())
     if n_parallel is not None and n_parallel > n_gpu:
         raise ValueError(
@@ -84,15 +88,6 @@ def choose_devices(
             f"the devices for several ranks on one: devices=['cuda0', 'cuda0']; or use_gpu=False"
         )
     return [f"cuda{number}" for number in range(n_parallel or n_gpu)]
-
-
-def _warn_of_a_crowd(size: int) -> None:
-    if size > _CROWD * cores():
-        _logger.warning(
-            "%d processes share %d core(s): they start and compute slowly; one per core is fastest",
-            size,
-            cores(),
-        )
 
 
 def check_devices(n_parallel: int | None, use_gpu: bool | None, devices: Sequence[str]) -> list[str]:
@@ -181,10 +176,8 @@ def _why_no_gpu() -> str:
     )
 
 
-class Bind(Command):
+def bind_devices(state: RankState, devices: Sequence[str], machines: Sequence[int]) -> str | None:
     """Bind every rank to its device, and choose the fastest communicator for its arrays.
-
-    It returns why NCCL is not used, or None.
 
     Parameters
     ----------
@@ -192,49 +185,45 @@ class Bind(Command):
         The device of each rank.
     machines : list of int
         The machine of each rank.
+
+    Returns
+    -------
+    str or None
+        Why NCCL is not used.
     """
+    from synkhronos.comms.staged import StagedCommunicator
 
-    def __init__(self, devices: Sequence[str], machines: Sequence[int]) -> None:
-        self.devices, self.machines = devices, machines
-
-    def run(self, state: RankState) -> str | None:
-        from synkhronos.comms.staged import StagedCommunicator
-
-        engine: Any = state.engine  # that of GPUs has a context
-        state.device = self.devices[state.rank]
-        kind = kind_of(state.device)
-        if kind == "opencl" and not state.is_master:
-            _separate_pocl_cache(state.rank)
-        _set_up(engine, state.device, state)
-        state.comm = StagedCommunicator(
-            state.comm, state.store, engine.read, engine.to_device, engine.overwrite
-        )
-        if state.size == 1 or kind in JAX:
-            return None
-        if kind != "cuda":
-            return "the devices are not CUDA devices"
-        if len(set(zip(self.machines, self.devices))) < state.size:
-            if os.environ.get(SHARED_GPU) != "1":
-                return f"ranks share a GPU; set {SHARED_GPU}=1 in the environment to try NCCL"
-            _make_ranks_look_apart(state.rank)
-        try:
-            from synkhronos.comms.nccl import CannotJoinError, join
-        except ImportError as error:  # pygpu is incomplete, on every rank
-            return str(error)
-        try:
-            state.comm = join(state.comm, engine.context, engine.arithmetic)
-        except CannotJoinError as error:
-            return str(error)
-        return None
-
-
-def _set_up(engine: Any, device: str, state: RankState) -> None:
+    engine: Any = state.engine  # that of GPUs has a context
+    state.device = devices[state.rank]
+    kind = kind_of(state.device)
+    if kind == "opencl" and not state.is_master:
+        _separate_pocl_cache(state.rank)
     try:
-        engine.setup(device, announce=state.is_master)
+        engine.setup(state.device, announce=state.is_master)
     except Exception as error:
         raise ValueError(
-            f"fork: rank {state.rank} cannot use the device {device!r}: {text_of(error)}"
+            f"fork: rank {state.rank} cannot use the device {state.device!r}: {text_of(error)}"
         ) from error
+    state.comm = StagedCommunicator(
+        state.comm, state.store, engine.read, engine.to_device, engine.overwrite
+    )
+    if state.size == 1 or kind in JAX:
+        return None
+    if kind != "cuda":
+        return "the devices are not CUDA devices"
+    if len(set(zip(machines, devices))) < state.size:
+        if os.environ.get(SHARED_GPU) != "1":
+            return f"ranks share a GPU; set {SHARED_GPU}=1 in the environment to try NCCL"
+        _make_ranks_look_apart(state.rank)
+    try:
+        from synkhronos.comms.nccl import CannotJoinError, join
+    except ImportError as error:  # pygpu is incomplete, on every rank
+        return str(error)
+    try:
+        state.comm = join(state.comm, engine.context, engine.arithmetic)
+    except CannotJoinError as error:
+        return str(error)
+    return None
 
 
 def _separate_pocl_cache(rank: int) -> None:
@@ -256,12 +245,6 @@ def _make_ranks_look_apart(rank: int) -> None:
         ("NCCL_IB_DISABLE", "1"),
     ):
         os.environ.setdefault(name, value)
-
-
-def log_communicator(reason: str | None) -> None:
-    """Log why collectives use shared memory instead of NCCL; no reason means that NCCL is used."""
-    if reason is not None:
-        _logger.warning("collectives use shared memory, not NCCL: %s", reason)
 
 
 def make_engine(devices: Sequence[str]) -> Engine:
@@ -330,18 +313,19 @@ def check_versions(facts: Sequence[Fact]) -> None:
 
 
 def place(
-    facts: Sequence[Fact],
-    n_parallel: int | None,
-    use_gpu: bool | None,
-    devices: Sequence[str] | None,
+    facts: Sequence[Fact], n_parallel: int | None, use_gpu: bool | None, devices: Sequence[str] | None
 ) -> list[list[str]]:
     """Return the devices of each machine, one for each rank, from the arguments of ``fork()``."""
-    number = len(facts)
-    if devices is None and any(fact.devices for fact in facts):
-        return _devices_of_job(facts, n_parallel, use_gpu)
+    number, of_job = len(facts), devices is None and any(fact.devices for fact in facts)
+    if of_job:
+        without = [fact.host for fact in facts if not fact.devices]
+        if without:
+            raise ValueError(f"fork: {job.DEVICES} names no devices on {', '.join(without)}")
+        devices = [device for fact in facts for device in fact.devices or ()]
     if devices is not None:
         devices = check_devices(n_parallel, use_gpu, devices)
-        _check_for_machines(devices)
+        if kind_of(devices[0]) in JAX:
+            raise ValueError(f"fork: devices: devices of JAX are for a single machine, got {devices}")
         n_parallel = len(devices)
     if n_parallel is not None and n_parallel < number:
         raise ValueError(
@@ -353,6 +337,8 @@ def place(
         counted = ", ".join(f"{fact.host}: {fact.gpus}" for fact in facts)
         raise ValueError(f"fork: use_gpu=True, but not every machine has a GPU: {counted}")
     counts = [fact.ranks or (fact.gpus if on_gpus else fact.cores) for fact in facts]
+    if of_job:
+        counts = [len(fact.devices or ()) for fact in facts]
     if n_parallel is not None and n_parallel != sum(counts):
         counts = shares(n_parallel, number)
     if devices is not None:
@@ -366,23 +352,6 @@ def place(
                 f"fork: {count} ranks were asked for on {fact.host}, which has {fact.gpus} GPU(s)"
             )
     return [[f"cuda{rank}" for rank in range(count)] for count in counts]
-
-
-def _devices_of_job(
-    facts: Sequence[Fact], n_parallel: int | None, use_gpu: bool | None
-) -> list[list[str]]:
-    without = [fact.host for fact in facts if not fact.devices]
-    if without:
-        raise ValueError(f"fork: {job.DEVICES} names no devices on {', '.join(without)}")
-    every = [device for fact in facts for device in fact.devices or ()]
-    check_devices(n_parallel, use_gpu, every)
-    _check_for_machines(every)
-    return [fact.devices or [] for fact in facts]
-
-
-def _check_for_machines(devices: Sequence[str]) -> None:
-    if kind_of(devices[0]) in JAX:
-        raise ValueError(f"fork: devices: devices of JAX are for a single machine, got {devices}")
 
 
 def by_rank(by_machine: Sequence[list[Any]], master_rank: int) -> list[Any]:

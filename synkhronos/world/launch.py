@@ -8,7 +8,6 @@ import logging
 import os
 import warnings
 import weakref
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Sequence
 
 from synkhronos._checks import check_flag, check_int, check_number
@@ -21,32 +20,20 @@ from synkhronos.host.signals import DeferredSignals
 from synkhronos.transports.base import Transport
 from synkhronos.transports.limits import too_many_files
 from synkhronos.transports.tree import make_local
-from synkhronos.world.devices import (
-    Bind,
-    by_rank,
-    choose_devices,
-    kind_of,
-    log_communicator,
-    make_engine,
-)
+from synkhronos.world.devices import bind_devices, by_rank, choose_devices, kind_of, make_engine
 from synkhronos.world.logged import LoggedWorld
+from synkhronos.world.rank_state import Ask
 from synkhronos.world.threads import ThreadLimits
-from synkhronos.world.world import (
-    CHOICES,
-    FAST,
-    MODES,
-    REFUSE,
-    THREADS,
-    WAIT,
-    Options,
-    World,
-    current_world,
-    enter_world,
-    world_exists,
-)
+from synkhronos.world.world import MODES, Options, World, current_world, enter_world, world_exists
 
 if TYPE_CHECKING:
     from synkhronos.world.job import Machines
+
+#: The operations of Theano's functions: this library's where possible, or only Theano's.
+FAST, THEANO = CHOICES = ("fast", "theano")
+
+#: A call during a call of another thread is refused, or waits.
+REFUSE, WAIT = THREADS = ("refuse", "wait")
 
 #: An environment variable. If it is 1, every call compares the replicas of shared variables.
 CHECK = "SYNKHRONOS_CHECK"
@@ -70,12 +57,7 @@ class Processes(int):
     def __enter__(self) -> Processes:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         world = None if self._world is None else self._world()
         if world is not None and not world.closed and world_exists() and world is current_world():
             close()
@@ -204,7 +186,8 @@ def fork(
         kind = LoggedWorld if logger.isEnabledFor(logging.INFO) else World
         world = kind(transport, engine, limits, options)
         enter_world(world)
-    _watch_others(world, by_machine)
+    if len(by_machine) == 1 and set(by_machine[0]) == {"cpu"}:
+        world.remarks.append(functools.partial(_remark_on_others, OtherPrograms(), weakref.ref(world)))
     _start(world, by_machine)
     processes = Processes(size)
     processes._world = weakref.ref(world)
@@ -217,7 +200,8 @@ def _options(
     profile_workers = check_flag(profile_workers, "fork: profile_workers")
     audits = os.environ.get(CHECK) == "1" if check is None else check_flag(check, "fork: check")
     verify = _check_choice(VERIFY, "verify", verify, MODES)
-    return Options(profile_workers, audits, verify, _check_threads(threads), _check_files(pass_fds))
+    waits = _check_choice("", "threads", threads, THREADS) == WAIT
+    return Options(profile_workers, audits, verify, waits, _check_files(pass_fds))
 
 
 def _place(
@@ -267,13 +251,6 @@ def _check_choice(variable: str, name: str, given: str | None, choices: Sequence
     return given
 
 
-def _check_threads(threads: str) -> bool:
-    """Return whether a call waits during a call of another thread."""
-    if threads not in THREADS:
-        raise ValueError(f"fork: threads: expected {' or '.join(map(repr, THREADS))}, got {threads!r}")
-    return threads == WAIT
-
-
 def _check_files(files: Sequence[Any]) -> list[int]:
     """Return the descriptors of files."""
     if not isinstance(files, (list, tuple)):
@@ -319,7 +296,9 @@ def _start(world: World, by_machine: list[list[str]]) -> None:
         if kind_of(devices[0]) == "cpu":
             return
         with world.part(Progress).show(f"preparing the devices {', '.join(devices)}"):
-            log_communicator(world.run(Bind(devices, hosts))[world.master_rank])
+            reason = world.run(Ask(bind_devices, devices, hosts))[world.master_rank]
+        if reason is not None:
+            logger.warning("collectives use shared memory, not NCCL: %s", reason)
     except BaseException:
         world.close()
         raise
@@ -351,12 +330,6 @@ def close() -> None:
     world.close()
     for issue_warning in world.remarks:
         issue_warning()
-
-
-def _watch_others(world: World, by_machine: list[list[str]]) -> None:
-    """Have the use of the cores by other programs compared with the number of ranks at the end."""
-    if len(by_machine) == 1 and set(by_machine[0]) == {"cpu"}:
-        world.remarks.append(functools.partial(_remark_on_others, OtherPrograms(), weakref.ref(world)))
 
 
 def _remark_on_others(others: OtherPrograms, reference: weakref.ref[World]) -> None:

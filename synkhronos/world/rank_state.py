@@ -25,16 +25,7 @@ import math
 import pickle
 import struct
 import traceback
-from typing import (
-    Any,
-    Callable,
-    Iterable,
-    MutableMapping,
-    MutableSequence,
-    NamedTuple,
-    NoReturn,
-    Sequence,
-)
+from typing import Any, Callable, Iterable, MutableMapping, MutableSequence, NamedTuple, Sequence
 
 import numpy as np
 
@@ -99,7 +90,9 @@ class Command:
     def bind(self, state: RankState) -> Callable[[Any], Any]:
         """Return a function that runs the command on this rank again and again, each time with a change.
 
-        What it keeps is valid until `Schedules.unbind`.
+        It does what precedes the computation without waiting for other ranks, and changes nothing.
+        What it keeps is valid until `RankState.bound` is cleared: the store, a function or a variable is
+        about to be freed then.
         """
         return lambda change: self.changed(change).run(state)
 
@@ -111,9 +104,6 @@ class Command:
     def exact(self) -> Command:
         """Return the command without wire formats and state of former runs."""
         return self
-
-    def warm_caches(self, state: RankState, change: Any = None) -> None:  # noqa: B027
-        """Do the steps of `run` before it computes: nothing changes, and nothing is waited for."""
 
     def title(self, state: RankState) -> str:
         """Return a few words about what it does, whatever it does it to."""
@@ -133,16 +123,26 @@ class Ask(Command):
         A function of a module, which is called with the state and the arguments.
     *arguments
         They are pickled.
+    handles : sequence of Handle
+        Those of them that identify arrays of the master.
     """
 
-    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self.function, self.arguments = function, arguments
+    def __init__(
+        self, function: Callable[..., Any], *arguments: Any, handles: Iterable[Handle] = ()
+    ) -> None:
+        self.function, self.arguments, self._handles = function, arguments, handles
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Ask, (self.function, *self.arguments)
 
     def run(self, state: RankState) -> Any:
         return self.function(state, *self.arguments)
 
+    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
+        return [RequiredRows(handle) for handle in self._handles]
+
     def title(self, state: RankState) -> str:
-        return self.function.__name__
+        return self.function.__name__.strip("_").replace("_", " ")
 
 
 #: The bytes that are sent of a schedule without a change. A pickled command is longer.
@@ -151,11 +151,9 @@ SCHEDULE_NUMBER = struct.Struct("<q")
 
 def sent_form(payload: bytes) -> Any:
     """Return the sent form of a command from the bytes that `Command.packed` has returned."""
-    return (
-        SCHEDULE_NUMBER.unpack(payload)
-        if len(payload) == SCHEDULE_NUMBER.size
-        else pickle.loads(payload)
-    )
+    if len(payload) == SCHEDULE_NUMBER.size:
+        return SCHEDULE_NUMBER.unpack(payload)
+    return pickle.loads(payload)
 
 
 class FusedCommand(Command):
@@ -204,10 +202,6 @@ class FusedCommand(Command):
     def run(self, state: RankState) -> list[Any]:
         return [command.run(state) for command in self.commands]
 
-    def warm_caches(self, state: RankState, change: Any = None) -> None:
-        # The first command's work empties the caches again.
-        self.commands[0].warm_caches(state, None if self.place else change)
-
     def needs(self, ranks: range, size: int) -> list[RequiredRows]:
         return [need for command in self.commands for need in command.needs(ranks, size)]
 
@@ -216,43 +210,6 @@ class FusedCommand(Command):
 
     def describe(self, state: RankState) -> str:
         return " + ".join(command.describe(state) for command in self.commands)
-
-
-class Schedules:
-    """The schedules that a rank has been sent, by number, and the functions it has bound to run them.
-
-    Attributes
-    ----------
-    commands : dict of Command
-        The command of each schedule.
-    bound : dict of callable
-        The bound functions.
-    """
-
-    def __init__(self) -> None:
-        self.commands: dict[int, Command] = {}
-        self.bound: dict[int, Callable[[Any], Any]] = {}
-
-    def bind(
-        self, state: RankState, number: int, command: Command | None = None
-    ) -> Callable[[Any], Any]:
-        """Return the bound function of a schedule, whose command this rank may not have."""
-        if command is not None:
-            self.commands[number] = command
-        if state.is_master:
-            state.show_name(number, self.commands[number].title(state))
-        bound = self.bound[number] = self.commands[number].bind(state)
-        return bound
-
-    def drop(self, numbers: Iterable[int]) -> None:
-        """Forget the schedules with these numbers, if this rank has them."""
-        for number in numbers:
-            self.commands.pop(number, None)
-            self.bound.pop(number, None)
-
-    def unbind(self) -> None:
-        """Free the bound functions: the store, a function or a variable is about to be freed."""
-        self.bound.clear()
 
 
 class Failure(NamedTuple):
@@ -299,8 +256,10 @@ class RankState:
         The name of this rank's device.
     wires : dict
         The state of reductions in wire formats, by the number of the variable and the format.
-    schedules : Schedules
-        The schedules that this rank has been sent.
+    schedules : dict of Command
+        The command of each schedule that this rank has been sent, by number.
+    bound : dict of callable
+        The functions that this rank has bound to run schedules, by number.
     restarts : int
         How often this rank was replaced in the program that is running.
     progress : sequence of int
@@ -325,7 +284,8 @@ class RankState:
         self.log: Any = None
         self.device = "cpu"
         self.restarts = 0
-        self.schedules = Schedules()
+        self.schedules: dict[int, Command] = {}
+        self.bound: dict[int, Callable[[Any], Any]] = {}
         self.wires: dict[tuple[int, Any], Any] = {}
         self.keep_progress()
         self._buffers: dict[tuple, np.ndarray] = {}
@@ -374,7 +334,7 @@ class RankState:
         """
         self.find_rank()
         self.keep_progress()
-        self.schedules.unbind()
+        self.bound.clear()
         self.functions, self.shareds = dict(self.functions), dict(self.shareds)
 
     def storages(self, numbers: Iterable[int]) -> list[Any]:
@@ -440,7 +400,7 @@ class RankState:
         for by_key in (self.wires, self._buffers):  # each key starts with a number
             for key in [key for key in by_key if key[0] in numbers]:
                 del by_key[key]
-        self.schedules.unbind()  # they may refer to these
+        self.bound.clear()  # they may refer to these
 
     def communicator(self, nccl: bool) -> Communicator:
         """Return the communicator to use: NCCL if it is available and allowed."""
@@ -461,7 +421,7 @@ class RankState:
         The store is about to be freed, or new workers must inherit copies instead of shared arrays.
         """
         self.peers.clear()  # they have memory in the store
-        self.schedules.unbind()
+        self.bound.clear()
         self._make_private(self.shareds.values())
 
     def _make_private(self, shareds: Iterable[SharedVariable]) -> None:
@@ -490,18 +450,28 @@ class RankState:
         """Run a command in its sent form."""
         if type(sent) is tuple:
             number, change, command = (*sent, None, None)[:3]
-            bound = self.schedules.bound.get(number)
-            return (bound or self.schedules.bind(self, number, command))(change)
+            bound = self.bound.get(number)
+            return (bound or self.bind(number, command))(change)
         if type(sent) is list:
             return [self.run_sent(item) for item in sent]
         return sent.run(self)
+
+    def bind(self, number: int, command: Command | None = None) -> Callable[[Any], Any]:
+        """Return the bound function of a schedule, whose command this rank may not have."""
+        if command is not None:
+            self.schedules[number] = command
+        command = self.schedules[number]
+        if self.is_master:
+            self.show_name(number, command.title(self))
+        bound = self.bound[number] = command.bind(self)
+        return bound
 
     def _commands(self, sent: Any) -> list[tuple[Command, Any]]:
         """Return the commands of a block, or one command, in its sent form, each with its change."""
         if type(sent) is list:
             return [pair for item in sent for pair in self._commands(item)]
         if type(sent) is tuple:
-            return [(self.schedules.commands[sent[0]], (*sent, None)[1])]
+            return [(self.schedules[sent[0]], (*sent, None)[1])]
         return [(sent, None)]
 
     def describe_last(self) -> str:
@@ -518,7 +488,7 @@ class RankState:
             with suppress(Exception):  # running the command will report the error
                 # The first command's work empties the caches again.
                 command, change = self._commands(sent_form(self._succeeded))[0]
-                command.warm_caches(self, change)
+                command.changed(change).bind(self)
 
     def failure(self, error: Exception) -> bytes:
         """Return the bytes of a reply that reports an exception, in its ``except`` block."""
@@ -556,12 +526,8 @@ def results_of(replies: Sequence[bytes | None], own: Any, error: BaseException |
         if type(result) is Failure:
             has_failed = True
         results.append(result)
-    if has_failed:
-        _raise(results, error)
-    return results
-
-
-def _raise(results: Sequence[Any], error: BaseException | None) -> NoReturn:
+    if not has_failed:
+        return results
     failures = [(rank, result) for rank, result in enumerate(results) if type(result) is Failure]
     if error is not None and not (failures and isinstance(error, CollectiveAbortedError)):
         raise error

@@ -6,11 +6,11 @@ import gc
 import itertools
 import os
 import weakref
-from typing import Any, Callable, Sequence
+from typing import Any, Iterable, Sequence
 
 from synkhronos._typing import SharedVariable
 from synkhronos.host import heap
-from synkhronos.world.rank_state import Command, FusedCommand, RankState
+from synkhronos.world.rank_state import RankState
 
 _MANY_SCHEDULES = 32
 
@@ -34,12 +34,14 @@ class Registry:
     version : object
         Another object after each change after which a schedule may be outdated: functions and variables
         that are new or dropped, new workers, the end of the world, and calls that are to be observed.
-    dropped : list of int
+    dropped, dropped_schedules : list of int
         The numbers of objects that the script has dropped since the ranks were last told.
     has_dropped : bool
         Whether the ranks have to be told now of dropped objects.
     token : bytes
         Identifies the world to all ranks.
+    is_sending : bool
+        Whether pickles are for the workers now, which need only specifications of functions.
     unsent : dict
         The reason for each function, by number, that could not be sent to the workers.
     """
@@ -53,6 +55,7 @@ class Registry:
         self._newest = -1  # the largest number so far
         self.token = os.urandom(8)
         self.n_functions = 0
+        self.is_sending = False
         self._has_cycles = False  # whether dropped functions wait for Python's collector
         self.forget_workers()
 
@@ -61,7 +64,7 @@ class Registry:
         self.replicated = 0
         self.outdate_schedules()
         self.dropped: list[int] = []
-        self._dropped_schedules: list[int] = []
+        self.dropped_schedules: list[int] = []
         self.has_dropped = False
         self.unsent: dict[int, str] = {}
 
@@ -72,11 +75,7 @@ class Registry:
     def attach(self, state: RankState) -> None:
         """Let the state of the master use the dictionaries of this registry."""
         state.functions, state.shareds = self._replicas, self._shareds
-        self._schedules = state.schedules
-        # Schedules keep the registry, not its rank.
-        self._show_name = weakref.WeakMethod(state.show_name)
-        for number, function in self.functions.items():
-            self._name(number, function)
+        self._kept = state.schedules, state.bound
 
     def new_number(self) -> int:
         """Return the next number."""
@@ -91,7 +90,7 @@ class Registry:
         if number is None:
             number = self.numbers[shared] = self.new_number()
             self._shareds[number] = shared
-            self._notice_drop(shared, number)
+            weakref.finalize(shared, self._drop, number).atexit = False
         return number
 
     def add_function(self, function: Any) -> None:
@@ -100,25 +99,18 @@ class Registry:
         self.functions[number] = function
         self.n_functions += 1
         self._replicas[number] = function.replica
-        self._name(number, function)
-        self._notice_drop(function, number)
-
-    def _name(self, number: int, function: Any) -> None:
-        """Write the name of a function where other processes can read it."""
-        show = self._show_name()
-        if show is not None:
-            show(number, f"function {os.path.basename(function.name or '')}")
+        weakref.finalize(function, self._drop, number).atexit = False
 
     def add_schedule(self, schedule: Any) -> int:
         """Return a number for a schedule, which the ranks get when it is run for the first time."""
         number = next(self._count)
-        if len(self._dropped_schedules) >= _MANY_SCHEDULES:  # which are told together
+        if len(self.dropped_schedules) >= _MANY_SCHEDULES:  # which are told together
             self.has_dropped = True
         # A schedule keeps the replica of its function, and so the variables. These methods are in C: an
         # exception that a signal handler raises in a function of Python would be lost.
-        for kept in (self._schedules.commands, self._schedules.bound):
+        for kept in self._kept:
             weakref.finalize(schedule, kept.pop, number, None).atexit = False
-        weakref.finalize(schedule, self._dropped_schedules.append, number).atexit = False
+        weakref.finalize(schedule, self.dropped_schedules.append, number).atexit = False
         return number
 
     def number_of(self, function: Any) -> int | None:
@@ -126,9 +118,6 @@ class Registry:
         replica: Any = getattr(function, "replica", None)  # a copy has none
         is_known = replica is not None and self.functions.get(replica.number) is function
         return replica.number if is_known else None
-
-    def _notice_drop(self, item: Any, number: int) -> None:
-        weakref.finalize(item, self._drop, number).atexit = False
 
     def _drop(self, number: int) -> None:
         # This runs at any time, possibly while another thread uses the registry: each line is atomic.
@@ -158,65 +147,28 @@ class Registry:
             self._has_cycles = False
             _collect()
 
-    def drop_and_run(
-        self,
-        command: Command,
-        run: Callable[[Command], list],
-        forget: Callable[[Sequence[int]], None],
-    ) -> list:
-        """Return ``run(command)``; before it, all ranks drop the objects that the script has dropped.
-
-        `forget` frees the state that only the master keeps.
-        """
-        if self.dropped:
-            self.collect()  # which drops more
-        numbers, schedules = list(self.dropped), list(self._dropped_schedules)
-        if numbers:
-            forget(numbers)
-        known = [number for number in numbers if number < self.replicated]
-        if known or schedules:
-            results = [own for _, own in run(FusedCommand([Drop(known, schedules), command]))]
-        else:
-            results = run(command)
-        del self.dropped[: len(numbers)], self._dropped_schedules[: len(schedules)]
-        self.has_dropped = False
-        if self.dropped:  # meanwhile
-            self.has_dropped = True
-        return results
-
     def mark_replicated(self, new: Sequence[int]) -> None:
         """Record that the workers have the objects with these numbers, which are the latest."""
         self.replicated = max(new, default=self.replicated - 1) + 1
 
 
-class Drop(Command):
-    """Free the objects that the script has dropped.
-
-    Parameters
-    ----------
-    numbers : list of int
-        The functions and shared variables that the script has dropped.
-    schedule_numbers : list of int
-        The schedules that it has dropped.
-    """
-
-    def __init__(self, numbers: list[int], schedule_numbers: list[int]) -> None:
-        self.numbers, self.schedule_numbers = numbers, schedule_numbers
-
-    def run(self, state: RankState) -> None:
-        state.schedules.drop(self.schedule_numbers)
-        if not self.numbers:
-            return
-        state.forget(self.numbers)
-        if state.is_master:
-            return
-        for number in self.numbers:
-            state.functions.pop(number, None)
-        shareds = [state.shareds.pop(number) for number in self.numbers if number in state.shareds]
-        # Objects of the script, which a forked worker has inherited, may still refer to them.
-        state.engine.release(shareds, state.shareds.values())
-        del shareds
-        _collect()
+def drop(state: RankState, numbers: Sequence[int], schedules: Iterable[int]) -> None:
+    """Free the functions, shared variables and schedules that the script has dropped, by number."""
+    for number in schedules:
+        state.schedules.pop(number, None)
+        state.bound.pop(number, None)
+    if not numbers:
+        return
+    state.forget(numbers)
+    if state.is_master:
+        return
+    for number in numbers:
+        state.functions.pop(number, None)
+    shareds = [state.shareds.pop(number) for number in numbers if number in state.shareds]
+    # Objects of the script, which a forked worker has inherited, may still refer to them.
+    state.engine.release(shareds, state.shareds.values())
+    del shareds
+    _collect()
 
 
 def _collect() -> None:

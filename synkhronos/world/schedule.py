@@ -11,11 +11,12 @@ import contextlib
 import functools
 import pickle
 import weakref
+from threading import get_ident
 from typing import Any, Callable, Iterable, Sequence
 
 from synkhronos._errors import FuseError
 from synkhronos._text import shortened
-from synkhronos._typing import Finish
+from synkhronos._typing import Batch, Finish
 from synkhronos.stores.handle import RequiredRows
 from synkhronos.world.rank_state import SCHEDULE_NUMBER, Command, FusedCommand, RankState
 from synkhronos.world.world import World, current_world
@@ -107,10 +108,10 @@ class ScheduledRun(Command):
         return pickle.dumps((schedule.number, self.change), pickle.HIGHEST_PROTOCOL)
 
     def run(self, state: RankState) -> Any:
-        schedule, schedules = self.schedule, state.schedules
-        bound = schedules.bound.get(schedule.number)
+        schedule = self.schedule
+        bound = state.bound.get(schedule.number)
         if bound is None:
-            bound = schedules.bind(state, schedule.number, schedule.command)
+            bound = state.bind(schedule.number, schedule.command)
         return bound(self.change)
 
     def needs(self, ranks: range, size: int) -> Iterable[RequiredRows]:
@@ -215,7 +216,7 @@ class _Block(contextlib.ContextDecorator):
                         "inner one: its calls are part of the outer block"
                     )
                 has_begun = True
-                world.call_lock.begin_block()
+                world.call_lock.block = get_ident()
                 world.recorder = self
             return self
         except BaseException:
@@ -226,7 +227,7 @@ class _Block(contextlib.ContextDecorator):
     def leave(self) -> None:
         """Let commands run again."""
         self._world.recorder = None
-        self._world.call_lock.end_block()
+        self._world.call_lock.block = 0
 
     def is_over(self) -> bool:
         """Whether the ``with`` statement has ended, although `__exit__` may not have run."""
@@ -265,15 +266,6 @@ class _Block(contextlib.ContextDecorator):
     def finishes(self) -> list[Finish]:
         """The functions that convert the results of the calls."""
         return [finish for _, finish, _ in self._calls]
-
-    def compile(self, place: int, values: Sequence[Any], is_whole: bool) -> Schedule:
-        """Return a schedule of the calls, in which the call in a place is on a batch of values."""
-        commands = [command.plain for command, _, _ in self._calls]
-        return Schedule(self._world, FusedCommand(commands, place), values, is_whole)
-
-    def results(self) -> list[Any]:
-        """Return the results of the calls, after the block."""
-        return [pending.result() for _, _, pending in self._calls]
 
 
 def finished(finishes: Sequence[Finish], by_rank: Sequence[list[Any]]) -> list[Any]:
@@ -318,3 +310,82 @@ def fuse() -> contextlib.AbstractContextManager[Any]:
     >>> synk.close()
     """
     return _Block()
+
+
+class RepeatedStep:
+    """A block that is repeated. On the same data it is a schedule, and only row numbers are sent.
+
+    Parameters
+    ----------
+    functions : list of Function
+        The functions that the step calls, in order. Collectives come only after the function with rows.
+    place : int
+        The index of the function that is called on rows.
+    may_repeat : bool
+        Whether a step on other rows differs only in the call of this function.
+    name : str
+        The name of the step.
+    """
+
+    def __init__(
+        self, functions: Sequence[Any], place: int, may_repeat: bool = True, name: str = "step"
+    ) -> None:
+        self._functions, self._place, self._may_repeat = functions, place, may_repeat
+        self._name = name
+        self._schedule: Schedule | None = None
+        self._finishes: list[Finish] = []  # of its calls
+
+    def reported(self, take: Callable[..., Any], *arguments: Any) -> Any:
+        """Return ``take(*arguments)``, a step, and report it if there are functions of `on_step`."""
+        function = self._functions[self._place]
+        world = function._world
+        hooks = None if world is None else world.step_hooks
+        if hooks is None or not hooks.are_due(world):
+            return take(*arguments)
+        return hooks.run(world, self._name, function.replica.number, lambda: take(*arguments))
+
+    def take(
+        self,
+        make_calls: Callable[[], Any],
+        values: Sequence[Any],
+        batch: Batch | None,
+        has_options: bool,
+    ) -> list[Any]:
+        """Return the results of the calls of a step. Checks are not repeated for the same data.
+
+        Parameters
+        ----------
+        make_calls : callable
+            Makes the calls of the step.
+        values : list
+            The value of each input.
+        batch : batch or None
+            The rows to use.
+        has_options : bool
+            Whether the call has options besides the batch.
+        """
+        function, schedule = self._functions[self._place], self._schedule
+        world: World = function._world or function._usable_world()
+        with world.call_lock:
+            if world.before_command is not None:
+                world.before_command()
+            is_recording = world.recorder is not None and world.is_recording
+            if schedule is not None and not has_options and not is_recording:
+                run = schedule.again(values, batch)
+                if run is not None:
+                    return finished(self._finishes, world.run(run))
+            function._usable_world()
+            self._schedule = None
+            may_repeat = self._may_repeat and not has_options and not self._is_observed()
+            with fuse() as block:
+                make_calls()
+            are_stored = all([getattr(value, "last_handle", None) is not None for value in values])
+            if may_repeat and are_stored and not self._is_observed():
+                commands = FusedCommand([command.plain for command, *_ in block._calls], self._place)
+                self._schedule = Schedule(world, commands, values, batch is None)
+                self._finishes = block.finishes
+            return [pending.result() for _, _, pending in block._calls]
+
+    def _is_observed(self) -> bool:
+        """Whether the next call of a function is observed, and so differs from later calls."""
+        return any([function.watch is not None for function in self._functions])

@@ -32,18 +32,12 @@ from synkhronos.host.signals import DeferredSignal, DeferredSignals
 from synkhronos.transports.base import Transport
 from synkhronos.transports.fork_locks import warn_of_threads
 from synkhronos.world.call_lock import CallLock
-from synkhronos.world.rank_state import Command, RankState, results_of
-from synkhronos.world.registry import Registry
+from synkhronos.world.rank_state import Ask, Command, FusedCommand, RankState, results_of
+from synkhronos.world.registry import Registry, drop
 from synkhronos.world.threads import ThreadLimits
 
 #: The calls that are verified: the first; all; none; the first, with an error in place of a warning.
 FIRST, ALWAYS, OFF, RAISE = MODES = ("first", "always", "off", "raise")
-
-#: The operations of Theano's functions: this library's where possible, or only Theano's.
-FAST, THEANO = CHOICES = ("fast", "theano")
-
-#: A call during a call of another thread is refused, or waits.
-REFUSE, WAIT = THREADS = ("refuse", "wait")
 
 
 class Options(NamedTuple):
@@ -154,12 +148,19 @@ class World:
         self._enter_thread = engine.enter_thread if has_threads else None
         self.registry.forget_workers()
         self.registry.attach(self.rank_state)
+        for function in list(self.registry.functions.values()):
+            self.show_name(function)
         self._threads.limit(transport.ranks_here)
         self.started = False
         self.broken: str | None = None
 
     def _make_rank_state(self, transport: Transport, engine: Engine) -> RankState:
         return RankState(transport, engine)
+
+    def show_name(self, function: Any) -> None:
+        """Write the name of a function where other processes can read it."""
+        name = f"function {os.path.basename(function.name or '')}"
+        self.rank_state.show_name(function.replica.number, name)
 
     @property
     def workers_inherit(self) -> bool:
@@ -176,6 +177,11 @@ class World:
         part = self._parts.get(kind)
         # Another thread may create a part at the same time.
         return self._parts.setdefault(kind, kind()) if part is None else part
+
+    def _tell_parts(self, event: str, *details: Any) -> None:
+        for part in list(self._parts.values()):
+            if hasattr(part, event):
+                getattr(part, event)(*details)
 
     # Workers
 
@@ -212,14 +218,12 @@ class World:
             self.broken = f"a restart has begun, but has not ended; {REMEDY}"
             self._end_workers(usable)
             self.registry.collect()  # new workers need not inherit dropped objects
-            self._forget(list(self.registry.dropped))
+            self._tell_parts("forget", list(self.registry.dropped))
             self.rank_state.copy_out_of_store()
             former.keep_progress(is_over=True)
             self._connect(former.transport.successor(size, master_rank), former.engine)
             self.rank_state.store.trim_others()
-            for part in self._parts.values():
-                if hasattr(part, "renew"):
-                    part.renew()
+            self._tell_parts("renew")
 
     def _end_workers(self, usable: bool) -> None:
         leave, self._leave = self._leave, None
@@ -280,17 +284,35 @@ class World:
         if self._enter_thread is not None:
             self._enter_thread()
         if self.rank_state.size == 1:
-            own = lambda command: [command.run(self.rank_state)]  # noqa: E731
-            return self.registry.drop_and_run(command, own, self._forget)
+            return self._drop_and_run(command, lambda command: [command.run(self.rank_state)])
         if self.before_command is not None:
             self.before_command()
         with self.defer_interrupt:
             if self.call_lock.thread != get_ident():
                 with self.call_lock:
-                    return self.registry.drop_and_run(command, self._run, self._forget)
+                    return self._drop_and_run(command, self._run)
             if self.registry.has_dropped:
-                return self.registry.drop_and_run(command, self._run, self._forget)
+                return self._drop_and_run(command, self._run)
             return self._run(command)
+
+    def _drop_and_run(self, command: Command, run: Callable[[Command], list]) -> list:
+        """Return ``run(command)``; before it, all ranks drop the objects that the script has dropped."""
+        registry = self.registry
+        if registry.dropped:
+            registry.collect()  # which drops more
+        numbers, schedules = list(registry.dropped), list(registry.dropped_schedules)
+        if numbers:
+            self._tell_parts("forget", numbers)
+        known = [number for number in numbers if number < registry.replicated]
+        if known or schedules:
+            results = [own for _, own in run(FusedCommand([Ask(drop, known, schedules), command]))]
+        else:
+            results = run(command)
+        del registry.dropped[: len(numbers)], registry.dropped_schedules[: len(schedules)]
+        registry.has_dropped = False
+        if registry.dropped:  # meanwhile
+            registry.has_dropped = True
+        return results
 
     def stay(self, command: Command, leave: Callable[[], None]) -> None:
         """Have the workers, but not the master, run a command that lasts until the next one.
@@ -326,11 +348,6 @@ class World:
         except WorldBrokenError as broken:
             self._break(broken)
             raise
-
-    def _forget(self, numbers: Sequence[int]) -> None:
-        for part in list(self._parts.values()):
-            if hasattr(part, "forget"):
-                part.forget(numbers)
 
     def _run(self, command: Command) -> list:
         payload = command.packed()
@@ -398,9 +415,7 @@ class World:
 
     def free(self) -> None:
         """Free the resources of this process, when the workers have ended."""
-        for part in self._parts.values():
-            if hasattr(part, "close"):
-                part.close()
+        self._tell_parts("close")
         self.registry.outdate_schedules()
         self.rank_state.copy_out_of_store()
         self.rank_state.comm = None  # type: ignore[assignment]  # it keeps arrays alive
@@ -437,7 +452,10 @@ def with_call_lock(function: _Callable) -> _Callable:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with current_world().call_lock:
+        world = _current
+        if world is None or world.closed:
+            world = current_world()  # which says why there is none
+        with world.call_lock:
             return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]  # it has the function's signature
@@ -504,13 +522,10 @@ def _run_commands(state: RankState, threads: ThreadLimits) -> None:
 def _write_profile(profiler: Any, name: str) -> None:
     """Replace a file of this name; never write through it if it is a link or a pipe."""
     try:
-        descriptor, unfinished = tempfile.mkstemp(prefix=f"{name}.", dir=os.curdir)
-        os.close(descriptor)
-        try:
+        with tempfile.TemporaryDirectory(prefix=f"{name}.", dir=os.curdir) as folder:
+            unfinished = os.path.join(folder, name)
             profiler.dump_stats(unfinished)
+            os.chmod(unfinished, 0o600)
             os.replace(unfinished, name)
-        except OSError:
-            os.unlink(unfinished)
-            raise
     except OSError as error:
         warnings.warn(f"profile_workers: {name} was not written: {error}", RuntimeWarning, stacklevel=2)

@@ -8,6 +8,8 @@ import pickle
 
 import numpy as np
 
+from synkhronos.arithmetic.partition import take_rows
+
 DTYPES = ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex128"]
 SHAPES = [(), (0,), (3, 0, 2), (5,), (3, 4), (70, 80)]
 ROWS = [range(0), range(2, 7), range(9, -1, -3), range(0, 10, 4),
@@ -71,7 +73,7 @@ def get_rows(transport, rows, with_out):
     got, used = [], []
     for handle in handles:
         out = np.empty((len(rows), 3), "int32") if with_out else None
-        result = transport.store.rows(handle, rows, out)
+        result = take_rows(*transport.store.find(handle, rows), out)
         got.append(result.copy())
         used.append(with_out and np.shares_memory(result, out))
     transport.barrier()
@@ -110,8 +112,8 @@ def map_file(transport, path):
 
     mapped = np.memmap(path, "float32", "r", shape=(10, 3))
     place = pickle.loads(pickle.dumps(locate_in_file(mapped[2:])))
-    whole, rows = transport.store.get(place), transport.store.rows(place, np.array([7, 0]))
-    return whole.copy(), rows, whole.flags.writeable
+    whole, rows = transport.store.get(place), transport.store.find(place, np.array([7, 0]))
+    return whole.copy(), take_rows(*rows), whole.flags.writeable
 
 
 def check_every_rank_gets_what_any_rank_has_put(ranks):

@@ -272,7 +272,7 @@ class Kept(Command):
     """Returns how many schedules a rank has."""
 
     def run(self, state):
-        return len(state.schedules.commands)
+        return len(state.schedules)
 
 
 def test_schedules_that_are_dropped_do_not_accumulate(lab):

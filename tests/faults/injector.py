@@ -17,7 +17,7 @@ import psutil
 from compilers import Apply, Op, tt
 from scenarios import EXIT_CODE, PROGRAM, SIGNALS, STEPS
 
-from synkhronos.functions import call as _call, replicate
+from synkhronos.functions import call as _call
 from synkhronos.programs.center import Center
 from synkhronos.services.messages import Mailbox
 from synkhronos.services.registers import Channel, Register
@@ -163,7 +163,6 @@ class Injector:
                 (transport, "close", self.close),
                 (children, "ignore_signals_for_the_master", self.keep_alarm),
                 (world, "_run_commands", self.serve),
-                (replicate.Replicate, "run", self.command),
                 (_replicas.Assign, "run", self.command),
                 (Ask, "run", self.command),
                 (_call.CallFunction, "run", self.command),

@@ -296,7 +296,7 @@ class KeptForCalls(Command):
             for start, stop in memory._resident.holes()
         )
         gc.collect()
-        return len(state._buffers), len(state.schedules.commands), len(state.rows), are_free
+        return len(state._buffers), len(state.schedules), len(state.rows), are_free
 
 
 def test_calls_of_changing_shape_leave_nothing_behind(two):

@@ -36,7 +36,7 @@ PLACES = {
         "os:fork",
         f"{ENGINE}.before_fork",
         f"{LOCAL}:LocalTransport.collect",
-        "synkhronos.functions.replicate:Replicate.run",
+        "synkhronos.functions.replicate:load_functions",
     ],
     "late": [
         f"{ENGINE}.dumps",
@@ -68,7 +68,7 @@ PLACES = {
         "synkhronos.world.rank_state:RankState.copy_out_of_store",
         "synkhronos.world.world:World._connect",
         f"{LOCAL}:LocalTransport._fork_worker",
-        "synkhronos.functions.replicate:Replicate.run",
+        "synkhronos.functions.replicate:load_functions",
     ],
     "program": [
         f"{LOCAL}:LocalTransport.attend",

@@ -58,7 +58,7 @@ def test_debug_shows_the_commands_of_each_rank(programs):
         own = by_worker[rank]
         assert re.fullmatch(r"started as process \d+", own[0])
         assert own[1:4] == [
-            "Replicate: N",
+            "load functions: N",
             f"function f, {rows} row(s) of this rank: N",
             f"function f, {rows} row(s) of this rank + Reduce: N",
         ]
@@ -69,7 +69,7 @@ def test_debug_shows_the_commands_of_each_rank(programs):
         "function 1 (f) compiled in N",
         "function 2 (chosen) compiled in N",
         "2 worker(s) started in N",
-        "Replicate: N with all ranks",
+        "load functions: N with all ranks",
         "replicated 2 function(s), 1 shared variable(s)",
         "function f, 2 row(s) of this rank: N with all ranks",
         "function f, 2 row(s) of this rank + Reduce: N with all ranks",

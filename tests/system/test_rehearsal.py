@@ -39,28 +39,27 @@ class Rehearsals:
     def __init__(self, monkeypatch):
         # Of the worker: its commands, the last of them after which it has rehearsed, and how many calls.
         self._counts = counts = np.frombuffer(mmap.mmap(-1, 24), "int64")
-        execute, warm_caches, warm_call = (
-            RankState.execute,
-            RankState.warm_caches,
-            CallFunction.warm_caches,
-        )
+        execute, warm_caches, bind = RankState.execute, RankState.warm_caches, CallFunction.bind
+        self.is_warming = False  # in this process
 
         def counted_execute(state, payload):
             counts[0] += 1
             return execute(state, payload)
 
         def counted_warm(state):
+            self.is_warming = True
             warm_caches(state)
+            self.is_warming = False
             counts[1] = counts[0]
 
-        def counted_warm_call(call, state, change=None):
-            counts[2] += 1
-            warm_call(call, state, change)
+        def counted_bind(call, state):
+            counts[2] += self.is_warming
+            return bind(call, state)
 
         monkeypatch.setattr(waiting, "_COLD", -1)  # also after short work
         monkeypatch.setattr(RankState, "execute", counted_execute)
         monkeypatch.setattr(RankState, "warm_caches", counted_warm)
-        monkeypatch.setattr(CallFunction, "warm_caches", counted_warm_call)
+        monkeypatch.setattr(CallFunction, "bind", counted_bind)
 
     def _settle(self):
         until = time.monotonic() + 10
@@ -144,12 +143,18 @@ def test_bytes_that_cannot_be_read_do_not_hide_the_next_command(warmings, counti
 
 
 def test_an_error_in_a_rehearsal_ends_nothing(warmings, counting, monkeypatch):
-    def fail(call, state, change=None):
-        raise OSError("the file of an argument is gone")
+    bind, failed = CallFunction.bind, np.frombuffer(mmap.mmap(-1, 8), "int64")
+
+    def fail(call, state):
+        if warmings.is_warming:
+            failed[0] += 1
+            raise OSError("the file of an argument is gone")
+        return bind(call, state)
 
     f, count = counting
-    monkeypatch.setattr(CallFunction, "warm_caches", fail)
+    monkeypatch.setattr(CallFunction, "bind", fail)
     synk.distribute()
     for number in range(1, 4):
         warmings.after(f, ROWS)
         assert [int(one) for one in synk.gather(count, nd_up=1)] == [number] * 2
+    assert failed[0] == 3

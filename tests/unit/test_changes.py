@@ -1,5 +1,6 @@
 """What a script changes on the master between the calls of a step reaches every rank."""
 
+import functools
 import logging
 
 import numpy as np
@@ -10,7 +11,7 @@ from compilers import compiler
 import synkhronos as synk
 from synkhronos.engines import names
 from synkhronos.extensions.train import parallel_function
-from synkhronos.functions import changes
+from synkhronos.functions import replica_tracker
 
 pytestmark = pytest.mark.usefixtures("in_python", "in_threads")
 ROWS = np.random.RandomState(0).randn(6, 3)
@@ -58,8 +59,9 @@ CHANGES = {
 
 def test_every_change_reaches_all_ranks_once(world, monkeypatch, caplog):
     results, sent = [], []
-    run = changes.Carry.run
-    monkeypatch.setattr(changes.Carry, "run", lambda self, state: (sent.append(1), run(self, state)))
+    carry = replica_tracker.carry_values
+    counted = functools.wraps(carry)(lambda *args: (sent.append(1), carry(*args)))
+    monkeypatch.setattr(replica_tracker, "carry_values", counted)
     caplog.set_level(logging.INFO, "synkhronos")
     for build in (compiler.function, parallel_function):
         v, lent = compiler.shared(np.array([1.0, 2, 3, 4]), "factor"), np.array([2.0, 1, 1, 3])
@@ -160,8 +162,8 @@ def test_explicit_calls_keep_their_meaning(world):
 
 
 def test_a_large_array_is_compared_in_parts_while_the_script_keeps_it(world, monkeypatch):
-    monkeypatch.setattr(changes, "_WHOLE", 1 << 10)
-    monkeypatch.setattr(changes, "_SAMPLED", 8)
+    monkeypatch.setattr(replica_tracker, "_WHOLE", 1 << 10)
+    monkeypatch.setattr(replica_tracker, "_SAMPLED", 8)
     v, large = compiler.shared(np.ones(1), "large"), np.ones(1000)
     step = step_of(v, parallel_function)
     step(ROWS)

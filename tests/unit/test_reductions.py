@@ -7,8 +7,8 @@ import theano
 import synkhronos as synk
 from synkhronos.arrays.data import Data
 
-from synkhronos.variables.arguments import conditioned
-from synkhronos.variables.reductions import Reduce, plan_reduction
+from synkhronos.variables.collectives import Reduce, plan_reduction
+from synkhronos.variables.replicas import conditioned
 from synkhronos.world.world import current_world
 
 pytestmark = pytest.mark.usefixtures("in_python", "in_threads")

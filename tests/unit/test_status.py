@@ -11,13 +11,14 @@ import types
 import pytest
 
 from synkhronos.functions.call import CallFunction
+from synkhronos.functions.replicate import load_functions
 from synkhronos.host import status, top
 from synkhronos.host.status import FINISHED, PROCESS, REACHED, REACHED_IN, ROWS, StatusPage, StatusReader
 from synkhronos.stores.memory import SharedMemory
 from synkhronos.transports.mailbox import Mailbox
 from synkhronos.transports.waiting import BarrierProgress
 from synkhronos.variables.replicas import Assign
-from synkhronos.world.rank_state import SCHEDULE_NUMBER
+from synkhronos.world.rank_state import SCHEDULE_NUMBER, Ask
 
 
 def path_of(page):
@@ -94,6 +95,7 @@ def call(number):
         ((7, None, call(8)), "function f"), (call(7), "function f"), (call(300), "function large"),
         (call(9), "CallFunction"), ([(7, (0, 5, 1)), (8, None)], "function f"),
         ([call(7), Assign([7], [1.0])], "function f"), (Assign([7], [1.0]), "Assign"), (b"", ""),
+        (Ask(load_functions, None, [], None), "load functions"),
         (b"no pickle at all", ""), (SCHEDULE_NUMBER.pack(1234), ""),
     ],
 )  # fmt: skip

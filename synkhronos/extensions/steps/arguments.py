@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple, Sequence
 
 import synkhronos as synk
+from synkhronos._checks import check_pairs
 from synkhronos._text import listed, shortened
 from synkhronos.engines.analysis.graphs import inputs_first, is_random_state
 from synkhronos.engines.base import check_swap
@@ -125,14 +126,11 @@ def parse_outputs(outputs: Any) -> tuple[list[Output], bool | list[str]]:
 
 def parse_givens(givens: Any) -> dict[Variable, Variable]:
     """Return a dict from each variable to the variable that replaces it."""
-    if isinstance(givens, (str, Variable)):
-        raise TypeError(f"givens: expected a dict or a list of pairs, got {shortened(givens)}")
-    pairs = givens.items() if isinstance(givens, Mapping) else givens or ()
+    pairs = check_pairs([] if givens is None else givens, "givens", "(variable, value)")
     parsed = {}
-    for position, pair in enumerate(pairs):
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], Variable):
-            raise TypeError(f"givens[{position}]: expected (variable, value), got {shortened(pair)}")
-        old, new = pair
+    for position, (old, new) in enumerate(pairs):
+        if not isinstance(old, Variable):
+            raise TypeError(f"givens[{position}]: expected a variable, got {shortened(old)}")
         parsed[old] = new if isinstance(new, Variable) else package.shared(new)
     return parsed
 

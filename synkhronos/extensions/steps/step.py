@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple, Sequence
 
 import synkhronos as synk
@@ -14,7 +13,7 @@ from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.losses import AllRows, with_statistics
 from synkhronos.extensions.steps.plan import Plan
 from synkhronos.extensions.steps.serial_step import with_fixed_draws
-from synkhronos.functions.steps import RepeatedStep, compare_step, reduces, reported, shares
+from synkhronos.functions.steps import RepeatedStep, compare_step, reduces, shares
 
 
 class _Phase(NamedTuple):
@@ -141,10 +140,11 @@ class Step:
 
     def _repeat(self) -> RepeatedStep:
         shares(self._called, self._own)
-        #: Takes a step, and reports it to functions of ``synk.on_step``
-        self.reported = functools.partial(reported, self._rows.function, self.name or "step")
         # The count is called on rows, too.
-        return RepeatedStep(self._called, self._place, may_repeat=self._count is None)
+        repeated = RepeatedStep(self._called, self._place, self._count is None, self.name or "step")
+        #: Takes a step, and reports it to functions of ``synk.on_step``
+        self.reported = repeated.reported
+        return repeated
 
     def _build_count(
         self, builder: _Builder, plan: Plan, sliceable: Sequence[SharedVariable]

@@ -13,9 +13,9 @@ from synkhronos._typing import AnyArray, SharedVariable
 from synkhronos.arithmetic.comparison import DIFFERENT_SHAPE, Tolerance, difference
 from synkhronos.arithmetic.operations import GATHER
 from synkhronos.functions.analysis import analysis_of, causes_of
+from synkhronos.functions.call import check_all_are_none
 from synkhronos.functions.comparing import reasons
 from synkhronos.functions.comparing.trial_runs import ByRank, Called, Calls, Key, called
-from synkhronos.functions.outputs import check_all_are_none
 from synkhronos.functions.replica_tracker import find_different, label, labels, replica_tracker_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.world.rank_state import Command

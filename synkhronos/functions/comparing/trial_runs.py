@@ -17,8 +17,7 @@ from synkhronos.arithmetic.partition import select
 from synkhronos.comms.base import SingleRankCommunicator
 from synkhronos.engines.base import Analysis, Sources
 from synkhronos.functions.analysis import analysis_of
-from synkhronos.functions.call import CallFunction
-from synkhronos.functions.outputs import NO_ARRAY, unpack
+from synkhronos.functions.call import NO_ARRAY, CallFunction, unpack
 from synkhronos.functions.replica import on_copies
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.stores.handle import Handle, RequiredRows

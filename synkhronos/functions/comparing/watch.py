@@ -40,7 +40,7 @@ from synkhronos.functions.replica_tracker import (
 )
 from synkhronos.functions.signature import Output
 from synkhronos.host import compiler
-from synkhronos.world.rank_state import Command
+from synkhronos.world.rank_state import Ask, Command
 from synkhronos.world.world import OFF, World
 
 #: Calls after which replicas that differ and were never combined are taken for a mistake.
@@ -133,13 +133,13 @@ class DivergenceWarner:
         if not numbers:
             return call, finish
 
-        def finish_observed(results: Sequence[tuple[Any, Any, Any]]) -> Any:
-            results, before, _ = zip(*results)
+        def finish_observed(results: Sequence[tuple[Any, Any]]) -> Any:
+            before, results = zip(*results)
             finished = finish(results)
             self._judge(numbers, before)
             return finished
 
-        return Observed(samples, numbers, call), finish_observed
+        return Observed([Ask(samples, numbers), call], place=1), finish_observed
 
     def _to_compare(self) -> list[int]:
         """Return the numbers of the variables whose replicas this call compares."""
@@ -243,12 +243,13 @@ class DivergenceCheck:
         ]
 
         def finish_observed(results: Sequence[tuple[Any, Any, Any]]) -> Any:
-            results, before_by_rank, after_by_rank = zip(*results)
+            before_by_rank, results, after_by_rank = zip(*results)
             self._compare("before", before, before_by_rank)
             self._compare("after", after, after_by_rank)
             return finish(results)
 
-        return Observed(digests, before, call, after), finish_observed
+        looked = [Ask(digests, before), call, Ask(digests, after)]
+        return Observed(looked, place=1), finish_observed
 
     def _compare(self, when: str, numbers: Sequence[int], by_rank: Sequence[Sequence[bytes]]) -> None:
         found = ranks_that_differ(self._world, numbers, by_rank)
