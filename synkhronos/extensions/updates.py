@@ -421,11 +421,7 @@ def _bias(flat: FlatGradient, decay: Hyper, count: Variable) -> Variable:
     """
     value = _precise(flat, "decay", decay)
     with numpy.errstate(divide="ignore"):  # of 0
-        log = (
-            tt.log(value)
-            if isinstance(value, Variable)
-            else tt.constant(numpy.log(value), dtype=count.dtype)
-        )
+        log = tt.log(value) if isinstance(value, Variable) else numpy.log(value).astype(count.dtype)
     return tt.cast(-tt.expm1(count * tt.cast(log, count.dtype)), flat.dtype)
 
 
