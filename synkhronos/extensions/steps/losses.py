@@ -26,6 +26,7 @@ from synkhronos.engines.analysis.rules import Powers, rule_of
 from synkhronos.engines.names import Apply, SharedVariable, Variable, scalar
 from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions.steps.definition import Definition
+from synkhronos.extensions.steps.errors import TEXTS
 
 #: Operations through which a sum is followed
 _SPLIT = (names.Elemwise, names.Reshape, *names.LINEAR)
@@ -138,21 +139,11 @@ def _applied(variable: Variable, operand: Variable, part: Variable) -> Variable:
 
 
 _MEAN, _SUM = frozenset([0.0]), frozenset([1.0])  # the degrees of means and sums over the rows
-_DIFFERS = "so that the step differs from the serial one"
-_ADDS_BOTH = (
-    f"adds a sum over the rows and a mean over the rows, of which one has to be added up over the ranks "
-    f"and the other averaged, {_DIFFERS}: divide the sum by the number of rows, as in losses.mean() or "
-    f"losses.sum() / x.shape[0]"
-)
-#: What is wrong with losses of a kind that are combined by an operation, and what to do
+#: What is wrong with losses of a kind that are combined by an operation
 _COMPLAINTS = {
-    (_MEAN | _SUM, "avg"): _ADDS_BOTH,
-    (_MEAN | _SUM, "sum"): _ADDS_BOTH,
-    (_SUM, "avg"): f"is a sum over the rows, perhaps divided by a fixed number, and the gradients of "
-    f"the ranks are averaged, {_DIFFERS}: give loss_op='sum', or take the mean over the rows",
-    (_MEAN, "sum"): f"is a mean over the rows, and the gradients of the ranks are added up, {_DIFFERS}: "
-    f"leave out loss_op='sum', or take the sum over the rows",
-}
+    (_MEAN | _SUM, "avg"): "sum and mean", (_MEAN | _SUM, "sum"): "sum and mean",
+    (_SUM, "avg"): "sum averaged", (_MEAN, "sum"): "mean added",
+}  # fmt: skip
 
 
 def check_losses(definition: Definition) -> bool:
@@ -167,20 +158,11 @@ def _complaints(definition: Definition) -> Iterator[str]:
     loss_op, losses = definition.reductions.loss_op, definition.reductions.losses
     for loss, degrees in zip(losses, _degrees_of(losses, definition)):
         if (degrees, loss_op) in _COMPLAINTS:
-            yield f"loss_op: the loss {loss} {_COMPLAINTS[degrees, loss_op]}"
-        elif degrees not in (_MEAN, _SUM) and loss_op == "avg":
-            yield from _complaints_about_output(loss, definition)
-
-
-def _complaints_about_output(loss: Variable, definition: Definition) -> Iterator[str]:
-    """Complain if a loss is summed as an output, and its gradients are averaged."""
-    for position, output in enumerate(definition.outputs):
-        if output.variable is loss and output.op == "sum":
-            yield (
-                f"loss_op: outputs[{position}] is a loss, whose values are added up over the ranks, and "
-                f"loss_op='avg' averages its gradients, {_DIFFERS}: give loss_op='sum'; if the loss is "
-                f"a mean over the rows, leave out the operation of the output"
-            )
+            yield TEXTS[_COMPLAINTS[degrees, loss_op]].format(loss=loss)
+        elif degrees not in (_MEAN, _SUM) and loss_op == "avg":  # it may be summed as an output
+            for position, output in enumerate(definition.outputs):
+                if output.variable is loss and output.op == "sum":
+                    yield TEXTS["output added"].format(position=position)
 
 
 def _degrees_of(losses: Sequence[Variable], definition: Definition) -> list[Any]:
