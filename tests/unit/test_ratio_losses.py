@@ -162,6 +162,15 @@ def test_other_outputs_are_divided_by_the_integer_of_all_rows(world_of, recwarn,
     assert not [one for one in recwarn if issubclass(one.category, synk.SynkhronosWarning)]
 
 
+def test_an_output_that_divides_by_another_sum_is_warned_of(two):
+    w, count, late = theano.shared(np.array([0.3, -0.2]), "w"), (m > 0).sum(), (m[:, None] * x).mean()
+    loss = (tt.dot(x, w) * m).sum() / count
+    outputs = [loss, (tt.gt(tt.dot(x / count, w), 0) * m).sum() / late]
+    step = parallel_function([x, m], outputs, updates=[(w, w - 0.1 * tt.grad(loss, w))])
+    with pytest.warns(synk.SynkhronosWarning, match="output 1"):
+        step(ROWS, FULL)
+
+
 def test_a_running_mean_by_an_integer_is_warned_of(two):
     w, running, count = theano.shared(np.array([0.3, -0.2]), "w"), theano.shared(0.0, "r"), (m > 0).sum()
     loss = (tt.dot(x, w) * m).sum() / count

@@ -20,7 +20,7 @@ import synkhronos as synk
 from synkhronos._errors import warn
 from synkhronos.engines import names
 from synkhronos.engines.analysis import graphs
-from synkhronos.engines.analysis.difference_causes import difference_causes, statistics_in
+from synkhronos.engines.analysis.difference_causes import CONSTANT, difference_causes, statistics_in
 from synkhronos.engines.analysis.graphs import Dependence, inputs_first, rebuilt
 from synkhronos.engines.analysis.rows import Rows, of_input, rows_of
 from synkhronos.engines.analysis.rules import Powers, rule_of
@@ -291,13 +291,14 @@ def _outputs(
 
     The result is None if an output or an update that uses a statistic is neither a sum nor a mean.
     """
-    using, outputs = Dependence(replaced, definition.givens), []
+    using, axes, outputs = Dependence(replaced, definition.givens), definition.rows, []
     for output in definition.outputs:
         if using.of(output.variable) and not definition.reductions.is_loss(output.variable):
-            [value] = rows_of(known, rebuilt([output.variable], replaced, {}))
+            made = rebuilt([output.variable], replaced, {})
+            [value], [causes] = rows_of(known, made), difference_causes([*axes], [*axes.values()], made)
             if value is None or value.axis is not None or value.degrees not in (_MEAN, _SUM):
                 return None
-            if value.degrees == _SUM:
+            if value.degrees == _SUM and causes.possible <= {CONSTANT}:
                 output = output._replace(given=(output.variable, "sum"))
         outputs.append(output)
     news = [update.new for update in definition.updates]
