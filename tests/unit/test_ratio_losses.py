@@ -99,6 +99,16 @@ def test_a_training_function(world_of):
     train.check(ROWS, PARTLY)
 
 
+@pytest.mark.parametrize("rule", [updates.momentum, updates.sgd_nonflat])
+def test_a_training_function_of_a_loss_that_divides_by_an_integer(two, rule):
+    w = theano.shared(np.array([0.3, -0.2]), "w")
+    loss = LOSSES["by an integer"](w)
+    train = make_train_function(loss, [w], x, m, rule, learning_rate=0.1)
+    train.check(ROWS, PARTLY)
+    step = make_train_function(loss - tt.sqr(w).sum(), [w], x, m, rule, learning_rate=0.1)
+    step.check(ROWS, PARTLY)
+
+
 @pytest.mark.parametrize(
     "loss_of",
     [

@@ -29,6 +29,7 @@ from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions.steps.arguments import Output
 from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.errors import TEXTS
+from synkhronos.extensions.steps.reduced_expressions import parameters_under
 
 #: Operations through which a sum is followed
 _SPLIT = (names.Elemwise, names.Reshape, *names.LINEAR)
@@ -278,6 +279,8 @@ def with_statistics(definition: Definition, all_rows: AllRows) -> Definition:
         if (degrees == {_MEAN} or are_sums) and not is_mixed and outputs is not None:
             reductions = copy.copy(definition.reductions)
             reductions.loss_op = "sum" if are_sums else "avg"
+            for loss in losses if are_sums and definition.grad_shared else ():
+                reductions.add_gradients_of(loss, parameters_under(loss))  # to find penalties in them
             givens = {**definition.givens, **replaced}
             return definition._replace(outputs=outputs, givens=givens, reductions=reductions)
         all_rows.forget()
