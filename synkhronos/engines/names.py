@@ -321,6 +321,7 @@ def dense(variable: Variable) -> Variable:
 
 def in_type_of(variable: Variable, value: Variable) -> Variable:
     """Return a dense value as a variable of the type of another variable, which may be sparse."""
+    value = tensor.cast(value, variable.type.dtype)
     if is_sparse(variable):
         module = importlib.import_module(f"{package.__name__}.sparse")
         value = getattr(module, f"{variable.type.format}_from_dense")(value)

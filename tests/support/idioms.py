@@ -287,6 +287,17 @@ IDIOMS = {
     ),
     "ignored labels, sum(losses * known) / sum(known)": ignored,
     "class weights, sum(losses * weights[y]) / sum(weights[y])": class_weighted,
+    "a mean of positives, sum(losses * positive) / maximum(sum(positive), 1)": lambda: linear(
+        lambda e, x, y, w: (tt.sqr(e) * (y > 0)).sum() / tt.maximum((y > 0).sum(), 1)
+    ),
+    "losses divided by the number of rows of their class in the minibatch": lambda: classified(
+        lambda p, x, y, w: (
+            tt.nnet.categorical_crossentropy(p, y) / tt.extra_ops.to_one_hot(y, K).sum(axis=0)[y]
+        ).sum()
+    ),
+    "columns less their means in the minibatch, and divided by their deviations": lambda: linear(
+        lambda e, x, y, w: tt.sqr(tt.dot((x - x.mean(axis=0)) / (x.std(axis=0) + 1e-3), w) - y).mean()
+    ),
     "inputs less their mean in the minibatch": lambda: linear(
         lambda e, x, y, w: tt.tanh(tt.dot(x - x.mean(), w) - y).mean()
     ),

@@ -20,6 +20,10 @@ def masked_mean(w):
     return (tt.sqr(tt.dot(x, w) - 1) * m).sum() / (m.sum() + 1e-6)
 
 
+def counts_of(labels):
+    return tt.extra_ops.to_one_hot(tt.cast(labels, "int8"), 2).sum(axis=0)
+
+
 def built(loss_of, build=parallel_function, **more):
     w = theano.shared(np.array([0.3, -0.2]), "w")
     loss = loss_of(w)
@@ -36,6 +40,17 @@ LOSSES = {
     "and a penalty": lambda w: masked_mean(w) + tt.sqr(w).sum(),
     "two masks": lambda w: masked_mean(w) + (tt.dot(x, w) * (1 + m)).sum() / (1 + m).sum(),
     "by the mean of the mask": lambda w: (tt.dot(x, w) * m).mean() / (0.5 + m.mean()),
+    "by a count that is at least one": lambda w: (tt.dot(x, w) * m).sum() / tt.maximum(m.sum(), 1),
+    "by the root of a sum": lambda w: (tt.dot(x, w) * m).sum() / tt.sqrt(1 + tt.sqr(m).sum()),
+    "columns less their means": lambda w: tt.sqr(
+        tt.dot((x - x.mean(axis=0)) / (1 + x.std(axis=0)), w) - m
+    ).mean(),
+    "by the rows of each class": lambda w: (tt.dot(x, w) / counts_of(m)[tt.cast(m, "int8")]).sum() / 2,
+    "a mean, by a count that is at least three": lambda w: tt.dot(x, w).mean() / tt.maximum(m.sum(), 3),
+    "by an integer": lambda w: (tt.dot(x, w) * m).sum() / (m > 0).sum() + tt.sqr(w).sum(),
+    "by an integer, clipped": lambda w: (
+        (theano.gradient.grad_clip(tt.dot(x, w), -0.02, 0.02) * m).sum() / (m > 0).sum()
+    ),
     "inputs less their mean": lambda w: tt.sqr(tt.dot(x - x.mean(), w) - m).mean(),
     "of a loop along the columns": lambda w: (
         (
@@ -84,6 +99,16 @@ def test_a_training_function(world_of):
     train.check(ROWS, PARTLY)
 
 
+@pytest.mark.parametrize("rule", [updates.momentum, updates.sgd_nonflat])
+def test_a_training_function_of_a_loss_that_divides_by_an_integer(two, rule):
+    w = theano.shared(np.array([0.3, -0.2]), "w")
+    loss = LOSSES["by an integer"](w)
+    train = make_train_function(loss, [w], x, m, rule, learning_rate=0.1)
+    train.check(ROWS, PARTLY)
+    step = make_train_function(loss - tt.sqr(w).sum(), [w], x, m, rule, learning_rate=0.1)
+    step.check(ROWS, PARTLY)
+
+
 @pytest.mark.parametrize(
     "loss_of",
     [
@@ -129,3 +154,37 @@ def test_a_running_mean_of_what_the_loss_uses_is_that_of_all_rows(world_of):
         found = [np.asarray(step(ROWS + one, PARTLY)) for one in range(3)]
         values.append([*np.ravel(found), *w.get_value(), running.get_value()])
     np.testing.assert_allclose(*values)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_other_outputs_are_divided_by_the_integer_of_all_rows(world_of, recwarn, size):
+    values = []
+    for build in (theano.function, parallel_function):
+        if build is parallel_function:
+            world_of(size)
+        w, count = theano.shared(np.array([0.3, -0.2]), "w"), (m > 0).sum()
+        loss = (tt.dot(x, w) * m).sum() / count + tt.sqr(w).sum()
+        right = (tt.gt(tt.dot(x, w), 0.1) * m).sum() / count
+        news = [(w, w - 0.1 * tt.grad(loss, w))]
+        step = build([x, m], [loss, right, x.mean() / count], updates=news)
+        values.append([*np.ravel([step(ROWS, mask) for mask in (FULL, PARTLY, LATE)]), *w.get_value()])
+    np.testing.assert_allclose(*values)
+    assert not [one for one in recwarn if issubclass(one.category, synk.SynkhronosWarning)]
+
+
+def test_an_output_that_divides_by_another_sum_is_warned_of(two):
+    w, count, late = theano.shared(np.array([0.3, -0.2]), "w"), (m > 0).sum(), (m[:, None] * x).mean()
+    loss = (tt.dot(x, w) * m).sum() / count
+    outputs = [loss, (tt.gt(tt.dot(x / count, w), 0) * m).sum() / late]
+    step = parallel_function([x, m], outputs, updates=[(w, w - 0.1 * tt.grad(loss, w))])
+    with pytest.warns(synk.SynkhronosWarning, match="output 1"):
+        step(ROWS, FULL)
+
+
+def test_a_running_mean_by_an_integer_is_warned_of(two):
+    w, running, count = theano.shared(np.array([0.3, -0.2]), "w"), theano.shared(0.0, "r"), (m > 0).sum()
+    loss = (tt.dot(x, w) * m).sum() / count
+    news = [(w, w - 0.1 * tt.grad(loss, w)), (running, 0.9 * running + (x[:, 0] * m).sum() / count)]
+    step = parallel_function([x, m], loss, updates=news)
+    with pytest.warns(synk.SynkhronosWarning):
+        step(ROWS, PARTLY)

@@ -324,8 +324,9 @@ class _Replacements:
             cuts = isinstance(node.op, names.Scan) and any(
                 self._has_rows(_uncut(outer_seq)) for outer_seq in node.op.outer_seqs(node.inputs)
             )
-            numbers = [number for number in _other_numbers(node) if number > 1]
-            left += [HardcodedRowCount(number, str(node), cuts=cuts) for number in numbers]
+            first = node.inputs[0] if isinstance(node.op, names.COUNTING) else None
+            if isinstance(first, Constant) and first.data > 1:  # as the number of steps of a loop
+                left.append(HardcodedRowCount(int(first.data), str(node), cuts=cuts))
         return list(dict.fromkeys(left))
 
     def _kind(self, site: Site) -> tuple[bool, bool]:
@@ -334,13 +335,6 @@ class _Replacements:
         is_left = site.axis == 0 and not self._replaced.get(node)
         regroups = is_left and node in self._axes.regrouped and self._has_rows(node.inputs[0])
         return regroups, isinstance(node.op, names.Reshape)
-
-
-def _other_numbers(node: Apply) -> list[int]:
-    """Return constants that may fix a number of rows and cannot be replaced."""
-    if isinstance(node.op, names.COUNTING):  # as the number of steps of a loop over the rows
-        return [int(variable.data) for variable in node.inputs[:1] if isinstance(variable, Constant)]
-    return []
 
 
 def _uncut(sequence: Variable) -> Variable:

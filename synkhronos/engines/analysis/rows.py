@@ -270,6 +270,14 @@ class RowGraph:
                 return Rows(0, table.degrees)  # type: ignore[union-attr]  # table[arange(n), index]
         return self.by_rule(node, values)
 
+    def written_at(self, node: Apply, values: list[Rows | None]) -> Rows | None:
+        array, part, index = values[0], values[1], values[-1]
+        if None not in (array, part, index) and self.counts_rows(node.inputs[2]) and len(values) == 4:
+            is_by_row = array.axis == index.axis == 0 and index.degrees <= {0}  # type: ignore[union-attr]
+            if is_by_row and part.axis == (0 if ndim(node.inputs[1]) else None):  # type: ignore[union-attr]
+                return _alike(array, Rows(0, part.degrees))  # type: ignore[union-attr]  # as in one-hot codes
+        return self.by_rule(node, values)
+
     def counts_rows(self, index: Variable) -> bool:
         """Whether this is ``arange(n)`` for the number of rows."""
         if index.owner is None or not isinstance(index.owner.op, names.ARange):
@@ -420,6 +428,7 @@ _SPECIAL = [
     (names.CAReduce, "reduction"),
     (names.Subtensor, "indexed"),
     ((names.AdvancedSubtensor1, names.AdvancedSubtensor), "looked_up"),
+    ((names.AdvancedIncSubtensor1, names.AdvancedIncSubtensor), "written_at"),
     (names.Reshape, "reshape"),
     (names.Alloc, "alloc"),
     (names.AllocEmpty, "empty"),

@@ -191,7 +191,7 @@ def _changing(
         kind, operands = kinds.get(node, (HOMOGENEOUS, []))
         sums = [is_sum[operand] for operand in operands]
         if kind == OTHER and True in sums:
-            raise errors.changed_after_sum(node)
+            raise errors.refusal("changed after sum", op=node.op)
         changes = kind != HOMOGENEOUS and True not in sums
         if kind == SHIFTED and changes:  # the average of sums that are shifted is shifted alike
             changes = None not in sums or not changed.isdisjoint(operands)
@@ -239,4 +239,4 @@ def _check_parameters(losses: Iterable[Variable], definition: Definition) -> Non
             having = {variable for variable in order if rows.of(variable)}
             for node, inner in graphs.nodes_with_steps(order, having, lambda node, having: node.outputs):
                 if isinstance(node.op, GradClip) and node.inputs[0] not in inner:
-                    raise errors.changed_after_sum(node)
+                    raise errors.refusal("changed after sum", op=node.op)

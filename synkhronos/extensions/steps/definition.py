@@ -173,8 +173,6 @@ class Definition(NamedTuple):
         The updates in which an update rule writes its gradients to shared variables.
     grad_shared : list of shared variables
         These variables.
-    has_further : bool
-        Whether there are updates that are not from the update rule.
     """
 
     inputs: StepInputs
@@ -193,7 +191,6 @@ class Definition(NamedTuple):
     defaults: list[SharedVariable]
     grad_updates: list[Update]
     grad_shared: list[SharedVariable]
-    has_further: bool
 
     @property
     def is_only_an_update(self) -> bool:
@@ -248,7 +245,7 @@ def define_training(given: Arguments) -> Definition:
     reductions.add_loss(loss, params)
     updates = [*arguments.parse_updates(applied.updates, "the updates of update_rule"), *further]
     outputs, givens = [loss_output, *others], arguments.parse_givens(given["givens"])
-    return _defined(given, inputs, outputs, updates, givens, reductions, applied, bool(further))
+    return _defined(given, inputs, outputs, updates, givens, reductions, applied)
 
 
 def _inputs_of_training(given: Arguments) -> StepInputs:
@@ -343,7 +340,6 @@ def _defined(
     givens: dict[Variable, Variable],
     reductions: ReducedExpressions,
     applied: AppliedRule = AppliedRule([], [], []),  # noqa: B008  # it is not changed
-    has_further: bool = False,
 ) -> Definition:
     """Return a definition with the rows that are divided, and with default updates."""
     broadcast = [arguments.variable_of(variable) for variable in given["bcast_inputs"] or ()]
@@ -371,7 +367,6 @@ def _defined(
         defaults=[item.target for item in added],
         grad_updates=arguments.parse_updates(applied.grad_updates, "the grad_updates of update_rule"),
         grad_shared=list(applied.grad_shared),
-        has_further=has_further or bool(added),
     )
 
 

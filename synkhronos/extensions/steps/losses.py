@@ -11,6 +11,7 @@ place each rank uses its share of it by the number of its rows, with which the a
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
 
 import numpy
@@ -19,13 +20,16 @@ import synkhronos as synk
 from synkhronos._errors import warn
 from synkhronos.engines import names
 from synkhronos.engines.analysis import graphs
-from synkhronos.engines.analysis.difference_causes import difference_causes, statistics_in
+from synkhronos.engines.analysis.difference_causes import CONSTANT, difference_causes, statistics_in
 from synkhronos.engines.analysis.graphs import Dependence, inputs_first, rebuilt
 from synkhronos.engines.analysis.rows import Rows, of_input, rows_of
 from synkhronos.engines.analysis.rules import Powers, rule_of
 from synkhronos.engines.names import Apply, SharedVariable, Variable, scalar
 from synkhronos.engines.names import tensor as tt
+from synkhronos.extensions.steps.arguments import Output
 from synkhronos.extensions.steps.definition import Definition
+from synkhronos.extensions.steps.errors import TEXTS
+from synkhronos.extensions.steps.reduced_expressions import parameters_under
 
 #: Operations through which a sum is followed
 _SPLIT = (names.Elemwise, names.Reshape, *names.LINEAR)
@@ -138,21 +142,11 @@ def _applied(variable: Variable, operand: Variable, part: Variable) -> Variable:
 
 
 _MEAN, _SUM = frozenset([0.0]), frozenset([1.0])  # the degrees of means and sums over the rows
-_DIFFERS = "so that the step differs from the serial one"
-_ADDS_BOTH = (
-    f"adds a sum over the rows and a mean over the rows, of which one has to be added up over the ranks "
-    f"and the other averaged, {_DIFFERS}: divide the sum by the number of rows, as in losses.mean() or "
-    f"losses.sum() / x.shape[0]"
-)
-#: What is wrong with losses of a kind that are combined by an operation, and what to do
+#: What is wrong with losses of a kind that are combined by an operation
 _COMPLAINTS = {
-    (_MEAN | _SUM, "avg"): _ADDS_BOTH,
-    (_MEAN | _SUM, "sum"): _ADDS_BOTH,
-    (_SUM, "avg"): f"is a sum over the rows, perhaps divided by a fixed number, and the gradients of "
-    f"the ranks are averaged, {_DIFFERS}: give loss_op='sum', or take the mean over the rows",
-    (_MEAN, "sum"): f"is a mean over the rows, and the gradients of the ranks are added up, {_DIFFERS}: "
-    f"leave out loss_op='sum', or take the sum over the rows",
-}
+    (_MEAN | _SUM, "avg"): "sum and mean", (_MEAN | _SUM, "sum"): "sum and mean",
+    (_SUM, "avg"): "sum averaged", (_MEAN, "sum"): "mean added",
+}  # fmt: skip
 
 
 def check_losses(definition: Definition) -> bool:
@@ -167,20 +161,11 @@ def _complaints(definition: Definition) -> Iterator[str]:
     loss_op, losses = definition.reductions.loss_op, definition.reductions.losses
     for loss, degrees in zip(losses, _degrees_of(losses, definition)):
         if (degrees, loss_op) in _COMPLAINTS:
-            yield f"loss_op: the loss {loss} {_COMPLAINTS[degrees, loss_op]}"
-        elif degrees not in (_MEAN, _SUM) and loss_op == "avg":
-            yield from _complaints_about_output(loss, definition)
-
-
-def _complaints_about_output(loss: Variable, definition: Definition) -> Iterator[str]:
-    """Complain if a loss is summed as an output, and its gradients are averaged."""
-    for position, output in enumerate(definition.outputs):
-        if output.variable is loss and output.op == "sum":
-            yield (
-                f"loss_op: outputs[{position}] is a loss, whose values are added up over the ranks, and "
-                f"loss_op='avg' averages its gradients, {_DIFFERS}: give loss_op='sum'; if the loss is "
-                f"a mean over the rows, leave out the operation of the output"
-            )
+            yield TEXTS[_COMPLAINTS[degrees, loss_op]].format(loss=loss)
+        elif degrees not in (_MEAN, _SUM) and loss_op == "avg":  # it may be summed as an output
+            for position, output in enumerate(definition.outputs):
+                if output.variable is loss and output.op == "sum":
+                    yield TEXTS["output added"].format(position=position)
 
 
 def _degrees_of(losses: Sequence[Variable], definition: Definition) -> list[Any]:
@@ -206,11 +191,7 @@ def values_of(variables: Sequence[Variable], definition: Definition) -> list[Row
 
 def times(variable: Variable, factor: Variable) -> Variable:
     """Return a variable times a factor, in its type."""
-    return _in_type_of(variable, variable * factor)
-
-
-def _in_type_of(variable: Variable, value: Variable) -> Variable:
-    return variable.type.filter_variable(tt.cast(value, variable.dtype))
+    return names.in_type_of(variable, variable * factor)
 
 
 class AllRows:
@@ -230,6 +211,10 @@ class AllRows:
             self._count = tt.cast(counted.shape[rows[counted]], "int64")
         self._total: SharedVariable | None = None
 
+    def forget(self) -> None:
+        """Compute none of these values."""
+        self.updates, self._total = [], None
+
     def total(self) -> SharedVariable:
         """Return the number of all rows."""
         if self._total is None:
@@ -241,7 +226,7 @@ class AllRows:
         return tt.cast(self._count, dtype) / tt.cast(self.total(), dtype)
 
     def sum_of(self, value: Variable, name: str) -> SharedVariable:
-        """Return the sum over the ranks of a value of one element."""
+        """Return the sum over the ranks of a value."""
         pattern = value.type.broadcastable
         shared = names.shared(numpy.ones((1,) * value.ndim, value.dtype), name, pattern)
         [now] = rebuilt([value], dict(self.updates), {})  # of the values of the same call
@@ -255,7 +240,7 @@ class AllRows:
         if degrees != _MEAN:
             return None
         weighted = tt.switch(tt.eq(self._count, 0), 0, value * tt.cast(self._count, value.dtype))
-        weighted = _in_type_of(value, weighted)
+        weighted = names.in_type_of(value, weighted)
         return self.sum_of(weighted, "mean_of_rows") / tt.cast(self.total(), value.dtype)
 
 
@@ -272,32 +257,86 @@ def with_statistics(definition: Definition, all_rows: AllRows) -> Definition:
     found = statistics_in(inputs, axes, losses)
     changing = [update.target for update in definition.updates]
     changing += [variable for variable in inputs_first(losses) if graphs.is_random_state(variable)]
-    changing_ones = Dependence(changing, definition.givens)
-    if not found or changing_ones.of(*found) or not all(all(item.type.broadcastable) for item in found):
+    stated = [spec.variable for spec in definition.outputs if spec.has_op]
+    stated += [update.new for update in definition.updates if update.has_op]
+    is_changed = Dependence(changing, definition.givens).of(*found)
+    if not found or is_changed or Dependence(found, definition.givens).of(*stated):
         return definition
-    n_before, local = len(all_rows.updates), Dependence(rows, definition.givens)
     known: dict[Variable, Rows | None] = {item: of_input(axis) for item, axis in rows.items()}
+    local = Dependence(rows, definition.givens)
+    has_collectives = any(
+        getattr(item.owner and item.owner.op, "loss_op", None) for item in inputs_first(losses)
+    )
+    are_floats = all(item.dtype.startswith("float") for item in found)  # else a share has no type
+    for has_shares in (True, False) if are_floats else (False,):
+        replaced = _of_all_rows(found, known, definition, all_rows, has_shares)
+        made = rebuilt(losses, replaced, {})
+        dependent = [part for part, _ in (split(loss, local) for loss in made) if part is not None]
+        degrees = {None if row is None else row.degrees for row in rows_of(known, dependent)}
+        are_sums = degrees == {_SUM} and not has_collectives
+        is_mixed = any(item.certain for item in difference_causes(inputs, axes, made))
+        outputs = definition.outputs if has_shares else _outputs(definition, known, replaced)
+        if (degrees == {_MEAN} or are_sums) and not is_mixed and outputs is not None:
+            reductions = copy.copy(definition.reductions)
+            reductions.loss_op = "sum" if are_sums else "avg"
+            for loss in losses if are_sums and definition.grad_shared else ():
+                reductions.add_gradients_of(loss, parameters_under(loss))  # to find penalties in them
+            givens = {**definition.givens, **replaced}
+            return definition._replace(outputs=outputs, givens=givens, reductions=reductions)
+        all_rows.forget()
+    return definition
+
+
+def _outputs(
+    definition: Definition, known: Mapping[Variable, Rows | None], replaced: Mapping[Variable, Variable]
+) -> list[Output] | None:
+    """Return the outputs, with the operation of those that are sums if statistics are of all rows.
+
+    The result is None if an output or an update that uses a statistic is neither a sum nor a mean.
+    """
+    using, axes, outputs = Dependence(replaced, definition.givens), definition.rows, []
+    for output in definition.outputs:
+        if using.of(output.variable) and not definition.reductions.is_loss(output.variable):
+            made = rebuilt([output.variable], replaced, {})
+            [value], [causes] = rows_of(known, made), difference_causes([*axes], [*axes.values()], made)
+            if value is None or value.axis is not None or value.degrees not in (_MEAN, _SUM):
+                return None
+            if value.degrees == _SUM and causes.possible <= {CONSTANT}:
+                output = output._replace(given=(output.variable, "sum"))
+        outputs.append(output)
+    news = [update.new for update in definition.updates]
+    reduced = {item for item in inputs_first(news) if definition.reductions.find(item) is not None}
+    return None if Dependence(replaced, definition.givens, reduced).of(*news) else outputs
+
+
+def _of_all_rows(
+    statistics: Sequence[Variable],
+    known: Mapping[Variable, Rows | None],
+    definition: Definition,
+    all_rows: AllRows,
+    has_shares: bool,
+) -> dict[Variable, Variable]:
+    """Return what replaces statistics in a loss: their values of all rows.
+
+    If `has_shares`, those that are no means are multiplied by the rank's share of the rows.
+    """
+    local = Dependence(definition.rows, definition.givens)
+    inputs, axes = list(definition.rows), list(definition.rows.values())
+    whole: dict[Variable, Variable] = {}
     replaced: dict[Variable, Variable] = {}
-    for statistic in found:
+    for statistic in statistics:
         parts: dict[Variable, Variable] = {}
         for part in dict.fromkeys(item for item, _ in terms(statistic, local, until_sums=True)):
             [own] = rebuilt([part], replaced, {})
             [value], [causes] = rows_of(known, [own]), difference_causes(inputs, axes, [own])
-            is_exact = value is not None and not causes.possible
+            is_exact = value is not None and value.axis is None and not causes.possible
             total = all_rows.value_of(own, value.degrees) if is_exact and value is not None else None
             if total is not None:
-                parts[part] = _in_type_of(part, total)
-        [new] = rebuilt([statistic], {**replaced, **parts}, {})
+                parts[part] = names.in_type_of(part, total)
+        [new] = rebuilt([statistic], {**whole, **parts}, {})
         [value] = rows_of(known, rebuilt([statistic], replaced, {}))
-        if value is not None and value.degrees != _MEAN:
-            new = new * all_rows.share(statistic.dtype)
-        replaced[statistic] = _in_type_of(statistic, new)
-    made = rebuilt(losses, replaced, {})
-    are_means = all(row is not None and row.degrees == _MEAN for row in rows_of(known, made))
-    stated = [spec.variable for spec in definition.outputs if spec.has_op]
-    stated += [update.new for update in definition.updates if update.has_op]
-    is_stated = bool(Dependence(found, definition.givens).of(*stated))
-    if not are_means or is_stated or any(item.certain for item in difference_causes(inputs, axes, made)):
-        del all_rows.updates[n_before:]
-        return definition
-    return definition._replace(givens={**definition.givens, **replaced})
+        is_mean = value is not None and value.degrees == _MEAN
+        whole[statistic] = replaced[statistic] = names.in_type_of(statistic, new)
+        if has_shares and not is_mean:
+            replaced[statistic] = times(whole[statistic], all_rows.share(statistic.dtype))
+    return replaced

@@ -133,7 +133,7 @@ class Plan:
         if all(self._reductions.is_loss(item.expression) for item in reduced):
             loss = self._definition.outputs[0].variable  # the rule has gradients of its own
             if self._full.of(loss) and split(loss, self._full)[1] is not None:
-                raise errors.unknown_penalty()
+                raise errors.refusal("unknown penalty")
         return any(self._parts(item)[1] is not None for item in reduced)
 
     def _find_candidates(self) -> dict[Variable, ReducedExpression]:
@@ -192,7 +192,7 @@ class Plan:
             return self._parts(self._candidates[variable])[1] is not None
         touched, mask = self._touched.of(variable), self._local.of(variable)
         if mask and touched & self._of_gradients:
-            raise errors.mixed_output(where, self._local, mask)
+            raise errors.refusal("mixed output", None, self._local, mask, where=where)
         return bool(touched and not mask)
 
     def _combined(self, output: Output) -> Output:
@@ -259,7 +259,7 @@ class Plan:
         if not mask & ~self._random:
             return False  # the same on all ranks if all draw the same numbers
         if self._touched.of(update.new):
-            raise errors.mixed(update.target, self._local, mask)
+            raise errors.refusal("mixed", update.target, self._local, mask)
         return True
 
     def _reserve(self, updates: Sequence[Update]) -> list[Any]:
@@ -279,9 +279,9 @@ class Plan:
         definition, local = self._definition, self._local
         for target, new, _, has_op in updates:
             if not hasattr(target.get_value(borrow=True), "__array__"):
-                raise errors.not_a_tensor(target, local, local.of(new))
+                raise errors.refusal("not a tensor", target, local, local.of(new))
             if not has_op and not target.type.dtype.startswith(("float", "complex")):
-                raise errors.not_a_float(target, local, local.of(new))
+                raise errors.refusal("not a float", target, local, local.of(new))
         # A default update can be given no operation. If it differs, the first call says so.
         defaults, axes = definition.defaults, definition.rows
         stated = [update for update in updates if not update.has_op and update.target not in defaults]
@@ -298,10 +298,11 @@ class Plan:
         for (update, term, is_summed), value in zip(found, values):
             mask = local.of(update.new)
             if targets.of(term):
-                raise errors.step_without_gradient(update.target, local, mask)
+                raise errors.refusal("no gradient", update.target, local, mask)
             if value is not None and (value.axis is not None or value.degrees == {1}):
                 has_rows = value.axis is not None and not is_summed
-                raise errors.sum_over_rows(update.target, local, mask, not has_rows)
+                cause = "item of rows" if has_rows else "sum over rows"
+                raise errors.refusal(cause, update.target, local, mask)
 
     def _stored(
         self, updates: Sequence[Update], kept: Sequence[Any]
@@ -324,8 +325,8 @@ class Plan:
         for update in updates:
             mask = self._local.of(update.new)
             if mask & by_rank:
-                raise errors.drawn_twice(update.target, self._local, mask & by_rank)
+                raise errors.refusal("drawn twice", update.target, self._local, mask & by_rank)
             if any(isinstance(source.type, GeneratorType) for source in self._local.sources_in(mask)):
-                raise errors.not_broadcast(update.target, self._local, mask)
+                raise errors.refusal("not broadcast", update.target, self._local, mask)
             together |= mask
         return self._local.sources_in(together)

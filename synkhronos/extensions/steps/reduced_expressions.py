@@ -281,7 +281,8 @@ class ReducedExpressions:
         for variable in inputs_first([loss]):
             built = getattr(variable.owner and variable.owner.op, "loss_op", None)
             if built not in (None, self.loss_op) and depending.of(variable):
-                raise errors.collective_of_other_loss(variable, built, self.loss_op)
+                op = variable.owner.op
+                raise errors.refusal("other loss_op", op=op, built=built, loss_op=self.loss_op)
 
     def is_loss(self, variable: Variable) -> bool:
         """Whether a variable is a loss, or is computed like one."""

@@ -26,18 +26,10 @@ class SerialStep:
         self._inputs = inputs
         self.name: str | None = options.get("name")
         self._scattered = [variable in definition.rows for variable in inputs.variables]
-        if definition.has_further or not all(self._scattered):
-            # Further updates read the values before the step, whichever function computes them.
-            definition = definition.merged()
-        pairs = [(update.target, update.new) for update in definition.updates]
-        self._update = None
-        if definition.grad_updates:  # as on all ranks: first the gradient, then the update
-            self._update = package.function([], updates=pairs, **{**options, "name": "update"})
-            pairs = [(update.target, update.new) for update in definition.grad_updates]
         self._function = package.function(
             inputs.given,
             [spec.variable for spec in definition.outputs],
-            updates=pairs,
+            updates=[(update.target, update.new) for update in definition.merged().updates],
             givens=list(definition.givens.items()),
             **{"name": "gradient", **options},
         )
@@ -69,10 +61,7 @@ class SerialStep:
             for value, scattered in zip(map(_usable, values), self._scattered)
         ]
         positional, named = self._inputs.select(range(len(chosen)), chosen)
-        outputs = self._function(*positional, **named)
-        if self._update is not None:
-            self._update()
-        return outputs
+        return self._function(*positional, **named)
 
 
 def _usable(value: Any) -> Any:

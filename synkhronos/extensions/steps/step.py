@@ -107,9 +107,11 @@ class Step:
         builder = _Builder(definition)
         row_outputs = [(spec.given, spec.variable) for spec in plan.row_outputs]
         first = builder.used([variable for _, variable in row_outputs], row_updates)
-        later = builder.used(plan.outputs, plan.updates)
+        elsewhere = builder.used(plan.outputs, plan.updates) | counter.used([], plan.counting)
         # An unused input is passed to the first function, and so to the compiler.
-        indices = [i for i, item in enumerate(inputs.variables) if item in first or item not in later]
+        indices = [
+            i for i, item in enumerate(inputs.variables) if item in first or item not in elsewhere
+        ]
         self._rows = builder.build(
             "gradient", row_outputs, row_updates, True, indices, definition.sliceable
         )

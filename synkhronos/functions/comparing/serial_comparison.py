@@ -23,7 +23,6 @@ from synkhronos.world.world import World
 
 #: How much larger a difference may be than that which a change of the last bits of the rows makes
 _NOISE = 32
-_SAMPLE = 1 << 20  # elements of a variable
 
 
 class Comparison(NamedTuple):
@@ -130,12 +129,9 @@ class SerialComparison:
 
     def run(self, everywhere: bool) -> None:
         """Compare; the new values of all ranks if `everywhere`, otherwise a sample of the master's."""
-        numbers = list(self._compared.variables)
-        self._most = None if everywhere else _SAMPLE
-        self._serial = self._calls.on_one_rank(numbers, self._most)
-        store = self._world.rank_state.store
-        handles = {number: store.put(self._serial[number]) for number in numbers if everywhere}
-        self._found = self._calls.on_all_ranks(numbers, handles, self._tolerance, self._most)
+        numbers, self._everywhere = list(self._compared.variables), everywhere
+        self._serial = self._calls.on_one_rank(numbers, everywhere)
+        self._found = self._calls.on_all_ranks(numbers, everywhere)
         for what, (position, index) in self._compared.outputs.items():
             self._compare_output(what, position, index)
         for number, what in self._compared.variables.items():
@@ -171,7 +167,8 @@ class SerialComparison:
         """Withdraw complaints about results that change as much if the rows are rounded otherwise."""
         if not self.complaints:
             return
-        perturbed = self._calls.on_one_rank(list(self._compared.variables), self._most, perturbed=True)
+        numbers = list(self._compared.variables)
+        perturbed = self._calls.on_one_rank(numbers, self._everywhere, perturbed=True)
         self.complaints = [item for item in self.complaints if not self._is_rounding(item, perturbed)]
 
     def _is_rounding(self, complaint: Complaint, perturbed: dict[Key, Any]) -> bool:
@@ -282,14 +279,12 @@ class SerialComparison:
         if not self._can_compare(what, sources):
             return
         serial, found = self._serial[number], self._found[number]
-        values, weights = [serial if value is None else value for value in found.values], found.weights
+        values, weights = found.values, found.weights
         op = self._compared.reduced.get(number)
         if op is not None and self._agrees(what, reasons.combined(op, values, weights), serial):
             return
         wrong = [rank for rank, value in enumerate(values) if not self._agrees(what, value, serial)]
         if not wrong:
-            amounts = [amount.absolute for amount in found.amounts]
-            self.differences[what] = max([self.differences[what], *amounts])
             return
         how = self._how_variable_differs(values, wrong, serial)
         why = lambda: self._stale(sources) or self._why(values, weights, serial)  # noqa: E731

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Tuple, Union
+import types
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 
 from synkhronos._typing import Batch
-from synkhronos.arithmetic.comparison import Difference, Tolerance, difference, sample
+from synkhronos.arithmetic.comparison import sample
 from synkhronos.arithmetic.partition import select
 from synkhronos.comms.base import SingleRankCommunicator
 from synkhronos.engines.base import Analysis, Sources
@@ -26,6 +27,7 @@ from synkhronos.world.rank_state import Ask, Command, FusedCommand, RankState
 from synkhronos.world.world import World
 
 _ULPS = 4  # by how much `Perturbed` changes a number
+_SAMPLE = 1 << 20  # elements of a variable
 
 
 @contextlib.contextmanager
@@ -48,6 +50,8 @@ def without_effects(state: RankState, numbers: Sequence[int]) -> Iterator[None]:
 
 # One rank alone: the master, with the rows of all ranks
 
+_GROUP: Any = types.SimpleNamespace(rank=0, size=1)
+
 
 class SerialRank(RankState):
     """The state of the master as the only rank: the same replicas, store and engine.
@@ -64,23 +68,11 @@ class SerialRank(RankState):
         vars(self).update(vars(state))
         self.rank = self.master_rank = 0
         self.size, self.is_master = 1, True
-        self.comm, self.overlap, self.log = SingleRankCommunicator(_Single()), None, None
+        self.comm, self.overlap, self.log = SingleRankCommunicator(_GROUP), None, None
         self.rows, self.peers, self.wires, self.sent = {}, {}, {}, []
 
     def sliceable(self, number: int) -> Any:
         return self.rows_of[number]
-
-
-class _Single:
-    """A group of one rank."""
-
-    rank, size = 0, 1
-
-    def barrier(self) -> None:
-        return
-
-    def exchange(self, item: bytes) -> list[bytes]:
-        return [item]
 
 
 class Perturbed(SerialRank):
@@ -102,11 +94,7 @@ class Perturbed(SerialRank):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Trial(Command):
-    """Calls whose effects are undone.
-
-    It returns the results of the calls, and the new values of variables: on the master all of them; on
-    other ranks, where serial values are given, how much each differs, and the value itself if the
-    difference is too large.
+    """Calls whose effects are undone, which returns their results, and the new values of variables.
 
     Parameters
     ----------
@@ -115,45 +103,31 @@ class Trial(Command):
     updated : list of int
         The variables that the calls update.
     compared : list of int
-        Those whose new values are returned.
-    serial : dict
-        A handle to the serial new value of each of these, or nothing.
-    tolerance : Tolerance
-        The largest permitted differences.
-    most : int or None
-        How many elements of each variable are returned, evenly spaced; None for all.
+        Those whose new values are returned: by the master, or by every rank.
+    everywhere : bool
+        Whether every rank returns all of them; otherwise the master returns samples.
     """
 
     calls: Command
     updated: Sequence[int]
     compared: Sequence[int]
-    serial: Mapping[int, Handle]
-    tolerance: Tolerance
-    most: int | None
+    everywhere: bool
 
-    def needs(self, ranks: range, size: int) -> list[RequiredRows]:
-        return [*self.calls.needs(ranks, size), *map(RequiredRows, self.serial.values())]
+    def needs(self, ranks: range, size: int) -> Iterable[RequiredRows]:
+        return self.calls.needs(ranks, size)
 
-    def run(self, state: RankState) -> tuple[Any, dict[int, Any]]:
+    def run(self, state: RankState) -> tuple[Any, list[Any]]:
         with without_effects(state, self.updated):
             returned = self.calls.run(state)
-            compared = self.compared if state.is_master else self.serial
-            return returned, {number: self._new(state, number) for number in compared}
-
-    def _new(
-        self, state: RankState, number: int
-    ) -> tuple[Difference | None, np.ndarray | Handle | None]:
-        new = state.engine.export(state.shareds[number])
-        if state.is_master:
-            return None, sampled(new, self.most)
-        serial = state.store.get(self.serial[number])
-        is_right = self.tolerance.allows(new, serial)
-        return difference(new, serial), None if is_right else state.send(new)
+            numbers = self.compared if state.is_master or self.everywhere else ()
+            values = [new_value(state, number, self.everywhere) for number in numbers]
+            return returned, [value if state.is_master else state.send(value) for value in values]
 
 
-def sampled(array: np.ndarray, most: int | None) -> np.ndarray:
-    """Return a copy of an array, or of `most` of its elements."""
-    return np.array(array if most is None else sample(array, most))
+def new_value(state: RankState, number: int, is_whole: bool) -> np.ndarray:
+    """Return a copy of the value of a variable, or of some of its elements, evenly spaced."""
+    array = state.engine.export(state.shareds[number])
+    return np.array(array if is_whole else sample(array, _SAMPLE))
 
 
 def sliceable_rows(
@@ -208,19 +182,16 @@ class ByRank(NamedTuple):
     ----------
     values : list of numpy.ndarray or None
         An output: the values of the ranks that have rows; or one, if the communicator has reduced them
-        or there is only the master's. A variable: its new values, None where it is the serial one.
+        or there is only the master's. A variable: its new values on all ranks, or on the master.
     weights : list of int
         The numbers of rows of the ranks that have rows.
     ranks : list of int
         These ranks.
-    amounts : list of Difference
-        How much new values of a variable differ from the serial one, as far as ranks have compared them.
     """
 
     values: list[Any]
     weights: list[int]
     ranks: list[int]
-    amounts: Sequence[Difference] = ()
 
 
 class Calls:
@@ -296,12 +267,11 @@ class Calls:
         return set().union(*outputs, *self.update_sources.values())
 
     def on_one_rank(
-        self, compared: Sequence[int], most: int | None, perturbed: bool = False
+        self, compared: Sequence[int], everywhere: bool, perturbed: bool = False
     ) -> dict[Key, Any]:
         """Run the calls on the master alone; return the outputs, and the new values of variables.
 
-        At most `most` elements of each variable are returned. If `perturbed`, floating-point rows differ
-        by a few units in the last place.
+        If `perturbed`, floating-point rows differ by a few units in the last place.
         """
         found: dict[Key, Any] = {}
         state = (Perturbed if perturbed else SerialRank)(self._world.rank_state)
@@ -314,7 +284,7 @@ class Calls:
                     for index, packed in zip(self._outputs_of(place), result[1:]):
                         found[place, index] = _copied(state, packed)
             for number in compared:
-                found[number] = sampled(state.engine.export(state.shareds[number]), most)
+                found[number] = new_value(state, number, everywhere)
         return found
 
     def _outputs_of(self, place: int) -> Sequence[int]:
@@ -344,16 +314,10 @@ class Calls:
         rows = [row if host else state.engine.to_device(row) for row, host in zip(rows, on_host)]
         return dict(zip(numbers, rows))
 
-    def on_all_ranks(
-        self,
-        compared: Sequence[int],
-        serial: Mapping[int, Handle],
-        tolerance: Tolerance,
-        most: int | None,
-    ) -> dict[Key, ByRank]:
+    def on_all_ranks(self, compared: Sequence[int], everywhere: bool) -> dict[Key, ByRank]:
         """Run the calls on all ranks; see `Trial`."""
         command: Command = FusedCommand([command.exact() for _, command in self.called])
-        trial = Trial(command, self.updated, compared, serial, tolerance, most)
+        trial = Trial(command, self.updated, compared, everywhere)
         returned, news = zip(*self._world.run(trial))
         # All values are copied now, since the next command frees the memory in which they were sent.
         state, size = self._world.rank_state, self._world.size
@@ -362,11 +326,10 @@ class Calls:
             if self.called[place].function is not None:
                 found.update(self._by_rank(place, results))
         weights = [item.weights for item in found.values() if len(item.weights) == size] or [[1] * size]
-        for number in compared:
-            each = [item[number] for item in news if number in item]
-            values = [_copied(state, new) for _, new in each]
-            amounts = [amount for amount, _ in each if amount is not None]
-            found[number] = ByRank(values, weights[0], [*range(size)], amounts)
+        by_rank = news if everywhere else [news[state.master_rank]]
+        for number, values in zip(compared, zip(*by_rank)):
+            copies = [_copied(state, value) for value in values]
+            found[number] = ByRank(copies, weights[0], [*range(size)])
         return found
 
     def _by_rank(self, place: int, results: Sequence[Any]) -> Iterator[tuple[Key, ByRank]]:
