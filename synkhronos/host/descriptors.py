@@ -8,8 +8,8 @@ so that two of them read at wrong places. It is opened again, under the same num
 position, also if it is locked. Files that are written to, devices and unnamed resources of libraries are
 inherited.
 
-A worker keeps the descriptors of Python's standard streams and of the handlers of ``logging``, the pipes
-of multiprocessing's own servers, and those that the user names.
+A worker keeps the descriptors of Python's standard streams, the pipes of multiprocessing's own servers,
+and those that the user names.
 
 `open_unnamed` makes the files in which the processes of this package share memory.
 """
@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import logging
 import os
 import stat
 import sys
@@ -134,15 +133,10 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def _of_streams() -> Iterator[int]:
-    """The descriptors that printing and logging use."""
-    handlers = [reference() for reference in logging._handlerList]  # type: ignore[attr-defined]  # internal
-    streams: list[Any] = [sys.stdin, sys.stdout, sys.stderr]
-    streams += [sys.__stdin__, sys.__stdout__, sys.__stderr__]
-    for handler in handlers:
-        streams += [getattr(handler, name, None) for name in ("stream", "sock", "socket")]
-    for stream in streams:
+    """The descriptors that printing uses."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(Exception):  # a replacement of a stream may raise anything
-            yield stream.fileno()
+            yield stream.fileno()  # type: ignore[union-attr]
 
 
 def _of_servers() -> Iterator[int]:

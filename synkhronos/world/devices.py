@@ -23,7 +23,7 @@ from synkhronos.engines.cpu import CpuEngine
 from synkhronos.host import compiler, environment, job, nvidia
 from synkhronos.host.machine import cores
 from synkhronos.transports.limits import check_size
-from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.rank_state import RankState
 
 _logger = logging.getLogger("synkhronos")
 
@@ -181,60 +181,56 @@ def _why_no_gpu() -> str:
     )
 
 
-class Bind(Command):
-    """Bind every rank to its device, and choose the fastest communicator for its arrays.
-
-    It returns why NCCL is not used, or None.
+def bind(state: RankState, devices: Sequence[str], machines: Sequence[int]) -> str | None:
+    """Bind a rank to its device, and choose the fastest communicator for its arrays.
 
     Parameters
     ----------
+    state : RankState
+        The rank.
     devices : list of str
         The device of each rank.
     machines : list of int
         The machine of each rank.
+
+    Returns
+    -------
+    str or None
+        Why NCCL is not used.
     """
+    from synkhronos.comms.staged import StagedCommunicator
 
-    def __init__(self, devices: Sequence[str], machines: Sequence[int]) -> None:
-        self.devices, self.machines = devices, machines
-
-    def run(self, state: RankState) -> str | None:
-        from synkhronos.comms.staged import StagedCommunicator
-
-        engine: Any = state.engine  # that of GPUs has a context
-        state.device = self.devices[state.rank]
-        kind = kind_of(state.device)
-        if kind == "opencl" and not state.is_master:
-            _separate_pocl_cache(state.rank)
-        _set_up(engine, state.device, state)
-        state.comm = StagedCommunicator(
-            state.comm, state.store, engine.read, engine.to_device, engine.overwrite
-        )
-        if state.size == 1 or kind in JAX:
-            return None
-        if kind != "cuda":
-            return "the devices are not CUDA devices"
-        if len(set(zip(self.machines, self.devices))) < state.size:
-            if os.environ.get(SHARED_GPU) != "1":
-                return f"ranks share a GPU; set {SHARED_GPU}=1 in the environment to try NCCL"
-            _make_ranks_look_apart(state.rank)
-        try:
-            from synkhronos.comms.nccl import CannotJoinError, join
-        except ImportError as error:  # pygpu is incomplete, on every rank
-            return str(error)
-        try:
-            state.comm = join(state.comm, engine.context, engine.arithmetic)
-        except CannotJoinError as error:
-            return str(error)
-        return None
-
-
-def _set_up(engine: Any, device: str, state: RankState) -> None:
+    engine: Any = state.engine  # that of GPUs has a context
+    state.device = devices[state.rank]
+    kind = kind_of(state.device)
+    if kind == "opencl" and not state.is_master:
+        _separate_pocl_cache(state.rank)
     try:
-        engine.setup(device, announce=state.is_master)
+        engine.setup(state.device, announce=state.is_master)
     except Exception as error:
         raise ValueError(
-            f"fork: rank {state.rank} cannot use the device {device!r}: {text_of(error)}"
+            f"fork: rank {state.rank} cannot use the device {state.device!r}: {text_of(error)}"
         ) from error
+    state.comm = StagedCommunicator(
+        state.comm, state.store, engine.read, engine.to_device, engine.overwrite
+    )
+    if state.size == 1 or kind in JAX:
+        return None
+    if kind != "cuda":
+        return "the devices are not CUDA devices"
+    if len(set(zip(machines, devices))) < state.size:
+        if os.environ.get(SHARED_GPU) != "1":
+            return f"ranks share a GPU; set {SHARED_GPU}=1 in the environment to try NCCL"
+        _make_ranks_look_apart(state.rank)
+    try:
+        from synkhronos.comms.nccl import CannotJoinError, join
+    except ImportError as error:  # pygpu is incomplete, on every rank
+        return str(error)
+    try:
+        state.comm = join(state.comm, engine.context, engine.arithmetic)
+    except CannotJoinError as error:
+        return str(error)
+    return None
 
 
 def _separate_pocl_cache(rank: int) -> None:
@@ -256,12 +252,6 @@ def _make_ranks_look_apart(rank: int) -> None:
         ("NCCL_IB_DISABLE", "1"),
     ):
         os.environ.setdefault(name, value)
-
-
-def log_communicator(reason: str | None) -> None:
-    """Log why collectives use shared memory instead of NCCL; no reason means that NCCL is used."""
-    if reason is not None:
-        _logger.warning("collectives use shared memory, not NCCL: %s", reason)
 
 
 def make_engine(devices: Sequence[str]) -> Engine:

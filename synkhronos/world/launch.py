@@ -21,15 +21,9 @@ from synkhronos.host.signals import DeferredSignals
 from synkhronos.transports.base import Transport
 from synkhronos.transports.limits import too_many_files
 from synkhronos.transports.tree import make_local
-from synkhronos.world.devices import (
-    Bind,
-    by_rank,
-    choose_devices,
-    kind_of,
-    log_communicator,
-    make_engine,
-)
+from synkhronos.world.devices import bind, by_rank, choose_devices, kind_of, make_engine
 from synkhronos.world.logged import LoggedWorld
+from synkhronos.world.rank_state import Ask
 from synkhronos.world.threads import ThreadLimits
 from synkhronos.world.world import (
     CHOICES,
@@ -217,7 +211,9 @@ def _options(
     profile_workers = check_flag(profile_workers, "fork: profile_workers")
     audits = os.environ.get(CHECK) == "1" if check is None else check_flag(check, "fork: check")
     verify = _check_choice(VERIFY, "verify", verify, MODES)
-    return Options(profile_workers, audits, verify, _check_threads(threads), _check_files(pass_fds))
+    if threads not in THREADS:
+        raise ValueError(f"fork: threads: expected {' or '.join(map(repr, THREADS))}, got {threads!r}")
+    return Options(profile_workers, audits, verify, threads == WAIT, _check_files(pass_fds))
 
 
 def _place(
@@ -267,13 +263,6 @@ def _check_choice(variable: str, name: str, given: str | None, choices: Sequence
     return given
 
 
-def _check_threads(threads: str) -> bool:
-    """Return whether a call waits during a call of another thread."""
-    if threads not in THREADS:
-        raise ValueError(f"fork: threads: expected {' or '.join(map(repr, THREADS))}, got {threads!r}")
-    return threads == WAIT
-
-
 def _check_files(files: Sequence[Any]) -> list[int]:
     """Return the descriptors of files."""
     if not isinstance(files, (list, tuple)):
@@ -319,7 +308,9 @@ def _start(world: World, by_machine: list[list[str]]) -> None:
         if kind_of(devices[0]) == "cpu":
             return
         with world.part(Progress).show(f"preparing the devices {', '.join(devices)}"):
-            log_communicator(world.run(Bind(devices, hosts))[world.master_rank])
+            reason = world.run(Ask(bind, devices, hosts))[world.master_rank]
+        if reason is not None:
+            logger.warning("collectives use shared memory, not NCCL: %s", reason)
     except BaseException:
         world.close()
         raise
