@@ -87,7 +87,8 @@ def fingerprint(roots: Iterable[Any]) -> int:
     """Return a number that changes when what can be reached changes, apart from random generators."""
     found: list[Any] = [os.stat(".").st_ino]
     for item, atoms, others in walk([list(roots)]):
-        found += [_version(each) for each in (item, *atoms[:_MOST_FILES]) if isinstance(each, _PATHS)]
+        paths = (each for each in (item, *atoms[:_MOST_FILES]) if issubclass(type(each), _PATHS))
+        found += map(_version, paths)
         if isinstance(item, np.ndarray):
             found += [item.shape, item.dtype.str, _checksum(item)]
         elif isinstance(item, (bytearray, array.array)):
