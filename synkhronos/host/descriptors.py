@@ -71,7 +71,7 @@ def give_up(
             if descriptor in kept or found is None or _file(descriptor) != found.file:
                 continue
             if not _reopen(descriptor, found.position, only_reads) and _is_shared(descriptor):
-                os.dup2(nothing, descriptor, inheritable=False)
+                _replace(descriptor, nothing, inheritable=False)
     finally:
         os.close(nothing)
 
@@ -91,10 +91,17 @@ def _reopen(descriptor: int, position: int | None, only_reads: bool) -> bool:
     else:
         os.lseek(opened, position, os.SEEK_SET)
     try:
-        os.dup2(opened, descriptor, os.get_inheritable(descriptor))
+        _replace(descriptor, opened, os.get_inheritable(descriptor))
     finally:
         os.close(opened)
     return True
+
+
+def _replace(descriptor: int, other: int, inheritable: bool) -> None:
+    try:
+        os.dup2(other, descriptor, inheritable)
+    except OSError:  # the limit of numbers was set after it had been opened
+        os.close(descriptor)
 
 
 def _open_file(descriptor: int) -> OpenFile | None:
