@@ -12,6 +12,7 @@ added are its own, and so are `LineHandler` objects, which keep no state.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import fcntl
 import itertools
@@ -148,9 +149,6 @@ class LogRelay:
 
     def redirect(self) -> None:
         """Let the handlers of the master have all records of this process, and follow its levels."""
-        from logging.handlers import QueueHandler  # takes milliseconds
-
-        queue = QueueHandler(None)  # type: ignore[arg-type]  # only for `prepare`
         is_enabled, call_handlers = logging.Logger.isEnabledFor, logging.Logger.callHandlers
 
         def is_enabled_now(logger: logging.Logger, level: int) -> bool:
@@ -164,11 +162,10 @@ class LogRelay:
             own = [handler for handler in _handlers_of(logger) if handler not in self._inherited]
             _call(own, record)
             try:
-                prepared = queue.prepare(record)
+                self._send(_with_texts(record), bool(own))
             except Exception as error:  # its message and its arguments do not fit
                 reraise_if_handlers(error)
-                return queue.handleError(record)
-            self._send(prepared, bool(own))
+                logging.NullHandler().handleError(record)
 
         logging.Logger.isEnabledFor = is_enabled_now  # type: ignore[method-assign, assignment]
         logging.Logger.callHandlers = call_or_send  # type: ignore[method-assign, assignment]
@@ -279,6 +276,16 @@ def _handlers_of(logger: logging.Logger | None) -> list[logging.Handler]:
         found += logger.handlers
         logger = logger.parent if logger.propagate else None
     return found
+
+
+def _with_texts(record: logging.LogRecord) -> logging.LogRecord:
+    """Return a copy of a record that can be pickled, with texts in place of arguments and exceptions."""
+    copied = copy.copy(record)
+    copied.msg, copied.args = record.getMessage(), None
+    if record.exc_info:
+        copied.exc_text = record.exc_text or logging.Formatter().formatException(record.exc_info)
+        copied.exc_info = None
+    return copied
 
 
 def _call(handlers: list[logging.Handler], record: logging.LogRecord) -> None:

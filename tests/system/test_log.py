@@ -123,7 +123,7 @@ def test_ranks_log_through_the_handlers_of_the_master(tmp_path):
         lines = [line for path in tmp_path.glob(pattern) for line in path.read_text().splitlines()]
         assert sorted(line for line in lines if line.startswith("line")) == sorted(wanted)
         assert lines.count("KeyError: 'lost'") == 2
-    assert sorted(one.split("\n")[0] for one in memory.messages) == ["rank 0", "rank 1"]
+    assert sorted(memory.messages) == ["rank 0", "rank 1"]  # without the traceback
     queued = [queue.queue.get().getMessage() for _ in range(queue.queue.qsize())]
     assert wanted <= set(queued) and not wanted & set(removed.messages)
 
