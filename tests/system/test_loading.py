@@ -312,13 +312,13 @@ def test_a_source_of_the_script_is_loaded():
 
 def test_a_source_may_keep_an_open_file_of_savez(tmp_path):
     np.savez(tmp_path / "squares.npz", values=np.arange(ROWS) ** 2)
-    opened = np.load(tmp_path / "squares.npz")
+    with np.load(tmp_path / "squares.npz") as opened:
 
-    class Kept(Squares):
-        def read(self, rows):
-            return [opened["values"][rows]]
+        class Kept(Squares):
+            def read(self, rows):
+                return [opened["values"][rows]]
 
-    loads(Kept(), lambda row: (np.int64(row**2),), order_of, processes=2)
+        loads(Kept(), lambda row: (np.int64(row**2),), order_of, processes=2)
 
 
 def test_what_a_source_opens_at_its_first_use_is_opened_in_each_process():
