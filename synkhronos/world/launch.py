@@ -198,7 +198,8 @@ def fork(
         kind = LoggedWorld if logger.isEnabledFor(logging.INFO) else World
         world = kind(transport, engine, limits, options)
         enter_world(world)
-    _watch_others(world, by_machine)
+    if len(by_machine) == 1 and set(by_machine[0]) == {"cpu"}:
+        world.remarks.append(functools.partial(_remark_on_others, OtherPrograms(), weakref.ref(world)))
     _start(world, by_machine)
     processes = Processes(size)
     processes._world = weakref.ref(world)
@@ -342,12 +343,6 @@ def close() -> None:
     world.close()
     for issue_warning in world.remarks:
         issue_warning()
-
-
-def _watch_others(world: World, by_machine: list[list[str]]) -> None:
-    """Have the use of the cores by other programs compared with the number of ranks at the end."""
-    if len(by_machine) == 1 and set(by_machine[0]) == {"cpu"}:
-        world.remarks.append(functools.partial(_remark_on_others, OtherPrograms(), weakref.ref(world)))
 
 
 def _remark_on_others(others: OtherPrograms, reference: weakref.ref[World]) -> None:
