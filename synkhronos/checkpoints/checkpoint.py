@@ -10,39 +10,26 @@ from synkhronos._checks import check_flag
 from synkhronos._typing import AnyArray, PathLike, SharedVariables
 from synkhronos.arithmetic.comparison import digest
 from synkhronos.checkpoints import archive, feedback, manifest
-from synkhronos.checkpoints.manifest import Entry, Key, Manifest
+from synkhronos.checkpoints.manifest import Entry, Key, Manifest, Side, Use
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.replicate import replicate
 from synkhronos.stores.handle import Handle, RequiredRows
-from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.rank_state import Ask, Command, RankState
 from synkhronos.world.world import World, current_world, with_call_lock
 
 
-class _Inspect(Command):
+def _inspect(
+    state: RankState, numbers: Sequence[int], with_digests: bool
+) -> list[tuple[str, tuple[int, ...], bytes | None]]:
     """Return dtype, shape and, on request, a digest of the bytes of each replica."""
-
-    def __init__(self, numbers: Sequence[int], digest: bool) -> None:
-        self.numbers, self.digest = numbers, digest
-
-    def run(self, state: RankState) -> list[tuple[str, tuple[int, ...], bytes | None]]:
-        found = []
-        for number in self.numbers:
-            array = state.engine.export(state.shareds[number])
-            found.append((array.dtype.name, array.shape, digest(array) if self.digest else None))
-        return found
+    arrays = [state.engine.export(state.shareds[number]) for number in numbers]
+    return [(array.dtype.name, array.shape, digest(array) if with_digests else None) for array in arrays]
 
 
-class _Send(Command):
-    """Send each rank's replica to the master, where it can be read until the next command."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def run(self, state: RankState) -> AnyArray | Handle:
-        array = np.asarray(state.engine.export(state.shareds[self.number]), order="C")
-        if state.is_master:
-            return array
-        return state.send(array)
+def _send(state: RankState, number: int) -> AnyArray | Handle:
+    """Send a rank's replica to the master, where it can be read until the next command."""
+    array = np.asarray(state.engine.export(state.shareds[number]), order="C")
+    return array if state.is_master else state.send(array)
 
 
 class _Restore(Command):
@@ -151,7 +138,7 @@ def save(
     kept = feedback.find(world, numbers, keys)
     saved = Manifest(
         world.size, world.master_rank, entries, [keys[item] for item in left_out],
-        [described for _, described in kept], _uses(world, keys),
+        [described for _, described in kept], _uses(world, keys, any(nth for _, nth in keys.values())),
     )  # fmt: skip
 
     def arrays() -> Iterator[tuple[str, AnyArray]]:
@@ -192,16 +179,19 @@ def _keys(world: World) -> dict[int, Key]:
     return dict(zip(shareds, manifest.keys(shared.name for shared in shareds.values())))
 
 
-def _uses(world: World, keys: Mapping[int, Key]) -> list[tuple[str, list[Key]]]:
-    """Return the label and the variables of each function."""
+def _uses(world: World, keys: Mapping[int, Key], with_digests: bool) -> list[Use]:
+    """Return how each function uses variables."""
     registry, engine = world.registry, world.rank_state.engine
-    return [
-        (
-            manifest.label_of(function.name),
-            [keys[registry.numbers[shared]] for shared in engine.shareds(function.replica.compiled)],
-        )
-        for _, function in sorted(registry.functions.items())
-    ]
+    uses = []
+    for _, function in sorted(registry.functions.items()):
+        compiled = function.replica.compiled
+        found = engine.fingerprints(compiled) if with_digests else []
+        expressions = [
+            (digest, [keys[registry.numbers[shared]] for shared in shareds])
+            for digest, shareds in found or [("", engine.shareds(compiled))]
+        ]
+        uses.append((manifest.label_of(function.name), expressions))
+    return uses
 
 
 def _match(world: World, saved: Manifest, keys: Mapping[int, Key], strict: bool) -> dict[int, Key]:
@@ -209,14 +199,15 @@ def _match(world: World, saved: Manifest, keys: Mapping[int, Key], strict: bool)
     streams, engine, shareds = _streams(world), world.rank_state.engine, world.rank_state.shareds
     arrays = [item for item in keys if item in streams or engine.is_tensor(shareds[item])]
     state: dict[Key, Any] = dict.fromkeys(keys.values())
-    for number, (dtype, shape, _) in zip(arrays, _Inspect(arrays, digest=False).run(world.rank_state)):
+    for number, (dtype, shape, _) in zip(arrays, _inspect(world.rank_state, arrays, False)):
         state[keys[number]] = dtype, shape
     there: dict[Key, Any] = {}
     for entry in saved.entries:
         there[entry.key] = entry.dtype, entry.of_rank(saved.master_rank).shapes[0]
     there.update(dict.fromkeys(saved.left_out))
-    sides = manifest.Side(there, saved.functions), manifest.Side(state, _uses(world, keys))
-    found = manifest.match(*sides, strict)
+    digests = [digest for _, expressions in saved.functions or () for digest, _ in expressions]
+    uses = _uses(world, keys, with_digests=any(digests))
+    found = manifest.match(Side(there, saved.functions), Side(state, uses), strict)
     return {number: found[key] for number, key in keys.items() if key in found}
 
 
@@ -242,7 +233,7 @@ def _check_can_be_saved(world: World, numbers: Sequence[int]) -> None:
 
 
 def _entries(world: World, numbers: Sequence[int], keys: Mapping[int, Key]) -> list[Entry]:
-    by_rank = world.run(_Inspect(numbers, digest=world.size > 1))
+    by_rank = world.run(Ask(_inspect, numbers, world.size > 1))
     entries = []
     for number, found in zip(numbers, zip(*by_rank)):
         dtype, shapes = found[0][0], [shape for _, shape, _ in found]
@@ -257,7 +248,7 @@ def _values(world: World, number: int, entry: Entry) -> list[AnyArray]:
     state = world.rank_state
     if len(entry.members) == 1:
         return [state.engine.export(state.shareds[number])]
-    sent = world.run(_Send(number))
+    sent = world.run(Ask(_send, number))
     return [item if rank == state.rank else state.store.get(item) for rank, item in enumerate(sent)]
 
 
@@ -350,7 +341,7 @@ def _check_fit(world: World, numbers: Sequence[int], entries: Sequence[Entry]) -
     """Raise ``ValueError`` unless replicas have the shapes in the file; numbers of rows may differ."""
     complaints, has_other_dtypes = [], False
     state, streams = world.rank_state, _streams(world)
-    by_rank = world.run(_Inspect(numbers, digest=False))
+    by_rank = world.run(Ask(_inspect, numbers, False))
     for number, entry, found in zip(numbers, entries, zip(*by_rank)):
         kind = None if number in streams else state.engine.type_of(state.shareds[number])
         has_rows = kind is not None and kind.ndim > 0 and kind.extents[0] is None

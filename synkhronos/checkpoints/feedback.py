@@ -22,7 +22,7 @@ from synkhronos.comms.formats import Format, from_json, make_wire, to_json
 from synkhronos.comms.wires import Kept, Wire, kept_by, lengths, restore
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.stores.handle import RequiredRows
-from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.rank_state import Ask, Command, RankState
 
 if TYPE_CHECKING:
     from synkhronos.checkpoints.archive import Reader
@@ -73,36 +73,24 @@ class Owner(NamedTuple):
         restore([state.wire(self.number, self.wire, shape)], [math.prod(shape)], kept)
 
 
-class _Find(Command):
+def _find(state: RankState, owner: Owner) -> tuple[int, list[int], int, int] | None:
     """Return, on each leader, its machine, the counts, and the lengths of the vectors."""
-
-    def __init__(self, owner: Owner) -> None:
-        self.owner = owner
-
-    def run(self, state: RankState) -> tuple[int, list[int], int, int] | None:
-        if state.transport.is_leader:
-            kept = self.owner.kept(state)
-            return state.transport.machine, kept.counts, kept.rest.size, kept.factors.size
-        return None
+    if state.transport.is_leader:
+        kept = owner.kept(state)
+        return state.transport.machine, kept.counts, kept.rest.size, kept.factors.size
+    return None
 
 
-class _Send(Command):
+def _send(state: RankState, owner: Owner) -> Any:
     """Send the state of each leader to the master. The factors, equal everywhere, are the master's."""
-
-    def __init__(self, owner: Owner) -> None:
-        self.owner = owner
-
-    def run(self, state: RankState) -> Any:
-        if state.is_master:
-            return self.owner.kept(state)[1:]
-        return state.send(self.owner.kept(state).rest) if state.transport.is_leader else None
+    if state.is_master:
+        return owner.kept(state)[1:]
+    return state.send(owner.kept(state).rest) if state.transport.is_leader else None
 
 
-class _Leaders(Command):
+def _leaders(state: RankState) -> int | None:
     """Return the machine of each rank that is a leader."""
-
-    def run(self, state: RankState) -> int | None:
-        return state.transport.machine if state.transport.is_leader else None
+    return state.transport.machine if state.transport.is_leader else None
 
 
 class _Keep(Command):
@@ -144,7 +132,7 @@ def find(world: World, numbers: Sequence[int], keys: dict[int, Key]) -> list[tup
     found: list[tuple[Owner, Feedback]] = []
     state = world.rank_state
     for owner in _of_leaders(state, numbers) + _of_progress_processes(state, numbers):
-        by_machine = sorted(item for item in world.run(_Find(owner)) if item is not None)
+        by_machine = sorted(item for item in world.run(Ask(_find, owner)) if item is not None)
         _, counts, rest, factors = by_machine[0]
         # If the counts differ, a collective has failed, and all start afresh.
         if rest and all(item[1] == counts for item in by_machine):
@@ -180,8 +168,8 @@ def _of_progress_processes(state: RankState, numbers: Sequence[int]) -> list[Own
 
 def arrays(world: World, owner: Owner, described: Feedback) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the arrays that `find` has found, with their names in the file."""
-    machines = world.run(_Leaders())
-    sent = world.run(_Send(owner))
+    machines = world.run(Ask(_leaders))
+    sent = world.run(Ask(_send, owner))
     rest, factors = sent[world.master_rank]
     for rank, machine in enumerate(machines):
         if machine is not None:
@@ -211,7 +199,7 @@ def read(world: World, reader: Reader, saved: Sequence[Feedback], by_key: dict[K
     state = world.rank_state
     if not state.comm.over_cpu.has_wires:
         return []
-    machines = sum(item is not None for item in world.run(_Leaders()))
+    machines = sum(item is not None for item in world.run(Ask(_leaders)))
     found = {}
     for item in saved:
         with reader.interpreting():
@@ -277,7 +265,7 @@ def restore_all(world: World, given: Sequence[Given], numbers: Sequence[int]) ->
         for owner in _of_progress_processes(world.rank_state, numbers)
         if owner.buckets is not None and owner not in owners
     ]
-    leaders = {machine: rank for rank, machine in enumerate(world.run(_Leaders()))}
+    leaders = {machine: rank for rank, machine in enumerate(world.run(Ask(_leaders)))}
     store = world.rank_state.store
     for owner, counts, rests, factors in [*given, *anew]:
         handles = {leaders[machine]: store.put(rest) for machine, rest in enumerate(rests)}

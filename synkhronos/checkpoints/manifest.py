@@ -6,8 +6,8 @@ other value once per rank.
 
 Which variable of a checkpoint is which variable here? A name that occurs once on both sides decides.
 Lasagne, however, calls all weights ``W``. Such variables are distinguished by the functions that use
-them and by their places there, then by dtypes and shapes. The order in which functions were built
-decides only if nothing else differs.
+them and by their places in the expressions there, then by dtypes and shapes. The order in which
+functions were built decides only if nothing else differs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import (
     Hashable,
     Iterable,
     Iterator,
+    List,
     Mapping,
     NamedTuple,
     Optional,
@@ -39,6 +40,9 @@ from synkhronos.arithmetic.streams import GENERATORS, state_from_array, state_to
 FORMAT = ["synkhronos checkpoint", 1]
 
 Key = Tuple[Optional[str], int]
+#: The label of a function, and the digests and variables of its outputs, and of each of its updates.
+#: Without digests, as in older files, it is an empty digest, and the variables of the whole function.
+Use = Tuple[str, List[Tuple[str, List[Key]]]]
 
 
 class Entry(NamedTuple):
@@ -118,8 +122,8 @@ class Manifest(NamedTuple):
         The variables that were not saved.
     kept : list of Feedback
         Empty in older files, which do not contain it.
-    functions : list of (str, list of keys) or None
-        A label for each function, and its variables in the order of its graph; None in older files.
+    functions : list of Use or None
+        None in older files.
     """
 
     ranks: int
@@ -127,7 +131,7 @@ class Manifest(NamedTuple):
     entries: list[Entry]
     left_out: list[Key]
     kept: list[Feedback]
-    functions: list[tuple[str, list[Key]]] | None
+    functions: list[Use] | None
 
     def of(self, keys: Container[Key]) -> Manifest:
         """Return the manifest without the values of other variables."""
@@ -185,14 +189,24 @@ def interpret(description: Any) -> Manifest:
             raise ValueError(f"something is kept for {label(item.key)}, which is not in the file")
         if not item.members or not are_counts:
             raise ValueError(f"{label(item.key)}: {len(item.members)} arrays kept, counts {item.counts}")
-    functions = description.get("functions")
-    if functions is not None:
-        functions = [(name, [(item, nth) for item, nth in used]) for name, used in functions]
-        known = {*left_out, *(entry.key for entry in entries)}
-        for name, used in functions:
-            if not isinstance(name, str) or not known.issuperset(used) or len(set(used)) < len(used):
-                raise ValueError(f"the function {name!r} uses {used}")
+    known = {*left_out, *(entry.key for entry in entries)}
+    functions = _functions(description.get("functions"), known)
     return Manifest(ranks, master_rank, entries, left_out, kept, functions)
+
+
+def _functions(described: Any, known: set[Key]) -> list[Use] | None:
+    if described is None:
+        return None
+    functions: list[Use] = []
+    for name, items in described:
+        if all(isinstance(used, int) for _, used in items):  # of an older file
+            items = [("", items)]
+        functions.append((name, [(digest, [(key, nth) for key, nth in used]) for digest, used in items]))
+        for digest, used in functions[-1][1]:
+            are_names = isinstance(name, str) and isinstance(digest, str)
+            if not are_names or not known.issuperset(used) or len(set(used)) < len(used):
+                raise ValueError(f"the function {name!r} uses {used}")
+    return functions
 
 
 def for_other_ranks(manifest: Manifest, size: int, streams: Iterable[Key]) -> list[Entry]:
@@ -269,12 +283,29 @@ class Side(NamedTuple):
     ----------
     kinds : dict
         The dtype and shape of each variable, by its key; None if they are not known.
-    functions : list of (str, list of keys) or None
-        A label for each function, and its variables in the order of its graph. None in older files.
+    functions : list of Use or None
+        None in older files.
     """
 
     kinds: Mapping[Key, Any]
-    functions: Sequence[tuple[str, Sequence[Key]]] | None
+    functions: Sequence[Use] | None
+
+    def mentions(
+        self, known: Mapping[Key, Key], in_expressions: bool, uses_kinds: bool
+    ) -> list[tuple[Hashable, Sequence[Key]]]:
+        """Return a description and the variables of each expression, or of each function's outputs.
+
+        The description has the label of the function, or the kinds of the variables. `known` are the
+        keys in the file of the variables that were found before.
+        """
+        found: list[tuple[Hashable, Sequence[Key]]] = []
+        for name, expressions in self.functions or ():
+            # The order in a whole function would depend on the order in which updates are listed.
+            for digest, keys in expressions if in_expressions else [("", expressions[0][1])]:
+                kinds = tuple(self.kinds[key] for key in keys)
+                marks = tuple(known.get(key, key[0]) for key in keys)
+                found.append(((kinds if uses_kinds else name, digest, marks), keys))
+        return found
 
 
 def label_of(name: str) -> str:
@@ -310,17 +341,11 @@ def match(saved: Side, state: Side, strict: bool) -> dict[Key, Key]:
         names = dict.fromkeys("without a name" if name is None else repr(name) for name, _ in in_doubt)
         warn(
             f"load: the variables {listed(names)} are matched by the order in which the functions were "
-            f"built, as nothing else distinguishes them: give the functions names, by "
-            f"synk.function(..., name=), before save()"
+            f"built, as nothing else distinguishes them: give them names before save(), or give the "
+            f"functions names, by synk.function(..., name=)"
         )
         return {**found, **{key: key for key in rest}}
-    kinds = [(key, state.kinds[key], saved.kinds[other]) for key, other in found.items()]
-    complaints = [
-        f"{label(key)} is {kind[0]}, in the file {other[0]}"
-        for key, kind, other in kinds
-        if in_doubt and kind and other and kind[0] != other[0]
-    ]
-    complaints += [f"it is not certain which variable of the file is {label(key)}" for key in in_doubt]
+    complaints = [f"it is not certain which variable of the file is {label(key)}" for key in in_doubt]
     if strict or not found:
         doubtful = {name for name, _ in in_doubt}
         complaints += [
@@ -329,6 +354,13 @@ def match(saved: Side, state: Side, strict: bool) -> dict[Key, Key]:
             if key in left and key[0] not in doubtful and kind is not None  # else save() left it out
         ]
         complaints += [f"{label(key)} is not in the file" for key in rest if key not in in_doubt]
+    if complaints:  # other dtypes may be the cause
+        kinds = [(key, state.kinds[key], saved.kinds[other]) for key, other in found.items()]
+        complaints[:0] = [
+            f"{label(key)} is {kind[0]}, in the file {other[0]}"
+            for key, kind, other in kinds
+            if kind and other and kind[0] != other[0]
+        ]
     remedy = "build the same functions, with the same names, as in the script that saved it"
     if strict and not in_doubt:
         remedy += "; or load(path, strict=False) what both have"
@@ -345,14 +377,12 @@ def _distinguished(saved: Side, state: Side, strict: bool) -> dict[Key, Key]:
         differing = [label(key) for key, other in list(pairs) if found.setdefault(key, other) != other]
         complain(
             [f"functions have {name} in another place than those of the file" for name in differing],
-            "list the updates of functions in the same order as in the script that saved it",
+            "build the same functions as in the script that saved it",
         )
         return len(found) > before
 
     add(_by_variables(saved.kinds, state.kinds, False))
-    while add(_by_functions(saved, state, found, False)) or add(
-        _by_functions(saved, state, found, True)
-    ):
+    while any(add(_by_functions(saved, state, found, *evidence)) for evidence in _EVIDENCE):
         pass
     for uses_kinds in (True, False) if strict else ():  # otherwise the rest may be other variables
         rest = {key: kind for key, kind in state.kinds.items() if key not in found}
@@ -373,25 +403,18 @@ def _by_variables(
         yield list(state)[item], list(saved)[other]
 
 
+#: Whether the functions are compared by expressions, and by kinds instead of labels; the best is first
+_EVIDENCE = (True, False), (True, True), (False, False), (False, True)
+
+
 def _by_functions(
-    saved: Side, state: Side, found: Mapping[Key, Key], uses_kinds: bool
+    saved: Side, state: Side, found: Mapping[Key, Key], in_expressions: bool, uses_kinds: bool
 ) -> Iterator[tuple[Key, Key]]:
-    """Yield the pairs of variables of functions with unique labels, or of unique names and kinds."""
-    known = found, {key: key for key in found.values()}
-    marks = [  # what is known of a function's variables on either side: the key in the file, or the name
-        [tuple(keys.get(handle, handle[0]) for handle in used) for _, used in side.functions or ()]
-        for keys, side in zip(known, (state, saved))
-    ]
-    mine, theirs = (
-        [
-            tuple((item[0], side.kinds[item]) for item in used) if uses_kinds else (name, mark)
-            for mark, (name, used) in zip(each, side.functions or ())
-        ]
-        for each, side in zip(marks, (state, saved))
-    )
-    for item, other in _unique(mine, theirs):
-        if marks[0][item] == marks[1][other]:
-            yield from zip((state.functions or ())[item][1], (saved.functions or ())[other][1])
+    """Yield the pairs of variables that are used alike."""
+    mine = state.mentions(found, in_expressions, uses_kinds)
+    theirs = saved.mentions({key: key for key in found.values()}, in_expressions, uses_kinds)
+    for item, other in _unique([mark for mark, _ in mine], [mark for mark, _ in theirs]):
+        yield from zip(mine[item][1], theirs[other][1])
 
 
 def _unique(mine: Sequence[Hashable], theirs: Sequence[Hashable]) -> Iterator[tuple[int, int]]:

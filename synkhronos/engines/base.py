@@ -428,6 +428,15 @@ class Engine(ABC):
     def shareds(self, compiled: Compiled) -> list[SharedVariable]:
         """Return the shared variables that a compiled function reads or updates, in a fixed order."""
 
+    def fingerprints(self, compiled: Compiled) -> list[tuple[str, list[SharedVariable]]]:
+        """Return a digest and the shared variables of a function's outputs, and of each of its updates.
+
+        In a script that builds the same expressions with other variables, the digests are equal and the
+        variables in the same order, with that of an update first. An engine that cannot tell returns
+        none.
+        """
+        return []
+
     @abstractmethod
     def updated(self, compiled: Compiled) -> list[SharedVariable]:
         """Return the shared variables that a compiled function updates, including default updates."""

@@ -26,7 +26,7 @@ from synkhronos._text import listed, shortened
 from synkhronos.engines import names
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.engines.analysis.fixed_rows import free_rows
-from synkhronos.engines.analysis.graphs import contain_collectives
+from synkhronos.engines.analysis.graphs import contain_collectives, fingerprints
 from synkhronos.engines.analysis.result_dependence import analyze, arguments_and_results, recurrent
 from synkhronos.engines.analysis.windows import cut_windows
 from synkhronos.engines.base import (
@@ -220,6 +220,12 @@ class GraphEngine(Engine):
     def shareds(self, compiled: Compiled) -> list[SharedVariable]:
         return compiled.get_shared()
 
+    def fingerprints(self, compiled: Compiled) -> list[tuple[str, list[SharedVariable]]]:
+        specifications, outputs = self.source(compiled)
+        arguments = [spec.variable for spec in specifications]
+        updates = [[spec.variable, spec.update] for spec in specifications if spec.update is not None]
+        return fingerprints(arguments, [outputs, *updates])
+
     def updated(self, compiled: Compiled) -> list[SharedVariable]:
         return [spec.variable for spec in compiled.maker.inputs if spec.update is not None]
 
@@ -313,10 +319,10 @@ class GraphEngine(Engine):
     # Shared variables
 
     def storage(self, shared: SharedVariable) -> Array:
-        return shared.container.storage[0]
+        return vars(shared.container)["storage"][0]  # without the property of a `_ReportingContainer`
 
     def store(self, shared: SharedVariable, array: Array) -> None:
-        shared.container.storage[0] = array
+        vars(shared.container)["storage"][0] = array
 
     def release(self, shareds: Sequence[SharedVariable], used: Iterable[SharedVariable]) -> None:
         # A clone of a variable may have the storage of the original.
@@ -365,9 +371,16 @@ class _ReportingContainer(Container):
     """A container that reports when a script sets, updates or gets the value of its shared variable.
 
     ``set_value`` and ``get_value`` use the attribute ``value`` of the variable's container. Compiled
-    functions write to the list inside it, and so does the engine: this adds no cost to a call. Its
-    copies are ordinary containers.
+    functions write to the list inside it, and so does the engine: this adds no cost to a call. A script
+    that takes this list may write to it, too. Its copies are ordinary containers.
     """
+
+    @property
+    def storage(self) -> list[Any]:
+        caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+        if caller not in (compiler.NAME, "synkhronos"):
+            self.notify("read")
+        return vars(self)["storage"]
 
     def __get__(self) -> Any:
         self.notify("read")

@@ -8,8 +8,8 @@ so that two of them read at wrong places. It is opened again, under the same num
 position, also if it is locked. Files that are written to, devices and unnamed resources of libraries are
 inherited.
 
-A worker keeps the descriptors of Python's standard streams and of the handlers of ``logging``, the pipes
-of multiprocessing's own servers, and those that the user names.
+A worker keeps the descriptors of Python's standard streams, the pipes of multiprocessing's own servers,
+and those that the user names.
 
 `open_unnamed` makes the files in which the processes of this package share memory.
 """
@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import logging
 import os
 import stat
 import sys
@@ -72,7 +71,7 @@ def give_up(
             if descriptor in kept or found is None or _file(descriptor) != found.file:
                 continue
             if not _reopen(descriptor, found.position, only_reads) and _is_shared(descriptor):
-                os.dup2(nothing, descriptor, inheritable=False)
+                _replace(descriptor, nothing, inheritable=False)
     finally:
         os.close(nothing)
 
@@ -92,10 +91,17 @@ def _reopen(descriptor: int, position: int | None, only_reads: bool) -> bool:
     else:
         os.lseek(opened, position, os.SEEK_SET)
     try:
-        os.dup2(opened, descriptor, os.get_inheritable(descriptor))
+        _replace(descriptor, opened, os.get_inheritable(descriptor))
     finally:
         os.close(opened)
     return True
+
+
+def _replace(descriptor: int, other: int, inheritable: bool) -> None:
+    try:
+        os.dup2(other, descriptor, inheritable)
+    except OSError:  # the limit of numbers was set after it had been opened
+        os.close(descriptor)
 
 
 def _open_file(descriptor: int) -> OpenFile | None:
@@ -134,15 +140,10 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def _of_streams() -> Iterator[int]:
-    """The descriptors that printing and logging use."""
-    handlers = [reference() for reference in logging._handlerList]  # type: ignore[attr-defined]  # internal
-    streams: list[Any] = [sys.stdin, sys.stdout, sys.stderr]
-    streams += [sys.__stdin__, sys.__stdout__, sys.__stderr__]
-    for handler in handlers:
-        streams += [getattr(handler, name, None) for name in ("stream", "sock", "socket")]
-    for stream in streams:
+    """The descriptors that printing uses."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(Exception):  # a replacement of a stream may raise anything
-            yield stream.fileno()
+            yield stream.fileno()  # type: ignore[union-attr]
 
 
 def _of_servers() -> Iterator[int]:

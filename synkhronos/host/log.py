@@ -3,31 +3,31 @@
 Without a setting, Python shows warnings and nothing else. A program that sets up `logging` itself gets
 the records as from any other library.
 
-A handler that keeps state, such as one that rotates its file, must not be used by several processes. So
-in a child, each handler of before the fork appends the record to a file without a name instead, which
-the master reads while it waits for the workers and at the end of each command. Appending never waits,
-and what a child has written before it dies is not lost. Handlers that write to a standard stream, or
-append to a file, keep no state and stay in use.
+Children log through the handlers of the master, with the levels that it has now. A child appends its
+records to a file without a name, which the master reads while it waits for the workers and at the end of
+each command. Appending never waits, and what a child has written before it dies is not lost. When the
+script sets a level, it is written to memory that the children share. Handlers that a child itself has
+added are its own, and so are `LineHandler` objects, which keep no state.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import fcntl
-import functools
+import itertools
 import logging
+import mmap
 import os
 import pickle
 import select
 import struct
 import time
 import warnings
-from typing import TYPE_CHECKING, BinaryIO
+import weakref
+from typing import BinaryIO
 
 from synkhronos.host.handler_errors import reraise_if_handlers
-
-if TYPE_CHECKING:
-    from logging.handlers import QueueHandler
 
 #: An environment variable: ``debug``, ``info``, ``warning`` or ``error``
 VARIABLE = "SYNKHRONOS_LOG"
@@ -40,6 +40,8 @@ _STDERR = 2
 _LENGTH = struct.Struct("<I")
 _PUNCH_HOLE = 3  # of fallocate: with this, the file keeps its size
 _MANY = 1 << 20  # bytes that have been read, and are kept for a while
+_ROOM = 1 << 20  # bytes of the memory with the levels, which come after two numbers
+_LEVELS = 8  # bytes of such a number
 
 
 class LineHandler(logging.Handler):
@@ -115,73 +117,132 @@ def _handler() -> LineHandler | None:
 
 
 class LogRelay:
-    """The records of children for some handlers.
+    """The records of children for the handlers of the master, and its levels for the children.
 
     Parameters
     ----------
-    handlers : list of logging.Handler
-        The `handlers_with_state`.
     file : file
         An empty file, which the children inherit.
+
+    Attributes
+    ----------
+    has_records : memoryview
+        Its only element is 1 if there are records that `emit` has not seen.
     """
 
-    def __init__(self, handlers: list[logging.Handler], file: BinaryIO) -> None:
-        self._handlers = handlers
+    def __init__(self, file: BinaryIO) -> None:
         self._file, self._rest = file, b""
         self._read = self._freed = 0
         number = file.fileno()
         fcntl.fcntl(number, fcntl.F_SETFL, fcntl.fcntl(number, fcntl.F_GETFL) | os.O_APPEND)
+        self._memory = mmap.mmap(-1, _ROOM)
+        numbers = memoryview(self._memory)[: 2 * _LEVELS].cast("Q")
+        self.has_records, self._version = numbers[:1], numbers[1:]
+        self._seen, self._owner = 0, os.getpid()
+        loggers = [logging.root, *logging.Logger.manager.loggerDict.values()]
+        handlers = itertools.chain.from_iterable(getattr(each, "handlers", ()) for each in loggers)
+        self._inherited = {handler for handler in handlers if not isinstance(handler, LineHandler)}
+        _relays.add(self)
+        logging.Logger.manager._clear_cache = _levels_changed  # type: ignore[attr-defined]  # internal
+
+    # In a child
 
     def redirect(self) -> None:
-        """In a child: let the handlers send their records to the master."""
-        from logging.handlers import QueueHandler  # takes milliseconds
+        """Let the handlers of the master have all records of this process, and follow its levels."""
+        is_enabled, call_handlers = logging.Logger.isEnabledFor, logging.Logger.callHandlers
 
-        queue = QueueHandler(None)  # type: ignore[arg-type]  # only for `prepare`
-        for number, handler in enumerate(self._handlers):
-            handler.handle = functools.partial(self._send, queue, number)  # type: ignore[method-assign]
+        def is_enabled_now(logger: logging.Logger, level: int) -> bool:
+            if self._version[0] != self._seen:
+                self._follow()
+            return is_enabled(logger, level)
 
-    def _send(self, queue: QueueHandler, number: int, record: logging.LogRecord) -> bool:
-        handler = self._handlers[number]
-        chosen = handler.filter(record)
-        if not chosen:
-            return False
+        def call_or_send(logger: logging.Logger, record: logging.LogRecord) -> None:
+            if logger is not logging.root and logger.manager.loggerDict.get(logger.name) is not logger:
+                return call_handlers(logger, record)  # the master could not find it by its name
+            own = [handler for handler in _handlers_of(logger) if handler not in self._inherited]
+            _call(own, record)
+            try:
+                self._send(_with_texts(record), bool(own))
+            except Exception as error:  # its message and its arguments do not fit
+                reraise_if_handlers(error)
+                logging.NullHandler().handleError(record)
+
+        logging.Logger.isEnabledFor = is_enabled_now  # type: ignore[method-assign, assignment]
+        logging.Logger.callHandlers = call_or_send  # type: ignore[method-assign, assignment]
+
+    def _send(self, record: logging.LogRecord, has_own: bool) -> None:
         try:
-            prepared = queue.prepare(chosen if isinstance(chosen, logging.LogRecord) else record)
-            payload = pickle.dumps((number, prepared))
+            payload = pickle.dumps((record, has_own))
         except Exception as error:  # a value of the script that cannot be pickled
             reraise_if_handlers(error)
-            handler.handleError(record)
-            return True
+            for name, value in vars(record).items():
+                if not isinstance(value, (str, int, float, type(None))):
+                    setattr(record, name, repr(value))
+            payload = pickle.dumps((record, has_own))
         os.write(self._file.fileno(), _LENGTH.pack(len(payload)) + payload)
-        return True
+        self.has_records[0] = 1
+
+    def _follow(self) -> None:
+        """Set the levels of the master."""
+        version = self._version[0]
+        content = self._memory[2 * _LEVELS :]
+        if version % 2 or self._version[0] != version:
+            return  # they are being written
+        self._seen = version
+        disabled, levels = pickle.loads(content)
+        logging.disable(disabled)
+        for name, level in levels.items():
+            if logging.getLogger(name).level != level:
+                logging.getLogger(name).setLevel(level)
+
+    # In the master
+
+    def publish(self) -> None:
+        """Let the children have the levels of now."""
+        if os.getpid() != self._owner:
+            return
+        levels: dict[str | None, int] = {None: logging.root.level}
+        for name, logger in list(logging.Logger.manager.loggerDict.items()):
+            if isinstance(logger, logging.Logger):
+                levels[name] = logger.level
+        content = pickle.dumps((logging.root.manager.disable, levels))
+        if len(content) <= _ROOM - 2 * _LEVELS:
+            self._version[0] += 1
+            self._memory[2 * _LEVELS : 2 * _LEVELS + len(content)] = content
+            self._version[0] += 1
 
     def emit(self) -> None:
-        """In the master: let the handlers emit what has come since the last call."""
+        """Let the handlers emit what has come since the last call."""
+        self.has_records[0] = 0
         end = os.fstat(self._file.fileno()).st_size
         if end == self._read:
             return
         self._rest += os.pread(self._file.fileno(), end - self._read, self._read)
         self._read = end
-        attached = _attached()
         for payload in self._received():
-            number, record = pickle.loads(payload)
-            handler = self._handlers[number]
-            if handler in attached:  # otherwise the script has removed it since
-                handler.acquire()
-                try:
-                    handler.emit(record)
-                except Exception as error:  # by default, handlers catch them
-                    reraise_if_handlers(error)
-                    handler.handleError(record)
-                finally:
-                    handler.release()
+            record = logging.makeLogRecord({"msg": "a record that cannot be unpickled"})
+            try:
+                record, has_own = pickle.loads(payload)
+                self._handle(record, has_own)
+            except Exception as error:  # by default, handlers catch them
+                reraise_if_handlers(error)
+                logging.NullHandler().handleError(record)
         if self._read - self._freed > _MANY:
             place, length = ctypes.c_long(self._freed), ctypes.c_long(self._read - self._freed)
             ctypes.CDLL(None).fallocate(self._file.fileno(), _PUNCH_HOLE, place, length)
             self._freed = self._read
 
+    def _handle(self, record: logging.LogRecord, has_own: bool) -> None:
+        """Call the handlers of a record; if the child has its own, only those that it has inherited."""
+        logger = logging.getLogger(None if record.name == logging.root.name else record.name)
+        if has_own:
+            _call([handler for handler in _handlers_of(logger) if handler in self._inherited], record)
+        elif not logger.disabled:
+            logger.callHandlers(record)
+
     def close(self) -> None:
-        """Close the file, when the children have ended."""
+        """Emit the rest and close the file, when the children have ended."""
+        self.emit()
         self._file.close()
 
     def _received(self) -> list[bytes]:
@@ -197,26 +258,37 @@ class LogRelay:
         return found
 
 
-def handlers_with_state() -> list[logging.Handler]:
-    """Return the handlers of loggers that only one process must use."""
-    return [handler for handler in _attached() if not _is_without_state(handler)]
+_relays: weakref.WeakSet[LogRelay] = weakref.WeakSet()
 
 
-def _attached() -> list[logging.Handler]:
-    """Return the handlers of all loggers."""
-    loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
-    each = [item for logger in loggers for item in getattr(logger, "handlers", ())]
-    return list(dict.fromkeys(each))
+def _levels_changed() -> None:
+    """Called by `logging` when a level is set; let children have it, too."""
+    manager = logging.Logger.manager
+    type(manager)._clear_cache(manager)  # type: ignore[attr-defined]  # internal
+    for relay in list(_relays):
+        relay.publish()
 
 
-def _is_without_state(handler: logging.Handler) -> bool:
-    """Whether several processes can use a handler: each record is written at once, to the same file."""
-    if type(handler) is logging.FileHandler:
-        return handler.stream is not None
-    if isinstance(handler, logging.FileHandler) or not isinstance(handler, logging.StreamHandler):
-        return isinstance(handler, (logging.NullHandler, LineHandler))
-    try:
-        return handler.stream.fileno() >= 0
-    except (AttributeError, OSError, ValueError) as error:
-        reraise_if_handlers(error)
-        return False
+def _handlers_of(logger: logging.Logger | None) -> list[logging.Handler]:
+    """Return the handlers that records of a logger reach."""
+    found: list[logging.Handler] = []
+    while logger is not None:
+        found += logger.handlers
+        logger = logger.parent if logger.propagate else None
+    return found
+
+
+def _with_texts(record: logging.LogRecord) -> logging.LogRecord:
+    """Return a copy of a record that can be pickled, with texts in place of arguments and exceptions."""
+    copied = copy.copy(record)
+    copied.msg, copied.args = record.getMessage(), None
+    if record.exc_info:
+        copied.exc_text = record.exc_text or logging.Formatter().formatException(record.exc_info)
+        copied.exc_info = None
+    return copied
+
+
+def _call(handlers: list[logging.Handler], record: logging.LogRecord) -> None:
+    for handler in handlers:
+        if record.levelno >= handler.level:
+            handler.handle(record)

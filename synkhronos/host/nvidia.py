@@ -45,12 +45,10 @@ import hashlib
 import os
 import re
 import secrets
-import shutil
 import stat
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
@@ -72,7 +70,6 @@ OF_DRIVERS = (
 PROGRAM = Path("/proc/self/exe")
 RELEASES = ("/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda")
 LINKS = re.compile(r"/synkhronos[^/]*/libraries-\w+$")  # the folders of `links_folder`
-OUTDATED = 30 * 24 * 3600.0  # seconds without use after which a folder of broken links is removed
 UNSAFE_IN_PATH = ":;$"  # characters with a special meaning to the loader
 
 Version = Tuple[int, ...]
@@ -359,8 +356,6 @@ def links_folder(links: Mapping[str, str], environ: Mapping[str, str]) -> Path:
             folder = private_folder(private_folder(place) / f"libraries-{digest.hexdigest()[:16]}")
             for name, file in links.items():
                 link(folder / name, file)
-            os.utime(folder)
-            remove_outdated(folder)
             return folder
         except OSError as error:
             complaints.append(f"{place}: {error.strerror or error}")
@@ -416,14 +411,3 @@ def link(path: Path, file: str) -> None:
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     os.symlink(file, new)
     os.replace(new, path)
-
-
-def remove_outdated(used: Path) -> None:
-    """Remove outdated folders with broken links, except the folder in use."""
-    for folder in used.parent.glob("libraries-*"):
-        try:
-            idle = time.time() - folder.stat().st_mtime
-            if idle > OUTDATED and not all(path.exists() for path in folder.iterdir()):
-                shutil.rmtree(folder)
-        except OSError:  # another process is removing it
-            continue

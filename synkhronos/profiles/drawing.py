@@ -20,17 +20,6 @@ _LEAST_SHARE = 0.02  # of the time of all functions, for a function to be drawn
 _ROOM = 1.28  # to the right of the longest bar, for its text
 
 
-class Span(NamedTuple):
-    """An interval of a rank: its start and length in seconds, and its category.
-
-    A span hides what is below it, which is any span before it.
-    """
-
-    start: float
-    seconds: float
-    category: str
-
-
 class Timeline(NamedTuple):
     """A part of a profile that is drawn.
 
@@ -40,15 +29,16 @@ class Timeline(NamedTuple):
         Which steps they are.
     seconds : float
         The length of the part.
-    spans : list of list of Span
-        For each rank, in the order in which they are drawn.
+    spans : list of list of (float, float, str)
+        For each rank, the start, the length and the category of intervals. An interval hides what is
+        below it, which is any interval before it.
     notes : list of str
         For each rank, the share of its time in all steps in which it waits, and for whom.
     """
 
     title: str
     seconds: float
-    spans: list[list[Span]]
+    spans: list[list[tuple[float, float, str]]]
     notes: list[str]
 
 
@@ -89,9 +79,9 @@ def make_timeline(
     return Timeline(f"Timeline: {title}", end - begin, spans, _notes(events, waiting))
 
 
-def _span(event: Event, begin: float, end: float) -> Span:
+def _span(event: Event, begin: float, end: float) -> tuple[float, float, str]:
     category = "other" if event.category == COMMAND else event.category
-    return Span(event.start - begin, min(event.start + event.seconds, end) - event.start, category)
+    return event.start - begin, min(event.start + event.seconds, end) - event.start, category
 
 
 def _notes(events: Sequence[Sequence[Event]], waiting: Sequence[float]) -> list[str]:
@@ -140,7 +130,7 @@ def make_figure(
     ]
     bars = [1.3 * len(ranks), *(len(every) for _, every in functions)]
     if timeline is not None:
-        bars.insert(0, 1.3 * len(ranks))
+        bars.insert(0, bars[0])
     heights = [count + 2 for count in bars]
     figure = Figure(figsize=(10, 0.27 * sum(heights) + 0.3), layout="constrained")
     panels = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
@@ -172,8 +162,8 @@ def draw_timeline(timeline: Timeline, ranks: Sequence[str]) -> Any:
 def _draw_timeline(axes: Any, timeline: Timeline, ranks: Sequence[str]) -> None:
     places, whole = np.arange(len(ranks))[::-1], 1e3 * timeline.seconds
     for place, spans, note in zip(places, timeline.spans, timeline.notes):
-        intervals = [(1e3 * span.start, 1e3 * span.seconds) for span in spans]
-        shades = [COLORS[span.category] for span in spans]
+        intervals = [(1e3 * start, 1e3 * seconds) for start, seconds, _ in spans]
+        shades = [COLORS[category] for *_, category in spans]
         axes.broken_barh(intervals, (place - 0.35, 0.7), facecolors=shades, linewidth=0)
         _write(axes, note, whole, place)
     _finish(axes, timeline.title, ranks, np.array([whole]))

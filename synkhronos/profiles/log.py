@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from synkhronos.world.rank_state import Command, RankState
+from synkhronos.world.rank_state import RankState
 from synkhronos.world.world import current_world, world_exists
 
 if TYPE_CHECKING:
@@ -181,32 +181,21 @@ def _name_of(compiled: Compiled) -> str:
     return getattr(compiled, "name", None) or "call"
 
 
-class Begin(Command):
-    """Begin to measure.
-
-    Parameters
-    ----------
-    operations : bool
-        Whether the operations of compiled functions are timed, too.
-    """
-
-    def __init__(self, operations: bool) -> None:
-        self.operations = operations
-
-    def run(self, state: RankState) -> list[Reading]:
-        readings = state.transport.compare_clocks()
-        state.log = log = Log(state.transport.clock)
-        if self.operations:
-            log.time_operations(state.engine)
-        for category, name, method in _TIMED:
-            owner = state if name is None else getattr(state, name)
-            if hasattr(owner, method):
-                log.replace(owner, method, category)
-        for category, owner, method in state.comm.timed():
+def begin(state: RankState, operations: bool) -> list[Reading]:
+    """Begin to measure on a rank, also the operations of compiled functions if they are wanted."""
+    readings = state.transport.compare_clocks()
+    state.log = log = Log(state.transport.clock)
+    if operations:
+        log.time_operations(state.engine)
+    for category, name, method in _TIMED:
+        owner = state if name is None else getattr(state, name)
+        if hasattr(owner, method):
             log.replace(owner, method, category)
-        if not state.is_master:
-            log.replace(state, "execute", COMMAND)
-        return readings
+    for category, owner, method in state.comm.timed():
+        log.replace(owner, method, category)
+    if not state.is_master:
+        log.replace(state, "execute", COMMAND)
+    return readings
 
 
 class Timed(NamedTuple):
@@ -248,14 +237,12 @@ class OfRank(NamedTuple):
     host: str
 
 
-class End(Command):
-    """End the measurement, and return it."""
-
-    def run(self, state: RankState) -> tuple[OfRank, list[Reading]]:
-        log = stop(state)
-        readings = state.transport.compare_clocks()
-        measured = log.events, log.functions(), log.node_times
-        return OfRank(*measured, state.transport.machine, socket.gethostname()), readings
+def end(state: RankState) -> tuple[OfRank, list[Reading]]:
+    """End the measurement on a rank, and return it."""
+    log = stop(state)
+    readings = state.transport.compare_clocks()
+    measured = log.events, log.functions(), log.node_times
+    return OfRank(*measured, state.transport.machine, socket.gethostname()), readings
 
 
 def stop(state: RankState) -> Log:

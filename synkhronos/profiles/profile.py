@@ -14,11 +14,13 @@ from synkhronos._errors import FuseError
 from synkhronos._typing import AnyArray, PathLike
 from synkhronos.arithmetic.machines import Reading, to_own
 from synkhronos.functions.replicate import replicate
+from synkhronos.profiles import log as of_rank
 from synkhronos.profiles import operations as tables
 from synkhronos.profiles.drawing import Timeline, draw_timeline, make_figure, make_timeline
-from synkhronos.profiles.log import CATEGORIES, COMMAND, Begin, End, Event, OfRank, stop
+from synkhronos.profiles.log import CATEGORIES, COMMAND, Event, OfRank
 from synkhronos.profiles.operations import Operation
 from synkhronos.profiles.trace import Nodes, make_trace
+from synkhronos.world.rank_state import Ask
 from synkhronos.world.world import current_world
 
 
@@ -286,7 +288,7 @@ def profile(path: PathLike | None = None, operations: bool = False) -> Iterator[
     replicate(world)
     measured = Profile()
     try:
-        begin = world.run(Begin(operations))[world.master_rank]
+        begin = world.run(Ask(of_rank.begin, operations))[world.master_rank]
         log = world.rank_state.log
         log.events.clear()  # they are about the wait for the workers in that command
         log.replace(world, "run", COMMAND)
@@ -295,9 +297,9 @@ def profile(path: PathLike | None = None, operations: bool = False) -> Iterator[
         if world.rank_state.log:
             world.rank_state.log.stop()
         if world.broken is None and not world.closed:
-            found, readings = zip(*world.run(End()))
+            found, readings = zip(*world.run(Ask(of_rank.end)))
             measured._align(found, begin, readings[world.master_rank])
             if path is not None:
                 measured.save(path)
         elif world.rank_state.log:  # no command can run, but this rank must stop measuring
-            stop(world.rank_state)
+            of_rank.stop(world.rank_state)

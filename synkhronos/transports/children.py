@@ -12,7 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping
 
 from synkhronos.host.descriptors import open_unnamed
-from synkhronos.host.log import LogRelay, handlers_with_state
+from synkhronos.host.log import LogRelay
 from synkhronos.host.signals import (
     ENDING,
     DeferredSignals,
@@ -57,12 +57,11 @@ class Children:
 
     def relay_log(self) -> None:
         """Let the script's handlers emit the records of the children that are forked from now on."""
-        handlers = handlers_with_state()
-        self.log = LogRelay(handlers, open_unnamed("synkhronos-log")) if handlers else None
+        self.log = LogRelay(open_unnamed("synkhronos-log"))
 
     def emit_log(self) -> None:
         """Let the script's handlers emit the records that have come since the last call."""
-        if self.log is not None:
+        if self.log is not None and self.log.has_records[0]:
             self.log.emit()
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
@@ -170,7 +169,6 @@ class Children:
         kill_and_join(workers.values())
         self.end_service_processes(0)
         self._forker.end()
-        self.emit_log()
         if self.log is not None:
             self.log.close()
             self.log = None

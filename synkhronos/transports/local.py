@@ -312,7 +312,8 @@ class LocalTransport(Transport):
         self._commands += 1
         self._progress.finish(self.rank, self._passed)
         replies = self._wait_for_replies()
-        if self._children.log is not None:
+        log = self._children.log
+        if log is not None and log.has_records[0]:
             self._emit_records()
         self._mailbox.long = None  # it has been read
         if self._progress.aborted[0] or self.in_program:

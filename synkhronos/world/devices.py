@@ -181,6 +181,8 @@ def bind_devices(state: RankState, devices: Sequence[str], machines: Sequence[in
 
     Parameters
     ----------
+    state : RankState
+        The rank.
     devices : list of str
         The device of each rank.
     machines : list of int

@@ -270,26 +270,62 @@ def test_equal_names_that_nothing_distinguishes_are_an_error_or_a_warning(world_
     del again
 
 
-def test_equal_names_that_functions_have_in_contradictory_places_are_an_error(world_of, tmp_path):
-    def build(order, dtype="float64"):
+def test_the_updates_of_functions_may_be_listed_in_another_order(world_of, tmp_path):
+    def build(order):
+        world_of(2)
+        x = tt.dmatrix("x")
+        weights, targets = ([compiler.shared(np.ones((2, 2)), "W") for _ in range(3)] for _ in range(2))
+        loss = tt.sqr(
+            tt.dot(tt.tanh(tt.dot(tt.tanh(tt.dot(x, weights[0])), weights[1])), weights[2])
+        ).sum()
+        updates = [(weight, weight - 0.1 * tt.grad(loss, weight)) for weight in weights]
+        copies = [(target, weight + 0 * target) for target, weight in zip(targets, weights)]
+        step, copy = (
+            synk.function(inputs, updates=[pairs[place] for place in order], mode="FAST_COMPILE")
+            for inputs, pairs in (([x], updates), ([], copies))
+        )
+        return step, copy, [*weights, *targets]
+
+    *functions, variables = build([0, 1, 2])
+    for number, variable in enumerate(variables):
+        synk.broadcast(variable, np.full((2, 2), float(number)))
+    synk.save(tmp_path / "file")
+    del functions
+    *functions, variables = build([2, 0, 1])
+    synk.load(tmp_path / "file")
+    assert [variable.get_value()[0, 0] for variable in variables] == [0, 1, 2, 3, 4, 5]
+    del functions
+
+
+def test_equal_names_in_changed_functions_are_found_by_the_outputs_or_refused(world_of, tmp_path):
+    def build(order, dtype="float64", has_output=True, function=tt.sqr):
         world_of(1)
         x, pair = tt.dmatrix("x"), [compiler.shared(np.ones((2, 2)), "W") for _ in range(2)]
         bias = compiler.shared(np.ones(2, dtype), "bias")
         shifted = tt.cast(x, dtype) + bias
-        loss = tt.sqr(tt.dot(tt.dot(x, pair[0]), pair[1])).mean() + tt.sqr(shifted).mean()
+        loss = function(tt.dot(tt.dot(x, pair[0]), pair[1])).mean() + tt.sqr(shifted).mean()
         updates = [(item, tt.cast(item - tt.grad(loss, item), item.dtype)) for item in [*pair, bias]]
         ordered = [updates[place] for place in order]
-        return train.parallel_function([x], loss, updates=ordered, mode="FAST_COMPILE")
+        outputs = loss if has_output else []
+        make = train.parallel_function if has_output else synk.function
+        return make([x], outputs, updates=ordered, mode="FAST_COMPILE"), pair
 
-    saved = build([0, 1, 2])
-    synk.save(tmp_path / "file")
-    del saved
-    step = build([1, 0, 2])
-    with pytest.raises(ValueError, match="functions have 'W'.* in another place.*nothing was changed"):
-        synk.load(tmp_path / "file")
-    step = build([0, 1, 2], "float32")  # its gradients are another vector
-    with pytest.raises(ValueError, match="not fit: 'bias' is float32, in the file float64; it is not"):
-        synk.load(tmp_path / "file")
+    for has_output in (True, False):
+        step, pair = build([0, 1, 2], has_output=has_output)
+        synk.broadcast(pair[1], np.zeros((2, 2)))
+        synk.save(tmp_path / f"file{has_output}")
+        del step
+    step, pair = build([1, 0, 2])
+    synk.load(tmp_path / "fileTrue")
+    assert [variable.get_value()[0, 0] for variable in pair] == [1, 0]
+    del step
+    step, _ = build([0, 1, 2], "float32")
+    with pytest.raises(ValueError, match="not fit: 'bias.* is float32, in the file float64"):
+        synk.load(tmp_path / "fileTrue")
+    del step
+    step, _ = build([1, 0, 2], has_output=False, function=tt.cosh)
+    with pytest.raises(ValueError, match="not certain which variable of the file is 'W'"):
+        synk.load(tmp_path / "fileFalse")
     del step
 
 
@@ -688,6 +724,8 @@ def test_hostile_descriptions_are_refused(small, tmp_path):
         at("entries", 0, 4, value=[]), at("left_out", value=[1]), at("left_out", value=[["w", 0]]),
         at("functions", value=1), at("functions", value=[["f", [["other", 0]]]]),
         at("functions", 0, 0, value=[]), at("functions", 0, 1, value=[["w", 0], ["w", 0]]),
+        at("functions", value=[["f", [[7, [["w", 0]]]]]]), at("functions", value=[["f", [["", ["w"]]]]]),
+        at("functions", value=[["f", [["digest", [["other", 0]]]]]]), at("functions", value=[["f", 1]]),
         at("extra", value=[]), at("extra", "step", value=["pickle", "extra_0"]),
         at("extra", "step", value=["array", "shared_99"]),
         at("extra", "step", value=["random_state", "extra_0"]), at("extra", "step", value=7),

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import logging
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -155,6 +156,19 @@ def say(rank):
     if not rank.is_master:
         print("printed", end="", flush=True)
         logging.getLogger("of the script").warning("logged")
+
+
+@own_process
+def test_numbers_above_the_limit_are_closed():
+    reading, _ = os.pipe()
+    os.dup2(reading, 200)  # as a program may have opened it that has set the limit then
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, 1000))
+    start()
+    assert synk.spmd(is_open, 200) == [True, False]
+
+
+def is_open(rank, descriptor):
+    return os.path.exists(f"/proc/self/fd/{descriptor}")
 
 
 @own_process

@@ -48,7 +48,7 @@ FOUND = {
 )
 def test_pytensors_product_is_judged(change, state):
     found = {**FOUND, "version": "3.0.7", "pytensor": 0.010}
-    assert result_of(checks.judge_pytensor, {**found, **change}).state == state
+    assert result_of(checks.judge_product, {**found, **change}, "PyTensor").state == state
 
 
 def test_pytensor_without_numpy_2_is_a_problem(monkeypatch):
@@ -108,7 +108,7 @@ def test_a_compiler_that_fails_is_a_problem_with_its_own_message(monkeypatch, tm
     ],
 )  # fmt: skip
 def test_theano_is_judged_by_its_product_and_its_settings(change, state):
-    result = result_of(checks.judge_theano, {**FOUND, **change})
+    result = result_of(checks.judge_product, {**FOUND, **change}, "Theano")
     assert result.state == state
     assert bool(result.remedy) == (state != OK)
 

@@ -1,10 +1,13 @@
 """Tests that a loader gives the batches of a serial implementation, from every source, to every rank."""
 
 import itertools
+import multiprocessing
 import os
 import random
 import sys
 import types
+import weakref
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -17,6 +20,7 @@ from test_machines_counts import open_lab
 
 import synkhronos as synk
 from synkhronos.extensions import loading
+from synkhronos.extensions.loaders.reachable import fingerprint
 
 ROWS, BATCH = 23, 5
 RANDOM = np.random.RandomState(0)
@@ -306,6 +310,17 @@ def test_a_source_of_the_script_is_loaded():
     loads(Squares(), lambda row: (np.int64(row**2),), order_of, processes=2)
 
 
+def test_a_source_may_keep_an_open_file_of_savez(tmp_path):
+    np.savez(tmp_path / "squares.npz", values=np.arange(ROWS) ** 2)
+    with np.load(tmp_path / "squares.npz") as opened:
+
+        class Kept(Squares):
+            def read(self, rows):
+                return [opened["values"][rows]]
+
+        loads(Kept(), lambda row: (np.int64(row**2),), order_of, processes=2)
+
+
 def test_what_a_source_opens_at_its_first_use_is_opened_in_each_process():
     class Opened(Squares):
         pid = None
@@ -401,8 +416,11 @@ SETTINGS = {"strength": 1.0}
 
 @pytest.mark.parametrize(
     "what",
-    ["attribute", "class", "global", "array", "list", "environ", "module", "map", "file", "nothing"],
-)
+    [
+        "attribute", "class", "global", "array", "list", "environ", "module", "map", "file", "nothing",
+        "shared memory", "weak reference",
+    ],
+)  # fmt: skip
 def test_what_the_script_changes_is_seen_in_the_next_epoch(what, tmp_path, monkeypatch):
     change, labels = Changed(), np.ones(4, "int64")
     rows, path, module = np.ones((4, 1)), tmp_path / "rows.npy", types.ModuleType("of_the_script")
@@ -413,10 +431,14 @@ def test_what_the_script_changes_is_seen_in_the_next_epoch(what, tmp_path, monke
     if what in ("map", "file"):
         rows = np.load(path, "r+") if what == "map" else path
 
+    shared, held = multiprocessing.Value("d", 1.0), Changed()
+    held.strength = 1.0
+    reference = weakref.ref(held)
+
     def by_module(images, draws):
         import of_the_script
 
-        return images * of_the_script.strength
+        return images * of_the_script.strength * shared.value * reference().strength
 
     def double():
         if what == "attribute":
@@ -433,6 +455,10 @@ def test_what_the_script_changes_is_seen_in_the_next_epoch(what, tmp_path, monke
             os.environ["STRENGTH"] = str(2 * float(os.environ["STRENGTH"]))
         elif what == "module":
             module.strength *= 2
+        elif what == "shared memory":
+            shared.value *= 2
+        elif what == "weak reference":
+            held.strength *= 2
         elif what == "map":
             rows[:] *= 2
         elif what == "file":
@@ -449,6 +475,18 @@ def test_what_the_script_changes_is_seen_in_the_next_epoch(what, tmp_path, monke
             double()
         assert (loader.pids == pids) == (what == "nothing")
     Changed.strength = SETTINGS["strength"] = 1.0
+
+
+def test_changes_of_a_file_that_a_function_names_are_noticed(tmp_path, monkeypatch):
+    def scaled(images, draws):
+        return images * float(Path("strength").read_text())
+
+    monkeypatch.chdir(tmp_path)
+    found = [fingerprint([scaled])]
+    for strength in ("1", "20"):
+        Path("strength").write_text(strength)
+        found.append(fingerprint([scaled]))
+    assert len({*found}) == 3 and found[-1] == fingerprint([scaled])
 
 
 def test_another_number_of_rows_later_is_refused():

@@ -123,9 +123,55 @@ def test_ranks_log_through_the_handlers_of_the_master(tmp_path):
         lines = [line for path in tmp_path.glob(pattern) for line in path.read_text().splitlines()]
         assert sorted(line for line in lines if line.startswith("line")) == sorted(wanted)
         assert lines.count("KeyError: 'lost'") == 2
-    assert sorted(one.split("\n")[0] for one in memory.messages) == ["rank 0", "rank 1"]
+    assert sorted(memory.messages) == ["rank 0", "rank 1"]  # without the traceback
     queued = [queue.queue.get().getMessage() for _ in range(queue.queue.qsize())]
     assert wanted <= set(queued) and not wanted & set(removed.messages)
+
+
+def log_each_level(rank):
+    for level in (logging.DEBUG, logging.INFO, logging.ERROR):
+        logging.getLogger("script.part").log(level, "%d of rank %d", level, rank.rank, extra={"my": log})
+
+
+@own_process
+def test_levels_and_handlers_that_the_script_sets_later_apply_to_all_ranks():
+    last = logging.lastResort = Records()
+    last.setLevel(logging.WARNING)
+    synk.fork(2, use_gpu=False)
+    synk.distribute()
+    synk.spmd(log_each_level)  # no handler yet
+    assert sorted(last.messages) == ["40 of rank 0", "40 of rank 1"]
+    handler = Records()
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for level, logger in ((20, None), (10, "script"), (40, "script.part"), (0, "script.part")):
+        logging.getLogger(logger).setLevel(level)
+        synk.spmd(log_each_level)
+        wanted = [f"{item} of rank {rank}" for item in (10, 20, 40) for rank in (0, 1)]
+        assert sorted(handler.messages) == [line for line in wanted if int(line[:2]) >= (level or 10)]
+        handler.messages.clear()
+    handler.setLevel(logging.ERROR)
+    handler.addFilter(lambda record: record.my is not None)
+    synk.spmd(log_each_level)
+    logging.disable(logging.ERROR)
+    synk.spmd(log_each_level)
+    assert sorted(handler.messages) == ["40 of rank 0", "40 of rank 1"]
+    synk.close()
+
+
+def log_to_own_file(rank):
+    logging.getLogger().addHandler(logging.FileHandler(f"of_{rank.rank}"))
+    logging.warning("line of rank %d", rank.rank)
+
+
+@own_process
+def test_the_handlers_that_a_rank_adds_are_its_own():
+    logging.basicConfig(filename="of_all", format="%(message)s")
+    synk.fork(2, use_gpu=False)
+    synk.distribute()
+    synk.spmd(log_to_own_file)
+    synk.close()
+    lines = [sorted(open(f"of_{name}").read().splitlines()) for name in (0, 1, "all")]
+    assert lines == [["line of rank 0"], ["line of rank 1"], ["line of rank 0", "line of rank 1"]]
 
 
 def mix():

@@ -5,7 +5,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import stat
-import time
 from pathlib import Path
 
 import pytest
@@ -255,19 +254,6 @@ def test_missing_and_wrong_links_are_repaired(environ):
     (folder / "libnccl.so").unlink()
     (folder / "libnccl.so").symlink_to("/elsewhere")
     assert contents(folder_of(environ)) == whole
-
-
-def outdated(folder, days):
-    (folder / "libgone.so").symlink_to("/nowhere/libgone.so")
-    os.utime(folder, (time.time() - days * 86400,) * 2)
-
-
-@pytest.mark.parametrize(("days", "stays"), [(31, False), (29, True)])
-def test_links_to_what_has_gone_are_removed_when_long_unused(put, environ, days, stays):
-    old = folder_of({**environ, **path_of(put("others", *NAMES))})
-    outdated(old, days)
-    assert folder_of(environ) != old
-    assert old.exists() == stays
 
 
 def test_a_folder_that_others_may_change_is_not_used(environ, tmp_path, temporary_folder):

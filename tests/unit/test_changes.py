@@ -48,6 +48,7 @@ CHANGES = {
     "a function": lambda v, lent: _call(v, v * 3),
     "a function that gives it another array": lambda v, lent: _call(v, tt.sort(-v)),
     "another shape": lambda v, lent: v.set_value(np.ones(4)),
+    "its storage": lambda v, lent: v.container.storage.__setitem__(0, np.array([3.0, 1, 2, 5])),
     "an array that it keeps": _lend,
     "what is written into this array": lambda v, lent: lent.__setitem__(1, 5.0),
     "what is written into a view of it": lambda v, lent: lent[1:].__imul__(-1),

@@ -35,6 +35,8 @@ def test_what_the_script_does_is_noticed_and_nothing_else(engine, w):
     assert noticed.pop() == "update"
     w.get_value()
     assert noticed.pop() == "read"
+    assert w.container.storage[0] is w.container.value and noticed == ["read", "read"]
+    noticed.clear()
     w.set_value(np.ones(3))
     w.set_value(np.ones(3), borrow=True)
     w.zero()

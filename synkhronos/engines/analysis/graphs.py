@@ -7,6 +7,8 @@ itself, 1.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from typing import Any, Callable, Container, Hashable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from synkhronos._text import listed
@@ -229,6 +231,51 @@ class Numbering:
                 return variable
             return signature
         return variable
+
+
+def fingerprints(
+    inputs: Sequence[Variable], groups: Sequence[Sequence[Variable]]
+) -> list[tuple[str, list[SharedVariable]]]:
+    """Return a digest of each group of expressions, and its shared variables in the order of their use.
+
+    Scripts whose groups differ only in their shared variables and in the values of constants have equal
+    digests.
+    """
+    found: dict[Variable, tuple[bytes, tuple[int, ...]]] = {}
+    arguments = {variable: place for place, variable in enumerate(inputs)}
+    shareds: list[SharedVariable] = []
+    for variable in inputs_first([item for group in groups for item in group]):
+        node = variable.owner
+        if node is not None:
+            label = f"{_ADDRESS.sub('', str(node.op))} {node.outputs.index(variable)}"
+            found[variable] = _fingerprint(label, [found[item] for item in node.inputs])
+        elif isinstance(variable, SharedVariable):
+            found[variable] = _fingerprint(f"shared {variable.type}", [(b"", (len(shareds),))])
+            shareds.append(variable)
+        else:  # constants have no place
+            found[variable] = _fingerprint(f"argument {arguments.get(variable)}", [])
+    made = [_fingerprint("group", [found[item] for item in group]) for group in groups]
+    return [(digest.hex(), [shareds[number] for number in numbers]) for digest, numbers in made]
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def _fingerprint(
+    label: str, operands: Iterable[tuple[bytes, tuple[int, ...]]]
+) -> tuple[bytes, tuple[int, ...]]:
+    """Return the digest of an operation, and the numbers of the shared variables of its operands."""
+    made = hashlib.blake2b(label.encode(), digest_size=16)
+    numbers: tuple[int, ...] = ()
+    for digest, own in operands:
+        made.update(digest)
+        if not numbers:
+            numbers = own
+        elif own != numbers:  # the digest tells which of them are the same variables
+            places = {number: place for place, number in enumerate(numbers)}
+            made.update(repr([places.setdefault(number, len(places)) for number in own]).encode())
+            numbers = tuple(places)
+    return made.digest(), numbers
 
 
 # Seeds of gradients

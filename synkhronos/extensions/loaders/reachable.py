@@ -21,6 +21,7 @@ import random
 import sys
 import sysconfig
 import types
+import weakref
 import zlib
 from collections import deque
 from pathlib import Path
@@ -36,6 +37,7 @@ _UNASSIGNED = types.CellType()
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, np.number, np.bool_)
 _PATHS = (str, os.PathLike)
+_BUFFERS = (bytearray, array.array, ctypes._SimpleCData, ctypes.Array, ctypes.Structure)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _SKIPPED = (types.ModuleType, types.FrameType, types.GeneratorType)
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator)
@@ -87,11 +89,12 @@ def fingerprint(roots: Iterable[Any]) -> int:
     """Return a number that changes when what can be reached changes, apart from random generators."""
     found: list[Any] = [os.stat(".").st_ino]
     for item, atoms, others in walk([list(roots)]):
-        found += [_version(each) for each in (item, *atoms[:_MOST_FILES]) if isinstance(each, _PATHS)]
+        paths = (each for each in (item, *atoms[:_MOST_FILES]) if issubclass(type(each), _PATHS))
+        found += map(_version, paths)
         if isinstance(item, np.ndarray):
             found += [item.shape, item.dtype.str, _checksum(item)]
-        elif isinstance(item, (bytearray, array.array)):
-            found += [len(item), zlib.crc32(item)]
+        elif isinstance(item, _BUFFERS):
+            found += [memoryview(item).nbytes, zlib.crc32(item)]
         elif isinstance(item, types.FunctionType):
             found += [id(item.__code__), atoms]
         elif not isinstance(item, _GENERATORS):
@@ -129,6 +132,8 @@ def _children(item: Any) -> Iterable[Any]:
         return item
     if isinstance(item, np.ndarray):
         return item.ravel().tolist() if item.dtype.hasobject else ()
+    if isinstance(item, weakref.ref):
+        return (item(),)
     if isinstance(item, types.FunctionType):
         return _of_function(item)
     if isinstance(item, type):
@@ -153,7 +158,7 @@ def _of_function(function: types.FunctionType) -> Iterator[Any]:
     if hasattr(function, "__wrapped__"):
         yield function.__wrapped__
     if _is_scripts(function.__code__.co_filename):
-        yield from _environment_of(function.__code__)
+        yield from _texts_of(function.__code__)
         names = _names_in(function.__code__)
         for name in names:
             value = function.__globals__.get(name, sys.modules.get(name))  # imported by the function
@@ -163,13 +168,13 @@ def _of_function(function: types.FunctionType) -> Iterator[Any]:
                 yield value
 
 
-def _environment_of(code: types.CodeType) -> Iterator[str]:
-    """Yield the environment variables that a function names."""
+def _texts_of(code: types.CodeType) -> Iterator[str]:
+    """Yield texts in a function, such as names of files, or the environment variables of this name."""
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _environment_of(constant)
-        elif isinstance(constant, str) and constant in os.environ:
-            yield os.environ[constant]
+            yield from _texts_of(constant)
+        elif isinstance(constant, str):
+            yield os.environ.get(constant, constant)
 
 
 @functools.lru_cache(1024)

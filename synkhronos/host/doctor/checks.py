@@ -185,7 +185,7 @@ def examine_theano() -> Finding:
     # Importing Theano would use a GPU that is named in the user's flags. The last flag wins.
     flags = os.environ.get("THEANO_FLAGS", "") + ",device=cpu"
     code = f"NAME, MODE = 'theano', None\n{REPAIRS}{PRODUCT_PROBE}"
-    return judge_theano(probe(code, THEANO_FLAGS=flags), *_of_processor())
+    return judge_product(probe(code, THEANO_FLAGS=flags), "Theano", *_of_processor())
 
 
 def examine_pytensor() -> Finding:
@@ -198,7 +198,7 @@ def examine_pytensor() -> Finding:
     preparation.set_flags(environ, "pytensor")
     code = f"NAME, MODE = 'pytensor', 'CVM'\n{PRODUCT_PROBE}"
     found = probe(code, PYTENSOR_FLAGS=environ.get("PYTENSOR_FLAGS", ""))
-    return judge_pytensor(found, *_of_processor())
+    return judge_product(found, "PyTensor", *_of_processor())
 
 
 def _check_needed(needed: Sequence[Check]) -> None:
@@ -213,37 +213,34 @@ def _of_processor() -> Tuple[Optional[str], Optional[str]]:
     return os.environ.get(blas_kernels.VARIABLE), blas_kernels.instructions_of_processor()
 
 
-def judge_theano(
-    found: Dict[str, Any], coretype: Optional[str] = None, instructions: Optional[str] = None
+def judge_product(
+    found: Dict[str, Any],
+    title: str,
+    coretype: Optional[str] = None,
+    instructions: Optional[str] = None,
 ) -> Finding:
-    """Judge the output of `PRODUCT_PROBE` with Theano.
+    """Judge the output of `PRODUCT_PROBE`.
 
     Parameters
     ----------
     found : dict
         The output.
+    title : str
+        The name of the compiler.
     coretype : str, optional
         The value of ``OPENBLAS_CORETYPE`` in the environment.
     instructions : str, optional
         The newest instructions of the processor, as in `blas_kernels`.
     """
-    text, remedy = blas_kernels.judge(found, "Theano", coretype, instructions)
-    if found["version"] != "1.0.5":
+    text, remedy = blas_kernels.judge(found, title, coretype, instructions)
+    if title == "Theano" and found["version"] != "1.0.5":
         raise Fault(text, "python -m synkhronos install")
-    if not found["compiler"]:
-        raise Fault(f"{text}; it does not use a C++ compiler", "unset the flag cxx")
-    return text, remedy
-
-
-def judge_pytensor(
-    found: Dict[str, Any], coretype: Optional[str] = None, instructions: Optional[str] = None
-) -> Finding:
-    """Judge the output of `PRODUCT_PROBE` with PyTensor; its parameters are as of `judge_theano`."""
-    text, remedy = blas_kernels.judge(found, "PyTensor", coretype, instructions)
-    if not found["compiler"]:
-        no_compiler = "install g++, or build functions with mode='NUMBA'"
-        return f"{text}; it uses no C++ compiler", no_compiler
-    return text, remedy
+    if found["compiler"]:
+        return text, remedy
+    text = f"{text}; it does not use a C++ compiler"
+    if title == "Theano":
+        raise Fault(text, "unset the flag cxx")
+    return text, "install g++, or build functions with mode='NUMBA'"
 
 
 def examine_cores() -> Finding:
