@@ -13,6 +13,7 @@ call is then repeated for each row by itself, with the generators seeded by the 
 from __future__ import annotations
 
 import array
+import ctypes
 import functools
 import gc
 import os
