@@ -128,10 +128,9 @@ def _function(variable: Variable, point: Point) -> Callable[..., Any]:
 
 def _by_row(model: Any, variable: Variable, point: Point) -> ByRow | None:
     """Return the rows of a variable, if it has an item for each, of constants and shared variables."""
-    parameters = list(point.parameters.values())
-    values = point.values(list(point.parameters))
+    parameters, values = list(point.parameters.values()), point.values()
     graph = of_parameters(variable, point)
-    whole = pytensor.function(parameters, graph, mode="FAST_COMPILE", on_unused_input="ignore")(*values)
+    (whole,) = point.computed([graph])
     if not whole.ndim or len(whole) < 2:
         return None
     try:
