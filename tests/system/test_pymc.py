@@ -367,16 +367,6 @@ def test_observed_values_that_are_impossible_are_refused(two):
         parallelize(model)
 
 
-def test_terms_that_cancel_each_other_are_accepted(two):
-    y = np.concatenate([NUMBERS, -NUMBERS]) * 1e6
-    with pm.Model() as model:
-        pm.Normal("y", pm.Normal("mean"), 1e6, observed=y)
-    parallel = parallelize(model)
-    for point in (0.0, 0.0, 1e-9, 0.3):
-        for one in (model, parallel):
-            one.compile_dlogp()({"mean": np.array(point)})
-
-
 def test_the_first_evaluations_are_compared_with_the_model(two, monkeypatch):
     serial, asked = PlainSum.of_all, []
 

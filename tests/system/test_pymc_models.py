@@ -70,11 +70,6 @@ def missing_covariates_with_dims():
     normal("y", second + first + pt.dot(table, slopes()), Y, dims="row")
 
 
-def missing_values_on_both_sides():
-    seen = normal("x", 0.2, np.where(HOLES, np.nan, X[:, 0]))
-    normal("y", seen * pm.Normal("slope") + pt.dot(X, slopes()), np.where(np.roll(HOLES, 2), np.nan, Y))
-
-
 def named_dims():
     pmd = pytest.importorskip("pymc.dims")
     model = pm.modelcontext(None)
@@ -106,8 +101,8 @@ def named_dims_and_a_transformation():
 
 @pytest.mark.parametrize("build", [
     values_as_initial_ones, draws_as_initial_ones, scalar_beside_rows, sum_as_potential,
-    rows_that_are_set, missing_covariates_with_dims, missing_values_on_both_sides, named_dims,
-    named_dims_in_another_order, named_dims_and_a_transformation,
+    rows_that_are_set, missing_covariates_with_dims, named_dims, named_dims_in_another_order,
+    named_dims_and_a_transformation,
 ])  # fmt: skip
 def test_value_and_gradient_are_those_of_the_model(two, build):
     model = model_of(build)
@@ -177,10 +172,6 @@ def one_of_several_terms():
     pm.Potential("rows", pm.logp(pm.Normal.dist(pt.dot(X, b), 1.0), Y).sum() - (b**2).sum())
 
 
-def correlated_rows():
-    pm.MvNormal("y", pm.Normal("mean") * np.ones(5), np.eye(5) + 0.5, observed=np.arange(5.0))
-
-
 def long_rows_of_a_sparse_matrix():
     design = scipy.sparse.eye(N, 30).tolil()
     design[3] = 1.0
@@ -195,7 +186,6 @@ def sparse_matrix_as_the_right_factor():
 
 @pytest.mark.parametrize("build, complaint", [
     (one_of_several_terms, r"parallelize\(rows\): .*is not a sum over the rows"),
-    (correlated_rows, r"'y' \(M\w+\) has one log-probability for all of its 5 rows.*leave it out"),
     (long_rows_of_a_sparse_matrix, r"sparse matrix of shape \(41, 30\) have .* up to 30.*by columns"),
     (sparse_matrix_as_the_right_factor, r"sparse matrix of data is the left factor.*toarray"),
 ])  # fmt: skip

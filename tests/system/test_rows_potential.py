@@ -97,14 +97,6 @@ def test_arguments_of_the_wrong_kind_are_named(two):
             rows_potential(*given)
 
 
-def test_after_its_processes_were_closed_it_says_what_to_do(two):
-    compiled = total_of_numbers()
-    compiled(1.0)
-    synk.close()
-    with pytest.raises(synk.ClosedError, match=r"its processes were closed; .*rows_potential\(\) again"):
-        compiled(1.0)
-
-
 def test_it_cannot_be_pickled(two):
     mean = pt.dscalar("mean")
     total = rows_potential(lambda mean, row: row * mean, [mean], [NUMBERS])

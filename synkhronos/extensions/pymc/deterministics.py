@@ -52,7 +52,8 @@ def computed(
     for name in names:
         by_row = _by_row(model, known[name], point)
         if by_row is None:
-            compute = _function(known[name], point)
+            inputs, graph = list(point.parameters.values()), of_parameters(known[name], point)
+            compute = pytensor.function(inputs, graph, on_unused_input="ignore")
         else:
             compute = by_row.function(name, list(point.parameters.values()), rows, mode)
         axes = model.named_vars_to_dims.get(name) or [None] * known[name].type.ndim
@@ -118,12 +119,6 @@ class ByRow(NamedTuple):
         )
         num_slices = max(1, sum(array.nbytes for array in arrays) // (_SLICE * synk.size()))
         return lambda *values: compute(*data, *values, num_slices=num_slices)
-
-
-def _function(variable: Variable, point: Point) -> Callable[..., Any]:
-    """Return a function of the parameters, which this process computes."""
-    graph = of_parameters(variable, point)
-    return pytensor.function(list(point.parameters.values()), graph, on_unused_input="ignore")
 
 
 def _by_row(model: Any, variable: Variable, point: Point) -> ByRow | None:

@@ -156,6 +156,11 @@ class Sources:
         Graphs of shared variables, by the number of the array of rows that they compute.
     fixed : list of SharedVariable
         Others, whose values were used to find the rows.
+
+    Attributes
+    ----------
+    shared : list of SharedVariable
+        All of these shared variables.
     """
 
     def __init__(
@@ -163,15 +168,9 @@ class Sources:
     ) -> None:
         self._graphs, self._fixed = dict(graphs or {}), list(fixed)
         found = dict.fromkeys([*ancestors(self._graphs.values()), *fixed])
-        self._shared = [variable for variable in found if isinstance(variable, SharedVariable)]
-        self._seen = self._new = [_value(item) for item in self._shared]
+        self.shared = [variable for variable in found if isinstance(variable, SharedVariable)]
+        self._seen = self._new = [_value(item) for item in self.shared]
         self._compute: Any = None
-
-    def __iter__(self) -> Iterator[SharedVariable]:
-        return iter(self._shared)
-
-    def __contains__(self, item: Any) -> bool:
-        return item in self._shared
 
     def changed(self) -> dict[int, AnyArray]:
         """Return the rows whose sources have other values than those in use, by number.
@@ -181,8 +180,8 @@ class Sources:
         ValueError
             If the rows cannot be computed from the new values.
         """
-        values = [_value(item) for item in self._shared]
-        new = [item for item, old, now in zip(self._shared, self._seen, values) if old is not now]
+        values = [_value(item) for item in self.shared]
+        new = [item for item, old, now in zip(self.shared, self._seen, values) if old is not now]
         if not new:
             return {}
         fixed = [str(item) for item in new if item in self._fixed]
@@ -328,7 +327,7 @@ class Rows(EvaluatedSum):
 
     def depends_on(self, shared: Any) -> bool:
         """Whether the rows are computed from a shared variable."""
-        return shared in self._sources
+        return shared in self._sources.shared
 
     def _evaluate_here(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
         try:
@@ -368,7 +367,7 @@ class Rows(EvaluatedSum):
                 for item in sums:
                     item.set_on(False)
 
-            call_on_change(function, self._sources, end)
+            call_on_change(function, self._sources.shared, end)
 
     def build_all(self) -> None:
         """Build all functions, before a program uses them."""

@@ -221,11 +221,13 @@ class SerialSum:
             entry = int(np.argmax(wrong))
             what = self._label(entry, values)
             other = "the model without ranks" if self._plain else "one process"
+            remedy = "name the arrays with rows by `data`"
+            if "float32" in map(str, self._dtypes):
+                remedy += "; or rounding errors may be as large, and double precision helps"
             raise synk.MismatchError(
                 f"{self.name}: {what}, computed by {synk.size()} rank(s), differs from that of {other}: "
                 f"{result[entry]:.10g} and {serial[entry]:.10g}. An array of the model that is as long "
-                f"as the observed values may belong to something else: name the arrays with rows by "
-                f"`data`",
+                f"as the observed values may belong to something else: {remedy}",
                 [what],
             )
         if np.isfinite(serial[0]):

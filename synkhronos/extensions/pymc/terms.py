@@ -108,12 +108,9 @@ def _chosen(model: Any, observed: Sequence[str] | None) -> list[Variable]:
             "parallelize: expected a model with observed variables or potentials, whose rows are "
             "divided, got one without"
         )
-    chosen = [variable for variable in model.observed_RVs if _has_rows(model.rvs_to_values[variable])]
+    values = model.rvs_to_values
+    chosen = [item for item in model.observed_RVs if _number_of_rows(values[item]) > 1]
     return chosen or list(model.observed_RVs or model.potentials)
-
-
-def _has_rows(value: Variable) -> bool:
-    return _number_of_rows(value) > 1
 
 
 def _number_of_rows(value: Variable) -> int:
