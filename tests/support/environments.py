@@ -3,7 +3,8 @@
 #: The test files that are about PyTensor alone.
 OF_PYTENSOR = (
     "test_chains.py", "test_jax.py", "test_modes.py", "test_nutpie.py", "test_pymc.py",
-    "test_resident.py", "test_pymc_models.py", "test_pytensor.py", "test_rows_potential.py",
+    "test_pymc_gallery.py", "test_pymc_models.py", "test_pytensor.py", "test_resident.py",
+    "test_rows_potential.py",
 )  # fmt: skip
 
 #: The test files that run with PyTensor.

@@ -15,11 +15,12 @@ import pytest
 from compilers import default_mode, run_examples
 from notebooks import code_cells, read
 from processes import ROOT, own_process, run_interpreter
-from pytensor.graph.op import Op
 from test_docs import test_examples_print_what_is_shown as check_page
+from test_pymc_gallery import WithoutGradient
 
 import synkhronos as synk
 from synkhronos.extensions.pymc import compute_deterministics, parallelize, rows_potential
+from synkhronos.extensions.pymc.operation import RowsSum
 from synkhronos.extensions.pymc.serial import PlainSum
 from synkhronos.world.rank_state import Command
 from synkhronos.world.world import current_world
@@ -187,13 +188,6 @@ def test_observed_variables_that_are_not_chosen_stay(two):
     assert_equal(model, parallel)
 
 
-def test_a_variable_may_depend_on_another_observed_one(two):
-    with pm.Model() as model:
-        first = pm.Normal("first", pm.Normal("mean"), observed=NUMBERS)
-        pm.Normal("second", first * 2, pm.HalfNormal("sigma"), observed=X[:, 0])
-    assert_equal(model, parallelize(model))
-
-
 def test_wrong_parameters_have_the_probability_0_or_are_not_checked(two):
     def make(check_bounds):
         with pm.Model(check_bounds=check_bounds) as model:
@@ -257,19 +251,10 @@ def test_samplers_without_gradient_compute_none(two):
     model = logistic()
     parallel = parallelize(model)
     compiled = parallel.compile_logp(mode=pytensor.compile.mode.get_mode("FAST_RUN"))
-    names = [type(node.op).__name__ for node in compiled.f.maker.fgraph.toposort()]
-    assert "RowsValue" in names and "RowsSum" not in names
+    sums = [node.op for node in compiled.f.maker.fgraph.toposort() if isinstance(node.op, RowsSum)]
+    assert [op.with_gradient for op in sums] == [False]
     with pytest.raises(NotImplementedError, match="no Hessian"):
         parallel.compile_d2logp()
-
-
-class WithoutGradient(Op):
-    """A log-probability in Python, as of a program that is called."""
-
-    itypes, otypes = [pt.dvector, pt.dvector], [pt.dvector]
-
-    def perform(self, node, inputs, outputs):
-        outputs[0][0] = -abs(inputs[0] - inputs[1])
 
 
 def test_a_log_probability_in_python_needs_no_gradient(two):
@@ -317,19 +302,6 @@ def test_without_ranks_and_after_they_are_closed_it_says_so(world_of):
         compiled(parallel.initial_point())
 
 
-def correlated():
-    with pm.Model() as model:
-        pm.MvNormal("y", pm.Normal("mean") * np.ones(5), np.eye(5) + 0.5, observed=np.arange(5.0))
-    return model
-
-
-def minibatch():
-    with pm.Model() as model:
-        rows = pm.Minibatch(NUMBERS, batch_size=5)
-        pm.Normal("y", pm.Normal("mean"), 1, observed=rows, total_size=N)
-    return model
-
-
 def number():
     with pm.Model() as model:
         pm.Normal("y", pm.Normal("mean"), 1, observed=2.0)
@@ -337,8 +309,6 @@ def number():
 
 
 @pytest.mark.parametrize("make, complaint", [
-    (correlated, "has one log-probability for all of its 5 rows"),
-    (minibatch, "draws random numbers.*minibatch"),
     (number, "expected that 'y' has observed values with rows on axis 0"),
     (pm.Model, "expected a model with observed variables or potentials, .*got one without"),
 ])  # fmt: skip
@@ -395,27 +365,6 @@ def test_observed_values_that_are_impossible_are_refused(two):
         pm.Poisson("y", pm.Gamma("rate", 2, 1), observed=[-1, 2])
     with pytest.raises(ValueError, match=r"finite at one of 10\d points"):
         parallelize(model)
-
-
-def test_independent_rows_are_accepted_in_single_precision(two):
-    for seed in range(3):
-        counts = np.random.default_rng(seed).poisson(3.0, size=400)
-        with pytensor.config.change_flags(floatX="float32"):
-            with pm.Model() as model:
-                pm.Poisson("y", pt.exp(pm.Normal("rate")), observed=counts)
-            point = {"rate": np.float32(0.7)}
-            values = [one.compile_logp()(point) for one in (model, parallelize(model))]
-        np.testing.assert_allclose(*values, rtol=1e-5)
-
-
-def test_terms_that_cancel_each_other_are_accepted(two):
-    y = np.concatenate([NUMBERS, -NUMBERS]) * 1e6
-    with pm.Model() as model:
-        pm.Normal("y", pm.Normal("mean"), 1e6, observed=y)
-    parallel = parallelize(model)
-    for point in (0.0, 0.0, 1e-9, 0.3):
-        for one in (model, parallel):
-            one.compile_dlogp()({"mean": np.array(point)})
 
 
 def test_the_first_evaluations_are_compared_with_the_model(two, monkeypatch):

@@ -52,7 +52,8 @@ def computed(
     for name in names:
         by_row = _by_row(model, known[name], point)
         if by_row is None:
-            compute = _function(known[name], point)
+            inputs, graph = list(point.parameters.values()), of_parameters(known[name], point)
+            compute = pytensor.function(inputs, graph, on_unused_input="ignore")
         else:
             compute = by_row.function(name, list(point.parameters.values()), rows, mode)
         axes = model.named_vars_to_dims.get(name) or [None] * known[name].type.ndim
@@ -120,18 +121,11 @@ class ByRow(NamedTuple):
         return lambda *values: compute(*data, *values, num_slices=num_slices)
 
 
-def _function(variable: Variable, point: Point) -> Callable[..., Any]:
-    """Return a function of the parameters, which this process computes."""
-    graph = of_parameters(variable, point)
-    return pytensor.function(list(point.parameters.values()), graph, on_unused_input="ignore")
-
-
 def _by_row(model: Any, variable: Variable, point: Point) -> ByRow | None:
     """Return the rows of a variable, if it has an item for each, of constants and shared variables."""
-    parameters = list(point.parameters.values())
-    values = point.values(list(point.parameters))
+    parameters, values = list(point.parameters.values()), point.values()
     graph = of_parameters(variable, point)
-    whole = pytensor.function(parameters, graph, mode="FAST_COMPILE", on_unused_input="ignore")(*values)
+    (whole,) = point.computed([graph])
     if not whole.ndim or len(whole) < 2:
         return None
     try:

@@ -8,6 +8,7 @@ rows of all items, which `selected_first` computes from the selected rows of the
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
@@ -149,7 +150,9 @@ def selected_first(
     return substitute([graph], {**dict(zip(inputs, inputs)), **new})[0] if new else graph, sources
 
 
-def select_first(variables: Sequence[Variable], values: Callable[[], Sequence[Any]]) -> None:
+def select_first(
+    variables: Sequence[Variable], values: Callable[[Sequence[Variable]], Sequence[Any]]
+) -> None:
     """Have free variables, as those of missing items, depend on selected rows of the data alone.
 
     Parameters
@@ -157,17 +160,13 @@ def select_first(variables: Sequence[Variable], values: Callable[[], Sequence[An
     variables : list of variables
         The free variables of a model, which are changed.
     values : callable
-        Returns values of them.
+        Returns values of some of them.
     """
     for variable in variables:
         others = [item for item in variables if item is not variable]
-
-        def values_of_others(others: Sequence[Variable] = others) -> list[Any]:
-            return [value for variable, value in zip(variables, values()) if variable in others]
-
         for position, operand in enumerate(variable.owner.inputs if variable.owner else ()):
             by_row = joined_by_row(operand, others)
-            selected, sources = selected_first(by_row, None, others, values_of_others)
+            selected, sources = selected_first(by_row, None, others, functools.partial(values, others))
             if sources:
                 variable.owner.inputs[position] = selected
 

@@ -217,12 +217,37 @@ def freed(
                 inner = dict(zip(graph.inputs, inputs))
                 new = freed(substitute(graph.outputs, inner), n_rows, count)
             else:
-                new = node.op.make_node(*inputs).outputs
+                op = _of_any_rows(node, inputs, n_rows) if isinstance(node.op, names.Scan) else node.op
+                new = op.make_node(*inputs).outputs
             copies.update(zip(node.outputs, new))
     return [copies.get(output, output) for output in outputs]
 
 
-def _inner_graph(op: OpFromGraph) -> Any:
+def _of_any_rows(node: Apply, inputs: Sequence[Variable], n_rows: int) -> Any:
+    """Return the loop of a node, with steps that take any number of rows if the inputs have another."""
+    op, graph = node.op, _inner_graph(node.op)
+    given = graph.inputs
+    new = {item: _of_any_length(item, n_rows) for item in given if n_rows in _extents(item)}
+    if not new or all(_extents(item) == _extents(old) for item, old in zip(inputs, node.inputs)):
+        return op
+    old, longest = next(iter(new.items()))
+    count = longest.shape[_extents(old).index(n_rows)]
+    given = [new.get(item, item) for item in given]
+    steps = freed(substitute(graph.outputs, {**dict(zip(given, given)), **new}), n_rows, count, given)
+    options = {name: getattr(op, name) for name in ("mode", "truncate_gradient", "name", "allow_gc")}
+    return names.Scan(given, steps, op.info, strict=op.strict, **options)
+
+
+def _of_any_length(variable: Variable, n_rows: int) -> Variable:
+    kind = variable.type
+    return kind.clone(shape=[None if extent == n_rows else extent for extent in kind.shape])()
+
+
+def _extents(variable: Variable) -> tuple[int | None, ...]:
+    return getattr(variable.type, "shape", ())
+
+
+def _inner_graph(op: Any) -> Any:
     """Return the graph inside an operation, which can be copied."""
     return op.fgraph.unfreeze() if hasattr(op.fgraph, "unfreeze") else op.fgraph  # PyTensor 3, or 2
 

@@ -299,7 +299,7 @@ def _replaced(model: Any, terms: Sequence[Term], groups: Sequence[Group], point:
     _share_data(model, made)
     _copy_initial_values(model, made)
     if not any(has_dims(variable) for variable in made.free_RVs):
-        select_first(made.free_RVs, lambda: point.values([model[item.name] for item in made.free_RVs]))
+        select_first(made.free_RVs, lambda items: point.values([model[item.name] for item in items]))
     return made
 
 

@@ -1,7 +1,7 @@
-"""Operations for graphs: a sum over the rows of all ranks, with and without its gradient.
+"""`RowsSum`: the operation for graphs that is a sum over the rows of all ranks.
 
-A graph contains `RowsSum`, whose outputs are the sum and the gradient, so both are computed only once.
-Where nothing uses the gradient, compilation replaces it by `RowsValue`.
+Its outputs are the sum and the gradient, so both are computed only once. Where nothing uses the
+gradient, compilation replaces it by an operation without.
 
 PyTensor keeps every operation that it has ever rewritten. So the rows are held by the nodes of graphs,
 and end with the last graph and compiled function. Numba keeps every function of the process, with the
@@ -34,13 +34,23 @@ if TYPE_CHECKING:
     from synkhronos.extensions.pymc.rows import EvaluatedSum
 
 
-class _OfRows(Op):
-    """An operation on the parameters of a sum over rows. It compares equal only to itself."""
+class RowsSum(Op):
+    """The sum over the rows, and perhaps its gradient. It compares equal only to itself.
 
-    def __init__(self, rows: EvaluatedSum) -> None:
-        self._rows, self._name = weakref.ref(rows), rows.name
+    Parameters
+    ----------
+    rows : EvaluatedSum
+        The rows.
+    with_gradient : bool, default: True
+        Whether the gradient with respect to each differentiable parameter follows.
+    """
+
+    def __init__(self, rows: EvaluatedSum, with_gradient: bool = True) -> None:
+        self._rows, self._name, self.with_gradient = weakref.ref(rows), rows.name, with_gradient
         self._types = [parameter.type for parameter in rows.parameters]
-        self._wrt, self._dtype = rows.wrt, rows.dtype
+        self._wrt, self._dtype = rows.wrt if with_gradient else [], rows.dtype
+        self._no_gradient = rows.on_ranks.no_gradient
+        self.alone = RowsSum(rows, False) if with_gradient else self
 
     @property
     def rows(self) -> EvaluatedSum:
@@ -54,7 +64,7 @@ class _OfRows(Op):
         return rows
 
     def __reduce__(self) -> Any:
-        return type(self), (self.rows,)
+        return type(self), (self.rows, self.with_gradient)
 
     def __str__(self) -> str:
         return f"{type(self).__name__}{{{self._name}}}"
@@ -62,44 +72,19 @@ class _OfRows(Op):
     def do_constant_folding(self, fgraph: FunctionGraph, node: Apply) -> bool:
         return False
 
-    def _node(self, values: Sequence[Any], has_gradient: bool) -> Apply:
+    def make_node(self, *values: Any) -> Apply:
         inputs = [kind.filter_variable(value) for kind, value in zip(self._types, values)]
-        gradients = [inputs[index].type() for index in self._wrt] if has_gradient else []
+        gradients = [inputs[index].type() for index in self._wrt]
         node = Apply(self, inputs, [pt.scalar(dtype=self._dtype), *gradients])
         node.tag.rows = self.rows
         return node
-
-
-class RowsValue(_OfRows):
-    """The sum over the rows."""
-
-    def make_node(self, *values: Any) -> Apply:
-        return self._node(values, has_gradient=False)
-
-    def infer_shape(self, *context: Any) -> list[Any]:
-        return [()]
-
-    def perform(self, node: Apply, inputs: list[np.ndarray], output_storage: list[list[Any]]) -> None:
-        output_storage[0][0] = np.asarray(self.rows.vector(inputs, False)[0], self._dtype)
-
-
-class RowsSum(_OfRows):
-    """The sum over the rows, and its gradient with respect to each differentiable parameter."""
-
-    def __init__(self, rows: EvaluatedSum) -> None:
-        super().__init__(rows)
-        self.value = RowsValue(rows)
-        self._no_gradient = rows.on_ranks.no_gradient
-
-    def make_node(self, *values: Any) -> Apply:
-        return self._node(values, has_gradient=True)
 
     def infer_shape(self, *context: Any) -> list[Any]:
         shapes = context[-1]  # PyTensor 2 passes the graph as well
         return [(), *(shapes[index] for index in self._wrt)]
 
     def perform(self, node: Apply, inputs: list[np.ndarray], output_storage: list[list[Any]]) -> None:
-        flat = self.rows.vector(inputs, True)
+        flat = self.rows.vector(inputs, self.with_gradient)
         shapes = [(), *(inputs[index].shape for index in self._wrt)]
         parts = np.split(flat, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
         for storage, output, part, shape in zip(output_storage, node.outputs, parts, shapes):
@@ -137,15 +122,15 @@ def sums_over_rows(graph: Iterable[Variable]) -> list[Any]:
 @node_rewriter([RowsSum])
 def local_sum_without_gradient(fgraph: FunctionGraph, node: Apply) -> dict[Variable, Variable] | None:
     """Compute the sum alone where nothing uses the gradient."""
-    if any(fgraph.clients[output] for output in node.outputs[1:]):
+    if not node.op.with_gradient or any(fgraph.clients[output] for output in node.outputs[1:]):
         return None
-    return {node.outputs[0]: node.op.value(*node.inputs)}
+    return {node.outputs[0]: node.op.alone(*node.inputs)}
 
 
-@numba_funcify.register(_OfRows)
+@numba_funcify.register(RowsSum)
 def numba_funcify_of_rows(op: Op, node: Apply, storage_map: Any = None, **kwargs: Any) -> Any:
     """Return a function that Numba code calls, and that calls Python only where it has to."""
-    rows, with_gradient = op.rows, isinstance(op, RowsSum)
+    rows = op.rows
     storage = (storage_map or {}).get(node.outputs[0])
     if storage is not None:  # which belongs to the compiled function; there is none in inner graphs
         storage.append(rows)
@@ -153,10 +138,10 @@ def numba_funcify_of_rows(op: Op, node: Apply, storage_map: Any = None, **kwargs
     value, *gradients = [output.type for output in node.outputs]
 
     def in_python(values: Sequence[np.ndarray]) -> np.ndarray:
-        return np.array(op.rows.vector(values, with_gradient), np.float64)
+        return np.array(op.rows.vector(values, op.with_gradient), np.float64)
 
     return operation(
-        rows.resident[with_gradient].record,
+        rows.resident[op.with_gradient].record,
         [variable.type for variable in node.inputs],
         value,
         list(zip(rows.wrt, gradients)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import numpy as np
 import pymc as pm
@@ -74,9 +74,18 @@ class Point:
         """Return the leaf in graphs for ``pm.Data`` of the model."""
         return next((leaf for leaf, source in self._sources.items() if source is variable), variable)
 
-    def values(self, inputs: Sequence[Variable]) -> list[AnyArray]:
-        """Return the values of variables of the model near the initial point."""
-        return next(self.tried(inputs))
+    def values(self, inputs: Sequence[Variable] | None = None) -> list[AnyArray]:
+        """Return the values of variables near the initial point; by default, of the free variables."""
+        return next(self.tried(list(self.parameters) if inputs is None else inputs))
+
+    def computed(
+        self, outputs: Sequence[Variable], others: Mapping[Variable, AnyArray] | None = None
+    ) -> list[AnyArray]:
+        """Return the values of graphs there, which may also depend on others with these values."""
+        others = others or {}
+        inputs = [*self.parameters.values(), *others]
+        compute = pytensor.function(inputs, list(outputs), mode="FAST_COMPILE", on_unused_input="ignore")
+        return list(compute(*self.values(), *others.values()))
 
     def tried(self, inputs: Sequence[Variable]) -> Iterator[list[AnyArray]]:
         """Yield values at which a log-probability may be finite: near the initial point, then others."""

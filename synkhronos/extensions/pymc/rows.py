@@ -27,10 +27,8 @@ from synkhronos.extensions.pymc.lost_errors import LostErrors
 from synkhronos.extensions.pymc.resident import ResidentSum
 from synkhronos.extensions.pymc.serial import (
     CHECKS,
-    FirstEvaluations,
     PlainSum,
     SerialSum,
-    is_finite_sum,
     n_bytes,
     value_and_gradient,
 )
@@ -158,6 +156,11 @@ class Sources:
         Graphs of shared variables, by the number of the array of rows that they compute.
     fixed : list of SharedVariable
         Others, whose values were used to find the rows.
+
+    Attributes
+    ----------
+    shared : list of SharedVariable
+        All of these shared variables.
     """
 
     def __init__(
@@ -165,15 +168,9 @@ class Sources:
     ) -> None:
         self._graphs, self._fixed = dict(graphs or {}), list(fixed)
         found = dict.fromkeys([*ancestors(self._graphs.values()), *fixed])
-        self._shared = [variable for variable in found if isinstance(variable, SharedVariable)]
-        self._seen = self._new = [_value(item) for item in self._shared]
+        self.shared = [variable for variable in found if isinstance(variable, SharedVariable)]
+        self._seen = self._new = [_value(item) for item in self.shared]
         self._compute: Any = None
-
-    def __iter__(self) -> Iterator[SharedVariable]:
-        return iter(self._shared)
-
-    def __contains__(self, item: Any) -> bool:
-        return item in self._shared
 
     def changed(self) -> dict[int, AnyArray]:
         """Return the rows whose sources have other values than those in use, by number.
@@ -183,8 +180,8 @@ class Sources:
         ValueError
             If the rows cannot be computed from the new values.
         """
-        values = [_value(item) for item in self._shared]
-        new = [item for item, old, now in zip(self._shared, self._seen, values) if old is not now]
+        values = [_value(item) for item in self.shared]
+        new = [item for item, old, now in zip(self.shared, self._seen, values) if old is not now]
         if not new:
             return {}
         fixed = [str(item) for item in new if item in self._fixed]
@@ -270,9 +267,9 @@ class Rows(EvaluatedSum):
             )
         )
         self._arguments: list[Any] = []  # the parameters as `Data`, when there are values
-        self._serial = SerialSum(name, self._function(True), arrays, self.parameters, wrt)
-        model = None if plain is None else PlainSum(plain, self.parameters, wrt, self._mode)
-        self._first = FirstEvaluations(self._serial, model)
+        of_model = None if plain is None else PlainSum(plain, self.parameters, wrt, self._mode)
+        function = self._function(True)
+        self._serial = SerialSum(name, function, arrays, self.parameters, wrt, of_model)
         self._untested = _POINTS
         self._are_noticed = False
         self._refusal: Exception | None = None  # the error that a test of this sum has raised
@@ -294,7 +291,7 @@ class Rows(EvaluatedSum):
         with self.turn:
             for values in points:
                 tried += 1
-                self._untested -= is_finite_sum(self._serial, values)
+                self._untested -= self._serial.is_finite_sum(values)
                 if not self._untested:
                     break
         if self._untested == _POINTS:
@@ -330,7 +327,7 @@ class Rows(EvaluatedSum):
 
     def depends_on(self, shared: Any) -> bool:
         """Whether the rows are computed from a shared variable."""
-        return shared in self._sources
+        return shared in self._sources.shared
 
     def _evaluate_here(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
         try:
@@ -340,16 +337,16 @@ class Rows(EvaluatedSum):
                     raise self._refusal.with_traceback(None)
                 if self._untested:
                     with self._refused_from_now_on():
-                        self._untested -= is_finite_sum(self._serial, values)
+                        self._untested -= self._serial.is_finite_sum(values)
                 self._send(values)
                 function = self._function(with_gradient)
                 data, slices = self.on_ranks.data, self.on_ranks.num_slices
                 result = function(*data, *self._arguments, num_slices=slices)
                 if not isinstance(result, np.ndarray):
                     raise RuntimeError(f"{self.name}: it cannot be evaluated inside a fuse() block")
-                if not self._first.are_over:
+                if not self._serial.was_compared:
                     with self._refused_from_now_on():
-                        self._first.compare(values, result)
+                        self._serial.compare(values, result)
                 elif not self.resident[with_gradient].is_impossible:
                     self._notice_new_values(function)
                     self.resident[with_gradient].begin(function, data, values, np.size(result))
@@ -370,7 +367,7 @@ class Rows(EvaluatedSum):
                 for item in sums:
                     item.set_on(False)
 
-            call_on_change(function, self._sources, end)
+            call_on_change(function, self._sources.shared, end)
 
     def build_all(self) -> None:
         """Build all functions, before a program uses them."""
@@ -423,11 +420,15 @@ def _slices(data: Sequence[synk.Data]) -> int:
     return max(1, n_bytes(data) // (_SLICE * synk.size()))
 
 
+class RecurrenceError(ValueError):
+    """A loop along the rows computes each step from earlier ones."""
+
+
 def _check_steps(name: str, total: Any, variables: Sequence[Any], parameters: Sequence[Any]) -> None:
-    """Raise ValueError if a loop along the rows computes each step from earlier ones."""
+    """Raise RecurrenceError if a loop along the rows computes each step from earlier ones."""
     axes = [0] * len(variables) + [None] * len(parameters)
     if recurrent([*variables, *parameters], axes, [total]):
-        raise ValueError(
+        raise RecurrenceError(
             f"{name}: a scan computes each step along the rows from earlier ones, as in one time "
             f"series, so they cannot be divided; several series can, if their shape is (series, time)"
         )

@@ -50,6 +50,8 @@ def n_bytes(data: Sequence[synk.Data]) -> int:
 class SerialSum:
     """The sum and its gradient, by the function of the ranks, which the master calls alone.
 
+    The first evaluations on all ranks are compared with it, or with what the model computes.
+
     Parameters
     ----------
     name : str
@@ -62,6 +64,8 @@ class SerialSum:
         The parameters.
     wrt : list of int
         The positions of the differentiable parameters.
+    plain : PlainSum or None
+        What the model computes without ranks.
     """
 
     def __init__(
@@ -71,12 +75,15 @@ class SerialSum:
         data: Sequence[synk.Data],
         parameters: Sequence[Any],
         wrt: Sequence[int],
+        plain: PlainSum | None,
     ) -> None:
         self.name = name
         self.take(data)
-        self.computed_with = [parameter.type.dtype for parameter in parameters]
-        self.dtypes = [array.dtype for array in data] + self.computed_with
+        self._computed_with = [parameter.type.dtype for parameter in parameters]
+        self._dtypes = [array.dtype for array in data] + self._computed_with
         self._function, self._parameters, self._wrt = function, parameters, wrt
+        self._plain, self._left = plain, _COMPARED if self.n_bytes <= _LARGE else 1
+        self._tried = _TRIED
 
     def take(self, data: Sequence[synk.Data]) -> None:
         """Use these rows from now on."""
@@ -100,7 +107,7 @@ class SerialSum:
         found: Any = sum(self.of([array[part] for array in arrays], values) for part in parts)
         return np.asarray(found)
 
-    def magnitudes(self, values: Sequence[Any]) -> AnyArray:
+    def _magnitudes(self, values: Sequence[Any]) -> AnyArray:
         """Return about how large the terms of each entry are, which may cancel each other in the sum."""
         rows = self.sample()
         length = len(rows[0])
@@ -109,7 +116,7 @@ class SerialSum:
         found: Any = sum(np.abs(self.of([row[block] for row in rows], values)) for block in blocks)
         return np.asarray(found * (self.n_rows / length))
 
-    def that_differ(
+    def _that_differ(
         self, values: Sequence[Any], result: AnyArray, expected: AnyArray, dtypes: Sequence[Any]
     ) -> AnyArray:
         """Return in which entries a result differs from the expected one by more than rounding.
@@ -122,13 +129,13 @@ class SerialSum:
         scale = np.where(finite, abs(expected), 0)
         wrong = (finite != np.isfinite(result)) | ~(apart <= rtol * scale)
         if wrong.any():
-            scale = np.maximum(scale, self.magnitudes(values)[: len(expected)])
+            scale = np.maximum(scale, self._magnitudes(values)[: len(expected)])
             scale[~np.isfinite(scale)] = 0
             least = 64 * float(np.finfo(scale.dtype).eps * scale.max())  # where they cancel exactly
             wrong = (finite != np.isfinite(result)) | ~(apart <= rtol * scale + least)
         return wrong
 
-    def label(self, entry: int, values: Sequence[Any]) -> str:
+    def _label(self, entry: int, values: Sequence[Any]) -> str:
         """Return what an entry is, for messages."""
         if not entry:
             return "the log-probability"
@@ -137,6 +144,99 @@ class SerialSum:
             if entry <= 0:
                 break
         return f"the derivative with respect to {self._parameters[index]}"
+
+    def is_finite_sum(self, values: Sequence[Any]) -> bool:
+        """Return whether it is finite; raise if it, or its gradient, is no sum over the rows.
+
+        The sums over two parts of the rows must add up to the sum over all: over the two halves, and
+        over every other row. At most 1000 of the rows are tried, in this process.
+
+        Parameters
+        ----------
+        values : list of array
+            The values of the parameters.
+
+        Returns
+        -------
+        bool
+            Whether the point could be used: False if the log-probability is not finite there.
+
+        Raises
+        ------
+        ValueError
+            If it is finite, and it or a finite derivative is not a sum over the rows.
+        """
+        rows = self.sample()
+        half = len(rows[0]) // 2
+        divisions = [(slice(half), slice(half, None)), (slice(None, None, 2), slice(1, None, 2))]
+        try:
+            whole = self.of(rows, values)
+            if not np.isfinite(whole[0]):
+                return False
+            divided = [
+                [self.of([row[part] for row in rows], values) for part in division]
+                for division in (divisions if half else ())
+            ]
+        except (ValueError, IndexError, TypeError, AssertionError) as error:
+            raise ValueError(
+                f"{self.name}: the log-probability cannot be computed for a part of the rows. Every "
+                f"array of the data with an item for each row has to have the rows on axis 0, and of a "
+                f"parameter each row has to select its item, as in theta[row]. With a part of the rows: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        for first, second in divided:
+            wrong = np.isfinite(whole)
+            wrong &= self._that_differ(values, first + second, whole, self._computed_with)
+            if wrong.any():
+                entry = int(np.argmax(wrong))
+                what = self._label(entry, values) if entry else "it"
+                raise ValueError(
+                    f"{self.name}: the log-probability is not a sum over the rows: of {len(rows[0])} "
+                    f"rows {what} is {whole[entry]:.10g}, of two parts of them {first[entry]:.10g} and "
+                    f"{second[entry]:.10g}. The terms of different rows must not depend on each other, "
+                    f"as they do if they are correlated, or contain a mean over the rows: compute that "
+                    f"from the data before"
+                )
+        return True
+
+    @property
+    def was_compared(self) -> bool:
+        """Whether no more evaluations on all ranks are compared."""
+        return not self._left
+
+    def compare(self, values: Sequence[Any], result: AnyArray) -> None:
+        """Compare a result of all ranks, and raise MismatchError if it differs.
+
+        Parameters
+        ----------
+        values : list of array
+            The values of the parameters.
+        result : array
+            The sum over all rows, or the vector that also has its gradient.
+        """
+        result = np.atleast_1d(result)
+        serial = (self._plain or self).of_all(values)[: len(result)]
+        wrong = self._that_differ(values, result, serial, self._dtypes)
+        if wrong.any():
+            entry = int(np.argmax(wrong))
+            what = self._label(entry, values)
+            other = "the model without ranks" if self._plain else "one process"
+            remedy = "name the arrays with rows by `data`"
+            if "float32" in map(str, self._dtypes):
+                remedy += "; or rounding errors may be as large, and double precision helps"
+            raise synk.MismatchError(
+                f"{self.name}: {what}, computed by {synk.size()} rank(s), differs from that of {other}: "
+                f"{result[entry]:.10g} and {serial[entry]:.10g}. An array of the model that is as long "
+                f"as the observed values may belong to something else: {remedy}",
+                [what],
+            )
+        if np.isfinite(serial[0]):
+            self._left -= 1
+        else:
+            self._tried -= 1
+            self._left *= bool(self._tried)
+        if self.was_compared:
+            self._plain = None  # it holds the model's data
 
 
 class PlainSum:
@@ -185,132 +285,6 @@ def _is_large(variable: Any) -> bool:
     return isinstance(variable, TensorConstant) and variable.data.size >= _SAMPLE
 
 
-# Whether the rows are independent
-
-
-def is_finite_sum(serial: SerialSum, values: Sequence[Any]) -> bool:
-    """Return whether a log-probability is finite; raise if it, or its gradient, is no sum over the rows.
-
-    The sums over two parts of the rows must add up to the sum over all: over the two halves, and over
-    every other row. At most 1000 of the rows are tried, in this process.
-
-    Parameters
-    ----------
-    serial : SerialSum
-        The log-probability.
-    values : list of array
-        The values of the parameters.
-
-    Returns
-    -------
-    bool
-        Whether the point could be used: False if the log-probability is not finite there.
-
-    Raises
-    ------
-    ValueError
-        If it is finite, and it or a finite derivative is not a sum over the rows.
-    """
-    rows = serial.sample()
-    half = len(rows[0]) // 2
-    divisions = [(slice(half), slice(half, None)), (slice(None, None, 2), slice(1, None, 2))]
-    try:
-        whole = serial.of(rows, values)
-        if not np.isfinite(whole[0]):
-            return False
-        divided = [
-            [serial.of([row[part] for row in rows], values) for part in division]
-            for division in (divisions if half else ())
-        ]
-    except (ValueError, IndexError, TypeError, AssertionError) as error:
-        raise ValueError(
-            f"{serial.name}: the log-probability cannot be computed for a part of the rows. Every array "
-            f"of the data with an item for each row has to have the rows on axis 0, and of a parameter "
-            f"each row has to select its item, as in theta[row]. With a part of the rows: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
-    for parts in divided:
-        _check(serial, values, len(rows[0]), whole, parts)
-    return True
-
-
-def _check(
-    serial: SerialSum, values: Sequence[Any], length: int, whole: AnyArray, parts: Sequence[AnyArray]
-) -> None:
-    wrong = np.isfinite(whole) & serial.that_differ(
-        values, np.asarray(sum(parts)), whole, serial.computed_with
-    )
-    if not wrong.any():
-        return
-    entry = int(np.argmax(wrong))
-    what = serial.label(entry, values)
-    raise ValueError(
-        f"{serial.name}: the log-probability is not a sum over the rows: of {length} rows "
-        f"{what if entry else 'it'} is {whole[entry]:.10g}, of two parts of them {parts[0][entry]:.10g} "
-        f"and {parts[1][entry]:.10g}. The terms of different rows must not depend on each other, as "
-        f"they do if they are correlated, or contain a mean over the rows: compute that from the data "
-        f"before"
-    )
-
-
-# The first evaluations on all ranks
-
-
-class FirstEvaluations:
-    """Compares the first evaluations with a model's own, or with the sum of parts of the rows.
-
-    Parameters
-    ----------
-    serial : SerialSum
-        The sum on one process.
-    plain : PlainSum or None
-        What the model computes without ranks.
-    """
-
-    def __init__(self, serial: SerialSum, plain: PlainSum | None) -> None:
-        self._serial, self._plain = serial, plain
-        self._left = _COMPARED if serial.n_bytes <= _LARGE else 1
-        self._tried = _TRIED
-
-    @property
-    def are_over(self) -> bool:
-        """Whether no more evaluations are compared."""
-        return not self._left
-
-    def compare(self, values: Sequence[Any], result: AnyArray) -> None:
-        """Compare a result, with or without a gradient, and raise MismatchError if it differs.
-
-        Parameters
-        ----------
-        values : list of array
-            The values of the parameters.
-        result : array
-            The sum over all rows, or the vector that also has its gradient.
-        """
-        result = np.atleast_1d(result)
-        serial = (self._plain or self._serial).of_all(values)[: len(result)]
-        wrong = self._serial.that_differ(values, result, serial, self._serial.dtypes)
-        if wrong.any():
-            self._complain(values, result, serial, int(np.argmax(wrong)))
-        if np.isfinite(serial[0]):
-            self._left -= 1
-        else:
-            self._tried -= 1
-            self._left *= bool(self._tried)
-        if self.are_over:
-            self._plain = None  # it holds the model's data
-
-    def _complain(self, values: Sequence[Any], result: AnyArray, serial: AnyArray, entry: int) -> None:
-        what, name = self._serial.label(entry, values), self._serial.name
-        other = "the model without ranks" if self._plain else "one process"
-        raise synk.MismatchError(
-            f"{name}: {what}, computed by {synk.size()} rank(s), differs from that of {other}: "
-            f"{result[entry]:.10g} and {serial[entry]:.10g}. An array of the model that is as long as "
-            f"the observed values may belong to something else: name the arrays with rows by `data`",
-            [what],
-        )
-
-
 #: As in PyMC: a wrong parameter has the probability 0.
 CHECKS = "local_check_parameter_to_ninf_switch"
 
@@ -351,7 +325,7 @@ def dependence(
     values : list
         The values of the inputs.
     """
-    parts = [(term, part) for term, total in log_probs.items() for part in _parts(total)]
+    parts = [(term, part) for term, total in log_probs.items() for part in summands(total)]
     compute = pytensor.function(
         list(inputs.values()),
         [part for _, part in parts],
@@ -388,14 +362,14 @@ def dependence(
     return found
 
 
-def _parts(total: Variable) -> list[Variable]:
+def summands(total: Variable) -> list[Variable]:
     """Return what a log-probability sums up, if it is a sum."""
     node = total.owner
     rule = None if total.type.ndim or node is None else rule_of(node)
     if rule is not None and rule.reduced and isinstance(rule.values, Terms):
         return [node.inputs[0]]
     if rule is not None and rule.values == Terms():
-        return [part for variable in node.inputs for part in _parts(variable)]
+        return [part for variable in node.inputs for part in summands(variable)]
     return [total]
 
 

@@ -13,7 +13,6 @@ from pymc.logprob.basic import conditional_logp
 from pymc.variational.minibatch_rv import MinibatchRandomVariable, get_scaling
 
 from synkhronos._text import listed
-from synkhronos._typing import AnyArray
 from synkhronos.engines import names
 from synkhronos.engines.names import Constant, SharedVariable, Variable, ancestors, io_toposort
 from synkhronos.extensions.pymc.imputed import joined_by_row, selected_first
@@ -33,8 +32,8 @@ from synkhronos.extensions.pymc.leaves import (
 )
 from synkhronos.extensions.pymc.point import Point
 from synkhronos.extensions.pymc.potential import like, substitute, total_of
-from synkhronos.extensions.pymc.rows import Rows, Sources
-from synkhronos.extensions.pymc.serial import RowInputs, dependence
+from synkhronos.extensions.pymc.rows import RecurrenceError, Rows, Sources
+from synkhronos.extensions.pymc.serial import RowInputs, dependence, summands
 
 _REMOVED = "local_remove_check_parameter"  # as PyMC does with check_bounds=False
 
@@ -109,12 +108,9 @@ def _chosen(model: Any, observed: Sequence[str] | None) -> list[Variable]:
             "parallelize: expected a model with observed variables or potentials, whose rows are "
             "divided, got one without"
         )
-    chosen = [variable for variable in model.observed_RVs if _has_rows(model.rvs_to_values[variable])]
+    values = model.rvs_to_values
+    chosen = [item for item in model.observed_RVs if _number_of_rows(values[item]) > 1]
     return chosen or list(model.observed_RVs or model.potentials)
-
-
-def _has_rows(value: Variable) -> bool:
-    return _number_of_rows(value) > 1
 
 
 def _number_of_rows(value: Variable) -> int:
@@ -134,8 +130,7 @@ def _term(model: Any, variable: Variable, point: Point, kept: Sequence[Variable]
     value = None if variable in model.potentials else point.value_of(variable)
     _check_is_whole(model, variable)
     graph, scale = _without_scale(of_parameters(variable, point), value)
-    observed = _longest(computed_once([graph])[0][0]) if value is None else _observed(value)
-    n_rows = 0 if observed is None else _number_of_rows(observed if value is None else value)
+    n_rows = _number_of_items(graph, point) if value is None else _number_of_rows(value)
     if not n_rows:
         raise ValueError(
             f"parallelize: expected that {variable.name!r} has observed values with rows on axis 0, got "
@@ -145,9 +140,7 @@ def _term(model: Any, variable: Variable, point: Point, kept: Sequence[Variable]
     original = [point.graph_of(variable)]
     before = _shared_in(original if value is None else [*original, value])
     graph = padded(f"parallelize({variable.name})", graph, n_rows)
-    graph, selected = selected_first(
-        graph, n_rows, list(point.parameters.values()), lambda: point.values(list(point.parameters))
-    )
+    graph, selected = selected_first(graph, n_rows, list(point.parameters.values()), point.values)
     outputs = folded([graph] if value is None else [graph, value], kept)
     outputs, computed = computed_once(outputs, n_rows, kept)
     sources += [item for item in ancestors(computed.values()) if isinstance(item, SharedVariable)]
@@ -157,7 +150,7 @@ def _term(model: Any, variable: Variable, point: Point, kept: Sequence[Variable]
         variable,
         outputs[0],
         None if value is None else outputs[1],
-        None if value is None else observed,
+        None if value is None else _observed(outputs[1]),
         n_rows,
         leaves_of(outputs, n_rows),
         [*sources, *selected],
@@ -189,22 +182,22 @@ def _without_scale(
 
 
 def _check_is_whole(model: Any, variable: Variable) -> None:
-    """Raise ValueError if missing values are divided from observed ones within rows."""
+    """Raise ValueError if missing values have one log-probability with observed ones."""
     if variable.owner and {*variable.owner.outputs} & {*model.free_RVs}:
         raise ValueError(
-            f"parallelize: {variable.name!r} has missing values within rows that cannot be computed "
-            f"separately; leave it out by observed=[...], with the names of the others, or write its "
-            f"log-probability with rows_potential"
+            f"parallelize: {variable.name!r} has missing values that cannot be computed separately, as "
+            f"those within vectors; leave out these rows, or the variable by observed=[...], with the "
+            f"names of the others, or write its log-probability with rows_potential"
         )
 
 
-def _longest(graph: Variable) -> Variable | None:
-    """Return the constant or the shared variable that has most rows."""
-    shapes = shapes_in([graph])
-    leaves = [
-        item for item in ancestors([graph]) if is_leaf(item) and item.type.ndim and item not in shapes
-    ]
-    return max(leaves, key=lambda one: array_of(one).shape[0], default=None)
+def _number_of_items(graph: Variable, point: Point) -> int:
+    """Return the number of items of a potential, of what it sums up, or of the rows that it has."""
+    items = [part for part in summands(graph) if part.type.ndim]
+    if not items:
+        shapes, above = shapes_in([graph]), ancestors(computed_once([graph])[0])
+        items = [item for item in above if is_leaf(item) and item.type.ndim and item not in shapes]
+    return max(map(int, point.computed([item.shape[0] for item in items])), default=0)
 
 
 def of_parameters(variable: Variable, point: Point) -> Variable:
@@ -319,13 +312,13 @@ class Group:
         """
         reason: ValueError | None = None
         for leaves in self._choices():
-            self._make(leaves)
             try:
+                self._make(leaves)
                 self.rows.test(self._point.tried(self.inputs))
                 return
             except ValueError as error:  # the first one is raised
                 reason = reason or error
-        raise self._refusal(str(reason)) from reason
+        raise self._refusal(reason) from reason
 
     def _choices(self) -> Iterator[list[Variable]]:
         """Yield leaves that may be the rows, after changes of the log-probabilities."""
@@ -372,7 +365,8 @@ class Group:
                 if isinstance(node.op, names.Elemwise):
                     found.update(dict.fromkeys(item for item in node.inputs if item not in by_row))
         arrays = [item for item in found if item.type.ndim and not isinstance(item, Constant)]
-        lengths = self._compute([array.shape[0] for array in arrays])
+        now = {new: array_of(leaf) for leaf, new in self._stand_ins.items()}
+        lengths = self._point.computed([array.shape[0] for array in arrays], now)
         whole = [array for array, length in zip(arrays, lengths) if length == self._n_rows]
         if not whole:
             return []
@@ -380,17 +374,6 @@ class Group:
         self._whole = {like(array, None, array.type.shape): array for array in whole}
         self._replace({array: item[self._stand_ins[numbers]] for item, array in self._whole.items()})
         return [numbers]
-
-    def _compute(self, outputs: Sequence[Variable]) -> list[Any]:
-        """Return values of variables at a point of the model, with all rows."""
-        inputs = {**self._point.parameters, **self._stand_ins}
-        compute = pytensor.function(
-            list(inputs.values()), list(outputs), mode="FAST_COMPILE", on_unused_input="ignore"
-        )
-        return list(compute(*self._values()))
-
-    def _values(self) -> list[AnyArray]:
-        return [*self._point.values(list(self._point.parameters)), *map(array_of, self._stand_ins)]
 
     def _replace(self, new: Mapping[Variable, Variable]) -> None:
         """Replace variables in the log-probabilities."""
@@ -477,10 +460,10 @@ class Group:
             {term.variable: log_prob for term, log_prob in zip(self._terms, self._log_probs)},
             self._n_rows,
             {**parameters, **leaves},
-            self._values(),
+            [*self._point.values(), *map(array_of, leaves)],
         )
 
-    def _refusal(self, reason: str) -> ValueError:
+    def _refusal(self, reason: ValueError | None) -> ValueError:
         """Return an error that names the variables and what helps, or what was found by trial."""
         found = self._found
         latent = [item.name for item in found.across if item in self._point.parameters]
@@ -511,9 +494,9 @@ class Group:
                 f"several rows from the data before, or, if it only happens to be as long as the rows, "
                 f"name the arrays that have rows by data={{...}}"
             )
-        if causes:
-            return ValueError(f"{self._title}: {'. '.join(causes)}")
-        return ValueError(f"{self._title}: {reason.partition(': ')[2]}")
+        if not causes or isinstance(reason, RecurrenceError):
+            causes = [str(reason).partition(": ")[2]]
+        return ValueError(f"{self._title}: {'. '.join(causes)}")
 
 
 def _distribution(variable: Variable) -> str:
