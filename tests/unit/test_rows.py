@@ -65,6 +65,7 @@ KNOWN = {
         "mean over columns of sums": x.sum(axis=0).mean(),
         "variational": -0.5 * tt.sum(1 + hidden - tt.sqr(hidden) - tt.exp(hidden)) + binary.sum(),
         "mean times rows": x.mean() * x.shape[0],
+        "product of powers of a sum": tt.stack([tt.sqr(x.sum()), 1 / x.sum()]).prod(),
     },
     PARTLY_SUM: {
         "with a penalty": losses.sum() + l2(),
@@ -75,6 +76,7 @@ KNOWN = {
         "norms of rows": tt.sqrt(tt.sqr(x).sum(axis=1)), "picked": picked, "columns": x[:, 1:3],
         "one column": x[:, 0], "images": pooled, "flat images": pooled.flatten(2),
         "reshaped": x.reshape((x.shape[0], 2, -1)), "zeros": tt.zeros_like(x),
+        "root of zeros": tt.sqrt(tt.zeros_like(x)),
         "ones": tt.ones((x.shape[0], 3)), "largest": x.max(axis=1), "normalized": normal,
         "dropout": hidden * mask, "looked up": table[y], "of a whole input": tt.dot(x, whole),
         "cumulative sums": tt.cumsum(x, axis=1), "sorted within rows": tt.sort(x, axis=-1),

@@ -21,7 +21,15 @@ import numpy as np
 from synkhronos.engines import names
 from synkhronos.engines.analysis import shapes
 from synkhronos.engines.analysis.graphs import steps_in
-from synkhronos.engines.analysis.rules import Labels, Part, Rule, Terms, ndim, rule_of
+from synkhronos.engines.analysis.rules import (
+    Labels,
+    Part,
+    Rule,
+    Terms,
+    ndim,
+    product_of_powers,
+    rule_of,
+)
 from synkhronos.engines.analysis.shapes import Item, item
 from synkhronos.engines.base import BOUND, PARTLY_SUM, ROWS, SUM
 from synkhronos.engines.names import Apply, Constant, Variable, io_toposort, scalar
@@ -209,8 +217,11 @@ class RowGraph:
         items = shapes.dims(node.inputs[0])
         if items is None or not isinstance(node.op.scalar_op, scalar.Mul):
             return self.by_rule(node, values)
-        numbers = [self.number(item) for item in items]  # the result is the size of an array
-        return None if None in numbers else Rows(None, frozenset([numbers.count(LENGTH)]))
+        numbers = [self.number(item) for item in items]  # often those of a shape
+        if any(number is None or number.axis is not None for number in numbers):
+            return None
+        degrees = product_of_powers((1,) * len(numbers), [number.degrees for number in numbers])
+        return None if degrees is None else Rows(None, degrees)
 
     def reshape(self, node: Apply, values: list[Rows | None]) -> Rows | None:
         value, items = values[0], shapes.dims(node.inputs[1])

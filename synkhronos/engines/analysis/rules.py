@@ -109,7 +109,7 @@ class Rule(NamedTuple):
                 return None
             return _few(frozenset().union(*found))
         if isinstance(values, Powers):
-            return _product(values.exponents, degrees)
+            return product_of_powers(values.exponents, degrees)
         known = {degree for degree in degrees if degree}
         if known <= {_ONE}:
             return _ONE
@@ -139,11 +139,14 @@ def _few(degrees: frozenset[float]) -> frozenset[float] | None:
     return degrees if len(degrees) <= _MOST else None
 
 
-def _product(exponents: Sequence[float], degrees: Sequence[frozenset[float]]) -> frozenset[float] | None:
+def product_of_powers(
+    exponents: Sequence[float], degrees: Sequence[frozenset[float]]
+) -> frozenset[float] | None:
+    """Return the degrees of a product of powers of values with these degrees; None if not known."""
     product = _ONE
     for exponent, each in zip(exponents, degrees):
         if exponent != int(exponent) or exponent < 0:
-            if len(each) != 1:
+            if len(each) > 1:
                 return None
             each, exponent = frozenset(exponent * item for item in each), 1
         for _ in range(int(exponent)):
