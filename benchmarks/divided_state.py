@@ -86,8 +86,7 @@ def divided_adam(loss, params, ranks, clears=True):
     new_mean = cpu_contiguous(np.float32(BETA1) * mean + np.float32(1 - BETA1) * gradient)
     squared = np.float32(1 - BETA2) * tt.sqr(gradient)
     new_squares = cpu_contiguous(np.float32(BETA2) * squares + squared)
-    exponent = tt.cast(new_count, "float64")
-    of_mean, of_squares = (tt.cast(1 - beta**exponent, "float32") for beta in (BETA1, BETA2))
+    of_mean, of_squares = (-tt.expm1(new_count * np.float32(np.log(beta))) for beta in (BETA1, BETA2))
     step = new_mean / (tt.sqrt(new_squares) + np.float32(EPSILON))
     new = tt.set_subtensor(vector[first : first + length], step)
     if clears:

@@ -181,8 +181,8 @@ class LocalTransport(Transport):
             raise
 
     def _fork_worker(self, rank: int, number: int, prepare: Callable[[], None] | None = None) -> None:
-        inherited = descriptors()
         try:
+            inherited = descriptors()
             self._children.fork_worker(rank, lambda: self._become_worker(rank, inherited, prepare))
         except OSError as error:
             raise limits.too_many_workers(error, number, len(self._workers)) from error
