@@ -218,9 +218,8 @@ class RowGraph:
         if items is None or not isinstance(node.op.scalar_op, scalar.Mul):
             return self.by_rule(node, values)
         numbers = [self.number(item) for item in items]  # often those of a shape
-        if any(number is None or number.axis is not None for number in numbers):
-            return None
-        degrees = product_of_powers((1,) * len(numbers), [number.degrees for number in numbers])
+        known = [number.degrees for number in numbers if number is not None and number.axis is None]
+        degrees = product_of_powers((1,) * len(known), known) if len(known) == len(numbers) else None
         return None if degrees is None else Rows(None, degrees)
 
     def reshape(self, node: Apply, values: list[Rows | None]) -> Rows | None:
