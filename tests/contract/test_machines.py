@@ -342,37 +342,6 @@ def senders_and_receiver(*sizes):
     return first, CommandSender(first, stores[0], machines), CommandReceiver(second, stores[1]), stores
 
 
-def test_a_command_that_is_sent_again_is_unpickled_once_and_its_arrays_are_the_new_ones():
-    first, sender, receiver, (own, store) = senders_and_receiver(1, 1)
-    got, large, same, long = [], np.arange(2000.0), b"order", b"x" * 100_000
-    handles = [own.put(np.float32(0)), own.put(np.arange(3))]
-    needed = [[RequiredRows(handle) for handle in handles]]
-    for payload, array in [
-        (same, np.arange(3)),
-        (same, np.arange(3) + 5),
-        (same, large),
-        (same, large + 1),
-        (b"other", np.arange(3)),
-        (long, np.arange(3)),
-        (long, np.arange(3)),
-    ]:
-        first.begin(first.number + 1)
-        arrays = [[np.asarray(np.float32(first.number)), array]]
-        sender.send(payload, needed, arrays, [])
-        number = receiver.receive()
-        receiver._leaders.begin(number)
-        store.begin()
-        content, rows, dropped = receiver.open()
-        assert number == first.number and content == payload and dropped == []
-        assert [one.need for one in rows] == needed[0]
-        assert [store.get(one).tolist() for one in handles] == [number, array.tolist()]
-        got.append((content, rows, receiver._arrays))
-    for one, other in ((0, 1), (2, 3)):
-        assert all(left is right for left, right in zip(got[one], got[other]))
-    for one, other in ((1, 2), (3, 4), (5, 6)):
-        assert not any(left is right for left, right in zip(got[one], got[other]))
-
-
 def test_what_is_needed_is_found_once_for_a_repeated_command():
     _, sender, _, (store, _) = senders_and_receiver(1, 2, 1)
     rows, constant = store.put(np.arange(9)), store.put(np.arange(9), constant=True)

@@ -96,14 +96,6 @@ def sliceable(dtype):
     return Graph([], [], outputs, ops, updates, shared, [a, b, c], {given: c * 2})
 
 
-def both(dtype):
-    """Return a graph with an input and a shared variable that are sliced together."""
-    x = tt.matrix("x", dtype=dtype)
-    shared = {"a": compiler.shared(np.zeros((0, 2), dtype), "a")}
-    outputs = [(x * shared["a"]).mean(), x - shared["a"]]
-    return Graph([x], [], outputs, ["avg", "gather"], [], shared, [shared["a"]], {})
-
-
 def collectives(dtype):
     """Return a graph in which the ranks combine values while they compute, with a gradient."""
     x, scale = tt.matrix("x", dtype=dtype), tt.scalar("scale", dtype=dtype)

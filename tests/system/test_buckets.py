@@ -217,19 +217,6 @@ def variables(open_world):
     return made
 
 
-@pytest.mark.parametrize("wire", ["float16", "bfloat16", "int8", synk.TopK(), synk.PowerSGD()])
-def test_on_one_machine_a_format_has_no_effect(variables, wire):
-    values = np.random.default_rng(0).standard_normal((2, 200, 100)).astype("float32")
-    for rank, value in enumerate(values):
-        synk.set_value(rank, variables["w"], value)
-    synk.all_reduce(variables["w"], weights=[3, 1], wire=wire)
-    for replica in synk.gather(variables["w"]):
-        np.testing.assert_allclose(replica, (3 * values[0] + values[1]) / 4, rtol=1e-5, atol=1e-6)
-    with synk.fuse():
-        synk.all_reduce(variables["w"], "sum", wire=wire)
-    np.testing.assert_allclose(replica * 2, synk.get_value(1, variables["w"]))
-
-
 def all_reduce_in_program(rank, variable, op, wire):
     rank.all_reduce(variable, op, wire=wire)
 

@@ -225,16 +225,6 @@ def shares_of_machines(model, op, weights):
     return shares, [sum(weights[rank] for rank in ranks) / sum(weights) for ranks in model.machines]
 
 
-def test_a_format_is_for_averages_and_sums_of_float32(model):
-    large, vector = model.shared["large"], model.shared["vector"]
-    for wire in WIRES:
-        for op in ("prod", "min", "max"):
-            with pytest.raises(ValueError, match="operations 'avg' and 'sum'"):
-                synk.all_reduce(large, op, wire=wire)
-        with pytest.raises(TypeError, match="is for arrays of float32"):
-            synk.all_reduce([large, vector], wire=wire)
-
-
 def do_reduce(model, draw, rng):
     op, names, weights, ragged = draw_reduction(model, draw, rng)
     variables = [model.shared[name] for name in names]
@@ -329,21 +319,6 @@ def test_values_of_unequal_trailing_extents_are_a_list_and_cannot_be_joined(mode
         assert synk.get_shapes(matrix) == [(2, rank + 1) for rank in range(model.size)]
 
 
-def test_a_failed_reduction_leaves_what_is_in_the_variables(model):
-    vector = model.shared["vector"]
-    values = parts(np.arange(2.0 * model.size + 1), model.size)
-    for rank, value in enumerate(values):
-        synk.set_value(rank, vector, value)
-    if model.size > 1:
-        for op in OPS:
-            with pytest.raises(ValueError, match="rank 0: \\(3,\\)"):
-                synk.all_reduce(vector, op)
-            with pytest.raises(ValueError, match="rank 0: \\(3,\\)"):
-                synk.reduce(vector, op, in_place=False)
-    for rank, value in enumerate(values):
-        assert_same(synk.get_value(rank, vector), value)
-
-
 def test_what_is_returned_is_a_copy(model):
     vector = model.shared["vector"]
     synk.broadcast(vector, np.arange(5.0))
@@ -381,26 +356,6 @@ def test_scatter_without_values_takes_the_bound_data(model):
     synk.free_shmems(vector)
     with pytest.raises(ValueError, match="set_shmems"):
         synk.scatter(vector)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_averages_of_numbers_near_the_largest_are_finite(world_of, dtype):
-    world_of(3, master_rank=1)
-    value = np.array([0.9 * np.finfo(dtype).max, -np.finfo(dtype).max, 2], dtype)
-    w, v = (compiler.shared(value, name) for name in "wv")
-    synk.function([], [w.sum(), v.sum()], mode="FAST_COMPILE")
-    for weights in (None, [1, 2, 3], [0, 1e-40, 2e-40]):
-        np.testing.assert_allclose(synk.reduce(w, in_place=False, weights=weights), value, rtol=1e-3)
-        synk.all_reduce([w, v], weights=weights)
-        for rank in range(3):
-            np.testing.assert_allclose(synk.get_value(rank, w), value, rtol=1e-3)
-
-    def program(rank):
-        rank.all_reduce(v, weight=1 + rank.rank)
-        return v.get_value()
-
-    for got in synk.spmd(program):
-        np.testing.assert_allclose(got, value, rtol=1e-3)
 
 
 def test_numbers_that_python_code_computed_can_be_reduced_and_broadcast(two):

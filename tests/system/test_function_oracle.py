@@ -7,7 +7,7 @@ import pytest
 from compilers import NAME, compiler, default_mode, relu, tt
 from hypothesis import assume, given, strategies as st
 from oracle import (
-    WORLD_IDS, WORLDS, assert_same, batches, both, build, collectives, combine, exact, examples,
+    WORLD_IDS, WORLDS, assert_same, batches, build, collectives, combine, exact, examples,
     of_master, parts, reductions, selected, slice_batches, sliceable, training,
 )  # fmt: skip
 
@@ -19,7 +19,6 @@ GRAPHS = {
     "reductions64": (reductions, "float64"),
     "training": (training, "float32"),
     "sliceable": (sliceable, "float64"),
-    "both": (both, "float32"),
 }
 #: Graphs with collectives, which functions of Numba cannot have
 JOINT = {"collectives": (collectives, "float64"), "of_master": (of_master, "float32")}
@@ -41,7 +40,6 @@ class Pool:
         self.hits = compiler.shared(np.zeros(2))
         looked_up = self.table[y].sum()
         self.look_up = synk.function([y], (looked_up, "sum"), updates=[(self.hits, self.hits + 1)])
-        self.own_rows = synk.function([y], [(y.shape[0], None), (y.sum(), "sum")])
         x, v = tt.fmatrix("x"), tt.fvector("v")
         self.row = compiler.shared(np.zeros((2, 3), "float32"))
         self.vector = compiler.shared(np.zeros(3, "float32"))
@@ -195,23 +193,6 @@ def test_updates_of_slices_see_old_values_and_accumulate_once(pool, data, seed, 
     synk.broadcast(shareds, [np.ones_like(s.get_value()) for s in shareds])
 
 
-@given(seed=seeds, n_rows=st.integers(1, 40))
-@examples(15)
-def test_weighted_all_reduce_of_one_step_is_the_serial_step(pool, seed, n_rows):
-    pair = pool.pairs["training"]
-    rng = np.random.default_rng(seed)
-    x, t = exact(rng, (n_rows, 3), "float32"), exact(rng, n_rows, "float32")
-    w, serial_w = pair.graph.shared["w"], pair.serial_graph.shared["w"]
-    synk.broadcast(w, exact(rng, 3, "float32"))
-    serial_w.set_value(w.get_value())
-    for _ in range(3):
-        pair.parallel(x, t, np.float32(0.01))
-        synk.all_reduce(w, weights=pair.parallel)
-        pair.serial(x, t, np.float32(0.01))
-    for rank in pool.ranks:
-        np.testing.assert_allclose(synk.get_value(rank, w), serial_w.get_value(), 1e-4, 1e-4)
-
-
 @given(data=st.data(), seed=seeds, n_rows=st.integers(0, 14), num_slices=st.integers(1, 6))
 @examples(50)
 def test_sliceable_shared_rows_equal_the_serial_function_on_these_rows(
@@ -252,28 +233,6 @@ def test_sliceable_shared_rows_equal_the_serial_function_on_these_rows(
             seen[rank] * computed + used[rank] if computed else seen[rank]
         )
     synk.broadcast(shared["seen"], 0)
-
-
-@given(data=st.data(), seed=seeds, n_rows=st.integers(1, 14), num_slices=st.integers(1, 6))
-@examples(30)
-def test_an_input_and_a_sliceable_shared_variable_are_sliced_together(
-    pool, data, seed, n_rows, num_slices
-):
-    pair = pool.pairs["both"]
-    rng = np.random.default_rng(seed)
-    x, a = exact(rng, (n_rows, 2), "float32"), exact(rng, (n_rows + 5, 2), "float32")
-    # Each rank has the whole of `a`, and uses as many rows of it as it receives rows of the input.
-    synk.broadcast(pair.graph.shared["a"], a)
-    batch = data.draw(batches(n_rows))
-    chosen = selected(batch, x)
-    assume(len(chosen) and len(chosen) <= len(a))
-    each = [rng.permutation(len(a))[: len(part)] for part in parts(chosen, pool.size)]
-    pair.serial_graph.shared["a"].set_value(np.concatenate([a[rows] for rows in each]))
-    expected = pair.serial(chosen)
-    batch_s = [rows.tolist() for rows in each] if data.draw(st.booleans()) else each
-    got = pair.parallel(x, batch=batch, batch_s=batch_s, num_slices=num_slices)
-    for one, other in zip(got, expected):
-        assert_same(one, other, "float32")
 
 
 def serial_slices(pair, slices, scale, first):
@@ -344,27 +303,6 @@ def test_graphs_with_collectives_combine_the_same_slice_of_all_ranks(
     synk.broadcast(shareds, [np.ones_like(shared.get_value()) for shared in shareds])
 
 
-def test_batch_s_rows_that_a_rank_does_not_have_are_an_index_error(pool):
-    pair = pool.pairs["sliceable"]
-    shared = [pair.graph.shared[name] for name in "abc"]
-    synk.scatter(shared, [np.ones((9, 2)), np.ones(9), np.ones((9, 2))])
-    with pytest.raises(IndexError):
-        pair.parallel(batch_s=[8] if pool.size > 1 else [9])
-    with pytest.raises(ValueError):
-        pair.parallel(batch_s=[[0]] * (pool.size + 1))
-    assert_same(pair.parallel(batch_s=[0], output_subset=[3])[0], 1.0)
-
-
-def test_an_output_without_an_operation_is_the_masters_value_also_for_integers(pool):
-    y = np.arange(11, dtype="int32")
-    own, total = pool.own_rows(y)
-    assert_same(own, len(parts(y, pool.size)[pool.master_rank]), "int64")
-    assert_same(total, 55)
-    if pool.master_rank:
-        with pytest.raises(ValueError, match="master"):
-            pool.own_rows(y[: pool.master_rank])
-
-
 @given(data=st.data(), n_rows=st.integers(1, 12), num_slices=st.integers(1, 4))
 @examples(15)
 def test_an_error_on_a_rank_names_it_and_the_next_call_is_right(pool, data, n_rows, num_slices):
@@ -387,36 +325,6 @@ def test_an_error_on_a_rank_names_it_and_the_next_call_is_right(pool, data, n_ro
     if not pool.is_numba:  # whose plain functions, too, update in place before they raise the error
         assert_same(synk.get_value(rank, pool.hits), [0, 0])
     assert_same(pool.look_up(good, num_slices=num_slices), good.sum() * 1.0)
-
-
-@given(seed=seeds, lengths=st.lists(st.integers(1, 3000), min_size=1, max_size=4))
-@examples(10)
-def test_fused_calls_return_what_the_same_calls_return_unfused(pool, seed, lengths):
-    rng = np.random.default_rng(seed)
-    reduced = pool.pairs["reductions32"].parallel
-    batches_ = [exact(rng, (length, 3), "float32") for length in lengths]
-    labels = [rng.integers(0, 9, length).astype("int32") for length in lengths]
-
-    def calls():
-        results = []
-        for x, y in zip(batches_, labels):
-            results.append(reduced(x, y, 2.0))
-            results.append(synk.scatter(pool.row, x))
-            results.append(synk.get_value(pool.size - 1, pool.row))
-            results.append(synk.gather(pool.row, nd_up=0))
-            results.append(pool.identity(x, batch=slice(None, None, -1)))
-        return results
-
-    with np.errstate(over="ignore"):  # the products of many rows
-        one_by_one = calls()
-        with synk.fuse():
-            pending = calls()
-    for one, expected in zip(pending, one_by_one):
-        got = one.result()
-        assert type(got) is type(expected)
-        if expected is not None:
-            for a, b in zip(got, expected):
-                np.testing.assert_array_equal(a, b)
 
 
 def test_a_fused_call_uses_the_rows_that_the_calls_before_it_scatter(pool):

@@ -79,32 +79,6 @@ def test_fit_evaluate_and_predict_equal_the_serial_ones(rule):
     np.testing.assert_allclose(got, expected)
 
 
-@pytest.mark.slow
-@own_process(timeout=300)
-def test_a_convolutional_network_with_class_weights():
-    import theano
-    from keras_models import assert_equal_histories, assert_same_weights, compiled, fitted, keras
-
-    def network():
-        return keras.models.Sequential([
-            keras.layers.Conv2D(2, 3, activation="relu", input_shape=(6, 6, 1)),
-            keras.layers.MaxPooling2D(),
-            keras.layers.Flatten(),
-            keras.layers.Dense(3, activation="softmax"),
-        ])  # fmt: skip
-
-    synk.fork(2, use_gpu=False)
-    mode = theano.compile.Mode("cvm", "fast_compile")  # convolutions have no other code
-    loss = "sparse_categorical_crossentropy"
-    models = compiled(network, "rmsprop", loss, metrics=["accuracy"], mode=mode)
-    rng = np.random.RandomState(0)
-    data = rng.rand(11, 6, 6, 1), rng.randint(0, 3, 11)
-    options = {"epochs": 2, "batch_size": 4, "class_weight": {0: 0.5, 1: 1.0, 2: 3.0}}
-    serial, parallel = (fitted(model, *data, **options) for model in models)
-    assert_equal_histories(parallel, serial)
-    assert_same_weights(*models)
-
-
 @own_process
 def test_several_inputs_and_outputs():
     from keras_models import assert_equal_histories, assert_same_weights, compiled, fitted, keras

@@ -170,15 +170,6 @@ def test_without_a_home_folder_a_compile_cache_has_to_be_set(monkeypatch):
     assert complaint.endswith("THEANO_FLAGS=base_compiledir=FOLDER")
 
 
-def test_the_compile_cache_is_where_the_users_settings_say(tmp_path):
-    assert compile_cache.folder({"THEANO_FLAGS": "base_compiledir=/a,x=1"}) == Path("/a")
-    assert compile_cache.folder({"THEANO_FLAGS": "base_compiledir=/a,compiledir=/b"}) == Path("/b")
-    settings = tmp_path / "theanorc"
-    settings.write_text("[global]\nbase_compiledir = ~/c\n")
-    assert compile_cache.folder({"THEANORC": str(settings)}) == Path.home() / "c"
-    assert compile_cache.folder({"THEANORC": ""}) == Path.home() / ".theano"
-
-
 @own_process
 def test_more_processes_than_the_machine_can_have_are_refused_before_any_starts():
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))

@@ -105,14 +105,14 @@ def test_naive_links(check, size):
 # small arrays by each rank. A sum over machines has another order. There, the processes that die are
 # leaders, which ends the job.
 # Those in `LONG` are slow tests.
-SHORT = {"test_ops_calls": "without_rows or each_slice or rank_that_fails or call_together or name"}
+SHORT = {"test_ops_calls": "without_rows or rank_that_fails or call_together or name"}
 LONG = {
     "test_function_oracle": "",
     "test_collectives_oracle": "",
     "test_controller": "not never_woken and not fresh_rank",
     "test_data": "",
     "test_drawing": "not dead_one and not before_it",
-    "test_ops": "numpy_for_every or are_gathered or random_graphs or shapes_that_differ",
+    "test_ops": "numpy_for_every or are_gathered or shapes_that_differ",
     "test_ops_gradients": "losses_of_all_ranks and 2 or training_step",
     "test_batch_norm": "theano_computes or of_one_process and 7 or stay_equal",
     "test_in_sync": "not without_replicas and not at_any_time and not before_the_start",

@@ -108,39 +108,6 @@ def test_averages_of_finite_numbers_and_their_gradients_are_finite(size, width):
             np.testing.assert_allclose(slopes, np.outer(shares, rows[0]))
 
 
-def random_graph(x, w, rng):
-    """Return expressions with collectives, which compute alone on all rows what the ranks compute.
-
-    The master's first row has to be equal to the first one of all.
-    """
-    rows = rng.choice([lambda x: x * w, lambda x: tt.tanh(x) + w, lambda x: x.dot(tt.diag(w))])(x)
-    whole = [
-        lambda: ops.all_reduce(rows.sum(0)),
-        lambda: ops.all_reduce(rows.mean(0), "avg"),
-        lambda: ops.all_reduce(rows.max(0), "max") + ops.all_reduce(rows.min(0), "min"),
-        lambda: ops.all_gather(rows).mean(0),
-        lambda: ops.all_reduce(tt.exp(rows).prod(0), "prod"),
-        lambda: ops.broadcast(rows[0]),
-    ]
-    a, b, c = (whole[index]() for index in rng.randint(len(whole), size=3))
-    return tt.sqr(rows - a).mean(0) + b * w, ops.all_reduce(tt.tanh(rows * c + a).mean(0), "avg")
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_random_graphs_compute_what_they_compute_alone(size, seed):
-    dtype, rtol = ("float64", 1e-9) if seed < 4 else ("float32", 1e-4)
-    x, w = matrix(dtype), compiler.shared(np.array([0.5, 1.0, -0.25], dtype), name="w")
-    outputs = random_graph(x, w, np.random.RandomState(seed))
-    f = build([x], list(outputs))
-    for rows in (ROWS.astype(dtype), ROWS[:size].astype(dtype)):
-        first_of_master = sum(map(len, np.array_split(rows, size)[: size // 2]))
-        rows[first_of_master] = rows[0]
-        for result, expected in zip(f(rows), f.as_theano(rows)):
-            assert result.dtype == dtype
-            np.testing.assert_allclose(result, expected, rtol=rtol)
-        assert len(f.check(rows).differences) == 2
-
-
 MODES = {
     "FAST_COMPILE": "FAST_COMPILE",
     "Python, all optimizations": compiler.Mode("py", "fast_run"),

@@ -118,33 +118,6 @@ def test_what_cannot_be_computed_of_no_rows_is_computed_by_ranks_without_rows(wo
         f(batch_s=slice(0, 0))
 
 
-@pytest.mark.parametrize("num_slices, n_rows", [(2, 8), (3, 8), (3, 4), (5, 2), (2, 7)])
-def test_each_slice_is_combined_over_all_ranks(world, num_slices, n_rows):
-    """Ranks with fewer rows than slices take part in the others' slices."""
-    x, average = tt.dmatrix("x"), compiler.shared(np.zeros(2), "average")
-    own = compiler.shared(np.zeros(2), "own")
-    mean = ops.all_reduce(x.mean(0), "avg")
-    updates = [(average, 0.25 * average + mean), (own, x.mean(0))]
-    f = synk.function([x], [mean.sum(), (tt.sqr(x - mean).sum(), "sum")], updates=updates)
-    rows = ROWS[:n_rows]
-    shares = np.array_split(rows, RANKS)
-    slices = min(num_slices, len(shares[0]))
-    groups = [
-        np.concatenate([np.array_split(share, slices)[index] for share in shares])
-        for index in range(slices)
-    ]
-    synk.broadcast(average, [1.0, 2.0])
-    result, squares = f(rows, num_slices=num_slices)
-    np.testing.assert_allclose(result, rows.mean(0).sum())
-    np.testing.assert_allclose(squares, sum(((one - one.mean(0)) ** 2).sum() for one in groups))
-    expected = 0.25 * np.array([1.0, 2.0]) + rows.mean(0)
-    by_rank = synk.gather(average)
-    np.testing.assert_allclose(by_rank, [expected] * RANKS)
-    assert synk.in_sync(average)
-    for value, share in zip(synk.gather(own), shares):
-        np.testing.assert_allclose(value, share.mean(0) if len(share) else 0)
-
-
 def test_rows_of_sliceable_variables_and_windows_are_reduced(world):
     rows = compiler.shared(ROWS.copy(), name="rows")
     f = synk.function([], (ops.all_reduce(rows.mean(0), "avg"), None), sliceable_shareds=[rows])

@@ -111,20 +111,6 @@ def test_a_master_without_rows_gets_the_others_result(pool):
         assert_bits(one, fold(op, values, weights))
 
 
-@pytest.mark.filterwarnings("ignore:.*may equal one process on these rows")  # the largest, averaged
-@pytest.mark.parametrize("num_slices", [1, 2])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_averages_of_finite_numbers_are_finite(pool, dtype, num_slices):
-    x, largest = tt.matrix("x", dtype=dtype), np.finfo(dtype).max
-    f = synk.function([x], [x.max(), x.max(axis=0), x.max(axis=0)[:5]])
-    for n_rows in (4 * pool.size, 4 * pool.size + 1):
-        rows = np.full((n_rows, N), largest, dtype)
-        rows[:, 1] = -largest
-        for got, expected in zip(f(rows, num_slices=num_slices), f.as_theano(rows)):
-            np.testing.assert_allclose(got, expected, rtol=1e-3)
-            assert got.dtype == dtype
-
-
 @pytest.mark.parametrize("n_rows", [4, 5])
 def test_dtypes_stay_and_integers_wrap_around(pool, n_rows):
     x = np.round(40 * make(n_rows)).clip(-60, 60)

@@ -9,7 +9,6 @@ import warnings
 import weakref
 
 import numpy as np
-import pytensor
 import pytensor.tensor as pt
 import pytest
 from compilers import default_mode, run_examples
@@ -20,7 +19,6 @@ from test_pymc_gallery import WithoutGradient
 
 import synkhronos as synk
 from synkhronos.extensions.pymc import compute_deterministics, parallelize, rows_potential
-from synkhronos.extensions.pymc.operation import RowsSum
 from synkhronos.extensions.pymc.serial import PlainSum
 from synkhronos.world.rank_state import Command
 from synkhronos.world.world import current_world
@@ -75,14 +73,6 @@ def hierarchical():
     return model
 
 
-def mixture():
-    with pm.Model() as model:
-        weights = pm.Dirichlet("weights", np.ones(2))
-        means = pm.Normal("means", shape=2)
-        pm.NormalMixture("y", weights, means, [1.0, 0.5], observed=NUMBERS)
-    return model
-
-
 def several():
     with pm.Model() as model:
         mean, rate = pm.Normal("mean", shape=2), pm.Exponential("rate", 1)
@@ -124,15 +114,6 @@ class Held(Command):
         memory.collect()
         (_, start, stop), free = memory.parts_of_span(state.transport.distance), memory._large.holes()
         return len(state.functions), stop - start - sum(last - first for first, last in free)
-
-
-@pytest.mark.parametrize("make", [normal, logistic, poisson, hierarchical, mixture, several])
-def test_value_and_gradient_are_those_of_the_model(two, make):
-    model = make()
-    parallel = parallelize(model)
-    assert not parallel.observed_RVs
-    assert [one.name for one in parallel.free_RVs] == [one.name for one in model.free_RVs]
-    assert_equal(model, parallel)
 
 
 @pytest.mark.parametrize("mode", [pytest.param("CVM", marks=pytest.mark.slow), "NUMBA"])
@@ -204,7 +185,7 @@ def test_wrong_parameters_have_the_probability_0_or_are_not_checked(two):
 
 
 @pytest.mark.parametrize("make, draws, rtol", [
-    (logistic, 20, 1e-8), (hierarchical, 5, 1e-7), (poisson, 10, 1e-7), (mixture, 5, 1e-7),
+    (logistic, 20, 1e-8), (hierarchical, 5, 1e-7), (poisson, 10, 1e-7),
 ])  # fmt: skip
 def test_draws_are_the_same_for_the_same_seed(two, make, draws, rtol):
     model, n = make(), {"draws": draws, "tune": draws}  # in funnels, rounding errors grow with the steps
@@ -228,14 +209,6 @@ def test_deterministics_and_predictions_are_computed_by_the_model(two):
     assert predicted.posterior_predictive["y"].shape == (1, 4, N)
 
 
-def test_nuts_draws_the_same_by_numba(two):
-    model, n = logistic(), {"draws": 10, "tune": 10}
-    parallel = parallelize(model, mode="NUMBA")
-    drawn, expected = sample(parallel, compile_kwargs={"mode": "NUMBA"}, **n), sample(model, **n)
-    np.testing.assert_allclose(drawn.posterior["weights"], expected.posterior["weights"], rtol=1e-8)
-    assert float(drawn.posterior["weights"].std()) > 0
-
-
 @pytest.mark.parametrize("mode", ["FAST_COMPILE", pytest.param("NUMBA", marks=pytest.mark.slow)])
 def test_map_and_advi_find_the_same(two, mode):
     model, maxima, fits = logistic(), [], []
@@ -245,16 +218,6 @@ def test_map_and_advi_find_the_same(two, mode):
             fits.append(pm.fit(30, model=one, random_seed=2, progressbar=False).hist)
     np.testing.assert_allclose(*maxima, rtol=1e-6)
     np.testing.assert_allclose(*fits, rtol=1e-9)
-
-
-def test_samplers_without_gradient_compute_none(two):
-    model = logistic()
-    parallel = parallelize(model)
-    compiled = parallel.compile_logp(mode=pytensor.compile.mode.get_mode("FAST_RUN"))
-    sums = [node.op for node in compiled.f.maker.fgraph.toposort() if isinstance(node.op, RowsSum)]
-    assert [op.with_gradient for op in sums] == [False]
-    with pytest.raises(NotImplementedError, match="no Hessian"):
-        parallel.compile_d2logp()
 
 
 def test_a_log_probability_in_python_needs_no_gradient(two):
@@ -268,26 +231,6 @@ def test_a_log_probability_in_python_needs_no_gradient(two):
     np.testing.assert_allclose(parallel.compile_logp()(point), model.compile_logp()(point))
     with pytest.raises(NotImplementedError, match=r"parallelize\(y\): there is no gradient: .*WithoutG"):
         parallel.compile_dlogp()
-
-
-# A log-probability of one's own
-
-
-def test_a_log_probability_of_ones_own_is_summed_over_the_rows(two):
-    total = rows_potential(
-        lambda weights, x, y: pm.logp(pm.Bernoulli.dist(logit_p=pt.dot(x, weights)), y),
-        [weights := pt.dvector("weights")],
-        [X, BINARY],
-    )
-    point = np.array([0.3, -0.2, 1.0])
-    logits = X @ point
-    probability = 1 / (1 + np.exp(-logits))
-    np.testing.assert_allclose(
-        total.eval({weights: point}), np.log(np.where(BINARY, probability, 1 - probability)).sum()
-    )
-    np.testing.assert_allclose(
-        pt.grad(total, weights).eval({weights: point}), X.T @ (BINARY - probability)
-    )
 
 
 def test_without_ranks_and_after_they_are_closed_it_says_so(world_of):

@@ -409,30 +409,6 @@ def test_the_first_interrupt_ends_with_a_record():
 
 
 @own_process
-def test_ranks_that_are_left_go_on_and_a_fresh_one_takes_over():
-    synk.fork(3, use_gpu=False)
-    w, x = compiler.shared(0.0, "w"), tt.dvector("x")
-    step = synk.function([x], w.sum(), updates=[(w, w + 0.1 * (x.mean() - w))], mode="FAST_COMPILE")
-
-    def report(rank, rule, number, loss):
-        if rank.rank == 1 and number == 15 and not rank.restarts:
-            os.kill(os.getpid(), signal.SIGKILL)
-        # Gossip from a rank that is far behind would replace what a fast one has learned.
-        rank.wait_for_clocks(max(number - 5, 0))
-
-    for rule in (rules.EASGD(0.3, 2), rules.SSP(), rules.GoSGD(0.5)):
-        w.set_value(0.0)
-        record = rules.train(
-            step, [w], [np.full(300, 3.0)], rule, 5, epochs=2, report=report, on_death="continue"
-        )
-        for losses, seconds, samples in zip(record.losses, record.seconds, record.samples):
-            assert len(losses) == 40 and all(np.diff(seconds) > 0)
-            assert samples == list(range(5, 201, 5))
-        assert abs(w.get_value() - 3) < 0.5
-    synk.close()
-
-
-@own_process
 def test_a_rank_that_takes_over_has_the_hyper_parameters_but_no_weight_and_no_state(tmp_path):
     synk.fork(2, use_gpu=False)
     w, x = compiler.shared(0.0, "w"), tt.dvector("x")

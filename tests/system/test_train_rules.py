@@ -326,16 +326,17 @@ def test_a_step_of_any_kind_is_one_command(monkeypatch, rule):
     assert len(posts) == 1
 
 
+@pytest.mark.parametrize("rule", [updates.adam, updates.sgd_nonflat, by_loss])
 @pytest.mark.parametrize("bad_row", [0, -1], ids=["master", "worker"])
-def test_a_step_that_fails_on_one_rank_is_taken_by_none(bad_row):
+def test_a_step_that_fails_on_one_rank_is_taken_by_none(bad_row, rule):
     network, serial = Network(), Network()
     mean = network.shared(np.zeros(4), "mean")
     step = train.make_train_function(
-        network.losses.sum(), network.params, network.x, network.y, by_loss, 0.02, loss_op="sum",
+        network.losses.sum(), network.params, network.x, network.y, rule, 0.02, loss_op="sum",
         updates=[(mean, network.hidden.mean(axis=0))],
     )  # fmt: skip
     other = train.make_train_function_theano(
-        serial.losses.sum(), serial.params, serial.x, serial.y, by_loss, 0.02
+        serial.losses.sum(), serial.params, serial.x, serial.y, rule, 0.02
     )
     x, y = map(synk.data, digits())
     for rows in (None, 2):

@@ -154,21 +154,6 @@ def test_steps_equal_the_serial_ones(ranks, name):
         assert_same_params(ours, theirs)
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_functions_equal_the_serial_ones(two, name):
-    net = Net()
-    loss = LOSSES[name](net)
-    function = synk.function([net.x, net.y], loss, on_unused_input="ignore")
-    if name in IN_TYPES and NAME == "pytensor":
-        with pytest.raises(ValueError, match=f"of the {ROWS} rows of the call; the graph fixes"):
-            function(IMAGES, LABELS)
-        return
-    expected = compiler.function([net.x, net.y], loss, on_unused_input="ignore")(IMAGES, LABELS)
-    np.testing.assert_allclose(function(IMAGES, LABELS), expected, rtol=1e-9)
-    np.testing.assert_allclose(function(IMAGES, LABELS, num_slices=4), expected, rtol=1e-9)
-    np.testing.assert_allclose(function.as_theano(IMAGES, LABELS), expected, rtol=1e-9)
-
-
 @theano_only
 def test_rows_that_an_index_selects(ranks):
     """As in Theano's tutorials: the size of a minibatch is in the givens and in the graph."""

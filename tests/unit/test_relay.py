@@ -57,15 +57,6 @@ def test_clocks_of_other_machines_are_seen_and_waited_for(lab):
     assert synk.spmd(program) == [29] * synk.size()
 
 
-def test_nobody_waits_for_the_clock_of_a_rank_that_has_ended(lab):
-    def program(rank):
-        rank.clock = 1 if rank.rank == rank.size - 1 else 5
-        if rank.rank < rank.size - 1:
-            rank.wait_for_clocks(5)
-
-    synk.spmd(program)
-
-
 def test_messages_arrive_complete_and_in_order(lab):
     def program(rank):
         large = np.arange(300_000.0) + rank.rank
