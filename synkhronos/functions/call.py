@@ -250,7 +250,7 @@ class CallFunction(Command):
                 arguments.append(array if before is None else array[before + (own,)])
             return len(rows), stop - start, arguments
 
-        if keeps and store.epoch is not None:
+        if keeps and are_of_same:  # elsewhere, a rank may have only the rows of a change
             prepare(None)
         return prepare
 

@@ -87,7 +87,7 @@ def rows_of_variables():
 def training():
     """Return the losses and parameters of a few steps, and the same for serial steps."""
     rng = np.random.RandomState(0)
-    images, labels = rng.randn(50, 6), rng.randn(50)
+    images, labels = synk.data(rng.randn(50, 6)), synk.data(rng.randn(50))
     results = []
     for make in (train.make_train_function, train.make_train_function_theano):
         x, y = tt.dmatrix("x"), tt.dvector("y")
@@ -95,6 +95,7 @@ def training():
         loss = tt.sqr(tt.tanh(x.dot(w)) - y).mean()
         step = make(loss, [w], x, y, updates.adam, 0.05)
         batches = [np.random.RandomState(turn).permutation(50)[: 20 + turn] for turn in range(6)]
+        batches += [slice(0, 8)] * 66 + [slice(0, 16, 2), slice(30, 3, -3)]  # rows of a schedule
         results.append([*[step(images, labels, batch=batch) for batch in batches], w.get_value()])
     return results
 
