@@ -37,7 +37,8 @@ from synkhronos._text import listed
 from synkhronos.arithmetic.conversion import as_array
 from synkhronos.arithmetic.streams import GENERATORS, state_from_array, state_to_array
 
-FORMAT = ["synkhronos checkpoint", 1]
+#: Files of version 1 have no digests of expressions.
+FORMAT = ["synkhronos checkpoint", 2]
 
 Key = Tuple[Optional[str], int]
 #: The label of a function, and the digests and variables of its outputs, and of each of its updates.
@@ -165,7 +166,7 @@ def describe(manifest: Manifest, extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def interpret(description: Any) -> Manifest:
     """Return the manifest that `describe` was given. The file is not trusted: everything is checked."""
-    if description["format"] != FORMAT:
+    if description["format"] not in (FORMAT, [FORMAT[0], 1]):
         raise ValueError(f"expected the format {FORMAT}, got {description['format']}")
     ranks, master_rank = description["ranks"], description["master_rank"]
     if not 0 <= master_rank < ranks:

@@ -382,6 +382,11 @@ class _ReportingContainer(Container):
             self.notify("read")
         return vars(self)["storage"]
 
+    @storage.setter
+    def storage(self, items: list[Any]) -> None:
+        self.__dict__["storage"] = items
+        self.notify("set")
+
     def __get__(self) -> Any:
         self.notify("read")
         return Container.__get__(self)

@@ -411,7 +411,10 @@ def make_train_function_theano(*args: Any, **kwargs: Any) -> TrainFunction:
     >>> w.get_value()
     array(1.)
     """
-    bound = _SIGNATURE.bind(*args, **kwargs)
+    try:
+        bound = _SIGNATURE.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"make_train_function_theano: {error}") from None
     bound.apply_defaults()
     definition = define_training(bound.arguments)
     return TrainFunction(SerialStep(definition), definition.inputs, bound.arguments["outputs"] is None)

@@ -25,7 +25,7 @@ import struct
 import time
 import warnings
 import weakref
-from typing import BinaryIO
+from typing import Any, BinaryIO, Callable, TypeVar
 
 from synkhronos.host.handler_errors import reraise_if_handlers
 
@@ -116,6 +116,9 @@ def _handler() -> LineHandler | None:
     return next((handler for handler in logger.handlers if isinstance(handler, LineHandler)), None)
 
 
+T = TypeVar("T")
+
+
 class LogRelay:
     """The records of children for the handlers of the master, and its levels for the children.
 
@@ -149,32 +152,40 @@ class LogRelay:
 
     def redirect(self) -> None:
         """Let the handlers of the master have all records of this process, and follow its levels."""
-        is_enabled, call_handlers = logging.Logger.isEnabledFor, logging.Logger.callHandlers
-
-        def is_enabled_now(logger: logging.Logger, level: int) -> bool:
-            if self._version[0] != self._seen:
-                self._follow()
-            return is_enabled(logger, level)
+        call_handlers = logging.Logger.callHandlers
 
         def call_or_send(logger: logging.Logger, record: logging.LogRecord) -> None:
             if logger is not logging.root and logger.manager.loggerDict.get(logger.name) is not logger:
                 return call_handlers(logger, record)  # the master could not find it by its name
             own = [handler for handler in _handlers_of(logger) if handler not in self._inherited]
             _call(own, record)
+            has_own = not all(isinstance(handler, LineHandler) for handler in own)
             try:
-                self._send(_with_texts(record), bool(own))
+                self._send(_with_texts(record), has_own)
             except Exception as error:  # its message and its arguments do not fit
                 reraise_if_handlers(error)
                 logging.NullHandler().handleError(record)
 
-        logging.Logger.isEnabledFor = is_enabled_now  # type: ignore[method-assign, assignment]
+        for name in ("isEnabledFor", "getEffectiveLevel"):
+            setattr(logging.Logger, name, self._following(getattr(logging.Logger, name)))
         logging.Logger.callHandlers = call_or_send  # type: ignore[method-assign, assignment]
+
+    def _following(self, method: Callable[..., T]) -> Callable[..., T]:
+        """Return a method of loggers that follows the levels of the master first."""
+
+        def call(logger: logging.Logger, *args: Any) -> T:
+            if self._version[0] != self._seen:
+                self._follow()
+            return method(logger, *args)
+
+        return call
 
     def _send(self, record: logging.LogRecord, has_own: bool) -> None:
         try:
             payload = pickle.dumps((record, has_own))
         except Exception as error:  # a value of the script that cannot be pickled
             reraise_if_handlers(error)
+            record.msg, record.args = record.getMessage(), None
             for name, value in vars(record).items():
                 if not isinstance(value, (str, int, float, type(None))):
                     setattr(record, name, repr(value))
@@ -188,8 +199,12 @@ class LogRelay:
         content = self._memory[2 * _LEVELS :]
         if version % 2 or self._version[0] != version:
             return  # they are being written
+        try:
+            disabled, levels = pickle.loads(content)
+        except Exception as error:  # two threads have written
+            reraise_if_handlers(error)
+            return
         self._seen = version
-        disabled, levels = pickle.loads(content)
         logging.disable(disabled)
         for name, level in levels.items():
             if logging.getLogger(name).level != level:
@@ -207,9 +222,10 @@ class LogRelay:
                 levels[name] = logger.level
         content = pickle.dumps((logging.root.manager.disable, levels))
         if len(content) <= _ROOM - 2 * _LEVELS:
-            self._version[0] += 1
+            odd = self._version[0] | 1  # also if a signal handler has ended an earlier call
+            self._version[0] = odd
             self._memory[2 * _LEVELS : 2 * _LEVELS + len(content)] = content
-            self._version[0] += 1
+            self._version[0] = odd + 1
 
     def emit(self) -> None:
         """Let the handlers emit what has come since the last call."""
@@ -235,8 +251,11 @@ class LogRelay:
     def _handle(self, record: logging.LogRecord, has_own: bool) -> None:
         """Call the handlers of a record; if the child has its own, only those that it has inherited."""
         logger = logging.getLogger(None if record.name == logging.root.name else record.name)
+        handlers = _handlers_of(logger)
         if has_own:
-            _call([handler for handler in _handlers_of(logger) if handler in self._inherited], record)
+            _call([handler for handler in handlers if handler in self._inherited], record)
+        elif handlers and not logger.disabled:  # the child has a `LineHandler` of its own
+            _call([handler for handler in handlers if not isinstance(handler, LineHandler)], record)
         elif not logger.disabled:
             logger.callHandlers(record)
 
@@ -258,6 +277,7 @@ class LogRelay:
         return found
 
 
+_PLAIN = (str, int, float, bool, type(None))
 _relays: weakref.WeakSet[LogRelay] = weakref.WeakSet()
 
 
@@ -279,9 +299,11 @@ def _handlers_of(logger: logging.Logger | None) -> list[logging.Handler]:
 
 
 def _with_texts(record: logging.LogRecord) -> logging.LogRecord:
-    """Return a copy of a record that can be pickled, with texts in place of arguments and exceptions."""
+    """Return a copy that can be pickled, with texts in place of exceptions and arguments but numbers."""
     copied = copy.copy(record)
-    copied.msg, copied.args = record.getMessage(), None
+    given = record.args if isinstance(record.args, tuple) else (record.args,)
+    if not all(type(value) in _PLAIN for value in (record.msg, *given)):
+        copied.msg, copied.args = record.getMessage(), None
     if record.exc_info:
         copied.exc_text = record.exc_text or logging.Formatter().formatException(record.exc_info)
         copied.exc_info = None

@@ -244,9 +244,9 @@ def _check_master(master_rank: Any, size: int) -> int:
 def _check_choice(variable: str, name: str, given: str | None, choices: Sequence[str]) -> str:
     """Return one of several words: an argument, the value of an environment variable, or the first."""
     where = f"fork: {name}"
-    if given is None:
+    if given is None and variable:
         given, where = os.environ.get(variable) or choices[0], variable
-    if given not in choices:
+    if given is None or given not in choices:
         raise ValueError(f"{where}: expected one of {', '.join(map(repr, choices))}, got {given!r}")
     return given
 

@@ -147,6 +147,7 @@ for name, value, error, words in [
     ("restart", None, TypeError, "expected True or False, got None"),
     ("max_n_var", "many", TypeError, "expected an int, got 'many'"),
     ("threads", "queue", ValueError, "expected one of 'refuse', 'wait', got 'queue'"),
+    ("threads", None, ValueError, "expected one of 'refuse', 'wait', got None"),
     ("verify", "never", ValueError, "expected one of 'first', 'always', 'off'"),
     ("verify", 1, ValueError, "expected one of 'first', 'always', 'off'"),
     ("max_dim", 2.5, TypeError, "expected an int, got 2.5"),

@@ -714,7 +714,7 @@ def test_hostile_descriptions_are_refused(small, tmp_path):
 
     small.set_value(np.ones(3))
     for change in (
-        at("format", value=["synkhronos checkpoint", 2]), at("ranks", value=0), at("ranks", value="1"),
+        at("format", value=["synkhronos checkpoint", 3]), at("ranks", value=0), at("ranks", value="1"),
         at("ranks", value=None), at("master_rank", value=-1), at("master_rank", value=10**30),
         at("entries", value=None), at("entries", value=[]), at("entries", value=[[]]),
         at("entries", 0, 0, value=["w"]), at("entries", 0, 0, value={}), at("entries", 0, 1, value="0"),

@@ -489,6 +489,17 @@ def test_changes_of_a_file_that_a_function_names_are_noticed(tmp_path, monkeypat
     assert len({*found}) == 3 and found[-1] == fingerprint([scaled])
 
 
+def test_files_that_are_written_to_a_folder_that_a_function_names_change_nothing(tmp_path, monkeypatch):
+    def read(images, draws):
+        return np.load(Path("images") / "0.npy")
+
+    monkeypatch.chdir(tmp_path)
+    Path("images").mkdir()
+    before = fingerprint([read])
+    Path("images", "checkpoint").write_text("1")
+    assert fingerprint([read]) == before
+
+
 def test_another_number_of_rows_later_is_refused():
     class Listed(loading.Source):
         rows = [0, 1, 2]

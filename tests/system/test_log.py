@@ -19,6 +19,7 @@ from processes import own_process
 import synkhronos as synk
 from synkhronos import _errors
 from synkhronos.host import log, progress
+from synkhronos.world.world import current_world
 
 LINE = re.compile(r"\d\d:\d\d:\d\d\.\d{3} synkhronos(?: rank (\d))? (\w+): (.*)")
 
@@ -149,6 +150,7 @@ def test_levels_and_handlers_that_the_script_sets_later_apply_to_all_ranks():
         wanted = [f"{item} of rank {rank}" for item in (10, 20, 40) for rank in (0, 1)]
         assert sorted(handler.messages) == [line for line in wanted if int(line[:2]) >= (level or 10)]
         handler.messages.clear()
+        assert synk.spmd(effective_level) == [logging.getLogger("script.part").getEffectiveLevel()] * 2
     handler.setLevel(logging.ERROR)
     handler.addFilter(lambda record: record.my is not None)
     synk.spmd(log_each_level)
@@ -156,6 +158,39 @@ def test_levels_and_handlers_that_the_script_sets_later_apply_to_all_ranks():
     synk.spmd(log_each_level)
     assert sorted(handler.messages) == ["40 of rank 0", "40 of rank 1"]
     synk.close()
+
+
+def effective_level(rank):
+    return logging.getLogger("script.part").getEffectiveLevel()
+
+
+@own_process
+def test_levels_are_followed_after_an_interrupted_change():
+    synk.fork(2, use_gpu=False)
+    synk.distribute()
+    relay = current_world().transport._children.log
+    relay._version[0] += 1  # as a signal handler leaves it that raises in the middle
+    logging.getLogger("script").setLevel(35)
+    assert relay._version[0] % 2 == 0
+    assert synk.spmd(effective_level) == [35, 35]
+    synk.close()
+
+
+@own_process
+def test_a_handler_that_is_added_later_has_the_records_beside_the_lines_of_ranks():
+    os.environ["SYNKHRONOS_LOG"] = "info"
+    log.set_up()
+    synk.fork(2, use_gpu=False)
+    synk.distribute()
+    handler = Records()
+    logging.getLogger("synkhronos").addHandler(handler)
+    synk.spmd(log_of_package)
+    assert sorted(handler.messages)[:2] == ["from rank 0", "from rank 1"]
+    synk.close()
+
+
+def log_of_package(rank):
+    logging.getLogger("synkhronos.script").info("from rank %d", rank.rank)
 
 
 def log_to_own_file(rank):

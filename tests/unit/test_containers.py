@@ -44,6 +44,9 @@ def test_what_the_script_does_is_noticed_and_nothing_else(engine, w):
     with pytest.raises(ValueError):
         w.set_value("no array")
     assert len(noticed) == 5
+    w.container.storage = w.container.storage
+    assert noticed[5:] == ["read", "set"]
+    del noticed[5:]
     engine.notice_changes(w, None)
     w.set_value(np.ones(3))
     assert len(noticed) == 5 and type(w.container) is Container

@@ -46,6 +46,15 @@ def configure(tmp_path):
     return read
 
 
+def test_layers_take_their_shapes_by_position():
+    x = tt.matrix("x")
+    dropped = layers2.Dropout(x, 6, 0.5, False, (4, 6))
+    softmax = layers2.Softmax(x, 10, None, None, False, (4, 6))
+    flat = layers2.Flatten(tt.tensor4("images"), 2, False, (4, 1, 8, 8), (4, 64))
+    assert dropped.input_shape == (4, 6) and softmax.output_shape == (4, 10)
+    assert flat.output_shape == (4, 64)
+
+
 def test_the_readmes_config_file(configure):
     session = configure(f"# launch_session.cfg\n{SESSION}DEVICES=cuda0,cuda1\n")
     assert session[:3] == ("BSP", "models.modelfile", "ModelClass")

@@ -19,6 +19,7 @@ import gc
 import os
 import pickle
 import random
+import stat
 import sys
 import sysconfig
 import types
@@ -111,7 +112,9 @@ def _version(path: Any) -> tuple[int, ...]:
         status = os.stat(path)
     except (OSError, ValueError):  # any text
         return ()
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    # A folder changes with each file that a script writes to it.
+    written = (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else ()
+    return status.st_ino, *written
 
 
 def check_usable_in_copies(roots: Iterable[Any]) -> None:

@@ -157,7 +157,7 @@ class ConvLayer(lasagne.layers.Conv2DLayer):
         stride: int = 1,
         pad: int | None = None,
         groups: int = 1,
-        W: Any = _WEIGHTS,
+        W: Any = None,
         b: Any = None,
         nonlinearity: Callable[[Any], Any] | None = None,
         **kwargs: Any,
@@ -165,7 +165,15 @@ class ConvLayer(lasagne.layers.Conv2DLayer):
         self.groups = groups
         pad = size // 2 if pad is None else pad
         super().__init__(
-            incoming, filters, size, stride, pad, W=W, b=b, nonlinearity=nonlinearity, **kwargs
+            incoming,
+            filters,
+            size,
+            stride,
+            pad,
+            W=_WEIGHTS if W is None else W,
+            b=b,
+            nonlinearity=nonlinearity,
+            **kwargs,
         )
 
     def get_W_shape(self) -> tuple[int, ...]:  # noqa: N802  # Lasagne's name
@@ -227,7 +235,7 @@ class TransposedConvLayer(lasagne.layers.Layer):
         stride: int = 1,
         crop: int | None = None,
         extra: int | None = None,
-        W: Any = _WEIGHTS,
+        W: Any = None,
         b: Any = None,
         nonlinearity: Callable[[Any], Any] | None = None,
         **kwargs: Any,
@@ -248,6 +256,7 @@ class TransposedConvLayer(lasagne.layers.Layer):
                 f"expected an input from which a crop of {self.crop} leaves something, got "
                 f"{self.input_shape}"
             )
+        W = _WEIGHTS if W is None else W
         self.W = self.add_param(W, (self.input_shape[1], filters, size, size), "W")
         self.b = None if b is None else self.add_param(b, (filters,), "b", regularizable=False)
 

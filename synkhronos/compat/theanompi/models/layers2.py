@@ -220,12 +220,12 @@ class Subtract(Layer):
     input : Layer or variable
     subtract_arr : numpy.ndarray
         Of shape (channels, height, width, 1).
-    **layout
+    *shapes, **layout
         As for `Layer`, as in the other layers.
     """
 
-    def __init__(self, input: Any, subtract_arr: np.ndarray, **layout: Any) -> None:
-        super().__init__(input, **layout)
+    def __init__(self, input: Any, subtract_arr: np.ndarray, *shapes: Any, **layout: Any) -> None:
+        super().__init__(input, *shapes, **layout)
         if subtract_arr.shape != (*self.input_shape[:3], 1):
             raise ValueError(
                 f"Subtract: subtract_arr: expected the shape {(*self.input_shape[:3], 1)}, got "
@@ -305,7 +305,7 @@ class Conv(Layer):
         The shape of `W`.
     lib_conv : str
         Accepted; Theano chooses the implementation.
-    **layout
+    *shapes, **layout
     """
 
     def __init__(
@@ -317,9 +317,10 @@ class Conv(Layer):
         W: Weight | None = None,
         filter_shape: Shape | None = None,
         lib_conv: str = "cudnn",
+        *shapes: Any,
         **layout: Any,
     ) -> None:
-        super().__init__(input, **layout)
+        super().__init__(input, *shapes, **layout)
         if W is None and filter_shape is None:
             raise AttributeError("Conv: expected W or filter_shape, got neither")
         self.W, self.b = W or Normal(filter_shape or (), std=0.1), b
@@ -341,13 +342,20 @@ class Pool(Layer):
     input : Layer or variable
     poolsize, poolstride, poolpad : int
     mode : {"max", "sum", "average_inc_pad", "average_exc_pad"}
-    **layout
+    *shapes, **layout
     """
 
     def __init__(
-        self, input: Any, poolsize: int, poolstride: int, poolpad: int, mode: str = "max", **layout: Any
+        self,
+        input: Any,
+        poolsize: int,
+        poolstride: int,
+        poolpad: int,
+        mode: str = "max",
+        *shapes: Any,
+        **layout: Any,
     ) -> None:
-        super().__init__(input, **layout)
+        super().__init__(input, *shapes, **layout)
         self.poolsize, self.poolstride, self.poolpad = poolsize, poolstride, poolpad
         shape, window = self.input_shape, (poolsize, poolsize)
         self.output = self.input
@@ -399,7 +407,7 @@ class ConvPoolLRN(Layer):
         Whether to normalize.
     lib_conv : str
         Accepted; Theano chooses the implementation.
-    **layout
+    *shapes, **layout
     """
 
     def __init__(
@@ -417,9 +425,10 @@ class ConvPoolLRN(Layer):
         mode: str = "max",
         lrn: bool = False,
         lib_conv: str = "cudnn",
+        *shapes: Any,
         **layout: Any,
     ) -> None:
-        super().__init__(input, **layout)
+        super().__init__(input, *shapes, **layout)
         if filter_shape is None or group not in (1, 2):
             raise AttributeError(
                 f"ConvPoolLRN: expected filter_shape, and group 1 or 2, got {filter_shape} and {group}"
@@ -454,11 +463,11 @@ class Dimshuffle(Layer):
     ----------
     input : Layer or variable
     new_axis_order : tuple of int
-    **layout
+    *shapes, **layout
     """
 
-    def __init__(self, input: Any, new_axis_order: Sequence[int], **layout: Any) -> None:
-        super().__init__(input, **layout)
+    def __init__(self, input: Any, new_axis_order: Sequence[int], *shapes: Any, **layout: Any) -> None:
+        super().__init__(input, *shapes, **layout)
         self.output = self.input.dimshuffle(*new_axis_order)
         shape = [self.input_shape[axis] for axis in new_axis_order]
         self._finish(shape, "Dimshuffle")
@@ -472,11 +481,11 @@ class Flatten(Layer):
     input : Layer or variable
     axis : int
         The number of axes of the output.
-    **layout
+    *shapes, **layout
     """
 
-    def __init__(self, input: Any, axis: int, **layout: Any) -> None:
-        super().__init__(input, **layout)
+    def __init__(self, input: Any, axis: int, *shapes: Any, **layout: Any) -> None:
+        super().__init__(input, *shapes, **layout)
         self.output = tt.flatten(self.input, axis)
         shape = (*self.input_shape[: axis - 1], int(np.prod(self.input_shape[axis - 1 :])))
         self._finish(shape, "Flatten")
@@ -491,15 +500,21 @@ class Dropout(Layer):
     n_out : int
         Accepted; the output has the shape of the input.
     prob_drop : float
-    **layout
+    *shapes, **layout
     """
 
     layers: weakref.WeakSet[Dropout] = weakref.WeakSet()
 
     def __init__(
-        self, input: Any, n_out: int, prob_drop: float = 0.5, printinfo: bool = True, **layout: Any
+        self,
+        input: Any,
+        n_out: int,
+        prob_drop: float = 0.5,
+        printinfo: bool = True,
+        *shapes: Any,
+        **layout: Any,
     ) -> None:
-        super().__init__(input, printinfo, **layout)
+        super().__init__(input, printinfo, *shapes, **layout)
         self.prob_drop, self.prob_keep = prob_drop, 1 - prob_drop
         self.flag_on = theano.shared(np.asarray(1, theano.config.floatX))
         self.mask = streams.binomial(size=self.input.shape, p=self.prob_keep, dtype=theano.config.floatX)
@@ -525,9 +540,15 @@ class _Dense(Layer):
     _std, _bias = 0.01, 0.0
 
     def __init__(
-        self, input: Any, n_out: int, W: Weight | None = None, b: Weight | None = None, **layout: Any
+        self,
+        input: Any,
+        n_out: int,
+        W: Weight | None = None,
+        b: Weight | None = None,
+        *shapes: Any,
+        **layout: Any,
     ) -> None:
-        super().__init__(input, **layout)
+        super().__init__(input, *shapes, **layout)
         if W is None or b is None:
             W, b = Normal((self.input_shape[-1], n_out), std=self._std), Constant((n_out,), self._bias)
         self.W, self.b = W, b
@@ -548,7 +569,7 @@ class FC(_Dense):
     n_out : int
     W, b : Weight, optional
         Of shapes (inputs, n_out) and (n_out,). By default normal with the deviation 0.005, and 0.1.
-    **layout
+    *shapes, **layout
     """
 
     _std, _bias = 0.005, 0.1
@@ -564,7 +585,7 @@ class Softmax(_Dense):
         The number of classes.
     W, b : Weight, optional
         Of shapes (inputs, n_out) and (n_out,). By default normal with the deviation 0.01, and 0.
-    **layout
+    *shapes, **layout
 
     Attributes
     ----------
