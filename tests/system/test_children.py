@@ -95,10 +95,11 @@ def test_a_script_that_ignores_the_end_of_children_sees_a_death_and_can_end_the_
 
 
 def test_stopped_processes_are_found_and_ended():
-    running, stopped = start(), start()
+    running, stopped, made = start(), start(), Children()
     os.kill(stopped.pid, signal.SIGSTOP)
     pid = stopped.pid
-    assert wait_until(lambda: children.find_stopped({3: running, 5: stopped})) == [5]
+    made.workers.update({3: running, 5: stopped})
+    assert wait_until(made.find_stopped) == [5]
     children.kill_and_join([running, stopped])
     assert not psutil.pid_exists(pid)
 
