@@ -86,7 +86,9 @@ def replicated():
 
         def all_reduce(variables, last):
             synk.all_reduce(variables, "sum")
-            getattr(last.container.storage[0], "sync", int)()  # a device may still be computing it
+            # A device may still be computing it. A script's own access to it would be followed by a
+            # comparison of its contents.
+            getattr(world.rank_state.engine.storage(last), "sync", int)()
 
         calls = {
             "call": lambda: function(rows),
