@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Iterator, Sequence, Union
+from typing import Any, Container, Iterator, Sequence, Union
 
 import numpy as np
 
@@ -305,11 +305,10 @@ class ImageFolder(Source):
 
     def __init__(self, folder: PathLike, size: int | None = None) -> None:
         self._size = None if size is None else check_int(size, "ImageFolder: size", 1)
-        folders = sorted(path for path in Path(folder).iterdir() if path.is_dir())
-        self.classes = [item.name for item in folders]
-        found = [sorted(filter(_is_image, item.rglob("*"))) for item in folders]
-        self.files = [os.fspath(item) for files in found for item in files]
-        self.labels = np.repeat(np.arange(len(found), dtype=np.int32), [len(item) for item in found])
+        found = files_by_class(folder, _SUFFIXES)
+        self.classes, counts = list(found), list(map(len, found.values()))
+        self.files = [os.fspath(item) for files in found.values() for item in files]
+        self.labels = np.repeat(np.arange(len(found), dtype=np.int32), counts)
         if not self.files:
             raise ValueError(
                 f"ImageFolder: expected images in the folders of {os.fspath(folder)}, got none; each "
@@ -379,8 +378,17 @@ def as_source(given: Any) -> Source:
     raise TypeError(f"Loader: source: expected a Source, an array or a path, got {given!r}")
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in _SUFFIXES and path.is_file()
+def files_by_class(folder: PathLike, suffixes: Container[str]) -> dict[str, list[Path]]:
+    """Return the files with these suffixes below each folder in a folder, by its name."""
+    return {
+        part.name: [
+            path
+            for path in sorted(part.rglob("*"))
+            if path.suffix.lower() in suffixes and path.is_file()
+        ]
+        for part in sorted(Path(folder).iterdir())
+        if part.is_dir()
+    }
 
 
 def _opened(given: Any) -> Any:
