@@ -249,7 +249,7 @@ class HickleBatches(Source):
         import h5py
 
         numbers = np.searchsorted(self._starts, rows, "right") - 1
-        images: Any = None
+        images = np.empty((len(rows), *self._image[0]), self._image[1])
         for number in np.unique(numbers):
             chosen = np.flatnonzero(numbers == number)
             path = self._files[number]
@@ -262,12 +262,10 @@ class HickleBatches(Source):
                             f"expected {expected} as the number, shape and dtype of its images, got "
                             f"{_size(dataset, self._axis)}"
                         )
-                    found = _read_along(dataset, rows[chosen] - self._starts[number], self._axis)
+                    inside = rows[chosen] - self._starts[number]
+                    images[chosen] = _read_along(dataset, inside, self._axis)
             except (OSError, KeyError, ValueError) as error:
                 raise UnreadableError(path, error) from error
-            if images is None:
-                images = np.empty((len(rows), *found.shape[1:]), found.dtype)
-            images[chosen] = found
         return [images] if self._labels is None else [images, self._labels[rows]]
 
     def name(self, row: int) -> str:
@@ -319,18 +317,14 @@ class ImageFolder(Source):
         return len(self.files)
 
     def read(self, rows: np.ndarray) -> list[np.ndarray]:
-        images: Any = None
-        for place, row in enumerate(rows):
-            image = self._decoded(self.files[row])
-            if images is None:
-                images = np.empty((len(rows), *image.shape), np.uint8)
-            if image.shape != images.shape[1:]:
+        images = [self._decoded(self.files[row]) for row in rows]
+        for image, row in zip(images, rows):
+            if image.shape != images[0].shape:
                 raise ValueError(
-                    f"ImageFolder: expected images of equal sizes, got {images.shape[2:]} and, in "
+                    f"ImageFolder: expected images of equal sizes, got {images[0].shape[1:]} and, in "
                     f"{self.files[row]}, {image.shape[1:]}; give a size, to which they are scaled"
                 )
-            images[place] = image
-        return [images, self.labels[rows]]
+        return [np.stack(images), self.labels[rows]]
 
     def _decoded(self, path: str) -> np.ndarray:
         from PIL.Image import Resampling

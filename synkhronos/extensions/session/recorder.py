@@ -376,10 +376,9 @@ class Recorder(Record):
         except TypeError:
             raise TypeError(f"Recorder: tensorboard: expected a path, got {tensorboard!r}") from None
         self._live = bool(live)
-        packages = {"tensorboard": ["tensorboardX"] if self._tensorboard is not None else []}
-        packages["live"] = ["IPython", "matplotlib"] if self._live else []
-        for option, names in packages.items():
-            missing = [name for name in names if find_spec(name) is None]
+        needed = {"tensorboard": ["tensorboardX"], "live": ["IPython", "matplotlib"]}
+        for option, is_on in (("tensorboard", tensorboard is not None), ("live", live)):
+            missing = [name for name in needed[option] if is_on and find_spec(name) is None]
             if missing:
                 raise ImportError(
                     f"Recorder: {option}: expected installed packages, missing are "
