@@ -405,7 +405,7 @@ def test_hyper_parameters_may_change_while_a_rule_runs(step):
     [
         (lambda: rules.BSP(period=0), ValueError, "BSP: period: expected at least 1, got 0"),
         (lambda: rules.BSP(period=1.5), TypeError, "BSP: period: expected an int, got 1.5"),
-        (lambda: rules.BSP(average="weights"), ValueError, "expected 'gradients' or 'params'"),
+        (lambda: rules.BSP(average="weights"), ValueError, "BSP: average: expected one of .'gradients'"),
         (lambda: rules.EASGD(alpha=2), ValueError, "EASGD: alpha: expected a number from 0 to 1, got 2"),
         (lambda: rules.EASGD(alpha=0), ValueError, "alpha: expected a number above 0"),
         (lambda: rules.EASGD(momentum=1), ValueError, "momentum: expected a number below 1"),

@@ -217,6 +217,14 @@ def test_all_ranks_validate_together_each_on_its_share(model, rule):
     record = model.train(rule, validate=weigh, validate_by="all", epochs=1)
     assert record.validations[0]["share"] == pytest.approx((1 * 0 + 3 * 10) / 4)
 
+    def measure_on_one(rank):
+        return {"rows": rank.rank, "other": 5.0} if rank.rank else {"share": 1.0}
+
+    record = model.train(rule, validate=measure_on_one, validate_by="all", epochs=1)
+    assert record.validations[0]["share"] == 1 and record.validations[0]["other"] == 5
+    record = model.train(rule, validate=lambda rank: {"rows": 0}, validate_by="all", epochs=1)
+    assert "share" not in record.validations[0]
+
 
 def test_a_report_may_ask_the_controller_change_the_rule_and_stop(model):
     class Controller:
@@ -481,6 +489,27 @@ def test_the_record_survives_a_death_at_any_point(tmp_path):
     synk.close()
 
 
+def test_progress_is_shown_beside_reports_of_the_script(model, monkeypatch):
+    monkeypatch.setenv("SYNKHRONOS_PROGRESS", "1")
+    for name in ("DELAY", "INTERVAL", "PAUSE"):
+        monkeypatch.setattr(rules.record, name, 0.0)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+
+    def report(rank, rule, step, loss):
+        rank.report(period=rule.period)
+
+    class Reporting(rules.LocalSGD):
+        def after_step(self, rank, params, step):
+            super().after_step(rank, params, step)
+            if rank.rank == 1:
+                report(rank, self, step, 0.0)
+            rank.barrier()  # rank 0 reads the latest report of rank 1, which the rule has made
+
+    model.train(Reporting(), progress=True, report=report)
+    lines = sys.stderr.getvalue().splitlines()
+    assert lines[-1].startswith("synkhronos: training, epoch 3/3; loss ")
+
+
 def test_progress_is_a_line_where_stderr_is_no_terminal(model, monkeypatch):
     monkeypatch.setenv("SYNKHRONOS_PROGRESS", "1")
     monkeypatch.setattr(rules.record, "DELAY", 0.0)
@@ -512,7 +541,7 @@ def test_progress_is_a_line_where_stderr_is_no_terminal(model, monkeypatch):
         ({"batch_size": 2.5}, TypeError, "batch_size: expected an int"),
         ({"epochs": -1}, ValueError, "epochs: expected at least 0"),
         ({"validate": 3}, TypeError, "validate: expected"),
-        ({"validate_by": "two"}, ValueError, "expected 'one', 'all' or None"),
+        ({"validate_by": "two"}, ValueError, r"validate_by: expected one of \['all', 'one'\]"),
         ({"report": 1}, TypeError, "report: expected a function"),
         ({"seed": "s"}, TypeError, "seed: expected an int"),
         ({"checkpoint": "/nowhere/at/all"}, FileNotFoundError, "there is no folder '/nowhere/at'"),
@@ -521,7 +550,7 @@ def test_progress_is_a_line_where_stderr_is_no_terminal(model, monkeypatch):
         ({"checkpoint_every": 0}, ValueError, "checkpoint_every: expected at least 1"),
         ({"on_death": "continue", "rule": rules.LocalSGD()}, ValueError, "which LocalSGD.*uses"),
         ({"on_death": "continue", "validate_by": "all"}, ValueError, "validate_by='all' uses"),
-        ({"on_death": "stop"}, ValueError, "on_death: expected 'raise' or 'continue'"),
+        ({"on_death": "stop"}, ValueError, r"on_death: expected one of \['continue', 'raise'\]"),
         ({"controller": 3}, TypeError, "controller: expected a function"),
     ],
 )  # fmt: skip

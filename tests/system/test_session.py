@@ -270,7 +270,7 @@ def test_combinations_that_would_train_nothing_are_refused(two):
         ({"devices": 0}, ValueError, "at least 1"),
         ({"recorder": {}}, TypeError, "expected a Recorder"),
         ({"checkpoint": "/nowhere/file"}, FileNotFoundError, "Session: checkpoint: there is no folder"),
-        ({"sync_type": "swap"}, ValueError, "'avg' or 'cdd'"),
+        ({"sync_type": "swap"}, ValueError, "sync_type: expected one of .'avg', 'cdd'"),
         ({"config": 3}, TypeError, "expected a dict"),
         ({"scale_lr": 2}, TypeError, "True or False"),
         ({"warmup": -1}, ValueError, "at least 0"),

@@ -179,6 +179,46 @@ def test_runs_are_compared_in_one_picture(tmp_path):
     assert (tmp_path / "runs.png").read_bytes()[:4] == b"\x89PNG"
 
 
+#: Stands for the module, and records the pictures that are shown.
+DISPLAY = """
+shown = []
+class Image:
+    def __init__(self, data): self.data = data
+class Handle:
+    def update(self, image): shown.append(image.data)
+def display(image, display_id):
+    shown.append(image.data)
+    return Handle()
+"""
+
+
+def test_a_live_picture_is_replaced_by_the_next_one(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "IPython").mkdir()
+    (tmp_path / "IPython" / "__init__.py").touch()
+    (tmp_path / "IPython" / "display.py").write_text(DISPLAY)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "IPython"]:
+        monkeypatch.delitem(sys.modules, name)
+    sinks = Recorder(print_every=0, live=True).open_sinks(print)
+    made = RankRecorder(sinks, 2, {}, 0.0)
+    for count in (1, 2, 3, 4):
+        made.train_error(count, 1 / count, 0.5)
+        made.finish_batch(0.125, 1.0, 8)
+        made.print_train_info(count)
+    made.print_val_info(4, point(1, error=0.25))
+    shown = sys.modules["IPython.display"].shown
+    for name in ("IPython", "IPython.display"):
+        del sys.modules[name]
+    assert len({*shown}) == 3 and all(image.startswith(b"\x89PNG") for image in shown)
+
+
+def test_a_number_that_no_validation_has_is_drawn_as_nothing(tmp_path):
+    pytest.importorskip("matplotlib")
+    recorder().plot(tmp_path / "record.svg", numbers=["error", "auc"])
+    assert "o-" not in (tmp_path / "record.svg").read_text()
+
+
 class OfPython2(pickle._Pickler):
     """Pickles as Python 2 does with protocol 2: all strings are bytes, and NumPy's modules are old."""
 

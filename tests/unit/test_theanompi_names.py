@@ -415,7 +415,7 @@ def test_clipping_and_wrong_models(random):
     values = {model.x: np.ones((2, 3)), model.y: np.zeros((2, 2)), model.lr: 1.0}
     change = compute(updates[1][1], values) - model.params[1].get_value()
     assert np.allclose(abs(change), 20)
-    with pytest.raises(ValueError, match="expected 'avg' or 'cdd'"):
+    with pytest.raises(ValueError, match="expected one of .'avg', 'cdd'"):
         opt.prepare_update_dict(model, "sum")
     model.weight_types = ["W", "c"]
     with pytest.raises(TypeError, match="expected 'W' or 'b'"):

@@ -36,9 +36,11 @@ USAGE = (
     "tmlauncher -cfg=FILE, or tmlauncher -r=RULE -file=MODULE -class=CLASS -d=DEVICES [-s=SIZE] "
     "[-bsp_sync_type=avg|cdd] [-bsp_exch_strategy=NAME]"
 )
-_ASSIGNMENT = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-#: A list up to its parenthesis, with the rest of that line, or else a line
-_STATEMENT = re.compile(r"""[^\S\n]*[A-Za-z_]\w*=\((?:"[^"]*"|'[^']*'|\#.*|[^)])*\)?.*|.*""")
+#: An assignment of a list, with its parentheses and the rest of its line, or of a value; or any line
+_STATEMENT = re.compile(
+    r"""[^\S\n]*([A-Za-z_]\w*)=(?:\(((?:"[^"]*"|'[^']*'|\#.*|[^()"'])*)\)[^\S\n]*(?:\#.*)?$|(.*))|.*""",
+    re.MULTILINE,
+)
 _DEVICE = re.compile(r"cpu|cuda\d*|opencl\d+:\d+")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _PROGRAM = "synkhronos.compat.theanompi"
@@ -117,7 +119,7 @@ def read_file(path: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for statement in _STATEMENT.finditer(text):
         try:
-            found.update(_assignment(statement[0]))
+            found.update(_assignment(statement))
         except ValueError as error:
             line = text.count("\n", 0, statement.start()) + 1
             raise ConfigurationError(
@@ -126,39 +128,26 @@ def read_file(path: str) -> dict[str, list[str]]:
     return {key: words for key, words in found.items() if key in KEYS}
 
 
-def _tokens(text: str) -> list[str]:
-    """Return the words of a text without comments; parentheses count as words."""
-    lexer = shlex.shlex(text, posix=True, punctuation_chars="()")
-    lexer.whitespace_split = True
+def _assignment(statement: re.Match[str]) -> dict[str, list[str]]:
+    """Return the key and the words of an assignment; nothing for a line without any."""
+    key, items, value = statement.groups()
+    text = next(given for given in (items, value, statement[0]) if given is not None)
     try:
-        return list(lexer)
+        words = shlex.split(text, comments=True)
     except ValueError:
         raise ValueError(f"expected a closing quotation mark in {text.strip()!r}") from None
-
-
-def _assignment(text: str) -> dict[str, list[str]]:
-    """Return the key and the words of an assignment; nothing for a line without any."""
-    tokens = _tokens(text)
-    if not tokens:
+    if key is None:
+        if words:
+            raise ValueError(f"expected KEY=VALUE, got {text.strip()!r}")
         return {}
-    match = _ASSIGNMENT.fullmatch(tokens[0])
-    if match is None:
-        raise ValueError(f"expected KEY=VALUE, got {text.strip()!r}")
-    wrong = [word for word in tokens if re.search(r"[$`;&|<>]", word)]
+    if items is None and text.startswith("("):
+        raise ValueError(f"expected a list such as ('a' 'b'), got {text.strip()!r}")
+    wrong = [word for word in words if re.search(r"[$`;&|<>()]", word)]
     if wrong:
         raise ValueError(f"expected a plain value, got {wrong[0]!r}")
-    key, value, words = match[1], match[2], tokens[1:]
-    if words and words[0].startswith("(") and not value:
-        if (
-            words[0] != "("
-            or words[-1] != ")"
-            or any("(" in item or ")" in item for item in words[1:-1])
-        ):
-            raise ValueError(f"expected a list such as ('a' 'b'), got {text.strip()!r}")
-        return {key: words[1:-1]}
-    if words:
+    if items is None and (len(words) > 1 or (words and text[0].isspace())):
         raise ValueError(f"expected one value, in quotes if it has spaces, got {text.strip()!r}")
-    return {key: [value]}
+    return {key: words if items is not None else words or [""]}
 
 
 def _checked(given: dict[str, list[str]]) -> Configuration:

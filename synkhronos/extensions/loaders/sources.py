@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Iterator, Sequence, Union
+from typing import Any, Container, Iterator, Sequence, Union
 
 import numpy as np
 
@@ -249,7 +249,7 @@ class HickleBatches(Source):
         import h5py
 
         numbers = np.searchsorted(self._starts, rows, "right") - 1
-        images: Any = None
+        images = np.empty((len(rows), *self._image[0]), self._image[1])
         for number in np.unique(numbers):
             chosen = np.flatnonzero(numbers == number)
             path = self._files[number]
@@ -262,12 +262,10 @@ class HickleBatches(Source):
                             f"expected {expected} as the number, shape and dtype of its images, got "
                             f"{_size(dataset, self._axis)}"
                         )
-                    found = _read_along(dataset, rows[chosen] - self._starts[number], self._axis)
+                    inside = rows[chosen] - self._starts[number]
+                    images[chosen] = _read_along(dataset, inside, self._axis)
             except (OSError, KeyError, ValueError) as error:
                 raise UnreadableError(path, error) from error
-            if images is None:
-                images = np.empty((len(rows), *found.shape[1:]), found.dtype)
-            images[chosen] = found
         return [images] if self._labels is None else [images, self._labels[rows]]
 
     def name(self, row: int) -> str:
@@ -305,11 +303,10 @@ class ImageFolder(Source):
 
     def __init__(self, folder: PathLike, size: int | None = None) -> None:
         self._size = None if size is None else check_int(size, "ImageFolder: size", 1)
-        folders = sorted(path for path in Path(folder).iterdir() if path.is_dir())
-        self.classes = [item.name for item in folders]
-        found = [sorted(filter(_is_image, item.rglob("*"))) for item in folders]
-        self.files = [os.fspath(item) for files in found for item in files]
-        self.labels = np.repeat(np.arange(len(found), dtype=np.int32), [len(item) for item in found])
+        found = files_by_class(folder, _SUFFIXES)
+        self.classes, counts = list(found), list(map(len, found.values()))
+        self.files = [os.fspath(item) for files in found.values() for item in files]
+        self.labels = np.repeat(np.arange(len(found), dtype=np.int32), counts)
         if not self.files:
             raise ValueError(
                 f"ImageFolder: expected images in the folders of {os.fspath(folder)}, got none; each "
@@ -320,18 +317,14 @@ class ImageFolder(Source):
         return len(self.files)
 
     def read(self, rows: np.ndarray) -> list[np.ndarray]:
-        images: Any = None
-        for place, row in enumerate(rows):
-            image = self._decoded(self.files[row])
-            if images is None:
-                images = np.empty((len(rows), *image.shape), np.uint8)
-            if image.shape != images.shape[1:]:
+        images = [self._decoded(self.files[row]) for row in rows]
+        for image, row in zip(images, rows):
+            if image.shape != images[0].shape:
                 raise ValueError(
-                    f"ImageFolder: expected images of equal sizes, got {images.shape[2:]} and, in "
+                    f"ImageFolder: expected images of equal sizes, got {images[0].shape[1:]} and, in "
                     f"{self.files[row]}, {image.shape[1:]}; give a size, to which they are scaled"
                 )
-            images[place] = image
-        return [images, self.labels[rows]]
+        return [np.stack(images), self.labels[rows]]
 
     def _decoded(self, path: str) -> np.ndarray:
         from PIL.Image import Resampling
@@ -379,8 +372,17 @@ def as_source(given: Any) -> Source:
     raise TypeError(f"Loader: source: expected a Source, an array or a path, got {given!r}")
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in _SUFFIXES and path.is_file()
+def files_by_class(folder: PathLike, suffixes: Container[str]) -> dict[str, list[Path]]:
+    """Return the files with these suffixes below each folder in a folder, by its name."""
+    return {
+        part.name: [
+            path
+            for path in sorted(part.rglob("*"))
+            if path.suffix.lower() in suffixes and path.is_file()
+        ]
+        for part in sorted(Path(folder).iterdir())
+        if part.is_dir()
+    }
 
 
 def _opened(given: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Sequence
 import numpy
 
 import synkhronos as synk
-from synkhronos._checks import check_in_range, check_int
+from synkhronos._checks import check_choice, check_in_range, check_int
 from synkhronos._typing import AnyArray
 from synkhronos.extensions.rules.rule import Params, Rule, TrainingStep, assign, pack, unpack, values_of
 
@@ -106,8 +106,7 @@ class BSP(LocalSGD):
 
     def __init__(self, period: int = 1, average: str = "gradients", wire: Any = None) -> None:
         self.period = check_int(period, "BSP: period", 1)
-        if average not in ("gradients", "params"):
-            raise ValueError(f"BSP: average: expected 'gradients' or 'params', got {average!r}")
+        check_choice(average, "BSP: average", ("gradients", "params"))
         if wire is not None and average != "gradients":
             raise ValueError(
                 f"BSP: wire: expected None with average='params', got {wire!r}: parameters must be "

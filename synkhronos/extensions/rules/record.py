@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, Mapping, NamedTuple, Sequence
 
 import numpy
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-_LOSS, _SECONDS, _SAMPLES = range(3)
+_SECONDS, _SAMPLES = 1, 2  # after the loss
 _HEADER, _RECORD = "rules.train", "rules.record"
 #: Where a validation was made, beside its numbers
 POSITION = ("epoch", "rank", "step", "seconds", "samples")
@@ -177,12 +177,12 @@ class Record:
         with open(path, encoding="utf-8") as file:
             return cls.from_json(file.read())
 
-    def plot(self, path: PathLike, numbers: Sequence[str] | None = None) -> None:
+    def plot(self, path: PathLike | BinaryIO, numbers: Sequence[str] | None = None) -> None:
         """Draw the loss of each rank against time and against samples, with the validations.
 
         Parameters
         ----------
-        path : str or path-like
+        path : str, path-like or file
             The image to write, such as ``"loss.png"`` or ``"loss.svg"``.
         numbers : list of str, optional
             The numbers of the validations to draw; all by default.
@@ -200,12 +200,16 @@ class Record:
             for rank, losses in enumerate(self.losses):
                 axis.plot(getattr(self, across)[rank], losses, lw=0.8, label=f"rank {rank}")
             for name in self.numbers if numbers is None else numbers:
-                points = [(item[across], item[name]) for item in self.validations if name in item]
-                axis.plot(*zip(*points), "o-", ms=3, label=f"validation: {name}")
+                self.draw_validations(axis, across, name, f"validation: {name}")
             axis.set_xlabel("seconds" if across == "seconds" else "rows used by the rank")
         axes[0].set_ylabel("loss")
         axes[0].legend()
         return figure
+
+    def draw_validations(self, axis: Any, across: str, name: str, label: str) -> None:
+        """Draw one number of the validations, if any has it, across another one."""
+        pairs = [(item[across], item[name]) for item in self.validations if name in item]
+        axis.plot(*zip(*pairs) if pairs else ([], []), "o-", ms=3, label=label)
 
     @property
     def numbers(self) -> list[str]:
@@ -448,6 +452,7 @@ class Progress:
         self._first: int | None = None
         self._next_line = self._began + DELAY
         self._bar: Any = None
+        self._latest: dict[int, dict[str, float]] = {}
         self._is_shown = is_shown and rank.is_master and not is_off()
         if self._is_shown and is_terminal(sys.stderr):
             with contextlib.suppress(ImportError):
@@ -468,7 +473,10 @@ class Progress:
         self._rank.report(loss=loss, samples=samples, rate=rate)
         if not self._is_shown or (self._bar is None and now < self._next_line):
             return
-        latest = [item for item in self._rank.latest if item is not None]
+        for number, item in enumerate(self._rank.latest):
+            if item and {"loss", "samples", "rate"} <= item.keys():  # the script may report others
+                self._latest[number] = item
+        latest = [item for _, item in sorted(self._latest.items())]
         losses = " ".join(f"{item['loss']:.4g}" for item in latest)
         rates = " ".join(f"{item['rate']:.0f}" for item in latest)
         epochs, text = f"epoch {epoch}/{self._epochs}", f"loss {losses}, rows/s {rates}"
@@ -486,12 +494,11 @@ class Progress:
         """Write text to stdout, above the bar."""
         if sys.stdout is None:
             return
-        if self._bar is not None:
-            self._bar.clear()
-        sys.stdout.write(text)
+        if self._bar is None:
+            sys.stdout.write(text)
+        else:
+            self._bar.write(text, file=sys.stdout, end="")
         sys.stdout.flush()
-        if self._bar is not None:
-            self._bar.refresh()
 
     def close(self) -> None:
         """End the bar."""

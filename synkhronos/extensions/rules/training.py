@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 import numpy
 
 import synkhronos as synk
-from synkhronos._checks import check_int
+from synkhronos._checks import check_choice, check_int
 from synkhronos._text import listed
 from synkhronos._typing import AnyArray, PathLike
 from synkhronos.engines.names import SharedVariable
@@ -113,10 +113,10 @@ def combined(
 ) -> dict[str, float]:
     """Return all ranks' numbers, combined by their operations; by default averages, weighted by rows."""
     every = [(rows, numbers) for rows, numbers in every if rows]
-    weights = [rows for rows, _ in every]
     found = {}
-    for name in every[0][1]:
-        values, combine = [numbers[name] for _, numbers in every], _COMBINED.get(operations.get(name))
+    for name in dict.fromkeys(name for _, numbers in every for name in numbers):
+        values, weights = zip(*((numbers[name], rows) for rows, numbers in every if name in numbers))
+        combine = _COMBINED.get(operations.get(name))
         found[name] = float(combine(values) if combine else numpy.average(values, weights=weights))
     return found
 
@@ -188,10 +188,10 @@ class Loop(ABC):
         """Return the state of the rule with which this rank continues."""
         return {**self._rule.hyper_parameters, **self._rule.state(self._rank, self._params)}
 
-    def _run(self) -> bool:
-        """Take the steps of all epochs; return whether the ranks were asked to stop before the end."""
+    def _run(self, epochs: Iterable[int]) -> bool:
+        """Take the steps of epochs; return whether the ranks were asked to stop before the end."""
         try:
-            for epoch in self._epochs():
+            for epoch in epochs:
                 for batch in self._batches(epoch):
                     self._take(epoch, batch)
                 if self._is_stopped(epoch):
@@ -217,10 +217,6 @@ class Loop(ABC):
                 f"{what}: the loss is {loss} at step {self._steps} of rank {self._rank.rank}; lower the "
                 f"learning rate, or look for such values in the data"
             )
-
-    @abstractmethod
-    def _epochs(self) -> Iterable[int]:
-        """Return the epochs that are left, from 0."""
 
     @abstractmethod
     def _batches(self, epoch: int) -> Iterable[Any]:
@@ -295,16 +291,13 @@ class _StepLoop(Loop):
         epoch, done = divmod(self._steps, self._per_epoch)
         if self._steps > self._first and not done:  # a rank may have died when it validated
             self._validate(epoch)
-        self._run()
+        self._run(range(epoch, self._until))
         state = self._state() if saves else {}
         if not saves:
             self._rule.finish(self._rank, self._params)
         epochs = range(self._first // self._per_epoch + 1, self._steps // self._per_epoch + 1)
         validations = self._history.validations(epochs)
         return Outcome(self._history.rows(), validations, state)
-
-    def _epochs(self) -> Iterable[int]:
-        return range(self._steps // self._per_epoch, self._until)
 
     def _batches(self, epoch: int) -> Iterable[AnyArray]:
         seed = int(numpy.random.SeedSequence([self._seed, epoch]).generate_state(1)[0])
@@ -460,15 +453,12 @@ def train(
     (100, 100)
     >>> synk.close()
     """
-    if not isinstance(rule, Rule):
-        raise TypeError(
-            f"rules.train: rule: expected a Rule, such as rules.EASGD(), got {rule!r}; a rule of your "
-            f"own is derived from rules.Rule"
-        )
-    params = _checked_params(step, params)
-    rule = copy.copy(rule)
+    rule, params = check_rule(rule, "rules.train"), _checked_params(step, params)
     rule.prepare(step)
-    by_all = _checked_by_all(validate_by, rule, on_death)
+    by_all = rule.is_synchronous
+    if validate_by is not None:
+        by_all = check_choice(validate_by, "rules.train: validate_by", ("one", "all")) == "all"
+    check_on_death(on_death, "rules.train", rule, "validate_by='all'" if by_all else None)
     plan = Plan(
         step, params, _as_data(step, data), rule,
         _checked_validation(validate, by_all),
@@ -477,7 +467,9 @@ def train(
         bool(progress), report,
     )  # fmt: skip
     _check_lengths(plan)
-    _check_program(report, controller, on_death)
+    for name, given in (("report", report), ("controller", controller)):
+        if given is not None and not callable(given):
+            raise TypeError(f"rules.train: {name}: expected a function or None, got {given!r}")
     every = check_int(checkpoint_every, "rules.train: checkpoint_every", 1)
     if seed is not None:
         seed = check_int(seed, "rules.train: seed", 0)
@@ -544,6 +536,32 @@ def _after(before: Saved, results: synk.Results) -> Saved:
 # Arguments
 
 
+def check_rule(given: Any, what: str) -> Rule:
+    """Return a copy of a rule; raise if it is something else. `what` begins the message."""
+    if not isinstance(given, Rule):
+        raise TypeError(
+            f"{what}: rule: expected a Rule, such as rules.EASGD(), got {given!r}; a rule of your own "
+            f"is derived from rules.Rule"
+        )
+    return copy.copy(given)
+
+
+def check_on_death(on_death: str, what: str, rule: Rule, other: str | None) -> str:
+    """Return `on_death`; raise if the ranks that are left would meet a dead one.
+
+    They do so by a synchronous rule, and by an `other` argument, which the message names.
+    """
+    check_choice(on_death, f"{what}: on_death", ("raise", "continue"))
+    meeting = repr(rule) if rule.is_synchronous else other
+    if on_death == "continue" and meeting:
+        raise ValueError(
+            f"{what}: on_death='continue': the ranks that are left cannot meet a dead one in "
+            f"collectives, which {meeting} uses; use what needs none, such as rules.EASGD(), or "
+            f"on_death='raise' and a checkpoint"
+        )
+    return on_death
+
+
 def _checked_params(step: Any, params: Sequence[SharedVariable]) -> list[SharedVariable]:
     if not isinstance(step, (synk.Function, TrainingStep)):
         raise TypeError(
@@ -559,19 +577,6 @@ def _checked_params(step: Any, params: Sequence[SharedVariable]) -> list[SharedV
             f"{listed(missing)}; give the step updates for them, or leave them out"
         )
     return params
-
-
-def _checked_by_all(validate_by: str | None, rule: Rule, on_death: str) -> bool:
-    if validate_by not in (None, "one", "all"):
-        raise ValueError(f"rules.train: validate_by: expected 'one', 'all' or None, got {validate_by!r}")
-    by_all = rule.is_synchronous if validate_by is None else validate_by == "all"
-    if on_death == "continue" and (rule.is_synchronous or by_all):
-        what = f"{rule!r}" if rule.is_synchronous else "validate_by='all'"
-        raise ValueError(
-            f"rules.train: on_death='continue': the ranks that are left cannot meet a dead one in "
-            f"collectives, which {what} uses; use a rule without, such as EASGD, or on_death='raise'"
-        )
-    return by_all
 
 
 def _checked_validation(validate: Any, by_all: bool) -> Validation | None:
@@ -609,14 +614,6 @@ def _as_data(step: synk.Function | TrainingStep, data: Any, name: str = "data") 
     if len(set(lengths)) > 1:
         raise ValueError(f"rules.train: {name}: expected equal numbers of rows, got {lengths}")
     return made
-
-
-def _check_program(report: Any, controller: Any, on_death: str) -> None:
-    for name, given in (("report", report), ("controller", controller)):
-        if given is not None and not callable(given):
-            raise TypeError(f"rules.train: {name}: expected a function or None, got {given!r}")
-    if on_death not in ("raise", "continue"):
-        raise ValueError(f"rules.train: on_death: expected 'raise' or 'continue', got {on_death!r}")
 
 
 def _check_lengths(plan: Plan) -> None:

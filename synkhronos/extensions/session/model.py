@@ -298,13 +298,11 @@ class SummedVelocities(Rule):
 
 def _fit(velocities: Any, params: Params) -> bool:
     """Whether there is a velocity for each parameter."""
-    if not isinstance(velocities, (list, tuple)) or len(velocities) != len(params):
-        return False
-    return all(
-        hasattr(velocity, "get_value")
-        and velocity.get_value(borrow=True).shape == each.get_value(borrow=True).shape
-        for velocity, each in zip(velocities, params)
-    )
+    return _is_list_of_shared(velocities) and _shapes_of(velocities) == _shapes_of(params)
+
+
+def _shapes_of(variables: Params) -> list[tuple[int, ...]]:
+    return [variable.get_value(borrow=True).shape for variable in variables]
 
 
 def state_variables(model: Any) -> list[SharedVariable]:
@@ -354,10 +352,7 @@ def _referred(item: Any) -> list[Any]:
         return [*cells, *vars(item).values()]
     if type(item).__module__.partition(".")[0] in (package.__name__, "numpy"):
         return []
-    try:
-        return list(vars(item).values())
-    except TypeError:
-        return []
+    return list(getattr(item, "__dict__", {}).values())
 
 
 class ModelState:

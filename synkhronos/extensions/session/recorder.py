@@ -109,29 +109,22 @@ class LivePlot(Sink):
     """Shows the losses in the output of a notebook's cell, and replaces the picture by the next one."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, list[tuple[int, float]]] = {}
-        self._shown: Any = None
+        self._record, self._shown = Record(1), None
 
     def training(self, count: int, batches: int, numbers: Mapping[str, float]) -> None:
-        self._show(count, {"loss": numbers["loss"]})
+        self._record.extend(0, {name: [numbers[name]] for name in ("loss", "seconds", "samples")})
+        self._show()
 
     def validation(self, point: Mapping[str, Any]) -> None:
-        numbers = numbers_of(point)
-        self._show(point["step"], {f"validation: {name}": numbers[name] for name in numbers})
+        self._record.validations.append(dict(point))
+        self._show()
 
-    def _show(self, count: int, numbers: Mapping[str, float]) -> None:
+    def _show(self) -> None:
         from IPython import display as ipython
 
         display: Any = ipython  # it has no types
-        figure, (axis,) = make_figure("Recorder: live", 7, 1)
-        for name, value in numbers.items():
-            self._lines.setdefault(name, []).append((count, value))
-        for name, points in self._lines.items():
-            axis.plot(*zip(*points), ".-", ms=4, lw=0.8, label=name)
-        axis.set_xlabel("batches of a rank")
-        axis.legend()
         png = io.BytesIO()
-        figure.savefig(png, dpi=100)
+        self._record.plot(png)
         image = display.Image(data=png.getvalue())
         if self._shown is None:
             self._shown = display.display(image, display_id=True)
@@ -139,26 +132,62 @@ class LivePlot(Sink):
             self._shown.update(image)
 
 
-class Stopwatch:
-    """Measures times as models of Theano-MPI do: by ``start()``, and then ``end(mode)``."""
+class BatchRecorder:
+    """What a model measures: times by `start` and `end`, and the outputs of its batches.
+
+    Attributes
+    ----------
+    outputs_of_batch : list of dict
+        What `train_error` has recorded.
+    """
 
     _started: float | None = None
+
+    def __init__(self) -> None:
+        self.outputs_of_batch: list[dict[str, float]] = []
+        self._validated: list[dict[str, float]] = []
+        self._times = dict.fromkeys(TIMES, 0.0)
 
     def start(self) -> None:
         """Begin to measure a time."""
         self._started = time.perf_counter()
 
-    def _elapsed(self, method: str, mode: str) -> float:
-        """Return the seconds since `start`."""
+    def end(self, mode: str) -> None:
+        """End the time that `start` has begun.
+
+        Parameters
+        ----------
+        mode : {"load", "calc", "comm", "wait"}
+            What took the time.
+        """
+        method = f"{type(self).__name__}.end"
         if mode not in MODES:
             raise ValueError(f"{method}: expected 'load', 'calc', 'comm' or 'wait', got {mode!r}")
         if self._started is None:
             raise RuntimeError(f"{method}: expected a call of start() before end({mode!r}), got none")
         seconds, self._started = time.perf_counter() - self._started, None
-        return seconds
+        self._times[MODES[mode]] += seconds
+        if mode == "load":
+            note(mode, "batch", seconds)
+
+    def train_error(self, count: int, cost: Any, error: Any = None, **others: Any) -> None:
+        """Record the outputs of a training step; `others` are further outputs by name."""
+        self.outputs_of_batch.append(_numbers("train_error", {"loss": cost, "error": error, **others}))
+
+    def val_error(
+        self, count: int, cost: Any, error: Any = None, error_top5: Any = None, **others: Any
+    ) -> None:
+        """Record the outputs of a validation step; `others` are further outputs by name."""
+        named = {"loss": cost, "error": error, "error_top5": error_top5, **others}
+        self._validated.append(_numbers("val_error", named))
+
+    def clear_train_info(self) -> None:
+        """Forget the outputs and times of training steps."""
+        self.outputs_of_batch.clear()
+        self._times = dict.fromkeys(TIMES, 0.0)
 
 
-class RankRecorder(Stopwatch):
+class RankRecorder(BatchRecorder):
     """Records the batches and validations of one rank.
 
     Models call `start` and `end` around loading and computing, `train_error` and `val_error`. The
@@ -174,50 +203,19 @@ class RankRecorder(Stopwatch):
         The rows of earlier programs, by column.
     elapsed : float
         The seconds that earlier programs took.
-
-    Attributes
-    ----------
-    outputs_of_batch : list of dict
-        What `train_error` has recorded in this batch.
     """
 
     def __init__(
         self, sinks: Sequence[Sink], print_every: int, rows: Mapping[str, list[float]], elapsed: float
     ) -> None:
+        super().__init__()
         self._sinks, self._every = sinks, print_every
         self.rows = {name: list(rows.get(name, ())) for name in (*COLUMNS, *rows)}
         self._began = time.perf_counter() - elapsed
-        self._times = dict.fromkeys(TIMES, 0.0)
-        self.outputs_of_batch: list[dict[str, float]] = []
-        self._validated: list[dict[str, float]] = []
         self._since = len(self.rows["loss"])  # the first batch that was not printed
         self._latest: list[Any] | None = None
 
     # Theano-MPI's methods
-
-    def end(self, mode: str) -> None:
-        """End the time that `start` has begun.
-
-        Parameters
-        ----------
-        mode : {"load", "calc", "comm", "wait"}
-            What took the time.
-        """
-        seconds = self._elapsed("recorder.end", mode)
-        self._times[MODES[mode]] += seconds
-        if mode == "load":
-            note(mode, "batch", seconds)
-
-    def train_error(self, count: int, cost: Any, error: Any = None, **others: Any) -> None:
-        """Record the outputs of a training step; `others` are further outputs by name."""
-        self.outputs_of_batch.append(_numbers("train_error", {"loss": cost, "error": error, **others}))
-
-    def val_error(
-        self, count: int, cost: Any, error: Any = None, error_top5: Any = None, **others: Any
-    ) -> None:
-        """Record the outputs of a validation step; `others` are further outputs by name."""
-        named = {"loss": cost, "error": error, "error_top5": error_top5, **others}
-        self._validated.append(_numbers("val_error", named))
 
     def print_train_info(self, count: int) -> None:
         """Write the means of the last batches, if `count` is a multiple of ``print_every``."""
@@ -278,7 +276,7 @@ class RankRecorder(Stopwatch):
         samples : int
             The number of rows in the batch.
         """
-        means = _means(self.outputs_of_batch)
+        means = means_of(self.outputs_of_batch)
         self._times["compute"] = computed
         row = {
             "loss": means.pop("loss"), "seconds": self.seconds, "samples": self.n_samples + samples,
@@ -289,18 +287,17 @@ class RankRecorder(Stopwatch):
         for name in {**self.rows, **row}:
             column = self.rows.setdefault(name, [float("nan")] * done)
             column.append(float(row.get(name, float("nan"))))
-        self.outputs_of_batch.clear()
-        self._times = dict.fromkeys(TIMES, 0.0)
+        self.clear_train_info()
 
     def take_validation(self) -> tuple[float, dict[str, float]]:
         """Return the number of validated batches and the means of their outputs; begin anew."""
-        count, means = len(self._validated), _means(self._validated)
+        count, means = len(self._validated), means_of(self._validated)
         self._validated.clear()
         self._times = dict.fromkeys(TIMES, 0.0)
         return float(count), means
 
 
-def _means(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def means_of(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each number, over the times when it was measured."""
     names = dict.fromkeys(name for item in measured for name in item)
     return {name: float(numpy.mean([item[name] for item in measured if name in item])) for name in names}
@@ -379,10 +376,9 @@ class Recorder(Record):
         except TypeError:
             raise TypeError(f"Recorder: tensorboard: expected a path, got {tensorboard!r}") from None
         self._live = bool(live)
-        packages = {"tensorboard": ["tensorboardX"] if self._tensorboard is not None else []}
-        packages["live"] = ["IPython", "matplotlib"] if self._live else []
-        for option, names in packages.items():
-            missing = [name for name in names if find_spec(name) is None]
+        needed = {"tensorboard": ["tensorboardX"], "live": ["IPython", "matplotlib"]}
+        for option, is_on in (("tensorboard", tensorboard is not None), ("live", live)):
+            missing = [name for name in needed[option] if is_on and find_spec(name) is None]
             if missing:
                 raise ImportError(
                     f"Recorder: {option}: expected installed packages, missing are "
@@ -549,8 +545,7 @@ def compare(records: Mapping[str, Record], path: PathLike, numbers: Sequence[str
         axis.set_ylabel("loss")
     for axis, number in zip(axes[2:], shown):
         for name, record in records.items():
-            pairs = [(item["epoch"], item[number]) for item in record.validations if number in item]
-            axis.plot(*zip(*pairs) if pairs else ([], []), "o-", ms=3, label=name)
+            record.draw_validations(axis, "epoch", number, name)
         axis.set_xlabel("epoch")
         axis.set_ylabel(f"validation: {number}")
     axes[0].legend()

@@ -6,7 +6,6 @@ Every rank runs the program of a session: its model, batches, exchanges and vali
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import json
 import os
@@ -16,13 +15,13 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 import numpy
 
 import synkhronos as synk
-from synkhronos._checks import check_flag, check_in_range, check_int
+from synkhronos._checks import check_choice, check_flag, check_in_range, check_int
 from synkhronos._html import Facts, Shown
 from synkhronos._typing import AnyArray, PathLike
 from synkhronos.extensions import rules
 from synkhronos.extensions.rules.record import POSITION, Progress, check_path, check_settings, numbers_of
 from synkhronos.extensions.rules.rule import END, Rule, values_of, with_values
-from synkhronos.extensions.rules.training import Loop, combined
+from synkhronos.extensions.rules.training import Loop, check_on_death, check_rule, combined
 from synkhronos.extensions.session import model as models
 from synkhronos.extensions.session.model import LearningRate, ModelState, SummedVelocities
 from synkhronos.extensions.session.recorder import RankRecorder, Recorder
@@ -220,7 +219,7 @@ class _ModelLoop(Loop):
     def run(self) -> Outcome:
         """Train up to the model's last epoch; end early if the ranks are asked to stop."""
         try:
-            has_stopped = self._run()
+            has_stopped = self._run(self._epochs())
             self._rule.finish(self._rank, self._params)
         finally:
             for sink in self._sinks:
@@ -351,10 +350,8 @@ def _point(
     every: Sequence[tuple[tuple[float, dict[str, float]], Any]], position: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """Return a validation: averages of what the ranks have measured; None if there is nothing."""
-    measured = [each for each, _ in every]
-    if not any(count for count, _ in measured):
-        return None
-    return {**position, **combined(measured)}
+    numbers = combined([each for each, _ in every])
+    return {**position, **numbers} if numbers else None
 
 
 def combined_by_epoch(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
@@ -512,15 +509,15 @@ class Session(Shown):
             check_path(checkpoint, "Session")
         if config is not None and not isinstance(config, Mapping):
             raise TypeError(f"Session: config: expected a dict, got {config!r}")
-        if sync_type not in ("avg", "cdd"):
-            raise ValueError(f"Session: sync_type: expected 'avg' or 'cdd', got {sync_type!r}")
+        check_choice(sync_type, "Session: sync_type", ("avg", "cdd"))
         self._plan = Plan(
             model, dict(config or {}), _checked_rule(rule, sync_type), sync_type, self.recorder,
             checkpoint, check_int(checkpoint_every, "Session: checkpoint_every", 1), False,
             _checked_scale(scale_lr, sync_type), check_in_range(warmup, "Session: warmup", 0),
             -1 if seed is None else check_int(seed, "Session: seed", 0), bool(progress),
         )  # fmt: skip
-        self._on_death = _checked_on_death(on_death, self._plan)
+        other = None if checkpoint is None else f"{checkpoint=}"
+        self._on_death = check_on_death(on_death, "Session", self._plan.rule, other)
 
     def _shown(self) -> Facts:
         plan, devices = self._plan, self._devices
@@ -623,19 +620,6 @@ def _checked_scale(scale_lr: Any, sync_type: str) -> bool:
     return scales
 
 
-def _checked_on_death(on_death: str, plan: Plan) -> str:
-    if on_death not in ("raise", "continue"):
-        raise ValueError(f"Session: on_death: expected 'raise' or 'continue', got {on_death!r}")
-    if on_death == "continue" and (plan.rule.is_synchronous or plan.checkpoint is not None):
-        what = "a checkpoint" if plan.checkpoint is not None else repr(plan.rule)
-        raise ValueError(
-            f"Session: on_death='continue': expected a rule without collectives, such as EASGD, and no "
-            f"checkpoint, got {what}: the ranks that are left cannot meet a dead one; run the session "
-            f"again from its checkpoint after a death instead"
-        )
-    return on_death
-
-
 def _checked_rule(rule: Any, sync_type: str) -> Rule:
     """Return the rule that is run; raise if it would train nothing with this kind of exchange."""
     if sync_type == "cdd":
@@ -645,18 +629,14 @@ def _checked_rule(rule: Any, sync_type: str) -> Rule:
         if rule.lower() not in by_name:
             raise ValueError(f"Session: rule: expected one of {', '.join(_RULES)}, got {rule!r}")
         return by_name[rule.lower()]()
-    if not isinstance(rule, Rule):
-        raise TypeError(
-            f"Session: rule: expected a Rule, such as rules.EASGD(), or its name, got {rule!r}; a rule "
-            f"of your own is derived from rules.Rule"
-        )
-    if isinstance(rule, rules.BSP) and rule.average == "gradients":
+    checked = check_rule(rule, "Session")
+    if isinstance(checked, rules.BSP) and checked.average == "gradients":
         raise ValueError(
             f"Session: rule: expected BSP(average='params'), got {rule!r}: the model computes its "
             f"gradients and takes its steps inside train_iter(), so the rule cannot average the "
             f"gradients; use BSP(average='params'), or sync_type='cdd' for the velocities"
         )
-    return copy.copy(rule)
+    return checked
 
 
 def _velocities(rule: Any) -> Rule:

@@ -27,6 +27,7 @@ from typing import Any, Iterable, NamedTuple, Union
 
 import numpy as np
 
+from synkhronos.extensions.loaders.sources import files_by_class
 from synkhronos.extensions.zoo import texts
 
 __all__ = [
@@ -145,25 +146,15 @@ def read_images(paths: Iterable[Path]) -> np.ndarray:
 
 
 def resized(images: np.ndarray, pixels: int | None) -> np.ndarray:
-    """Return images that are scaled to another height and width by linear interpolation.
-
-    To fewer pixels, the average of all pixels below a triangle is taken, whose base is two pixels of the
-    result. Pillow's filter ``BILINEAR`` does the same.
-    """
+    """Return images that Pillow has scaled to another height and width by linear interpolation."""
     if pixels is None or images.shape[2:] == (pixels, pixels):
         return images
-    vertical, horizontal = (interpolation(side, pixels) for side in images.shape[2:])
-    return np.asarray(vertical @ images @ horizontal.T, images.dtype)
+    from PIL.Image import Resampling, fromarray
 
-
-def interpolation(old: int, new: int) -> np.ndarray:
-    """Return the matrix that scales a line of `old` pixels to `new` pixels; each row has the sum 1."""
-    step = old / new
-    reach = max(step, 1)  # of the triangle, to each side
-    centers = (np.arange(new) + 0.5) * step
-    distances = np.abs(np.arange(old) + 0.5 - centers[:, None]) / reach
-    weights = np.maximum(1 - distances, 0)
-    return (weights / weights.sum(axis=1, keepdims=True)).astype("float32")
+    scaled = np.empty((*images.shape[:2], pixels, pixels), images.dtype)
+    for place in np.ndindex(*images.shape[:2]):
+        scaled[place] = fromarray(images[place]).resize((pixels, pixels), Resampling.BILINEAR)
+    return scaled
 
 
 class DataSet(NamedTuple):
@@ -269,7 +260,7 @@ class Minibatches:
                 f"{batch_size * n_subb * size} to train and {n_subb * size} to validate, got {n_train} "
                 f"and {n_val}; reduce batch_size"
             )
-        self._n_subb, self._seed, self._pixels = n_subb, seed, pixels
+        self._seed, self._pixels = seed, pixels
         normalization: tuple[Any, Any] = (0.5, 2.0) if symmetric else dataset.normalization()
         self._shift, self._scale = normalization
         self._chunks = np.array_split(np.arange(n_val), self.n_batch_val * n_subb * size)
@@ -475,14 +466,9 @@ def labelled_files(folder: Folder) -> tuple[ImageFiles, list[str]]:
     """
     from PIL import Image
 
-    folder, suffixes = Path(folder), Image.registered_extensions()
-    if not folder.is_dir():
+    if not Path(folder).is_dir():
         raise FileNotFoundError(f"expected a folder of images, got {folder}")
-    classes = sorted(path for path in folder.iterdir() if path.is_dir())
-    found = {
-        class_.name: [path for path in sorted(class_.rglob("*")) if path.suffix.lower() in suffixes]
-        for class_ in classes
-    }
+    found = files_by_class(folder, Image.registered_extensions())
     found = {name: paths for name, paths in found.items() if paths}
     paths = [path for of_class in found.values() for path in of_class]
     if len(found) < 2:

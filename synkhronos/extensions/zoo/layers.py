@@ -163,18 +163,9 @@ class ConvLayer(lasagne.layers.Conv2DLayer):
         **kwargs: Any,
     ) -> None:
         self.groups = groups
-        pad = size // 2 if pad is None else pad
-        super().__init__(
-            incoming,
-            filters,
-            size,
-            stride,
-            pad,
-            W=_WEIGHTS if W is None else W,
-            b=b,
-            nonlinearity=nonlinearity,
-            **kwargs,
-        )
+        pad, W = size // 2 if pad is None else pad, _WEIGHTS if W is None else W
+        options = {"W": W, "b": b, "nonlinearity": nonlinearity, **kwargs}
+        super().__init__(incoming, filters, size, stride, pad, **options)
 
     def get_W_shape(self) -> tuple[int, ...]:  # noqa: N802  # Lasagne's name
         filters, channels, *size = super().get_W_shape()

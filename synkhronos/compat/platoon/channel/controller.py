@@ -120,7 +120,7 @@ class Controller:
 
     def _listen(self, port: int, size: int | None = None) -> None:
         ranks = {pid: rank for rank, pid in enumerate(self._started.pids)}
-        self._port, self._parent = port, os.getpid()
+        self._parent = os.getpid()
         self._done: set[int] = set()
         self._seen: set[int] = set()
         self._needed = size or 1

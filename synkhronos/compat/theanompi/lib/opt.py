@@ -17,9 +17,12 @@ from typing import Any, Callable, Sequence
 import theano
 import theano.tensor as tt
 
+from synkhronos._checks import check_choice
+
 Variable = Any  # of Theano, which has no types
 Updates = list  # of (shared variable, new value)
 
+_SYNC_TYPES = ("avg", "cdd")
 _SCALE = 10.0  # gradients are clipped to this, if they are
 
 
@@ -72,7 +75,7 @@ def pre_model_iter_fn(model: Any, sync_type: str, f_train: bool = True, f_val: b
 
 def choose_iter_fn(model: Any, sync_type: str) -> Callable[[Any], Any]:
     """Return the function of one iteration; see `pre_model_iter_fn`."""
-    if _checked(sync_type) == "avg":
+    if check_choice(sync_type, "sync_type", _SYNC_TYPES) == "avg":
         return model.train_fn
 
     def descend_and_compute(subb_ind: Any) -> Any:
@@ -169,17 +172,11 @@ def _for_bsp(
 ) -> tuple[Updates, Updates, Updates]:
     """Return the three lists of `BSP_MSGD`; `keeps` says whether ``"avg"`` updates velocities, too."""
     velocities = [(shared, _as(shared, value)) for shared, value in zip(model.vels, new)]
-    if _checked(sync_type) == "cdd":
+    if check_choice(sync_type, "sync_type", _SYNC_TYPES) == "cdd":
         totals = zip(model.params, model.vels2)
         return [], velocities, [(param, _as(param, param + total)) for param, total in totals]
     step = [(param, _as(param, param + value)) for param, value in zip(model.params, new)]
     return [*(velocities if keeps else []), *step], [], []
-
-
-def _checked(sync_type: str) -> str:
-    if sync_type not in ("avg", "cdd"):
-        raise ValueError(f"sync_type: expected 'avg' or 'cdd', got {sync_type!r}")
-    return sync_type
 
 
 def _zeros(params: Sequence[Any]) -> list[Any]:

@@ -6,18 +6,21 @@ the methods that models use.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import sys
 import time
-from typing import Any
+from typing import Any, Mapping
 
 from synkhronos.extensions import session
 from synkhronos.extensions.session.inforec import read_inforec
-from synkhronos.extensions.session.recorder import MODES, Lines, Stopwatch
+from synkhronos.extensions.session.recorder import BatchRecorder, Lines, means_of
+
+_OUTPUTS = ("loss", "error", "error_top5")  # of a validation; training has the first two
 
 
-class Recorder(Stopwatch):
+class Recorder(BatchRecorder):
     """Records costs, errors and times, and writes their means.
 
     Parameters
@@ -41,18 +44,11 @@ class Recorder(Stopwatch):
 
     def __init__(self, comm: Any, printFreq: float, modelname: str, verbose: bool) -> None:  # noqa: N803
         self.comm, self.printFreq, self.modelname, self.verbose = comm, printFreq, modelname, verbose
+        super().__init__()
         names = ("train_info", "val_info", "epoch_time", "all_time", "lr")
         self.info_dict: dict[str, list[list[float]]] = {name: [] for name in names}
-        self.val_info: dict[str, list[float]] = {"cost": [], "error": [], "error_top5": []}
-        self.train_info: dict[str, list[float]] = {"cost": [], "error": []}
-        self.all_time: dict[str, list[float]] = {name: [] for name in MODES}
         self._lines = Lines(sys.stdout.write)
         self._epoch_began: float | None = None
-
-    def end(self, mode: str) -> None:
-        """End the time that `start` has begun; `mode` says what took it: calc, comm, wait or load."""
-        seconds = self._elapsed("Recorder.end", mode)
-        self.all_time[mode].append(seconds)
 
     def start_epoch(self) -> None:
         """Begin an epoch."""
@@ -67,54 +63,41 @@ class Recorder(Stopwatch):
         if self.verbose:
             sys.stdout.write(f"global epoch {uepoch} took {seconds / 3600:.4f} h\n\n")
 
-    def train_error(self, count: int, cost: Any, error: Any) -> None:
-        """Record the cost and the error of a training batch."""
-        self.train_info["cost"].append(float(cost))
-        self.train_info["error"].append(float(error))
-
-    def val_error(self, count: int, cost: Any, error: Any, error_top5: Any) -> None:
-        """Record the cost and the errors of a validation batch."""
-        for name, value in (("cost", cost), ("error", error), ("error_top5", error_top5)):
-            self.val_info[name].append(float(value))
-
     def print_train_info(self, count: int) -> None:
         """Record and write the means of the last batches, if `count` is a multiple of ``printFreq``."""
-        costs, errors = self.train_info["cost"], self.train_info["error"]
-        if count % self.printFreq != 0 or not costs:
+        batches = len(self.outputs_of_batch)
+        if count % self.printFreq != 0 or not batches:
             return
-        means = {"loss": sum(costs) / len(costs), "error": sum(errors) / len(errors)}
-        times = {MODES[name]: sum(item) for name, item in self.all_time.items()}
-        total = sum(times.values())
-        self.info_dict["train_info"].append([count, *means.values()])
-        names = ("compute", "exchange", "wait")
-        self.info_dict["all_time"].append([count, total, *(times[name] for name in names)])
+        means, times = means_of(self.outputs_of_batch), self._times
+        parts = (times[name] for name in ("compute", "exchange", "wait"))
+        self.info_dict["train_info"].append([count, *_row(means, 2)])
+        self.info_dict["all_time"].append([count, sum(times.values()), *parts])
         if self.verbose:
-            self._lines.training(count, len(costs), {**means, **times})
+            self._lines.training(count, batches, {**means, **times})
         self.clear_train_info()
 
-    def clear_train_info(self) -> None:
-        """Forget the batches and times since the last means."""
-        for column in (*self.train_info.values(), *self.all_time.values()):
-            column.clear()
+    @property
+    def val_info(self) -> dict[str, list[float]]:
+        """The outputs of the validation batches since the last means, by name."""
+        rows = [_row(item, 3) for item in self._validated]
+        return {name: [row[place] for row in rows] for place, name in enumerate(("cost", *_OUTPUTS[1:]))}
 
     def gather_val_info(self) -> None:
         """Collect the validation batches of all processes, by the communicator."""
         if self.comm is None:
             raise RuntimeError("Recorder.gather_val_info: expected a communicator, got comm=None")
-        for name, column in self.val_info.items():
-            self.val_info[name] = [float(item) for part in self.comm.allgather(column) for item in part]
+        self._validated = [item for part in self.comm.allgather(self._validated) for item in part]
 
     def print_val_info(self, count: int, comment: str | None = None) -> None:
         """Record and write the means of the validation batches, and forget these."""
-        if not self.val_info["cost"]:
+        if not self._validated:
             raise RuntimeError("Recorder.print_val_info: expected calls of val_error() before, got none")
-        means = {name: sum(column) / len(column) for name, column in self.val_info.items()}
-        self.info_dict["val_info"].append([count, *means.values()])
+        means = means_of(self._validated)
+        self.info_dict["val_info"].append([count, *_row(means, 3)])
         if self.verbose:
             sys.stdout.write(f"{comment}\n" if comment is not None else "")
             self._lines.validation(means)
-        for column in self.val_info.values():
-            column.clear()
+        self._validated.clear()
 
     def get_latest_val_info(self) -> list[float] | None:
         """Return the latest row of ``val_info``; None if there is none."""
@@ -171,3 +154,8 @@ class Recorder(Stopwatch):
         """
         record = session.Recorder.from_inforec(self.info_dict)
         session.compare({self.modelname + label: record}, "train.png")
+
+
+def _row(means: Mapping[str, float], length: int) -> list[float]:
+    """Return the first numbers of `_OUTPUTS`; those that are missing are not a number."""
+    return [means.get(name, math.nan) for name in _OUTPUTS[:length]]
