@@ -35,7 +35,7 @@ def run(tmp_path):
 
 @pytest.mark.parametrize("version", [(3, 7, 9), (3, 15, 0), (2, 7, 18)])
 def test_other_python_versions_are_named_with_what_is_expected(version):
-    complaint = environment.theano_python_complaint(version)
+    complaint = environment.python_complaint(version, "theano")
     if version < (3, 8):
         assert environment.python_complaint(version) == complaint and "Python 3.8 or newer" in complaint
     else:
@@ -58,7 +58,7 @@ def test_other_numpy_versions_are_named_with_the_remedy(version):
 )
 def test_another_python_is_one_sentence_from_the_import_and_from_the_setup(run_python, version, what):
     done = run_python("other_python.py", version, what, check=False)
-    sentence = environment.theano_python_complaint(tuple(map(int, version.split("."))))
+    sentence = environment.python_complaint(tuple(map(int, version.split("."))), "theano")
     lines = done.stderr.splitlines()
     assert lines[-1] == ("ImportError: " if what == "import" else "") + sentence
     assert what == "import" or done.stderr.count("\n") == 1
