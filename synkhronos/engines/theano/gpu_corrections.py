@@ -1,19 +1,13 @@
 """Corrections of the GPU code of Theano and libgpuarray that common graphs need.
 
-These are defects of Theano 1.0.5:
+These are defects of Theano 1.0.5, besides those that the repairs of its source code correct:
 
 Elementwise kernels use C that is not valid OpenCL: ``maximum`` and ``minimum`` call ``nan("")``, integer
 division calls ``floorf``, and a cast to bool uses a float as a condition. No OpenCL compiler accepts
 these.
 
-The kernel of softmax cross-entropy declares variables in local memory inside a loop; OpenCL requires
-them at the beginning of the kernel.
-
 New memory is not zeroed, and CLBlast's gemv adds 0 times the values that it overwrites, which may be
 NaN.
-
-An elementwise kernel that does not compile crashes the process: before it reports the error, Theano
-passes a null pointer to ``GpuElemwise_free``.
 
 Any cuDNN that compiles is used, even a version that is newer than Theano supports.
 
@@ -34,7 +28,6 @@ from theano.gpuarray.nnet import GpuCrossentropySoftmaxArgmax1HotWithBias as Gpu
 
 if TYPE_CHECKING:
     from theano.gof import Apply, Op
-    from theano.gpuarray.basic_ops import Kernel
 
 _VERSION = 2  # part of the key of compiled modules, which stay on disk
 _SPELLINGS = {  # C's, and OpenCL's
@@ -58,11 +51,9 @@ def refuse_new_cudnn() -> None:
 def fix_kernels(kind: bytes) -> None:
     """Correct the kernels in this process, for a kind of device by its name in libgpuarray."""
     _change_version(GpuElemwise, kind)
-    _survive_failure(GpuElemwise)
     if kind == b"opencl":
         _spell_as_opencl(GpuElemwise)
         _change_version(GpuCrossentropy, kind)
-        _hoist_local_memory(GpuCrossentropy)
         optdb.add_tags("local_gpua_alloc_empty_to_zeros", "fast_run", "fast_compile")
 
 
@@ -76,15 +67,6 @@ def _change_version(op: type[Op], kind: bytes) -> None:
     op.c_code_cache_version = c_code_cache_version
 
 
-def _survive_failure(op: type[Op]) -> None:
-    clean_up = op.c_cleanup_code_struct
-
-    def c_cleanup_code_struct(self: Any, node: Apply, name: str) -> str:
-        return f"if (ge != NULL) {{ {clean_up(self, node, name)} }}"
-
-    op.c_cleanup_code_struct = c_cleanup_code_struct
-
-
 def _spell_as_opencl(op: type[Op]) -> None:
     generate = op._generate_op_string
 
@@ -96,22 +78,6 @@ def _spell_as_opencl(op: type[Op]) -> None:
         return support, kernel
 
     op._generate_op_string = generate_op_string
-
-
-def _hoist_local_memory(op: type[Op]) -> None:
-    generate = op.gpu_kernels
-
-    def gpu_kernels(self: Any, node: Apply, nodename: str) -> list[Kernel]:
-        kernels = generate(self, node, nodename)
-        for kernel in kernels:
-            lines = kernel.code.splitlines()
-            local = [line for line in lines if line.lstrip().startswith("LOCAL_MEM ")]
-            lines = [line for line in lines if line not in local]
-            body = lines.index("        {") + 1
-            kernel.code = "\n".join([*lines[:body], *local, *lines[body:]])
-        return kernels
-
-    op.gpu_kernels = gpu_kernels
 
 
 class CudaContext:
