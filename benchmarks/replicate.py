@@ -121,13 +121,10 @@ def unpickled(folder):
     import synkhronos  # noqa: F401
     import theano
     import theano.tensor as tt
-    from synkhronos.engines.theano.module_cache import make_cacheable
 
     x = tt.fvector("x")
     theano.function([x], x.sum())  # Theano has read its cache, as the workers' has
     payload = (Path(folder) / "plain").read_bytes()
-    # Otherwise Theano compiles some modules again, which must not be part of the comparison.
-    make_cacheable()
     yield lambda: _with_deep_stack(lambda: _seconds(lambda: pickle.loads(payload)))
 
 

@@ -17,7 +17,6 @@ from typing import NamedTuple
 ENVIRONMENT = dict(os.environ)  # before fork() limits the threads of processes that are started later
 
 import script
-from synkhronos.engines.theano.module_cache import make_cacheable
 from synkhronos.host.machine import affinity
 from synkhronos.host.machine import OtherPrograms
 from synkhronos.world.devices import choose_devices
@@ -204,8 +203,6 @@ def main():
     module = importlib.import_module(Path(file).stem)
     if kind == ONE:
         script.fork(devices=[device])
-    else:
-        make_cacheable()  # otherwise Theano compiles some operations again in every process
     work = module.alone(kind, *arguments)
     print(choose_threads(work) if kind == ONE else blas_threads(), file=answers, flush=True)
     for _ in sys.stdin:

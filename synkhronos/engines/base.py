@@ -15,6 +15,7 @@ from typing import (
     Callable,
     ContextManager,
     Iterable,
+    List,
     Mapping,
     NamedTuple,
     Protocol,
@@ -27,7 +28,7 @@ from synkhronos._typing import Array, Buffer, Compiled, Rows, SharedVariable, Va
 from synkhronos.arithmetic.operations import NUMPY, Arithmetic
 from synkhronos.arithmetic.partition import Buckets, take_rows
 from synkhronos.arithmetic.streams import GENERATORS, jump_generator, state_from_array, state_to_array
-from synkhronos.engines.timing import Timing
+from synkhronos.host.compiler import TITLES
 
 if TYPE_CHECKING:  # the types of arguments of engines
     Variables = Sequence[Variable]
@@ -183,6 +184,8 @@ class Windows(NamedTuple):
     divided: dict[Variable, int]
     whole: list[Variable]
 
+
+_FAST = "synkhronos.engines.theano.kernels"
 
 #: If each row occurs twice, an output is twice as large; or a part of it is; or it has twice the rows.
 SUM, PARTLY_SUM, ROWS = "sum", "partly sum", "rows"
@@ -516,21 +519,21 @@ class Engine(ABC):
     def loads(self, payload: Buffer, known: Mapping[int, SharedVariable]) -> Any:
         """Unpickle the return value of `dumps`; `known` has the shared variables by number."""
 
-    def refer(self, item: Any, known: Mapping[SharedVariable, int]) -> tuple[str, int] | None:
-        """Return what stands in a pickle for a shared variable in `known`, or a part of it, or None."""
-        return ("shared", known[item]) if self.is_shared(item) and item in known else None
+    def referrer(self, known: Mapping[SharedVariable, int]) -> Callable[[Any], tuple[str, int] | None]:
+        """Return the function that returns what stands in a pickle for an object.
+
+        That is for the shared variables in `known`, and for their parts; for other objects it is None.
+        """
+        return lambda item: ("shared", known[item]) if self.is_shared(item) and item in known else None
 
     def resolve(self, reference: tuple[str, int], known: Mapping[int, SharedVariable]) -> Any:
-        """Return the object for which `refer` has returned this reference, on the receiving rank."""
+        """Return the object for which a `referrer` has returned this, on the receiving rank."""
         return known[reference[1]]
-
-    def before_compiling(self) -> None:  # noqa: B027
-        """Let the code of functions that the script compiles by itself be found by other processes."""
 
     def reduce(self, compiled: Compiled) -> Any:
         """Return how a compiled function is pickled, as ``__reduce__`` does, or ``NotImplemented``.
 
-        Its shared variables, and their parts, are pickled as objects for `refer`.
+        Its shared variables, and their parts, are pickled as objects for a `referrer`.
         """
         return NotImplemented
 
@@ -664,6 +667,70 @@ class Engine(ABC):
     def jump(self, shared: SharedVariable, index: int) -> None:
         """Advance a random stream to its `index`-th independent substream."""
         self.store(shared, jump_generator(self.storage(shared), index))
+
+
+# Times of operations
+
+
+class OperationTime(NamedTuple):
+    """The nodes of a compiled function that have the same operation, and the time that they took.
+
+    Attributes
+    ----------
+    name : str
+        The operation as the compiler writes it.
+    kind : str
+        Its class, with the module.
+    kernel : str
+        ``"fast"`` for an operation of `synkhronos.engines.theano.kernels`, else whose operation it is.
+    nodes : int
+        The number of these nodes that were computed.
+    seconds : float
+        The time of all of them, in all calls.
+    """
+
+    name: str
+    kind: str
+    kernel: str
+    nodes: int
+    seconds: float
+
+
+class Timing(List[OperationTime]):
+    """The operations of a function, which are in the list when the timing has ended.
+
+    Parameters
+    ----------
+    nodes : list of str
+        The operation of each node of the function, in the order in which they are computed.
+    read : callable
+        Returns the seconds that each node has taken so far.
+    """
+
+    def __init__(self, nodes: Sequence[str], read: Callable[[], Sequence[float]]) -> None:
+        super().__init__()
+        self.nodes, self.read = nodes, read
+
+
+def sum_by_operation(timed: Iterable[tuple[str, str, float]]) -> list[OperationTime]:
+    """Return the sums over nodes, given the name, the class and the seconds of each."""
+    sums: dict[tuple[str, str], list[float]] = {}
+    for name, kind, seconds in timed:
+        sums.setdefault((name, kind), []).append(seconds)
+    return [
+        OperationTime(name, kind, _kernel(kind), len(each), sum(each))
+        for (name, kind), each in sums.items()
+    ]
+
+
+def _kernel(kind: str) -> str:
+    if kind.startswith(f"{_FAST}."):
+        return "fast"
+    package = kind.partition(".")[0]
+    return f"{TITLES.get(package, package)}'s own"
+
+
+# Copies of functions
 
 
 def check_swap(

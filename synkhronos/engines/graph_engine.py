@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import copyreg
 import functools
@@ -15,6 +16,7 @@ from typing import (
     Callable,
     ContextManager,
     Iterable,
+    Iterator,
     Mapping,
     Sequence,
     SupportsIndex,
@@ -35,8 +37,10 @@ from synkhronos.engines.base import (
     Definition,
     Engine,
     TensorType,
+    Timing,
     Windows,
     WrappedInput,
+    sum_by_operation,
 )
 from synkhronos.engines.collectives import (
     ALONE,
@@ -47,7 +51,6 @@ from synkhronos.engines.collectives import (
 )
 from synkhronos.engines.names import Container, Mode, SharedVariable, Variable, VariableType
 from synkhronos.engines.pickles import GraphUnpickler, MainNames, _OfGraphs, dump, with_deep_stack
-from synkhronos.engines.timing import Timing, time_nodes
 from synkhronos.host import compiler
 
 if TYPE_CHECKING:
@@ -276,14 +279,18 @@ class GraphEngine(Engine):
 
         return with_deep_stack(work)
 
-    def refer(self, item: Any, known: Mapping[SharedVariable, int]) -> tuple[str, int] | None:
-        if not isinstance(item, Container):
-            return super().refer(item, known)
+    def referrer(self, known: Mapping[SharedVariable, int]) -> Callable[[Any], tuple[str, int] | None]:
         # A function wraps the storage of its shared variables in its own containers.
-        for shared, number in known.items():
-            if shared.container.storage is item.storage:
-                return "container", number
-        return None
+        storages = {id(shared.container.storage): number for shared, number in known.items()}
+
+        def refer(item: Any) -> tuple[str, int] | None:
+            if isinstance(item, SharedVariable) and item in known:
+                return "shared", known[item]
+            if isinstance(item, Container) and id(item.storage) in storages:
+                return "container", storages[id(item.storage)]
+            return None
+
+        return refer
 
     def resolve(self, reference: tuple[str, int], known: Mapping[int, SharedVariable]) -> Any:
         kind, number = reference
@@ -482,3 +489,74 @@ def _check_used(
             raise ValueError(
                 f"sliceable_shareds: {shared} is replaced by givens; leave it out of one of the two"
             )
+
+
+# Times of operations
+
+
+@contextlib.contextmanager
+def time_nodes(compiled: Compiled, machine: Any) -> Iterator[Timing]:
+    """Let the virtual machine of a compiled function time its nodes in the block.
+
+    The machine computes as usual, and reads a clock before and after each node.
+
+    Parameters
+    ----------
+    compiled : compiled function
+        The function whose nodes are timed.
+    machine : object
+        The object that runs the function, such as a virtual machine of Theano or PyTensor.
+
+    Yields
+    ------
+    Timing
+
+    Raises
+    ------
+    ValueError
+        If `machine` cannot time its nodes.
+    """
+    if not hasattr(machine, "time_thunks"):
+        raise ValueError(
+            f"{compiled.name or 'function'}: expected a function that computes one operation after "
+            f"another, to time each; got one that {type(compiled.maker.linker).__name__} has compiled. "
+            f"Build it in a mode with the linker 'cvm', or leave out operations=True"
+        )
+    times = Timing(
+        [str(node.op) for node in machine.nodes],
+        lambda: [seconds for seconds, _ in _readings(compiled, machine)],
+    )
+    buffers, was_timing = _buffers(machine), machine.time_thunks
+    before = _readings(compiled, machine)
+    machine.time_thunks = True
+    try:
+        yield times
+    finally:
+        machine.time_thunks = was_timing
+        after = _readings(compiled, machine)
+        machine.call_times[:], machine.call_counts[:] = buffers
+        times += sum_by_operation(
+            (str(node.op), _name_of(type(node.op)), new[0] - old[0])
+            for node, old, new in zip(machine.nodes, before, after)
+            if new[1] > old[1]
+        )
+
+
+def _buffers(machine: Any) -> tuple[list[float], list[int]]:
+    return machine.call_times[:], machine.call_counts[:]
+
+
+def _readings(compiled: Compiled, machine: Any) -> list[tuple[float, int]]:
+    """Return the seconds and the number of calls of each node so far."""
+    pairs = zip(*_buffers(machine))
+    if not compiled.profile:
+        return list(pairs)
+    # The script's own profile: each call moves the readings there.
+    seconds, calls = compiled.profile.apply_time, compiled.profile.apply_callcount
+    graph = getattr(machine, "fgraph", None)  # PyTensor's machines have it, and use it in the keys
+    keys = [node if graph is None else (graph, node) for node in machine.nodes]
+    return [(a + seconds.get(key, 0), b + calls.get(key, 0)) for (a, b), key in zip(pairs, keys)]
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

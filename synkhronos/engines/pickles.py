@@ -20,10 +20,8 @@ from typing import IO, TYPE_CHECKING, Any, Callable, Iterator, Mapping
 
 import cloudpickle
 
-from synkhronos.engines.names import Container, SharedVariable
-
 if TYPE_CHECKING:
-    from synkhronos._typing import T
+    from synkhronos._typing import SharedVariable, T
     from synkhronos.engines.base import Engine
 
 # Pickling a graph recurses at least once per node.
@@ -84,16 +82,11 @@ class _OfGraphs:
             engine.reducers, cloudpickle.Pickler.dispatch_table
         )
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)  # type: ignore[call-arg]  # a pickler's
-        self._known, self._main, self._engine = known, main, engine
-        # A function wraps the storage of its shared variables in its own containers.
-        self._storages = {id(shared.container.storage): number for shared, number in known.items()}
+        self._main, self._engine = main, engine
+        self.refer = engine.referrer(known)
 
-    def persistent_id(self, item: Any) -> tuple[str, int] | None:
-        if isinstance(item, SharedVariable) and item in self._known:
-            return "shared", self._known[item]
-        if isinstance(item, Container) and id(item.storage) in self._storages:
-            return "container", self._storages[id(item.storage)]
-        return None
+    def persistent_id(self, item: Any) -> tuple[Any, ...] | None:
+        return self.refer(item)
 
     def reducer_override(self, item: Any) -> Any:
         # Otherwise the compiler pickles the array of every shared variable.

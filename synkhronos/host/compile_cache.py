@@ -67,7 +67,7 @@ def fault(cache: Optional[Path], compiler: str = "theano") -> Optional[Tuple[str
             f"files of this process are limited to {largest} bytes, too few for {title}, {cache}",
             "raise the limit with 'ulimit -f'",
         )
-    place = next(parent for parent in (cache, *cache.parents) if os.path.exists(parent))
+    place = _existing(cache)
     reason = _why_not_writable(place)
     if reason:
         return f"{title}, {cache}, cannot be written to ({place}: {reason})", _other_folder(compiler)
@@ -130,17 +130,18 @@ def _no_room(cache: Path, free: Optional[int], compiler: str) -> Tuple[str, str]
 
 
 def _free(cache: Path) -> Optional[int]:
-    for place in (cache, *cache.parents):
-        try:
-            status = os.statvfs(place)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            reraise_if_handlers(error)
-            return None
-        blocks = status.f_bfree if os.geteuid() == 0 else status.f_bavail
-        return blocks * status.f_frsize
-    return None
+    try:
+        status = os.statvfs(_existing(cache))
+    except OSError as error:
+        reraise_if_handlers(error)
+        return None
+    blocks = status.f_bfree if os.geteuid() == 0 else status.f_bavail
+    return blocks * status.f_frsize
+
+
+def _existing(cache: Path) -> Path:
+    """Return the folder, or the nearest one above that exists."""
+    return next(parent for parent in (cache, *cache.parents) if os.path.exists(parent))
 
 
 # Other users

@@ -19,6 +19,10 @@ from pathlib import Path
 from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 PYTHON_VERSIONS = ((3, 8), (3, 15))  # with Theano; other compilers have no upper bound
+WAYS_TO_PYTHON = (
+    "Ways to get Python 3.13: an environment made by 'uv venv --python 3.13', the container image "
+    "'python:3.13', or Debian 13, whose python3 is 3.13."
+)
 #: For each compiler: the versions of NumPy, in words, too, and how to install them and the compiler
 NUMPY = {
     "theano": ((1, 23), (3, 0), "NumPy 1.23 or newer but before 3.0"),
@@ -98,22 +102,17 @@ def complaint_of_file(package: str) -> Optional[str]:
     return f"{found.origin} is imported in place of the package {package}, as it has its name: rename it"
 
 
-def python_complaint(version: Sequence[int]) -> Optional[str]:
-    """Return an error message if this version of Python cannot be used, else None."""
-    if tuple(version[:2]) >= PYTHON_VERSIONS[0]:
+def python_complaint(version: Sequence[int], compiler: str = "pytensor") -> Optional[str]:
+    """Return an error message if a compiler cannot be used with this version of Python, else None."""
+    oldest, too_new = PYTHON_VERSIONS
+    got = f"and got Python {'.'.join(map(str, version))}. {WAYS_TO_PYTHON}"
+    if tuple(version[:2]) < oldest:
+        return f"Synkhronos needs Python 3.8 or newer, {got}"
+    if compiler != "theano" or tuple(version[:2]) < too_new:
         return None
     return (
-        f"Synkhronos needs Python 3.8 or newer, and got Python {_dotted(version)}. {_ways_to_python()}"
-    )
-
-
-def theano_python_complaint(version: Sequence[int]) -> Optional[str]:
-    """Return an error message if Theano cannot be used with this version of Python, else None."""
-    if tuple(version[:2]) < PYTHON_VERSIONS[1]:
-        return python_complaint(version)
-    return (
         f"With Theano, Synkhronos needs Python 3.8 to 3.14, since Theano 1.0.5 has not been tried on a "
-        f"newer one, and got Python {_dotted(version)}. {_ways_to_python()}"
+        f"newer one, {got}"
     )
 
 
@@ -293,14 +292,3 @@ def fresh_python(code: str) -> List[str]:
     user may have put a module there.
     """
     return [sys.executable, "-c", f"import sys; sys.path = [path for path in sys.path if path]\n{code}"]
-
-
-def _ways_to_python() -> str:
-    return (
-        "Ways to get Python 3.13: an environment made by 'uv venv --python 3.13', the container image "
-        "'python:3.13', or Debian 13, whose python3 is 3.13."
-    )
-
-
-def _dotted(version: Sequence[int]) -> str:
-    return ".".join(str(number) for number in version)

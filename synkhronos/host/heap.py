@@ -10,7 +10,6 @@ Both settings apply to the whole process. If the C library is not glibc, nothing
 """
 
 import ctypes
-import mmap
 import os
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional
@@ -24,7 +23,6 @@ SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 TUNABLES, HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # mallopt's M_TRIM_THRESHOLD and M_MMAP_MAX
-_HUGE = 2 << 20
 
 
 def why_not_kept(environ: Mapping[str, str] = os.environ) -> Optional[str]:
@@ -58,15 +56,6 @@ def tunables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
     if why_not_kept(environ) is not None or HUGE_PAGES in present:
         return {}
     return {TUNABLES: ":".join(filter(None, [present, f"{HUGE_PAGES}=1"]))}
-
-
-def advise_huge_pages(address: int, nbytes: int) -> None:
-    """Advise the kernel to use huge pages for this memory, as far as its settings allow."""
-    start, stop = -(-address // _HUGE) * _HUGE, (address + nbytes) // _HUGE * _HUGE
-    if start < stop:
-        ctypes.CDLL(None).madvise(
-            ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_HUGEPAGE
-        )
 
 
 def huge_pages(name: str, folder: Path = SETTINGS) -> str:

@@ -27,16 +27,12 @@ _STARTUP = _PACKAGE / "startup"
 _TABLE = _PACKAGE / "engines" / "theano" / "repairs" / "table.txt"
 _PACKAGES = ("theano", "lasagne", "keras", "keras_preprocessing")
 
-#: The modules of this package by the names of the libraries that they stand for
-ALIASES = {"platoon": "synkhronos.compat.platoon", "theanompi": "synkhronos.compat.theanompi"}
-#: Modules that scripts of a library also import without its name, out of a folder of their own. They are
-#: found after the library was imported.
-SHORT_NAMES = {
-    "models": "theanompi",
-    "models.layers2": "theanompi",
-    "models.data": "theanompi",
-    "models.data.utils": "theanompi",
-}
+#: The libraries for which modules of ``compat`` stand
+LIBRARIES = ("platoon", "theanompi")
+#: Modules of Theano-MPI that scripts also import without its name, out of a folder of their own. They
+#: are found after the library was imported.
+SHORT_NAMES = ("models", "models.layers2", "models.data", "models.data.utils")
+_COMPAT = "synkhronos.compat"
 
 
 class Repair(NamedTuple):
@@ -183,31 +179,29 @@ def variables(environ: Mapping[str, str] = os.environ) -> Dict[str, str]:
 
 
 class AliasFinder:
-    """Finds the modules in `ALIASES`, and those inside them, unless Python finds the library itself.
+    """Finds the modules inside those that have another name.
 
-    It comes before the other finders, as Python would find the modules inside by their paths, a second
-    time.
+    It comes before the other finders, as Python would find them by their paths, a second time.
     """
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
         """Return how to load a module; None for all other modules. Python calls this."""
         first, dot, rest = name.partition(".")
-        if first in ALIASES and (is_alias(first) if dot else not is_installed(name)):
-            return _spec(name, f"{ALIASES[first]}{dot}{rest}")
-        if name in SHORT_NAMES and dot and _is_ours(first):
-            return ShortNameFinder.find_spec(name)
-        return None
+        return _spec(name, f"{sys.modules[first].__name__}.{rest}") if dot and _is_ours(first) else None
 
 
-class ShortNameFinder:
-    """Finds the modules in `SHORT_NAMES`, after the other finders have found none."""
+class FallbackFinder:
+    """Finds the modules that have another name, after the other finders have found none."""
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
         """Return how to load a module; None for all other modules. Python calls this."""
-        library = SHORT_NAMES.get(name, "")
-        return _spec(name, f"{ALIASES[library]}.{name}") if library and is_alias(library) else None
+        if name in LIBRARIES:
+            return _spec(name, f"{_COMPAT}.{name}")
+        if name in SHORT_NAMES and _is_ours("theanompi"):
+            return _spec(name, f"{_COMPAT}.theanompi.{name}")
+        return None
 
 
 class AliasLoader:
@@ -237,25 +231,13 @@ def _spec(name: str, real: str) -> Optional[ModuleSpec]:
     return ModuleSpec(name, loader, is_package=hasattr(module, "__path__"))
 
 
-def is_installed(name: str) -> bool:
-    """Whether another finder finds a module at the top level."""
-    own = AliasFinder.__name__, ShortNameFinder.__name__
-    others = [item for item in sys.meta_path if getattr(item, "__name__", "") not in own]
-    return any(other.find_spec(name, None) is not None for other in others)
-
-
-def is_alias(name: str) -> bool:
-    """Whether the module with the name of a library is of this package."""
-    return getattr(sys.modules.get(name), "__name__", "") == ALIASES[name]
-
-
 def _is_ours(name: str) -> bool:
-    """Whether the module with a short name is of this package."""
-    return getattr(sys.modules.get(name), "__name__", "").startswith(ALIASES[SHORT_NAMES[name]])
+    """Whether the module with a name is one of ``compat``."""
+    return getattr(sys.modules.get(name), "__name__", "").startswith(f"{_COMPAT}.")
 
 
 def provide_aliases() -> None:
-    """Let Python find the modules in `ALIASES`. Calling it again changes nothing."""
+    """Let Python find the modules of `LIBRARIES`. Calling it again changes nothing."""
     if all(getattr(item, "__name__", "") != AliasFinder.__name__ for item in sys.meta_path):
         sys.meta_path.insert(0, AliasFinder)
-        sys.meta_path.append(ShortNameFinder)
+        sys.meta_path.append(FallbackFinder)

@@ -57,7 +57,7 @@ class Command(NamedTuple):
 
 def complaint() -> Optional[str]:
     """Return an error message if nothing can be installed into this Python, else None."""
-    of_python = environment.theano_python_complaint(sys.version_info[:3])
+    of_python = environment.python_complaint(sys.version_info[:3], "theano")
     if of_python:
         return of_python
     if is_externally_managed():

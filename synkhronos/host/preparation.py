@@ -97,9 +97,7 @@ def complaint(of_cache: bool = True) -> Optional[str]:
 
 def python_complaint() -> Optional[str]:
     """Return an error message if the compiler cannot be used with this version of Python, else None."""
-    if compiler.NAME == "pytensor":
-        return environment.python_complaint(sys.version_info[:3])
-    return environment.theano_python_complaint(sys.version_info[:3])
+    return environment.python_complaint(sys.version_info[:3], compiler.NAME)
 
 
 def set_flags(environ: MutableMapping[str, str], name: str = compiler.NAME) -> str:

@@ -2,10 +2,9 @@
 
 If stderr is not a terminal, it is one line. Nothing is written about work that ends soon.
 
-Functions of `synkhronos.function` show that they are compiled. In scripts that ``python -m synkhronos
-run`` starts, `provide` lets the script's own ``theano.function`` show it, too. For that, ``startup``
-runs this file in processes that do not import the package. So this file imports neither the package nor
-Theano, and other modules only where they are used.
+Functions of `synkhronos.function` show that they are compiled, and so does ``theano.function``, by a
+repair of Theano, which loads this file as the module ``theano.compat.progress``. So this file imports
+neither the package nor Theano.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import itertools
 import os
 import sys
 import time
-from importlib.machinery import ModuleSpec, SourceFileLoader
 from typing import TYPE_CHECKING, Any, Callable, Iterator, TextIO
 
 if TYPE_CHECKING:
@@ -31,8 +29,6 @@ INTERVAL = 0.2  # seconds between two updates on a terminal
 _SPINNER = "|/-\\"
 _THREAD = "synkhronos-progress"
 
-#: Theano's module, and the function in it that every way of compiling calls
-MODULE, FUNCTION = "theano.compile.function_module", "orig_function"
 REMARK = "the first time this can take minutes; later the C code is taken from Theano's cache"
 
 
@@ -121,29 +117,6 @@ def _animate(stream: TextIO, work: str, start: float, done: threading.Event) -> 
     stream.flush()
 
 
-class Finder:
-    """Finds Theano's module as others do, but has `FUNCTION` replaced when the module is loaded."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return where to load the module from; None for all other modules. Python calls this."""
-        if name != MODULE:
-            return None
-        sys.meta_path.remove(Finder)  # its work is done
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path)
-        spec = next((spec for spec in found if spec is not None), None)
-        if spec is not None and isinstance(spec.loader, SourceFileLoader):
-            spec.loader.exec_module = functools.partial(  # type: ignore[method-assign]
-                _load_and_replace, spec.loader.exec_module
-            )
-        return spec
-
-
-def _load_and_replace(load: Callable[[Any], None], module: Any) -> None:
-    load(module)
-    setattr(module, FUNCTION, shown(getattr(module, FUNCTION)))
-
-
 def shown(compile_function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the same function, which shows that it runs if that takes long."""
     progress, numbers = Progress(), itertools.count(1)
@@ -156,8 +129,3 @@ def shown(compile_function: Callable[..., Any]) -> Callable[..., Any]:
             return compile_function(inputs, outputs, *args, **kwargs)
 
     return compile_and_show
-
-
-def provide() -> None:
-    """Have the script's functions show that they are compiled, once Theano is imported."""
-    sys.meta_path.insert(0, Finder)

@@ -18,7 +18,7 @@ from synkhronos.world.world import current_world, world_exists
 if TYPE_CHECKING:
     from synkhronos._typing import AnyArray, Compiled
     from synkhronos.arithmetic.machines import Reading
-    from synkhronos.engines.timing import OperationTime, Timing
+    from synkhronos.engines.base import OperationTime, Timing
 
 #: The categories of a profile, in their order
 CATEGORIES = ("compute", "copy", "load", "reduce", "wait", "other")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Sequence
 
-from synkhronos.engines.timing import OperationTime
+from synkhronos.engines.base import OperationTime
 
 HEADER = ("operation", "class", "nodes", "ms", "share", "kernel")
 _WIDEST = 52  # characters of an operation in a table

@@ -19,7 +19,7 @@ from synkhronos.profiles import operations as tables
 from synkhronos.profiles.drawing import Timeline, draw_timeline, make_figure, make_timeline
 from synkhronos.profiles.log import CATEGORIES, COMMAND, Event, OfRank
 from synkhronos.profiles.operations import Operation
-from synkhronos.profiles.trace import Nodes, make_trace
+from synkhronos.profiles.trace import make_trace
 from synkhronos.world.rank_state import Ask
 from synkhronos.world.world import current_world
 
@@ -60,7 +60,7 @@ class Profile:
         self.hosts: list[str] = []
         self.clock_error = 0.0
         self._names_hosts = False
-        self._nodes: list[Nodes] = []
+        self._measured: Sequence[OfRank] = ()
 
     def _align(self, found: Sequence[OfRank], begin: list[Reading], end: list[Reading]) -> None:
         """Take the measurements of the ranks, given the readings of each machine's clock, if any."""
@@ -75,7 +75,7 @@ class Profile:
         self._take(by_rank)
         timed = [[(each.name, each.times) for each in item.functions] for item in found]
         self.operations = tables.of_ranks(timed, len(self.seconds))
-        self._nodes = [Nodes(item.functions, item.node_times) for item in found]
+        self._measured = found
 
     def _take(self, events: list[list[Event]]) -> None:
         self.events = events
@@ -171,7 +171,7 @@ class Profile:
         OSError
             If the file cannot be written.
         """
-        trace = make_trace(self.events, self._labels(), self._nodes)
+        trace = make_trace(self.events, self._labels(), self._measured)
         with open(path, "w", encoding="utf-8") as file:
             json.dump(trace, file)
 

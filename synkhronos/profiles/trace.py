@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, Iterator, NamedTuple, Sequence
 
-from synkhronos.profiles.log import COMMAND, Event, NodeTimes, Timed
+from synkhronos.profiles.log import COMMAND, Event, OfRank
 from synkhronos.profiles.operations import shortened
 
 _SHORTEST = 1e-6  # seconds of a node in the trace
@@ -79,54 +79,40 @@ def _stop(event: Event) -> float:
     return event.start + event.seconds
 
 
-class Nodes(NamedTuple):
-    """The times of single operations on a rank.
+def operations_in(events: Sequence[Event], measured: OfRank) -> Iterator[Event]:
+    """Yield the operations inside the events of a rank.
 
-    Attributes
-    ----------
-    functions : list of Timed
-        The functions whose operations were timed.
-    node_times : list of NodeTimes
-        One for each call of these functions.
+    Only their durations are known, so each begins where the one before it has ended.
     """
-
-    functions: Sequence[Timed] = ()
-    node_times: Sequence[NodeTimes] = ()
-
-    def spans(self, events: Sequence[Event]) -> Iterator[Event]:
-        """Yield the operations inside the events of the rank.
-
-        Only their durations are known, so each begins where the one before it has ended.
-        """
-        for index, function, seconds in self.node_times:
-            step, _, _, start, _ = events[index]
-            for name, each in zip(self.functions[function].nodes, seconds.tolist()):
-                if each >= _SHORTEST:
-                    yield Event(step, "operation", name, start, each)
-                start += each
+    for index, function, seconds in measured.node_times:
+        step, _, _, start, _ = events[index]
+        for name, each in zip(measured.functions[function].nodes, seconds.tolist()):
+            if each >= _SHORTEST:
+                yield Event(step, "operation", name, start, each)
+            start += each
 
 
 def make_trace(
-    events: Sequence[Sequence[Event]], labels: Sequence[str], nodes: Sequence[Nodes]
+    events: Sequence[Sequence[Event]], labels: Sequence[str], measured: Sequence[OfRank]
 ) -> dict[str, Any]:
     """Return the trace, as an object to be written as JSON.
 
     Parameters
     ----------
     events : list of list of Event
-        The events of each rank.
+        The events of each rank, by one clock.
     labels : list of str
         The name of each rank.
-    nodes : list of Nodes
-        The operations on each rank; none if they were not timed.
+    measured : list of OfRank
+        The measurements of each rank, with the operations; none if they were not timed.
     """
     begin = min((event.start for own in events for event in own), default=0)
     trace: list[dict[str, Any]] = []
     for rank, (own, label) in enumerate(zip(events, labels)):
         trace.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": label}})
         trace += [_slice(rank, event, begin) for event in own]
-        for node in nodes[rank : rank + 1]:
-            trace += [_slice(rank, event, begin) for event in node.spans(own)]
+        for item in measured[rank : rank + 1]:
+            trace += [_slice(rank, event, begin) for event in operations_in(own, item)]
     for number, wait in enumerate(find_waits(events)):
         trace += _arrow(number, wait, begin)
     return {"traceEvents": trace, "displayTimeUnit": "ms"}

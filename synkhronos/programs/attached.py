@@ -196,11 +196,11 @@ class Listener:
             del self._members[connection]
             connection.close()
             return
-        request, info = message
+        number, request, info = message
         try:
-            reply = answer(request, pid, info), None
+            reply = number, answer(request, pid, info), None
         except BaseException:
-            _reply(connection, (None, traceback.format_exc()))
+            _reply(connection, (number, None, traceback.format_exc()))
             raise
         _reply(connection, reply)
 
@@ -319,6 +319,7 @@ class Attached(GroupCollectives):
         self._centers: dict[str, Center] = {}
         self._locks: dict[str, ProgramLock] = {}
         self._box: Mailbox | None = None
+        self._asked = 0  # questions
         # A process that ends without `close` leaves, unless it is killed.
         self._leave_at_exit = atexit.register(_weakly(self.close))
 
@@ -341,14 +342,19 @@ class Attached(GroupCollectives):
             If the listener has ended, its function raised an exception, or the time is over.
         """
         self._check()
+        number = self._asked = self._asked + 1
+        until = None if timeout is None else time.monotonic() + timeout
+        answered = 0  # the answer to an earlier question may come too late
         try:
-            self._connection.send((request, info))
-            if not self._connection.poll(timeout):
-                raise SynkhronosError(
-                    f"ask: no answer within {timeout} seconds; see what the controller does, or wait "
-                    f"longer"
-                )
-            value, failure = self._connection.recv()
+            self._connection.send((number, request, info))
+            while answered != number:
+                left = None if until is None else max(until - time.monotonic(), 0)
+                if not self._connection.poll(left):
+                    raise SynkhronosError(
+                        f"ask: no answer within {timeout} seconds; see what the controller does, or "
+                        f"wait longer"
+                    )
+                answered, value, failure = self._connection.recv()
         except (EOFError, ConnectionError) as error:
             raise SynkhronosError(self._ended()) from error
         if failure is not None:
@@ -447,8 +453,11 @@ class Attached(GroupCollectives):
         """Raise if the listener has ended."""
         if self._connection.closed:
             raise SynkhronosError("this process is no longer attached; use it before close() only")
-        if self._connection.poll(0):  # nothing comes unasked but the end
-            raise SynkhronosError(self._ended())
+        try:
+            while self._connection.poll(0):  # an answer that comes too late, or the end
+                self._connection.recv()
+        except (EOFError, ConnectionError) as error:
+            raise SynkhronosError(self._ended()) from error
 
     def _ended(self) -> str:
         return (
@@ -503,7 +512,7 @@ def _address_of(name: str) -> str:
 
 
 def _reply(connection: Connection, reply: Any) -> None:
-    """Send ``(value, failure)`` to an attached process, if it still lives."""
+    """Send ``(number, value, failure)`` to an attached process, if it still lives."""
     with suppress(ConnectionError):  # it has died meanwhile; its end comes next
         connection.send(reply)
 

@@ -200,7 +200,7 @@ class Center(_html.Shown):
                 for own, change, flat, [center] in self._parts(arrays, number, memory):
                     former = base[own.dtype][flat]
                     if keep_changes:
-                        _subtract(own, former, change)
+                        np.subtract(own, former, change, dtype=change.dtype)
                         np.subtract(center, change, former, casting="same_kind")
                     else:
                         np.copyto(former, center)
@@ -231,7 +231,7 @@ class Center(_html.Shown):
             def work(number: int, memory: AnyArray, new: AnyArray) -> None:
                 for own, change, flat, [center, changed] in self._parts(arrays, number, memory, new):
                     former = base[own.dtype][flat]
-                    _subtract(own, former, change)
+                    np.subtract(own, former, change, dtype=change.dtype)
                     if scale != 1:
                         np.multiply(change, factors[own.dtype], change)
                     np.add(center, change, changed)
@@ -277,7 +277,7 @@ class Center(_html.Shown):
 
             def work(number: int, memory: AnyArray, new: AnyArray) -> None:
                 for own, change, _, [center, changed] in self._parts(arrays, number, memory, new):
-                    _subtract(own, center, change)
+                    np.subtract(own, center, change, dtype=change.dtype)
                     np.multiply(change, change.dtype.type(alpha), change)
                     np.subtract(own, change, own)
                     np.add(center, change, changed)
@@ -416,14 +416,6 @@ class Center(_html.Shown):
 
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.promote_types(dtype, np.float32) if dtype.kind == "f" else dtype
-
-
-def _subtract(one: AnyArray, other: AnyArray, out: AnyArray) -> None:
-    """``out = one - other``, where the result may be wider than the operands."""
-    if out.dtype == one.dtype:
-        np.subtract(one, other, out)
-    else:
-        np.subtract(one, other, out, dtype=out.dtype)
 
 
 def _label(shared: SharedVariable) -> str:

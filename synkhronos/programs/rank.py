@@ -180,7 +180,6 @@ class Rank(Collectives):
         """
         self._enter_meeting()
         engine, first = self._rank_state.engine, self._rank_state.transport.near[0]
-        engine.before_compiling()
         code = None
         if self.rank == first:
             working = Progress().show("compiling the functions of the program", REMARK)

@@ -12,9 +12,7 @@ import contextlib
 import dataclasses
 import io
 import itertools
-import pickle
 import sys
-from collections import ChainMap
 from typing import Any, Callable, Iterator, List, Sequence
 
 import cloudpickle
@@ -23,6 +21,7 @@ import numpy as np
 from synkhronos._errors import FuseError, SynkhronosError
 from synkhronos._typing import AnyArray
 from synkhronos.arrays.data import Data, as_data
+from synkhronos.engines.pickles import GraphPickler, GraphUnpickler, MainNames
 from synkhronos.functions.function import Function
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.replicate import replicate
@@ -323,13 +322,10 @@ def _loaded(outcome: Any) -> tuple[Any, list[dict[str, float]], bool]:
 # Sending a program to the workers
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+class _Pickler(GraphPickler):
     def __init__(self, file: io.BytesIO, world: World) -> None:
-        # Set before the call, which reads it; a later change has no effect.
-        self.dispatch_table = ChainMap(
-            world.rank_state.engine.reducers, cloudpickle.Pickler.dispatch_table
-        )
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        # The receiver finds nothing of the script by its name.
+        super().__init__(file, world.registry.numbers, MainNames(), world.rank_state.engine)
         self._world = world
         self.kept: list[Data] = []  # the handles refer to these
 
@@ -346,33 +342,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
             return "function", item.specification
         if kind in _PLAIN:
             return None
-        found = self._world.rank_state.engine.refer(item, self._world.registry.numbers)
+        found = self.refer(item)
         return found and ("variable", found)
-
-    def reducer_override(self, item: Any) -> Any:
-        engine = self._world.rank_state.engine
-        return engine.reduce(item) if engine.is_function(item) else super().reducer_override(item)
 
 
 _PLAIN = frozenset({str, bytes, int, float, bool, tuple, list, dict, type(None)})
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, state: RankState, world: World) -> None:
-        super().__init__(file)
-        self._rank_state, self._world = state, world
-
-    def persistent_load(self, reference: tuple[Any, ...]) -> Any:
-        kind, *what = reference
-        if kind == "variable":
-            return self._rank_state.engine.resolve(what[0], self._rank_state.shareds)
-        if kind == "function":
-            return Function.copy_of(*what)
-        array = self._rank_state.store.get(what[0])
-        if kind == "data":
-            return Data.of_array(self._world, array, *what[1:])
-        array.flags.writeable = False
-        return array
 
 
 def pack(world: World, program: Any) -> tuple[Handle, list[Handle], list[Any]]:
@@ -418,4 +392,17 @@ def _by_value(program: Any) -> Iterator[None]:
 
 def unpack(state: RankState, world: World, handle: Handle) -> Any:
     """Return the program, in a worker."""
-    return _Unpickler(io.BytesIO(state.store.get(handle).tobytes()), state, world).load()
+
+    def resolve(reference: tuple[Any, ...]) -> Any:
+        kind, *what = reference
+        if kind == "variable":
+            return state.engine.resolve(what[0], state.shareds)
+        if kind == "function":
+            return Function.copy_of(*what)
+        array = state.store.get(what[0])
+        if kind == "data":
+            return Data.of_array(world, array, *what[1:])
+        array.flags.writeable = False
+        return array
+
+    return GraphUnpickler(io.BytesIO(state.store.get(handle).tobytes()), resolve).load()

@@ -1,9 +1,9 @@
 """Prepares a script that ``python -m synkhronos run`` starts, before its first line.
 
 The command puts this folder first in ``PYTHONPATH``, so Python runs this file when it starts. This file
-removes the folder again, lets Python find the modules of ``host/imports``, has Theano show
-that it compiles, and then runs the ``sitecustomize`` that Python would have run otherwise. The script,
-and the processes that it starts, have the same paths as without the command.
+removes the folder again, lets Python find the modules of ``host/imports``, and then runs the
+``sitecustomize`` that Python would have run otherwise. The script, and the processes that it starts,
+have the same paths as without the command.
 """
 
 import os
@@ -52,6 +52,5 @@ _leave_path()
 _imports = _host("imports.py")
 _imports["provide"]()
 _imports["provide_aliases"]()
-_host("progress.py")["provide"]()
 _host("job.py")["provide"](_end_job)
 _run_other()

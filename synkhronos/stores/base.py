@@ -26,7 +26,7 @@ from synkhronos.host.descriptors import open_unnamed
 from synkhronos.host.handler_errors import reraise_if_handlers
 from synkhronos.stores.handle import FileHandle, Handle, map_file
 from synkhronos.stores.memory import SharedMemory, check_memory
-from synkhronos.stores.named_memory import NamedMemory, SharedNamedMemory
+from synkhronos.stores.named_memory import NamedMemory
 
 _MOST_FILES = 64  # that a rank keeps mapped
 
@@ -153,17 +153,17 @@ class SharedMemoryStore(Store):
     ----------
     memory : SharedMemory
         The memory of the arrays.
-    named_memory : SharedNamedMemory, optional
+    named_memory : NamedMemory, optional
         By default new named memory.
     """
 
     epoch, is_shared = 0, True
 
-    def __init__(self, memory: SharedMemory, named_memory: SharedNamedMemory | None = None) -> None:
+    def __init__(self, memory: SharedMemory, named_memory: NamedMemory | None = None) -> None:
         super().__init__()
         self.memory = memory
         self.ranks = memory.ranks
-        self.named_memory = SharedNamedMemory(memory) if named_memory is None else named_memory
+        self.named_memory = NamedMemory(memory) if named_memory is None else named_memory
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> np.ndarray:
         dtype = np.dtype(dtype)

@@ -28,7 +28,6 @@ import pickle
 import struct
 import time
 import weakref
-from abc import ABC, abstractmethod
 from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
@@ -50,105 +49,6 @@ _LENGTH, _GENERATION = 0, 1  # words of the header: the bytes of the log, the nu
 _WORD = struct.Struct("q")  # the length of a record, before it
 _NAP = 2e-4  # seconds
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of Linux: type, whence, start, length, process
-
-
-class Lock(ABC):
-    """A lock that any rank can hold. It is free again when its holder has died."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def try_acquire(self) -> bool:
-        """Take the lock; return False if any rank holds it, including this rank. It never waits."""
-
-    @abstractmethod
-    def release(self) -> None:
-        """Give the lock back.
-
-        Raises
-        ------
-        RuntimeError
-            If this rank does not hold it.
-        """
-
-    @abstractmethod
-    def is_free(self) -> bool:
-        """Whether no rank holds it."""
-
-
-def _sleep() -> None:
-    time.sleep(_NAP)
-
-
-class NamedMemory(ABC):
-    """Arrays and locks that belong to no rank. `NaiveNamedMemory` is the specification.
-
-    Attributes
-    ----------
-    pause : callable
-        Called while this rank waits for another rank that holds a lock briefly, and may have been
-        stopped. It sleeps briefly; see `pausing`.
-    """
-
-    pause: Callable[[], None] = staticmethod(_sleep)
-
-    @contextlib.contextmanager
-    def pausing(self, pause: Callable[[], None]) -> Iterator[None]:
-        """Inside the block, let this rank pause by ``pause()``.
-
-        It sleeps briefly, and raises if this rank must not wait any longer.
-        """
-        self.pause = pause
-        try:
-            yield
-        finally:
-            self.pause = _sleep
-
-    @abstractmethod
-    def array(self, name: str, shape: int | Sequence[int], dtype: DTypeLike) -> np.ndarray:
-        """Return the array that all ranks know by this name. It is zero when it is first requested.
-
-        Raises
-        ------
-        ValueError
-            If it exists with another shape or dtype.
-        MemoryError
-            If there is too little memory. The message says how much is available.
-        """
-
-    @abstractmethod
-    def lock(self, index: int) -> Lock:
-        """Return the lock with this number, ``0 <= index < N_LOCKS``. It costs nothing until it is used.
-
-        Numbers from ``2**20`` on are reserved for `locks`.
-        """
-
-    def locks(self, name: str, count: int) -> list[Lock]:
-        """Return the locks that all ranks know by this name.
-
-        The number of the first lock is a hash of the name. The probability that any two of a million
-        names share locks is one half in a million.
-        """
-        if count > _BLOCK:
-            raise ValueError(f"locks: at most {_BLOCK} have one name, got {count} for {name!r}")
-        digest = hashlib.blake2b(name.encode(), digest_size=5).digest()
-        first = (1 + int.from_bytes(digest, "little")) * _BLOCK
-        return [self.lock(first + number) for number in range(count)]
-
-    @abstractmethod
-    def release_locks(self) -> None:
-        """Give back all locks that this rank holds, for example after an interrupt."""
-
-    def close(self) -> None:  # noqa: B027
-        """Close the file of the locks, at the end of a world."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Forget all arrays, and return their memory to the system.
-
-        Only the master calls it, while no other rank uses an array. Arrays that are still referred to
-        become zero.
-        """
 
 
 def checked(name: str, shape: int | Sequence[int], dtype: DTypeLike) -> tuple[tuple[int, ...], np.dtype]:
@@ -214,8 +114,8 @@ class LockFile:
         self.held.clear()
 
 
-class FileLock(Lock):
-    """A byte of a `LockFile`."""
+class Lock:
+    """A byte of a `LockFile`: a lock that any rank can hold. It is free when its holder has died."""
 
     __slots__ = ("_file", "_byte")
 
@@ -223,6 +123,7 @@ class FileLock(Lock):
         self._file, self._byte = file, byte
 
     def try_acquire(self) -> bool:
+        """Take the lock; return False if any rank holds it, including this rank. It never waits."""
         held, key, token = self._file.held, (os.getpid(), self._byte), object()
         if held.setdefault(key, token) is not token:  # atomic, even among threads
             return False
@@ -240,6 +141,13 @@ class FileLock(Lock):
         return True
 
     def release(self) -> None:
+        """Give the lock back.
+
+        Raises
+        ------
+        RuntimeError
+            If this rank does not hold it.
+        """
         key = os.getpid(), self._byte
         if key not in self._file.held:
             raise RuntimeError(f"named memory: the lock {self._byte} is not held by this rank")
@@ -247,6 +155,7 @@ class FileLock(Lock):
         del self._file.held[key]
 
     def is_free(self) -> bool:
+        """Whether no rank holds it."""
         if (os.getpid(), self._byte) in self._file.held:
             return False
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._byte, 1, 0)
@@ -254,10 +163,14 @@ class FileLock(Lock):
         return _FLOCK.unpack(answer)[0] == fcntl.F_UNLCK
 
 
-class SharedNamedMemory(NamedMemory):
-    """The named memory of ranks on one machine: a span of the shared memory, and a `LockFile`.
+def _sleep() -> None:
+    time.sleep(_NAP)
 
-    One thread of each rank uses it at a time.
+
+class NamedMemory:
+    """Arrays and locks that belong to no rank: a span of the shared memory, and a `LockFile`.
+
+    One thread of each rank uses it at a time. ``tests/specifications/store.py`` has the specification.
 
     Parameters
     ----------
@@ -265,12 +178,20 @@ class SharedNamedMemory(NamedMemory):
         Its first span that belongs to no rank is used.
     locks : LockFile, optional
         By default a new file.
+
+    Attributes
+    ----------
+    pause : callable
+        Called while this rank waits for another rank that holds a lock briefly, and may have been
+        stopped. It sleeps briefly; see `pausing`.
     """
+
+    pause: Callable[[], None] = staticmethod(_sleep)
 
     def __init__(self, memory: SharedMemory, locks: LockFile | None = None) -> None:
         self.memory = memory
         self._file = LockFile() if locks is None else locks
-        self._directory = FileLock(self._file, N_LOCKS)  # held while the directory changes
+        self._directory = Lock(self._file, N_LOCKS)  # held while the directory changes
         self._start, self._large, self._stop = memory.parts_of_span(memory.ranks)
         self._header = np.ndarray(8, np.int64, memory.mapping, self._start).data
         self._log = self._start + _PAGE
@@ -285,7 +206,28 @@ class SharedNamedMemory(NamedMemory):
         self._next_large = self._large
         self._generation = self._header[_GENERATION]  # last, as an interrupt may come in between
 
+    @contextlib.contextmanager
+    def pausing(self, pause: Callable[[], None]) -> Iterator[None]:
+        """Inside the block, let this rank pause by ``pause()``.
+
+        It sleeps briefly, and raises if this rank must not wait any longer.
+        """
+        self.pause = pause
+        try:
+            yield
+        finally:
+            self.pause = _sleep
+
     def array(self, name: str, shape: int | Sequence[int], dtype: DTypeLike) -> np.ndarray:
+        """Return the array that all ranks know by this name. It is zero when it is first requested.
+
+        Raises
+        ------
+        ValueError
+            If it exists with another shape or dtype.
+        MemoryError
+            If there is too little memory. The message says how much is available.
+        """
         asked = checked(name, shape, dtype)
         self._follow()
         if name not in self._places:
@@ -347,18 +289,41 @@ class SharedNamedMemory(NamedMemory):
         self._header[_LENGTH] = after - self._log
         self._follow()
 
-    def lock(self, index: int) -> FileLock:
-        return FileLock(self._file, check_index(index))
+    def lock(self, index: int) -> Lock:
+        """Return the lock with this number, ``0 <= index < N_LOCKS``. It costs nothing until it is used.
+
+        Numbers from ``2**20`` on are reserved for `locks`.
+        """
+        return Lock(self._file, check_index(index))
+
+    def locks(self, name: str, count: int) -> list[Lock]:
+        """Return the locks that all ranks know by this name.
+
+        The number of the first lock is a hash of the name. The probability that any two of a million
+        names share locks is one half in a million.
+        """
+        if count > _BLOCK:
+            raise ValueError(f"locks: at most {_BLOCK} have one name, got {count} for {name!r}")
+        digest = hashlib.blake2b(name.encode(), digest_size=5).digest()
+        first = (1 + int.from_bytes(digest, "little")) * _BLOCK
+        return [self.lock(first + number) for number in range(count)]
 
     def release_locks(self) -> None:
+        """Give back all locks that this rank holds, for example after an interrupt."""
         self._file.release_all()
 
     def close(self) -> None:
+        """Close the memory and the file of the locks, at the end of a world."""
         self.memory.close()
         self._header = None  # type: ignore[assignment]
         self._file.close()
 
     def clear(self) -> None:
+        """Forget all arrays, and return their memory to the system.
+
+        Only the master calls it, while no other rank uses an array. Arrays that are still referred to
+        become zero.
+        """
         if self.memory.is_ours() and self._header[_LENGTH]:
             # If an interrupt comes before the length is 0, the next call does all of it again.
             self._header[_GENERATION] += 1
@@ -367,7 +332,7 @@ class SharedNamedMemory(NamedMemory):
             self._forget()
 
 
-class JointNamedMemory(SharedNamedMemory):
+class JointNamedMemory(NamedMemory):
     """Named memory that can be joined by a process that was not forked from its creator.
 
     Its memory and its locks are files without names. A process gets them from the creator, or opens them

@@ -22,10 +22,9 @@ from hypothesis.stateful import (
 from oracle import examples
 from scheduling import in_threads
 
-from synkhronos.stores import free_list, memory as memory_module
+from synkhronos.stores import memory as memory_module
 from synkhronos.stores.base import SharedMemoryStore
-from synkhronos.stores.free_list import FreeList
-from synkhronos.stores.memory import Deallocations, SharedMemory
+from synkhronos.stores.memory import Deallocations, FreeList, SharedMemory
 from checks.children import as_rank, begin, child, die, end, kill
 from checks import named_memory
 from synkhronos._errors import SynkhronosError
@@ -236,7 +235,7 @@ def test_a_block_is_freed_although_a_handler_has_raised_where_its_allocation_end
         raise TimeoutError
 
     with monkeypatch.context() as patch:
-        patch.setattr(free_list.Changes, "__exit__", interrupted)
+        patch.setattr(memory_module.Changes, "__exit__", interrupted)
         with contextlib.suppress(TimeoutError):
             memory.allocate(64)
     for _ in range(2):  # the first finds it
@@ -307,7 +306,7 @@ def interrupted(change, free, place):
     lines, taken = itertools.count(), []
 
     def trace(frame, event, argument):
-        if frame.f_code.co_filename != free_list.__file__:
+        if frame.f_code.co_filename != memory_module.__file__:
             return None
         if event == "line" and next(lines) == place:
             taken.append((free.take(4), 4))

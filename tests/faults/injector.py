@@ -22,7 +22,7 @@ from synkhronos.programs.center import Center
 from synkhronos.services.messages import Mailbox
 from synkhronos.services.registers import Channel, Register
 from synkhronos.services.stripes import Stripes
-from synkhronos.stores.named_memory import SharedNamedMemory
+from synkhronos.stores.named_memory import NamedMemory
 from synkhronos.transports import children, local
 from synkhronos.transports.waiting import BarrierProgress
 from synkhronos.variables import replicas as _replicas
@@ -173,7 +173,7 @@ class Injector:
                 (Center, "elastic", lambda *args: self.exchange("elastic", *args)),
                 (Stripes, "read", self.visit),
                 (Stripes, "change", self.visit),
-                (SharedNamedMemory, "_create", self.create),
+                (NamedMemory, "_create", self.create),
                 (Mailbox, "write", lambda *args: self.copy("send", *args)),
                 (Mailbox, "read", lambda *args: self.copy("receive", *args)),
                 (Mailbox, "_places", self.pieces),

@@ -2,7 +2,7 @@
 
 They were observed with PoCL 3.1, Theano 1.0.5, pygpu 0.7.6 and CLBlast 1.5. The tests leave out only
 these operations, and ``test_pocl.py`` checks that each is still an error. Operations that the engine
-fixes (``synkhronos/engines/theano/gpu_corrections.py``) are not listed here.
+fixes (``synkhronos/engines/theano/gpu_engine.py``) are not listed here.
 """
 
 from collections import namedtuple

@@ -20,8 +20,15 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Se
 
 import numpy as np
 
-from synkhronos.engines.base import Analysis, Definition, Sources, Engine, TensorType
-from synkhronos.engines.timing import Timing, sum_by_operation
+from synkhronos.engines.base import (
+    Analysis,
+    Definition,
+    Engine,
+    Sources,
+    TensorType,
+    Timing,
+    sum_by_operation,
+)
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, Buffer, DTypeLike

@@ -93,6 +93,9 @@ class NaiveNamedMemory(NamedMemory):
         for index in [index for index, holder in list(self._holders.items()) if holder[0] == own]:
             self._holders.pop(index, None)
 
+    def close(self) -> None:
+        pass
+
     def clear(self) -> None:
         with self._one:
             for array in self._arrays.values():

@@ -154,6 +154,39 @@ def test_wrong_uses_of_attached_processes_are_errors():
             synk.Listener(*arguments)
 
 
+@own_process(timeout=LIMIT)
+def test_an_answer_that_comes_too_late_is_not_that_to_the_next_question():
+    code = """
+    import time
+
+    def too_late():
+        try:
+            attached.ask("late", timeout=0.01)
+        except synk.SynkhronosError as error:
+            assert "no answer within 0.01 seconds" in str(error), error
+        else:
+            raise AssertionError("no error")
+
+    too_late()
+    assert attached.ask("next") == "next"  # asked before the late answer has come
+    too_late()
+    while not attached._connection.poll(0):
+        time.sleep(0.01)
+    assert attached.receive(timeout=0.01) is None
+    assert attached.ask("last") == "last"
+    """
+    own = name()
+
+    def answer(request, pid, info):
+        time.sleep(0.5 if request == "late" else 0)
+        return request
+
+    with synk.Listener(own) as listener:
+        process = start(own, code)
+        assert serve(listener, answer) == 0
+        outcome(process)
+
+
 @pytest.mark.slow
 @own_process(timeout=LIMIT)
 def test_processes_at_different_collectives_get_errors_that_list_them():

@@ -13,7 +13,7 @@ from theano.gof.cmodule import KeyData
 
 import synkhronos as synk  # noqa: F401
 from prelude import run_file
-from synkhronos.engines.theano import precompiled_headers
+from synkhronos.engines.theano import module_cache
 
 
 @pytest.fixture
@@ -138,13 +138,13 @@ def test_the_headers_are_used_by_the_next_process_and_made_again_after_a_change(
     compiled("own")
     assert headers_in(folder) == [header] and header.stat().st_mtime_ns == made
     text = header.with_name("headers.h")
-    assert precompiled_headers._is_current(text)
+    assert module_cache._is_current(text)
     os.utime(header, ns=(0, 10**9))  # older than all that it was made from
-    assert not precompiled_headers._is_current(text)
+    assert not module_cache._is_current(text)
     for module in header.parent.parent.glob("tmp*"):
         shutil.rmtree(module)
     compiled("own")
-    assert precompiled_headers._is_current(text)
+    assert module_cache._is_current(text)
 
 
 @pytest.mark.slow

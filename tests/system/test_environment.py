@@ -12,7 +12,7 @@ import pytest
 from prelude import run_file
 from processes import own_process, PYTHONPATH, ROOT
 
-from synkhronos.host import environment, imports, progress
+from synkhronos.host import environment, imports
 import numpy as np
 
 
@@ -35,7 +35,7 @@ def run(tmp_path):
 
 @pytest.mark.parametrize("version", [(3, 7, 9), (3, 15, 0), (2, 7, 18)])
 def test_other_python_versions_are_named_with_what_is_expected(version):
-    complaint = environment.theano_python_complaint(version)
+    complaint = environment.python_complaint(version, "theano")
     if version < (3, 8):
         assert environment.python_complaint(version) == complaint and "Python 3.8 or newer" in complaint
     else:
@@ -58,7 +58,7 @@ def test_other_numpy_versions_are_named_with_the_remedy(version):
 )
 def test_another_python_is_one_sentence_from_the_import_and_from_the_setup(run_python, version, what):
     done = run_python("other_python.py", version, what, check=False)
-    sentence = environment.theano_python_complaint(tuple(map(int, version.split("."))))
+    sentence = environment.python_complaint(tuple(map(int, version.split("."))), "theano")
     lines = done.stderr.splitlines()
     assert lines[-1] == ("ImportError: " if what == "import" else "") + sentence
     assert what == "import" or done.stderr.count("\n") == 1
@@ -284,25 +284,13 @@ def test_numpy_is_not_changed_for_scripts():
     assert not [name for name in changed if not isinstance(getattr(np, name), ModuleType)]
 
 
-@own_process
-def test_the_module_that_shows_compiling_is_repaired_too():
-    """As in a script that ``python -m synkhronos run`` starts, with NumPy 2."""
-    import theano.compile
-
-    row = imports.Repair(progress.MODULE, "a test", "def register_checker(", "def repaired(")
-    imports.Finder._needed = {progress.MODULE: [row]}
-    sys.meta_path.insert(0, imports.Finder)
-    progress.provide()
-    path = theano.compile.__path__
-    specs = (finder.find_spec(progress.MODULE, path) for finder in list(sys.meta_path))
-    spec = next(spec for spec in specs if spec is not None)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert hasattr(module, "repaired") and hasattr(module.orig_function, "__wrapped__")
+def test_theano_shows_that_it_compiles_also_to_those_who_call_it_within_theano():
+    names = ("theano.compile.function_module", "theano.compile.pfunc")
+    shown, same = (importlib.import_module(name).orig_function for name in names)
+    assert shown is same and shown.__wrapped__.__name__ == "orig_function"
 
 
 def test_the_finder_of_the_start_stays_the_only_one(monkeypatch):
-    """Another before it would load the module that shows compiling without showing it."""
     at_start = type("Finder", (imports.Finder,), {})  # of the same file, which Python ran before
     monkeypatch.setattr(sys, "meta_path", [at_start])
     imports.provide()

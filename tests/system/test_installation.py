@@ -137,7 +137,7 @@ def test_theano_pymc_must_be_removed_first(monkeypatch):
 
 def test_a_python_without_theano_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 15, 0))
-    assert installation.complaint() == environment.theano_python_complaint((3, 15, 0))
+    assert installation.complaint() == environment.python_complaint((3, 15, 0), "theano")
 
 
 def test_the_command_starts_where_nothing_is_installed(tmp_path):

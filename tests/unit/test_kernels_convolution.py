@@ -11,12 +11,12 @@ from theano.compile.mode import Mode
 from theano.tensor.nnet import corr
 from threadpoolctl import threadpool_limits
 
-from synkhronos.engines.theano.kernels import convolution
+from synkhronos.engines.theano.kernels import images
 
 FAST = {
-    corr.CorrMM: convolution.FastCorrMM,
-    corr.CorrMM_gradWeights: convolution.FastCorrMM_gradWeights,
-    corr.CorrMM_gradInputs: convolution.FastCorrMM_gradInputs,
+    corr.CorrMM: images.FastCorrMM,
+    corr.CorrMM_gradWeights: images.FastCorrMM_gradWeights,
+    corr.CorrMM_gradInputs: images.FastCorrMM_gradInputs,
 }
 KINDS = list(FAST)
 PLAIN = Mode("cvm", None)
@@ -179,7 +179,7 @@ def test_filters_that_are_not_shared_and_openmp_are_left_to_theano():
     x, w = tt.dtensor4(), tt.TensorType("float64", [False] * 6)()
     outputs = [corr.CorrMM(unshared=True)(x, w), corr.CorrMM(openmp=True)(x, tt.dtensor4())]
     for output in outputs:
-        (replacing,) = convolution.OPTIMIZATIONS
+        replacing, _ = images.OPTIMIZATIONS
         graph = theano.gof.FunctionGraph(theano.gof.graph.inputs([output]), [output])
         replacing.optimizer.optimize(graph)
         assert type(graph.outputs[0].owner.op) is corr.CorrMM

@@ -273,7 +273,7 @@ def test_the_same_graph_has_the_same_loops_each_time():
         chained = [costly[i - 1][::-1] * costly[i] + costly[i - 2] for i in range(5)]
         outputs = [tt.exp(one).sum(0) for one in chained] + [one.sum(1) for one in costly] + chained
         f = theano.function(arrays, outputs, mode=fast("py"))
-        return [node.op.signature() for node in loops_of(f)]
+        return [node.op.synkhronos_key for node in loops_of(f)]
 
     first, kept = signatures(), []
     assert len(first) > 3

@@ -375,10 +375,11 @@ PACKAGE = Path(losses.__file__).parents[2]
 #: Besides the analysis of graphs, the modules that look at the types of operations. They rewrite graphs,
 #: or compile and run them.
 REWRITING = {
-    "engines/collectives.py", "engines/pytensor/jax_engine.py", "engines/theano/engine.py",
-    "engines/theano/gpu_engine.py", "engines/theano/kernels/cpp.py", "engines/theano/kernels/fusion.py",
-    "engines/theano/kernels/normalization.py", "engines/timing.py", "extensions/pymc/imputed.py",
-    "extensions/pymc/leaves.py", "extensions/pymc/models.py", "extensions/pymc/operation.py",
+    "engines/collectives.py", "engines/graph_engine.py", "engines/pytensor/jax_engine.py",
+    "engines/theano/engine.py", "engines/theano/gpu_engine.py", "engines/theano/kernels/cpp.py",
+    "engines/theano/kernels/loops.py", "engines/theano/kernels/normalization.py",
+    "extensions/pymc/imputed.py", "extensions/pymc/leaves.py", "extensions/pymc/models.py",
+    "extensions/pymc/operation.py",
     "extensions/pymc/terms.py", "extensions/steps/clipped_gradients.py", "extensions/steps/losses.py",
     "extensions/steps/reduced_expressions.py",
 }  # fmt: skip

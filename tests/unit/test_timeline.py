@@ -9,8 +9,8 @@ import pytest
 
 import synkhronos as synk
 from synkhronos.profiles.drawing import draw_timeline, make_timeline
-from synkhronos.profiles.log import Event, Timed
-from synkhronos.profiles.trace import Nodes, find_waits, make_trace
+from synkhronos.profiles.log import Event, OfRank, Timed
+from synkhronos.profiles.trace import find_waits, make_trace
 
 
 def step_of(rank, step, begin, work, wait):
@@ -85,8 +85,9 @@ def test_arrows_of_a_trace_end_inside_the_waits():
 def test_operations_are_inside_the_call_of_their_function():
     events = two_ranks()
     timed = Timed("gradient", [], ["Dot22", "Sum{0}", "Elemwise"])
-    nodes = [Nodes([timed], [(0, 0, np.array([1.5, 1e-9, 0.25], "float32"))]), Nodes()]
-    trace = make_trace(events, ["rank 0", "rank 1"], nodes)["traceEvents"]
+    times = [(0, 0, np.array([1.5, 1e-9, 0.25], "float32"))]
+    measured = [OfRank([], [timed], times, 0, ""), OfRank([], [], [], 0, "")]
+    trace = make_trace(events, ["rank 0", "rank 1"], measured)["traceEvents"]
     found = [one for one in trace if one.get("cat") == "operation"]
     assert [(one["name"], one["pid"], one["ts"], one["dur"]) for one in found] == [
         ("Dot22", 0, 0.0, 1.5e6), ("Elemwise", 0, pytest.approx(1.5e6), 0.25e6)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from compilers import NAME, compiler, tt
 
-from synkhronos.engines.base import Definition
+from synkhronos.engines.base import Definition, sum_by_operation
 from synkhronos.engines.cpu import CpuEngine
-from synkhronos.engines.timing import sum_by_operation
 
 if NAME == "theano":
     from theano.ifelse import ifelse

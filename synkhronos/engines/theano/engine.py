@@ -20,9 +20,8 @@ from synkhronos._text import shortened
 from synkhronos.arithmetic.streams import jump_mrg
 from synkhronos.engines.graph_engine import GraphEngine
 from synkhronos.engines.pickles import GraphPickler
-from synkhronos.engines.theano import precompiled_headers as precompiled_headers
 from synkhronos.engines.theano.kernels import registration
-from synkhronos.engines.theano.module_cache import ModuleLog, add_modules, make_cacheable
+from synkhronos.engines.theano.module_cache import ModuleLog, add_modules
 from synkhronos.host import compile_cache
 from synkhronos.host.handler_errors import reraise_if_handlers
 
@@ -56,11 +55,7 @@ class TheanoEngine(GraphEngine):
     def compile(
         self, inputs: Variables, outputs: Variables, updates: Updates, givens: Givens, **kwargs: Any
     ) -> Compiled:
-        make_cacheable()
         return _compile(inputs, outputs, updates=OrderedDict(updates), givens=givens, **kwargs)
-
-    def before_compiling(self) -> None:
-        make_cacheable()
 
     # Pickles
 
@@ -86,7 +81,6 @@ class TheanoEngine(GraphEngine):
 
     @staticmethod
     def make_function(maker: Any, input_storage: Any) -> Compiled:
-        make_cacheable()  # including the operations that came with this function
         return maker.create(input_storage, trustme=True)
 
     def after_replication(self) -> None:

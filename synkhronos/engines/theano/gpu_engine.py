@@ -2,13 +2,28 @@
 
 Shared variables and outputs stay on the device. NumPy arrays, such as the inputs, and numbers are
 handled as on the CPU. The device may be a CUDA or an OpenCL device.
+
+Defects of Theano 1.0.5 are corrected, besides those that the repairs of its source code correct:
+
+Elementwise kernels use C that is not valid OpenCL: ``maximum`` and ``minimum`` call ``nan("")``, integer
+division calls ``floorf``, and a cast to bool uses a float as a condition. No OpenCL compiler accepts
+these.
+
+New memory is not zeroed, and CLBlast's gemv adds 0 times the values that it overwrites, which may be
+NaN.
+
+Any cuDNN that compiles is used, even a version that is newer than Theano supports.
+
+`CudaContext` describes a defect of libgpuarray 0.7.6.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, Sequence
 
 import numpy as np
@@ -17,6 +32,8 @@ import theano
 import theano.gpuarray
 from pygpu.elemwise import GpuElemwise, arg
 from pygpu.gpuarray import GpuArray, GpuContext
+from theano.compile import optdb
+from theano.gpuarray import dnn, elemwise, nnet
 from theano.gpuarray.basic_ops import GpuFromHost, HostFromGpu, as_gpuarray_variable, host_from_gpu
 from theano.gpuarray.opt import op_lifter, register_opt
 from theano.gpuarray.type import GpuArrayType, get_context, gpu_supported, list_contexts
@@ -26,11 +43,10 @@ from synkhronos.arithmetic.partition import as_slice
 from synkhronos.engines.base import Definition, TensorType
 from synkhronos.engines.collectives import AllGather, AllReduce, Broadcast, OwnRows, ToMaster
 from synkhronos.engines.theano.engine import TheanoEngine
-from synkhronos.engines.theano.gpu_corrections import CudaContext, fix_kernels, refuse_new_cudnn
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, Compiled, Rows
-    from synkhronos.engines.names import Op, SharedVariable, Variable
+    from synkhronos.engines.names import Apply, Op, SharedVariable, Variable
 
 _EXPRESSIONS = {  # like NumPy's, the last two return NaN if either operand is NaN
     np.add: "a = a + b",
@@ -39,6 +55,14 @@ _EXPRESSIONS = {  # like NumPy's, the last two return NaN if either operand is N
     np.minimum: "a = (b < a || b != b) ? b : a",
     np.maximum: "a = (b > a || b != b) ? b : a",
 }
+_VERSION = 2  # part of the key of compiled modules, which stay on disk
+_SPELLINGS = {  # C's, and OpenCL's
+    'nan("")': "NAN",
+    "floorf(": "floor(",
+    "fmodf(": "fmod(",
+    ") ? 1 : 0;": ") != 0 ? 1 : 0;",
+}
+_FIRST_UNKNOWN_CUDNN = 8000
 
 
 class TheanoGpuEngine(TheanoEngine):
@@ -206,3 +230,79 @@ def local_collective_on_device(
     if isinstance(op, ToMaster):
         others = [as_gpuarray_variable(other, context_name) for other in others]
     return op(peers, as_gpuarray_variable(array, context_name), *others, return_list=True)
+
+
+# Corrections
+
+
+def refuse_new_cudnn() -> None:
+    """Disable a cuDNN with which Theano's convolutions do not compile, unless the user enabled it."""
+    version = dnn.version(raises=False)
+    if theano.config.dnn.enabled == "auto" and version >= _FIRST_UNKNOWN_CUDNN:
+        major = version // (10_000 if version >= 90_000 else 1_000)
+        dnn.dnn_present.avail = False
+        dnn.dnn_present.msg = f"cuDNN {major} is too new for Theano, which supports 5 to 7"
+
+
+def fix_kernels(kind: bytes) -> None:
+    """Correct the kernels in this process, for a kind of device by its name in libgpuarray."""
+    _change_version(elemwise.GpuElemwise, kind)
+    if kind == b"opencl":
+        _spell_as_opencl(elemwise.GpuElemwise)
+        _change_version(nnet.GpuCrossentropySoftmaxArgmax1HotWithBias, kind)
+        optdb.add_tags("local_gpua_alloc_empty_to_zeros", "fast_run", "fast_compile")
+
+
+def _change_version(op: type[Op], kind: bytes) -> None:
+    version_of = op.c_code_cache_version
+
+    def c_code_cache_version(self: Any) -> tuple[Any, ...]:
+        version = version_of(self)
+        return version and (*version, kind, _VERSION)
+
+    op.c_code_cache_version = c_code_cache_version
+
+
+def _spell_as_opencl(op: type[Op]) -> None:
+    generate = op._generate_op_string
+
+    def generate_op_string(self: Any, node: Apply) -> tuple[str, str]:
+        support, kernel = generate(self, node)
+        for spelling, in_opencl in _SPELLINGS.items():
+            support = support.replace(spelling, in_opencl)
+            kernel = kernel.replace(spelling, in_opencl)
+        return support, kernel
+
+    op._generate_op_string = generate_op_string
+
+
+class CudaContext:
+    """Makes the context of a CUDA device current in each thread that uses it.
+
+    libgpuarray makes its context current at the start of a call and restores the previous one at the
+    end. Because calls are nested, it counts them. In 0.7.6 a call that finds a kernel in the cache does
+    not decrement the count. From then on libgpuarray assumes that the context is current in every
+    thread, but it is current in that thread only, and calls in other threads fail with "invalid device
+    context". Functions are unpickled in a separate thread, so kernels are compiled in one thread and
+    used in another.
+
+    So this class makes the context permanently current in each thread.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._driver = ctypes.CDLL("libcuda.so")  # libgpuarray has loaded it by this name
+        self._handle = ctypes.c_void_p()
+        self._threads = threading.local()
+        with context:
+            self._call("cuCtxGetCurrent", ctypes.byref(self._handle))
+
+    def enter_thread(self) -> None:
+        """Make the context current in this thread, unless it already is."""
+        if not hasattr(self._threads, "entered"):
+            self._call("cuCtxSetCurrent", self._handle)
+            self._threads.entered = True
+
+    def _call(self, name: str, argument: Any) -> None:
+        status = getattr(self._driver, name)(argument)
+        if status:
+            raise RuntimeError(f"the CUDA driver's {name} failed with error {status}")

@@ -7,7 +7,7 @@ several times as long. `remedy` names the cause.
 
 import os
 import re
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
 #: An environment variable of OpenBLAS: the kernels to use instead of those that it would choose
 VARIABLE = "OPENBLAS_CORETYPE"
@@ -109,34 +109,6 @@ def linked(ldflags: str, libraries: Sequence[Library]) -> Optional[Library]:
     beginnings = tuple(f"lib{name}" for name in names)
     by_name = (other for other in others if os.path.basename(other["filepath"]).startswith(beginnings))
     return next(by_name, others[0] if others else None)
-
-
-def judge(
-    found: Mapping[str, Any], title: str, coretype: Optional[str], instructions: Optional[str]
-) -> Tuple[str, str]:
-    """Return in words how fast a graph compiler multiplies matrices, and a remedy if it could be faster.
-
-    Parameters
-    ----------
-    found : mapping
-        The compiler's ``version`` and ``ldflags``, the ``libraries`` that are loaded, and the seconds of
-        a product of 1024 rows, by `title` in small letters and by ``numpy``.
-    title : str
-        The name of the compiler.
-    coretype, instructions : str, optional
-        As in `remedy`.
-    """
-    seconds, numpy_seconds = found[title.lower()], found["numpy"]
-    speeds = [2 * 1024**3 / item / 1e9 for item in (seconds, numpy_seconds)]
-    library = linked(found["ldflags"], found["libraries"])
-    blas = blas_name(found["ldflags"])
-    described = f" ({describe(library)})" if library else ""
-    text = (
-        f"{found['version']}, {blas}{described}; float32 product: "
-        f"{title} {speeds[0]:.0f}, NumPy {speeds[1]:.0f} GFLOP/s"
-    )
-    is_slow = seconds > 2 * numpy_seconds
-    return text, remedy(found["ldflags"], found["libraries"], is_slow, coretype, instructions)
 
 
 def blas_name(ldflags: str) -> str:

@@ -219,12 +219,13 @@ def judge_product(
     coretype: Optional[str] = None,
     instructions: Optional[str] = None,
 ) -> Finding:
-    """Judge the output of `PRODUCT_PROBE`.
+    """Judge from the output of `PRODUCT_PROBE` how fast a compiler multiplies matrices.
 
     Parameters
     ----------
     found : dict
-        The output.
+        The output: the compiler's ``version`` and ``ldflags``, the ``libraries`` that are loaded, and
+        the seconds of a product of 1024 rows, by `title` in small letters and by ``numpy``.
     title : str
         The name of the compiler.
     coretype : str, optional
@@ -232,7 +233,17 @@ def judge_product(
     instructions : str, optional
         The newest instructions of the processor, as in `blas_kernels`.
     """
-    text, remedy = blas_kernels.judge(found, title, coretype, instructions)
+    seconds, numpy_seconds = found[title.lower()], found["numpy"]
+    speeds = [2 * 1024**3 / item / 1e9 for item in (seconds, numpy_seconds)]
+    flags, libraries = found["ldflags"], found["libraries"]
+    library = blas_kernels.linked(flags, libraries)
+    described = f" ({blas_kernels.describe(library)})" if library else ""
+    text = (
+        f"{found['version']}, {blas_kernels.blas_name(flags)}{described}; float32 product: "
+        f"{title} {speeds[0]:.0f}, NumPy {speeds[1]:.0f} GFLOP/s"
+    )
+    is_slow = seconds > 2 * numpy_seconds
+    remedy = blas_kernels.remedy(flags, libraries, is_slow, coretype, instructions)
     if title == "Theano" and found["version"] != "1.0.5":
         raise Fault(text, "python -m synkhronos install")
     if found["compiler"]:

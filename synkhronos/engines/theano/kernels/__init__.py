@@ -5,8 +5,8 @@ optimizations that ``registration`` registers replace some of them by operations
 function of this process. The classes are derived from Theano's where these have a counterpart, so shapes
 and gradients are Theano's, and code that checks the class of an operation recognizes them.
 
-``convolution`` and ``pooling`` are for images. ``loops`` computes elementwise results and their sums in
-one pass over memory; ``fusion`` finds what to join in a loop, and lets loops overwrite their inputs.
+``images`` has convolutions and pooling. ``loops`` computes elementwise results and their sums in one
+pass over memory; it finds what to join in a loop, and lets loops overwrite their inputs.
 ``normalization`` writes formulas so that fewer passes are needed.
 
 The C++ code is in the files ``*.h``, which ``cpp`` reads; their content is part of the key under which

@@ -3,13 +3,12 @@
 The code is in the files ``*.h`` of this folder. When a script first compiles something, Theano reads the
 keys of all modules in its cache. They include operations. With operations of this library, every script
 of the user would import the library, or delete the modules where it is not installed. So the files
-contain a tuple in place of the operation. The two compare equal.
+contain a tuple in place of the operation; a repair of Theano takes it.
 """
 
 from __future__ import annotations
 
 import functools
-import pickle
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
@@ -58,30 +57,15 @@ def version(*names: str) -> tuple[int]:
 
 
 class Keyed(_Base):
-    """An operation that equals its name in a key.
+    """An operation for which a tuple stands in keys of modules.
 
     It comes before Theano's class in the bases of an operation.
     """
 
-    def signature(self) -> tuple[Any, ...]:
-        """Return a tuple of strings and numbers that identifies the operation."""
+    @property
+    def synkhronos_key(self) -> tuple[Any, ...]:
+        """A tuple of strings and numbers that identifies the operation."""
         return f"synkhronos.{type(self).__name__}", repr(self._props())
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is tuple:
-            return other == self.signature()
-        return type(self) is type(other) and self._props() == other._props()
-
-    def __hash__(self) -> int:
-        return hash(self.signature())
-
-
-class KeyPickler(pickle.Pickler):
-    """Writes the names of operations."""
-
-    def reducer_override(self, value: Any) -> Any:
-        """Return how to create a value when it is read."""
-        return (tuple, (value.signature(),)) if isinstance(value, Keyed) else NotImplemented
 
 
 # Optimizations that replace Theano's operations

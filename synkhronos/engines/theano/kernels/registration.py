@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from theano.compile import optdb
 
-from synkhronos.engines.theano.kernels import convolution, fusion, normalization, pooling
+from synkhronos.engines.theano.kernels import images, loops, normalization
 
 _OPTIMIZATIONS = [
-    *convolution.OPTIMIZATIONS,
-    *pooling.OPTIMIZATIONS,
+    *images.OPTIMIZATIONS,
     *normalization.OPTIMIZATIONS,
-    *fusion.OPTIMIZATIONS,
+    *loops.OPTIMIZATIONS,
 ]
 
 #: The tag of all optimizations, with which the flag ``optimizer_excluding`` excludes them together.

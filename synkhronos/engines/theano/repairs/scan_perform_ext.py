@@ -46,13 +46,8 @@ _FLAGS += [
 
 def _import() -> ModuleType | None:
     """Return the compiled module, or None if there is none in the cache."""
-    folder = Path(config.compiledir, _NAME)
-    file = folder / _file_name()
-    try:
-        complete = (folder / "__init__.py").read_text() == _statement()
-    except OSError:
-        complete = False
-    if not complete or not file.exists():
+    file = Path(config.compiledir, _NAME, _file_name())
+    if not file.exists():
         return None
     # Not None for a file with the ending of a module
     spec: Any = importlib.util.spec_from_file_location(f"{_NAME}.{_NAME}", file)
@@ -69,11 +64,6 @@ def _import() -> ModuleType | None:
 
 def _file_name() -> str:
     return f"{_NAME}.{cmodule.get_lib_extension()}"
-
-
-def _statement() -> str:
-    """Return the text that Theano writes beside the module, and checks before it imports the module."""
-    return f"_version = {version}\n"
 
 
 def _source() -> str:
@@ -113,7 +103,6 @@ def _compile() -> None:
     finally:
         if unfinished.exists():
             unfinished.unlink()
-    (folder / "__init__.py").write_text(_statement())
 
 
 def _load() -> ModuleType:
