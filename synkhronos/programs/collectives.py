@@ -19,7 +19,7 @@ from synkhronos._errors import MissingRankError, SynkhronosError
 from synkhronos._typing import AnyArray, ArrayLike, ReduceOp, SharedVariable, SharedVariables
 from synkhronos.arithmetic.operations import Operation, find_operation
 from synkhronos.arithmetic.partition import select
-from synkhronos.comms.base import Communicator, Reduction
+from synkhronos.comms.base import Communicator
 from synkhronos.comms.formats import Format, check_format
 from synkhronos.programs.stopping import Run, StopProgram
 from synkhronos.services.registers import RegisterGroup
@@ -91,11 +91,9 @@ class GroupCollectives(ABC):
 
     def __init__(self) -> None:
         # Every process calls it at the same point, so all of them drop the same reductions.
-        @functools.lru_cache(_MOST)
-        def prepare(op: ReduceOp, *types: str) -> Reduction:
-            return self._find_communicator().prepare_reduction(op)
-
-        self._prepare = prepare
+        self._prepare = functools.lru_cache(_MOST)(
+            lambda op, *types: self._find_communicator().prepare_reduction(op)
+        )
 
     @abstractmethod
     def _find_communicator(self) -> Communicator:

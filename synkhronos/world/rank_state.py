@@ -318,14 +318,13 @@ class RankState:
 
     def keep_progress(self, is_over: bool = False) -> None:
         """Write the progress where other processes can read it, or, when that is over, nowhere."""
-        self._status = None if is_over else self.transport.status
         place = None if is_over else self.transport.progress
         self.progress: MutableSequence[int] | memoryview = [0] * LINE if place is None else place
 
     def show_name(self, number: int, name: str) -> None:
         """Write the name of a function or schedule where other processes can read it."""
-        if self._status is not None:
-            self._status.name(number, name)
+        if self.transport.status is not None:
+            self.transport.status.name(number, name)
 
     def keep_replicas(self) -> None:
         """Keep replicas alive until the master sends a command to drop them.
