@@ -164,19 +164,19 @@ class CallFunction(Command):
             return self
         return dataclasses.replace(self, rows=_rows_of(change))
 
-    def change_to(self, batch: Batch | None, size: int) -> _Change:
-        length: int | None = None
-        for handle, axis, is_minibatch in self.arguments:
-            if axis is not None:
-                if is_minibatch:
-                    return None
-                length = handle.shape[axis]
-        if length is None:
-            return None
-        rows = select(batch, length)
-        if len(rows) < size:  # functions may require that some ranks have rows
-            return None
-        return (rows.start, rows.stop, rows.step) if type(rows) is range else rows
+    def prepare_changes(self, size: int) -> Callable[[Batch | None], _Change]:
+        split = [item for item in self.arguments if item.axis is not None]
+        if not split or any([item.minibatch for item in split]):
+            return super().prepare_changes(size)
+        length = split[-1].handle.shape[split[-1].axis]
+
+        def change_to(batch: Batch | None) -> _Change:
+            rows = select(batch, length)
+            if len(rows) < size:  # functions may require that some ranks have rows
+                return None
+            return (rows.start, rows.stop, rows.step) if type(rows) is range else rows
+
+        return change_to
 
     @property
     def options(self) -> tuple[Hashable, ...]:

@@ -83,9 +83,12 @@ class Command:
             return self
         raise TypeError(f"{type(self).__name__}: expected no change, got {change!r}")
 
-    def change_to(self, batch: Any, size: int) -> Any:
-        """Return the change to a batch of rows for some ranks; None if it has to be compiled again."""
-        return None
+    def prepare_changes(self, size: int) -> Callable[[Any], Any]:
+        """Return a function of a batch, which returns the change to it for `size` ranks.
+
+        The function returns None if the command has to be compiled again.
+        """
+        return lambda batch: None
 
     def bind(self, state: RankState) -> Callable[[Any], Any]:
         """Return a function that runs the command on this rank again and again, each time with a change.
@@ -184,8 +187,8 @@ class FusedCommand(Command):
         commands[self.place] = commands[self.place].changed(change)
         return FusedCommand(commands, self.place)
 
-    def change_to(self, batch: Any, size: int) -> Any:
-        return self.commands[self.place].change_to(batch, size)
+    def prepare_changes(self, size: int) -> Callable[[Any], Any]:
+        return self.commands[self.place].prepare_changes(size)
 
     def bind(self, state: RankState) -> Callable[[Any], list[Any]]:
         bound = [command.bind(state) for command in self.commands]

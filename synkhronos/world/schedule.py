@@ -53,7 +53,7 @@ class Schedule(Command):
         self.is_sent = False
         # The world itself would be kept in a cycle.
         self._registry, self._version = world.registry, world.registry.version
-        self._size = world.size
+        self._change_to = command.prepare_changes(world.size)
         self._handles, self._is_whole = [value.last_handle for value in values], is_whole
         self._payload = SCHEDULE_NUMBER.pack(self.number)  # the same object is not written again
         self.needs = command.needs  # type: ignore[method-assign]  # found once by other machines
@@ -80,7 +80,7 @@ class Schedule(Command):
                 value.check_layout()
         if batch is None and self._is_whole:
             return self if self.is_sent else ScheduledRun(self)
-        change = self.command.change_to(batch, self._size)
+        change = self._change_to(batch)
         return None if change is None else ScheduledRun(self, change)
 
     def sent(self) -> tuple[int]:
