@@ -277,10 +277,6 @@ class LocalTransport(Transport):
     def kill(self) -> None:
         self._children.workers.clear() if self.is_copy else self._children.kill()
 
-    def _emit_records(self) -> None:
-        if self.is_master_process():
-            self._children.emit_log()
-
     def _leave_core(self) -> bool:
         worker = self._children.workers.get(self._awaited)
         return worker is not None and leave_core_of(worker.pid)  # type: ignore[arg-type]  # it was started
@@ -317,7 +313,7 @@ class LocalTransport(Transport):
         replies = self._wait_for_replies()
         log = self._children.log
         if log is not None and log.has_records[0]:
-            self._emit_records()
+            log.emit()
         self._mailbox.long = None  # it has been read
         if self._progress.aborted[0] or self.in_program:
             self._reset()
@@ -516,7 +512,7 @@ class LocalTransport(Transport):
 
     def _check_workers(self) -> None:
         """If a worker is dead, end all workers and raise `WorldBrokenError`."""
-        self._emit_records()
+        self._children.emit_log()
         if self._children.are_ended:
             raise WorldBrokenError(self._cause)
         dead = self._children.find_dead()
