@@ -73,9 +73,6 @@ class Communicator(ABC):
     A communicator may use the memory of the given arrays, and may return arrays that other ranks can
     access. Afterwards, use the returned arrays instead of the given arrays.
 
-    A subclass defines either the collectives, or the functions that prepare them to be repeated: by
-    default, each is defined by the other.
-
     Attributes
     ----------
     rank, size : int
@@ -143,23 +140,21 @@ class Communicator(ABC):
         """Return the reductions on every rank, bit-identical on all ranks. See `reduce`."""
         return self.prepare_reduction(op)(arrays, weight)
 
+    @abstractmethod
     def prepare_broadcast(self, root: int) -> Broadcast:
         """Return a function of arrays that does the same as `broadcast`, again and again.
 
         The function may keep what its calls have in common. All ranks call the functions that
         they have prepared at the same time.
         """
-        return lambda arrays: self.broadcast(arrays, root)
 
+    @abstractmethod
     def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
         """Return a function of arrays and a weight that does the same as `reduce`, or `all_reduce`.
 
         Without a root, it has a third argument: a `Wire` for each array, the format in which the array
         is sent between machines. See `prepare_broadcast`.
         """
-        if root is None:
-            return lambda arrays, weight=1, wires=(): self.all_reduce(arrays, op, weight)
-        return lambda arrays, weight=1: self.reduce(arrays, op, root, weight)
 
     def timed(self) -> list[tuple[str, object, str]]:
         """Return the methods that `profile` times: the category, the owner and the name of each."""
@@ -190,8 +185,8 @@ class Communicator(ABC):
 class SingleRankCommunicator(Communicator):
     """Every collective returns this rank's own arrays."""
 
-    def broadcast(self, arrays: Sequence[Array], root: int) -> Sequence[Array]:
-        return arrays
+    def prepare_broadcast(self, root: int) -> Broadcast:
+        return lambda arrays: arrays
 
     def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
         return self.all_gather(arrays)
@@ -199,9 +194,11 @@ class SingleRankCommunicator(Communicator):
     def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
         return [[array.copy()] for array in arrays]
 
-    def reduce(self, arrays: Sequence[Array], op: str, root: int, weight: float = 1) -> Sequence[Array]:
-        return self.all_reduce(arrays, op, weight)
+    def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
+        def reduce(
+            arrays: Sequence[Array], weight: float = 1, wires: Sequence[Any] = ()
+        ) -> Sequence[Array]:
+            self.check_reducible(op, [arrays], [weight])
+            return [array if array.flags.writeable else array.copy() for array in arrays]
 
-    def all_reduce(self, arrays: Sequence[Array], op: str, weight: float = 1) -> Sequence[Array]:
-        self.check_reducible(op, [arrays], [weight])
-        return [array if array.flags.writeable else array.copy() for array in arrays]
+        return reduce

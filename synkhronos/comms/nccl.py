@@ -10,9 +10,10 @@ of ``gather``, which are in the memory of the master anyway.
 
 from __future__ import annotations
 
+import functools
 import math
 import pickle
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence, Tuple
 
 import numpy as np
 import pygpu
@@ -21,7 +22,7 @@ from pygpu.gpuarray import GpuArray, GpuArrayException
 
 from synkhronos._errors import text_of
 from synkhronos.arithmetic.operations import Arithmetic, Operation, find_operation, scaled
-from synkhronos.comms.base import ArraySpec, Communicator, Group
+from synkhronos.comms.base import ArraySpec, Broadcast, Communicator, Group, Reduction
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array, DTypeLike
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 # The dtypes that libgpuarray 0.7 supports in NCCL. It counts the items of a call in an int.
 _DTYPES = tuple(np.dtype(name) for name in "int8 int32 int64 uint64 float16 float32 float64".split())
 _MOST_ITEMS = 1 << 30
+
+#: The specs of every rank's arrays, by rank, and the weights
+_Specs = Tuple[Sequence[Sequence[ArraySpec]], Sequence[float]]
+_Open = Callable[..., _Specs]
 
 
 class CannotJoinError(Exception):
@@ -89,8 +94,6 @@ class NcclCommunicator(Communicator):
         self._staged = staged
         self._context = context
         self._arithmetic = arithmetic
-        self._received: list[bytes] = []  # the items of all ranks in the last collective
-        self._by_rank: tuple[Sequence[Sequence[ArraySpec]], Sequence[float]] = (), ()  # their contents
 
     @property
     def over_cpu(self) -> Communicator:
@@ -99,8 +102,10 @@ class NcclCommunicator(Communicator):
     def takes(self, array: Array) -> bool:
         return isinstance(array, GpuArray) and array.dtype in _DTYPES
 
-    def broadcast(self, arrays: Sequence[Array], root: int) -> Sequence[Array]:
-        return self._split(arrays, self._broadcast, self._staged.broadcast, root)
+    def prepare_broadcast(self, root: int) -> Broadcast:
+        by_nccl = functools.partial(self._broadcast, functools.lru_cache(1)(_opened), root)
+        over_cpu = self._staged.prepare_broadcast(root)
+        return lambda arrays: self._split(arrays, by_nccl, over_cpu)
 
     def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
         return self._staged.gather(arrays, root)
@@ -108,14 +113,16 @@ class NcclCommunicator(Communicator):
     def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
         return self._split(arrays, self._all_gather, self._staged.all_gather)
 
-    def reduce(self, arrays: Sequence[Array], op: str, root: int, weight: float = 1) -> Sequence[Array]:
-        return self._split(arrays, self._reduce, self._staged.reduce, op, root, weight)
+    def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
+        opened, over_cpu = functools.lru_cache(1)(_opened), self._staged.prepare_reduction(op, root)
+        by_nccl = functools.partial(self._reduce, opened, find_operation(op), root)
 
-    def all_reduce(self, arrays: Sequence[Array], op: str, weight: float = 1) -> Sequence[Array]:
-        def over_cpu(others: Sequence[Array], op: str, _: None, weight: float) -> Sequence[Array]:
-            return self._staged.all_reduce(others, op, weight)
+        def reduce(
+            arrays: Sequence[Array], weight: float = 1, wires: Sequence[Any] = ()
+        ) -> Sequence[Array]:
+            return self._split(arrays, by_nccl, over_cpu, weight)
 
-        return self._split(arrays, self._reduce, over_cpu, op, None, weight)
+        return reduce
 
     def _split(
         self,
@@ -137,8 +144,8 @@ class NcclCommunicator(Communicator):
     # The methods below get arrays that NCCL supports. All steps that allocate memory, and so can fail on
     # one rank, come before the last barrier: otherwise the other ranks would wait inside NCCL forever.
 
-    def _broadcast(self, arrays: Sequence[Array], root: int) -> Sequence[Array]:
-        by_rank, _ = self._meet(arrays)
+    def _broadcast(self, opened: _Open, root: int, arrays: Sequence[Array]) -> Sequence[Array]:
+        by_rank, _ = self._meet(opened, arrays)
         arrays = [
             array if array.shape == spec.shape else self._empty(spec.shape, array.dtype)
             for array, spec in zip(arrays, by_rank[root])
@@ -153,13 +160,17 @@ class NcclCommunicator(Communicator):
         return arrays
 
     def _reduce(
-        self, arrays: Sequence[Array], op: str, root: int | None, weight: float
+        self,
+        opened: _Open,
+        operation: Operation,
+        root: int | None,
+        arrays: Sequence[Array],
+        weight: float,
     ) -> Sequence[Array]:
         """Reduce to rank `root`, or to every rank if it is None."""
-        operation = find_operation(op)
         flats = self._flats(arrays, widen=operation.weighted)
-        by_rank, weights = self._meet(arrays, weight)
-        self.check_reducible(op, by_rank, weights)
+        by_rank, weights = self._meet(opened, arrays, weight)
+        self.check_reducible(operation.name, by_rank, weights)
         is_target, divisor = root in (None, self.rank), 1.0
         if operation.weighted:
             factors, divisor = scaled(weights)
@@ -193,7 +204,7 @@ class NcclCommunicator(Communicator):
                 self._clique.reduce(piece, name, root=root)
 
     def _all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
-        by_rank, _ = self._meet(arrays)
+        by_rank, _ = self._meet(_opened, arrays)
         gathered: list[list[Array]] = [[] for _ in arrays]
         flats = self._flats(arrays)
         shapes = [[[specs[place].shape for place in flat.places] for specs in by_rank] for flat in flats]
@@ -224,19 +235,10 @@ class NcclCommunicator(Communicator):
             for piece in _pieces(room[start:stop]):
                 self._clique.broadcast(piece, rank)
 
-    def _meet(
-        self, arrays: Sequence[Array], weight: float = 1
-    ) -> tuple[Sequence[Sequence[ArraySpec]], Sequence[float]]:
+    def _meet(self, opened: _Open, arrays: Sequence[Array], weight: float = 1) -> _Specs:
         """Return the specs of every rank's arrays, by rank, and the weights."""
         specs = [ArraySpec(array.shape, array.dtype) for array in arrays]
-        received = self.group.exchange(pickle.dumps((specs, weight)))
-        if received != self._received:  # training repeats the same collective in every step
-            by_rank, weights = zip(*[pickle.loads(item) for item in received])
-            for entry in zip(*by_rank):
-                if len({spec.dtype for spec in entry}) > 1:
-                    raise ValueError(f"expected one dtype, got {entry} by rank")
-            self._received, self._by_rank = received, (by_rank, weights)
-        return self._by_rank
+        return opened(*self.group.exchange(pickle.dumps((specs, weight))))
 
     def _flats(self, arrays: Sequence[Array], widen: bool = False) -> list[_Flat]:
         """Join the arrays to a flat array per dtype; `widen` converts half to single precision."""
@@ -255,6 +257,15 @@ class NcclCommunicator(Communicator):
 
     def _empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         return pygpu.empty(shape, dtype, context=self._context)
+
+
+def _opened(*received: bytes) -> _Specs:
+    """Return what all ranks have sent. A collective that is repeated keeps it for equal bytes."""
+    by_rank, weights = zip(*map(pickle.loads, received))
+    for entry in zip(*by_rank):
+        if len({spec.dtype for spec in entry}) > 1:
+            raise ValueError(f"expected one dtype, got {entry} by rank")
+    return by_rank, weights
 
 
 class _Flat:

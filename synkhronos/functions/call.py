@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import os
 import struct
 from typing import Any, Callable, Hashable, Iterator, Mapping, NamedTuple, Sequence, Tuple, Union
@@ -51,7 +52,7 @@ _Change = Union[Tuple[int, int, int], np.ndarray, None]
 _Prepared = Tuple[Union[int, None], int, Sequence[Any]]
 
 #: For each rank, its number of rows, followed by its outputs in the form in which they were sent
-_Results = Sequence[Tuple[Any, ...]]
+_Results = Sequence[Sequence[Any]]
 
 _COUNTS = struct.Struct("qq")
 _SMALL = 4096  # bytes of an output
@@ -163,19 +164,19 @@ class CallFunction(Command):
             return self
         return dataclasses.replace(self, rows=_rows_of(change))
 
-    def change_to(self, batch: Batch | None, size: int) -> _Change:
-        length: int | None = None
-        for handle, axis, is_minibatch in self.arguments:
-            if axis is not None:
-                if is_minibatch:
-                    return None
-                length = handle.shape[axis]
-        if length is None:
-            return None
-        rows = select(batch, length)
-        if len(rows) < size:  # functions may require that some ranks have rows
-            return None
-        return (rows.start, rows.stop, rows.step) if type(rows) is range else rows
+    def prepare_changes(self, size: int) -> Callable[[Batch | None], _Change]:
+        split = [item for item in self.arguments if item.axis is not None]
+        if not split or any([item.minibatch for item in split]):
+            return super().prepare_changes(size)
+        length = split[-1].handle.shape[split[-1].axis]
+
+        def change_to(batch: Batch | None) -> _Change:
+            rows = select(batch, length)
+            if len(rows) < size:  # functions may require that some ranks have rows
+                return None
+            return (rows.start, rows.stop, rows.step) if type(rows) is range else rows
+
+        return change_to
 
     @property
     def options(self) -> tuple[Hashable, ...]:
@@ -194,9 +195,11 @@ class CallFunction(Command):
     def bind(self, state: RankState) -> Callable[[_Change], Sequence[Any]]:
         """Return a function that returns the rows of this rank, and its outputs if it has any."""
         replica = state.functions[self.number]
-        prepare, has_rows = self._preparation(state, replica), replica.has_rows
+        prepare, compute = self._preparation(state, replica), self.computation(state, replica)
+        has_rows = replica.has_rows
+        modes, indices = map(self.chosen, (replica.output_modes, range(len(replica.output_modes))))
 
-        def run(change: _Change) -> tuple[Any, ...]:
+        def run(change: _Change) -> Sequence[Any]:
             n_all, n_rows, given = prepare(change)
             state.rows[self.number] = n_rows
             if has_rows:  # otherwise each rank counts as having one row
@@ -204,22 +207,31 @@ class CallFunction(Command):
             if not n_rows and not replica.has_collectives:
                 return (0,)
             try:
-                if self.num_slices > 1:
-                    values = compute_in_slices(self, state, replica, given, n_rows)
-                else:
-                    values = self.execute(state, replica, given, n_rows)
+                values = compute(given, n_rows)
             except Exception as error:
                 better = explained(error, replica, n_all, self._at_once(n_rows))
                 if better is None:
                     raise
                 raise better from error
-            return (n_rows, *self._send(state, replica, values, n_all)) if n_rows else (0,)
+            if not n_rows:
+                return (0,)
+            if state.comm.reduces_in_place and self._all_have_rows(state, replica, n_all):
+                values = reduce_in_place(state, modes, values, indices, n_rows)
+            packed: list[Any] = [n_rows]  # faster than a comprehension for a few items
+            for mode, value in zip(modes, values):
+                packed.append(pack(state, mode, value))
+            return packed
 
         return run
 
     def _preparation(self, state: RankState, replica: Replica) -> Callable[[_Change], _Prepared]:
         """Return a function that prepares the call on other rows, and keeps the views of arguments."""
-        store, has_views = state.store, self._has_views(replica)
+        store = state.store
+        has_views = not (
+            replica.sliceable
+            or replica.window
+            or any([isinstance(argument.handle, Composite) for argument in self.arguments])
+        )
         # Whether the arguments on any range of rows are views of the same arrays
         are_of_same = has_views and store.is_shared and self.num_slices == 1 and not replica.fixed
         are_of_same = are_of_same and type(state.engine).take is Engine.take  # else on a device
@@ -271,6 +283,12 @@ class CallFunction(Command):
                 needed.append(RequiredRows(handle, rows, axis))
         return needed
 
+    def computation(self, state: RankState, replica: Replica) -> Callable[[Sequence[Any], int], Any]:
+        """Return a function of prepared arguments and the number of rows, which computes the outputs."""
+        if self.num_slices > 1:
+            return functools.partial(compute_in_slices, self, state, replica)
+        return functools.partial(self.execute, state, replica)
+
     def execute(
         self, state: RankState, replica: Replica, arguments: Sequence[Any], n_rows: int
     ) -> list[Any]:
@@ -316,12 +334,6 @@ class CallFunction(Command):
         if self.num_slices > 1:
             return n_all, n_rows, columns
         return n_all, n_rows, [column.take(state) for column in columns]
-
-    def _has_views(self, replica: Replica) -> bool:
-        """Whether the arguments on a range of rows are views, if the store has views."""
-        if replica.sliceable or replica.window is not None:
-            return False
-        return not any([isinstance(argument.handle, Composite) for argument in self.arguments])
 
     def _columns(
         self, state: RankState, replica: Replica, rows: Rows | None
@@ -377,19 +389,6 @@ class CallFunction(Command):
         if self.most is None:
             return window.length(state.engine, arguments, n_rows)
         return min(window.length(state.engine, arguments), self.most * state.size)
-
-    def _send(
-        self, state: RankState, replica: Replica, values: Sequence[Any], n_all: int | None
-    ) -> list[Any]:
-        """Return the outputs in the form in which they are sent to the master."""
-        modes = replica.output_modes if self.subset is None else self.chosen(replica.output_modes)
-        if state.comm.reduces_in_place and self._all_have_rows(state, replica, n_all):
-            indices = self.chosen(range(len(replica.output_modes)))
-            values = reduce_in_place(state, modes, values, indices, state.rows[self.number])
-        packed = []  # faster than a comprehension for a few items
-        for mode, value in zip(modes, values):
-            packed.append(pack(state, mode, value))
-        return packed
 
     def chosen(self, items: Sequence[Any]) -> Sequence[Any]:
         """Return the items for the outputs that are computed."""

@@ -29,7 +29,6 @@ from synkhronos.world.rank_state import RankState
 
 _SMALL = 1 << 14  # bytes; arrays up to this size are part of the exchange
 _NUMBERS = struct.Struct("3q")
-_MOST_HEADERS = 1000
 _MOST_STAGES = (
     2  # stages for each collective: the last result may still be used when the next is computed
 )
@@ -148,8 +147,8 @@ class GraphPeers:
 
     def _meet(self, name: str, number: int | None, array: Array, n_rows: int = 0) -> list[_Item]:
         """Return the item of each rank, once all have come to this collective."""
-        own = _Place(self._function, number, name, tuple(array.shape), array.dtype.str)
-        header = _packed(own)
+        place = self._function, number, name, tuple(array.shape), array.dtype.str
+        own, header = _Place(*place), pickle.dumps(place, pickle.HIGHEST_PROTOCOL)
         content, length = b"", array.size * array.dtype.itemsize
         if length <= _SMALL:
             content = np.asarray(self._rank_state.engine.to_host(array)).tobytes()
@@ -234,11 +233,6 @@ class GraphPeers:
     def _new(self, value: np.ndarray, like: Array) -> Array:
         """Return a NumPy array converted to the type of another array."""
         return value if isinstance(like, np.ndarray) else self._rank_state.engine.to_device(value)
-
-
-@functools.lru_cache(_MOST_HEADERS)
-def _packed(place: _Place) -> bytes:
-    return pickle.dumps(tuple(place), pickle.HIGHEST_PROTOCOL)
 
 
 def _plain(op: str, weights: Sequence[int], own: int) -> tuple[str, float, bool]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -36,31 +36,25 @@ _SAMPLED = 1 << 14  # elements of a larger array
 _IN_PARTS = 1 << 30  # bytes of an array of which more than a sample is compared
 
 
-def carry_values(
-    state: RankState,
-    handles: Mapping[int, Handle],
-    states: Mapping[int, Any],
-    objects: Mapping[int, Any],
-) -> None:
+def carry_values(state: RankState, values: Mapping[int, Any], streams: Collection[int]) -> None:
     """Set the replicas of the workers to values of the master, whose own arrays remain in place.
 
     Parameters
     ----------
-    handles : dict of Handle
-        Stored arrays, by the number of the variable.
-    states : dict
-        States of random streams, from which each rank moves ahead to its own.
-    objects : dict
-        Other values.
+    values : dict
+        The handle of an array, or another value, by the number of the variable.
+    streams : collection of int
+        The variables with states of random streams, from which each rank moves ahead to its own.
     """
     if state.is_master:
         return
-    for number, handle in handles.items():
-        state.engine.write(state.shareds[number], state.store.get(handle))
-    for number, value in [*states.items(), *objects.items()]:
-        state.engine.store(state.shareds[number], value)
-    for number in states:
-        state.engine.jump(state.shareds[number], state.stream_index)
+    for number, value in values.items():
+        if isinstance(value, Handle):
+            state.engine.write(state.shareds[number], state.store.get(value))
+        else:
+            state.engine.store(state.shareds[number], value)
+        if number in streams:
+            state.engine.jump(state.shareds[number], state.stream_index)
 
 
 class _Contents:
@@ -388,18 +382,13 @@ class ReplicaTracker:
     def _carry(self, numbers: Sequence[int]) -> None:
         world = self._world
         engine, datas = world.rank_state.engine, []
-        handles: dict[int, Handle] = {}
-        states: dict[int, Any] = {}
-        objects: dict[int, Any] = {}
+        values: dict[int, Any] = {}
         for number in numbers:
             value = engine.storage(world.rank_state.shareds[number])
-            if number in self.streams:
-                states[number] = value
-            elif number in self.objects or value is None:
-                objects[number] = value
-            else:
+            if number not in self.incomparable and value is not None:
                 datas.append(as_data(world, engine.to_host(value)))
-                handles[number] = datas[-1].handle()
+                value = datas[-1].handle()
+            values[number] = value
         del value  # a reference would count as the script's
         if not self._is_logged:
             self._is_logged = True
@@ -407,7 +396,8 @@ class ReplicaTracker:
                 "the script has changed %s: such changes are sent to all ranks before the next call",
                 labels(world, numbers),
             )
-        world.run(Ask(carry_values, handles, states, objects, handles=handles.values()))
+        handles = [data.handle() for data in datas]
+        world.run(Ask(carry_values, values, self.streams.intersection(numbers), handles=handles))
         self.restored(numbers)
 
 
@@ -570,4 +560,4 @@ def reseed(streams: Any, seed: int | None = None) -> None:
     }
     if states:
         replica_tracker_of(world).restored(states)
-        world.run(Ask(carry_values, {}, states, {}))
+        world.run(Ask(carry_values, states, [*states]))

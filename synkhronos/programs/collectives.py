@@ -19,7 +19,7 @@ from synkhronos._errors import MissingRankError, SynkhronosError
 from synkhronos._typing import AnyArray, ArrayLike, ReduceOp, SharedVariable, SharedVariables
 from synkhronos.arithmetic.operations import Operation, find_operation
 from synkhronos.arithmetic.partition import select
-from synkhronos.comms.base import Communicator, Reduction
+from synkhronos.comms.base import Communicator
 from synkhronos.comms.formats import Format, check_format
 from synkhronos.programs.stopping import Run, StopProgram
 from synkhronos.services.registers import RegisterGroup
@@ -46,43 +46,6 @@ def check_weight(operation: Operation, weight: float | None) -> None:
         raise ValueError(f"weight: expected a number of at least 0, got {weight!r}")
 
 
-def meet(
-    exchange: Callable[[bytes], list[bytes]],
-    called: tuple[Any, ...],
-    own: Any,
-    names: tuple[str, str, str],
-    number_of: Callable[[int], int] = lambda member: member,
-) -> list[Any]:
-    """Return what each member gives, once all have come to a collective.
-
-    Parameters
-    ----------
-    exchange : callable
-        Returns the bytes that each member gives it.
-    called : tuple
-        The name of the collective and its arguments, which must be equal.
-    own : object
-        What this member gives.
-    names : tuple of str
-        What messages call the members, one of them, and the arguments.
-    number_of : callable, optional
-        Returns the number of a member in messages.
-    """
-    item = pickle.dumps((called, own), pickle.HIGHEST_PROTOCOL)
-    by_member = [pickle.loads(each) for each in exchange(item)]
-    if any(there != called for there, _ in by_member):
-        members, member, arguments = names
-        listed = "; ".join(
-            f"{member} {number_of(number)}: {name}({', '.join(map(str, what))})"
-            for number, ((name, *what), _) in enumerate(by_member)
-        )
-        raise SynkhronosError(
-            f"the {members} are at different collectives: {listed}; let every {member} call the same "
-            f"ones in the same order, for the same {arguments}"
-        )
-    return [given for _, given in by_member]
-
-
 class GroupCollectives(ABC):
     """The collectives of a process, which is a member of a group."""
 
@@ -91,11 +54,9 @@ class GroupCollectives(ABC):
 
     def __init__(self) -> None:
         # Every process calls it at the same point, so all of them drop the same reductions.
-        @functools.lru_cache(_MOST)
-        def prepare(op: ReduceOp, *types: str) -> Reduction:
-            return self._find_communicator().prepare_reduction(op)
-
-        self._prepare = prepare
+        self._prepare = functools.lru_cache(_MOST)(
+            lambda op, *types: self._find_communicator().prepare_reduction(op)
+        )
 
     @abstractmethod
     def _find_communicator(self) -> Communicator:
@@ -160,9 +121,27 @@ class GroupCollectives(ABC):
         return [np.array(each) for each in reduced]  # as other processes will write to their memory
 
     def _meet(self, *called: Any, own: Any = None) -> list[Any]:
-        """Wait for all members, which must call it with equal arguments; return each member's `own`."""
+        """Wait for all members, which must call it with equal arguments; return each member's `own`.
+
+        Raises
+        ------
+        SynkhronosError
+            In every member, if the arguments differ: the members are at different points.
+        """
+        item = pickle.dumps((called, own), pickle.HIGHEST_PROTOCOL)
         exchange = self._find_communicator().group.exchange
-        return meet(exchange, called, own, self._names, self._number_of)
+        by_member = [pickle.loads(each) for each in exchange(item)]
+        if any(there != called for there, _ in by_member):
+            members, member, arguments = self._names
+            listed = "; ".join(
+                f"{member} {self._number_of(number)}: {name}({', '.join(map(str, what))})"
+                for number, ((name, *what), _) in enumerate(by_member)
+            )
+            raise SynkhronosError(
+                f"the {members} are at different collectives: {listed}; let every {member} call the "
+                f"same ones in the same order, for the same {arguments}"
+            )
+        return [given for _, given in by_member]
 
     def _number_of(self, member: int) -> int:
         """Return the number of a member in messages."""
@@ -546,17 +525,9 @@ class Collectives(GroupCollectives):
             return run(change)
 
     def _meet(self, *called: Any, own: Any = None) -> list[Any]:
-        """Wait for all ranks, which must call it with equal arguments; return each rank's `own`.
-
-        Raises
-        ------
-        SynkhronosError
-            On every rank, if the arguments differ: the ranks are at different points of the program.
-        """
         self._before_meeting()
         with self._stopped_by_others():
-            exchange = self._rank_state.transport.exchange
-            by_rank = meet(exchange, called, (self._stop.is_asked, own), self._names)
+            by_rank = super()._meet(*called, own=(self._stop.is_asked, own))
         self._stop.met(any(is_asked for is_asked, _ in by_rank))
         return [each for _, each in by_rank]
 

@@ -12,7 +12,7 @@ from synkhronos.arithmetic.partition import select
 from synkhronos.arrays.data import Data
 from synkhronos.arrays.objects import ObjectHandle
 from synkhronos.functions import arguments
-from synkhronos.functions.call import CallFunction, compute_in_slices, in_form
+from synkhronos.functions.call import CallFunction, in_form
 from synkhronos.functions.function import Function
 from synkhronos.functions.signature import Input
 from synkhronos.host.status import ROWS
@@ -31,10 +31,7 @@ class OwnCall(CallFunction):
         state.rows[self.number] = n_rows
         if replica.has_rows:
             state.progress[ROWS] += n_rows
-        if self.num_slices > 1:
-            values = compute_in_slices(self, state, replica, given, n_rows)
-        else:
-            values = self.execute(state, replica, given, n_rows)
+        values = self.computation(state, replica)(given, n_rows)
         return [state.engine.to_host(value) for value in values]
 
     def _share(self, state: RankState, n_rows: int) -> tuple[int, range]:

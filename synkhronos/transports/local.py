@@ -138,6 +138,8 @@ class LocalTransport(Transport):
             (self._barriers[(self.rank + (1 << k)) % self.size][k], semaphore)
             for k, semaphore in enumerate(self._barriers[self.rank])
         ]
+        self._post_below = [self._starts[rank].post for rank in self._workers]  # by the master
+        self._post_reply: Callable[[], object] = self._finishes[self.rank].post
 
     def communicator(self, group: Group | None = None) -> Communicator:
         return SharedMemoryCommunicator(self if group is None else group, self.store)
@@ -269,14 +271,11 @@ class LocalTransport(Transport):
         self._progress = self._has_cores = None  # type: ignore[assignment]
         self.progress = self.status = None  # type: ignore[assignment]
         self._starts = self._finishes = None  # type: ignore[assignment]
+        self._post_below = self._post_reply = None  # type: ignore[assignment]
         self._barriers = self._partners = None  # type: ignore[assignment]
 
     def kill(self) -> None:
         self._children.workers.clear() if self.is_copy else self._children.kill()
-
-    def _emit_records(self) -> None:
-        if self.is_master_process():
-            self._children.emit_log()
 
     def _leave_core(self) -> bool:
         worker = self._children.workers.get(self._awaited)
@@ -298,11 +297,11 @@ class LocalTransport(Transport):
         self.posted = False
         if self.in_program:
             self._end_program()
+        self._mailbox.put(payload)  # first: a worker of a tree may find the number before a post
         self._progress.command[0] += 1
-        self._mailbox.put(payload)
         self.posted = True
-        for rank in self._workers:
-            self._starts[rank].post()
+        for post in self._post_below:
+            post()
 
     def collect(self) -> list[bytes | None]:
         if self.is_copy:
@@ -314,7 +313,7 @@ class LocalTransport(Transport):
         replies = self._wait_for_replies()
         log = self._children.log
         if log is not None and log.has_records[0]:
-            self._emit_records()
+            log.emit()
         self._mailbox.long = None  # it has been read
         if self._progress.aborted[0] or self.in_program:
             self._reset()
@@ -345,8 +344,11 @@ class LocalTransport(Transport):
         self.posted = False
         if self.in_program:
             self._end_program()
-        self._wait(self._starts[self.rank], self._between, when_idle=when_idle)
+        self._wait_for_start(when_idle)
         return self._mailbox.get()
+
+    def _wait_for_start(self, when_idle: Callable[[], None]) -> None:
+        self._wait(self._starts[self.rank], self._between, when_idle=when_idle)
 
     def reply(self, payload: bytes) -> None:
         if self.is_copy:
@@ -354,7 +356,7 @@ class LocalTransport(Transport):
         self._replies[self.rank].put(payload)
         self.posted = True
         self._progress.finish(self.rank, self._passed)
-        self._finishes[self.rank].post()
+        self._post_reply()
 
     # Among all ranks
 
@@ -462,20 +464,15 @@ class LocalTransport(Transport):
         if self.in_program and not inside and not self._progress.aborted[0]:
             if self.timeout is None or not self._children.find_stopped():
                 return 0.0  # a program may take any time
-        self._check_late(waited)
+        if self._is_late(waited):
+            self._end_workers(
+                f"a barrier lasted longer than fork(timeout={self.timeout}) seconds, for "
+                f"{self._describe_late()}; every worker was ended; {REMEDY}"
+            )
         return waited
 
     def _is_late(self, waited: float) -> bool:
         return self.timeout is not None and waited > self.timeout
-
-    def _check_late(self, waited: float) -> None:
-        """In the master: end all workers and raise if it has waited too long."""
-        if self._is_late(waited):
-            late = self._describe_late()
-            self._end_workers(
-                f"a barrier lasted longer than fork(timeout={self.timeout}) seconds, for {late}; "
-                f"every worker was ended; {REMEDY}"
-            )
 
     def _end_workers(self, cause: str) -> NoReturn:
         # A program on the leader of a machine may catch the error, or reply with it. The next error must
@@ -515,7 +512,7 @@ class LocalTransport(Transport):
 
     def _check_workers(self) -> None:
         """If a worker is dead, end all workers and raise `WorldBrokenError`."""
-        self._emit_records()
+        self._children.emit_log()
         if self._children.are_ended:
             raise WorldBrokenError(self._cause)
         dead = self._children.find_dead()

@@ -23,7 +23,6 @@ from synkhronos.host.machine import leave_core_of
 from synkhronos.host.status import PROCESS
 from synkhronos.stores.base import SharedMemoryStore
 from synkhronos.stores.handle import Needs
-from synkhronos.transports.base import do_nothing
 from synkhronos.transports.local import LocalTransport
 from synkhronos.transports.waiting import Semaphore
 
@@ -68,7 +67,7 @@ class TreeTransport(LocalTransport):
 
     def _set_place(self) -> None:
         """Find the ranks next to this one in the tree."""
-        self._start = _Start(self._starts[self.rank], self._take)
+        self._start, self._post_reply = _Start(self._starts[self.rank], self._take), self._note_reply
         self._post_below = [self._starts[rank].post for rank in self._below(self.rank)]
 
     def _below(self, rank: int) -> list[int]:
@@ -90,24 +89,16 @@ class TreeTransport(LocalTransport):
     def release(self) -> None:
         super().release()
         self._replied = self._all_replied = None  # type: ignore[assignment]
-        self._start = self._post_below = self._last = None  # type: ignore[assignment]
+        self._start = self._last = None  # type: ignore[assignment]
 
     # Between master and workers
 
     def post(self, payload: bytes, needs: Needs | None = None) -> None:
         if self.is_copy:
             self.end_copy()
-        self._turn = self._passed = 0
-        self.posted = False
-        if self.in_program:
-            self._end_program()
-        self._mailbox.put(payload)  # first: a worker may find the number before a post
         self._replied.reset()
         self._all_replied.drain()  # two workers may have found that they were the last
-        self._progress.command[0] += 1
-        self.posted = True
-        for post in self._post_below:
-            post()
+        super().post(payload, needs)
         if not payload:  # the end: also of workers below one that is stopped
             for rank in self._workers:
                 self._starts[rank].post()
@@ -118,18 +109,11 @@ class TreeTransport(LocalTransport):
             waited = self._wait(self._all_replied, self._between, waited)
         return [None if rank == self.rank else box.get() for rank, box in enumerate(self._replies)]
 
-    def receive(self, when_idle: Callable[[], None] = do_nothing) -> bytes:
-        if self.is_copy:
-            self.end_copy()
-        self._turn = self._passed = 0
-        self.posted = False
-        if self.in_program:
-            self._end_program()
+    def _wait_for_start(self, when_idle: Callable[[], None]) -> None:
         taken = self._taken
         while self._taken == taken:
             self._wait(self._start, self._between, when_idle=when_idle)  # type: ignore[arg-type]
             self._take()
-        return self._mailbox.get()
 
     def _take(self) -> None:
         """Take a new command, after a post, and pass it on to the workers below this one."""
@@ -140,12 +124,7 @@ class TreeTransport(LocalTransport):
                 post()
             self._progress.begin_on(self.rank)
 
-    def reply(self, payload: bytes) -> None:
-        if self.is_copy:
-            self.end_copy()
-        self._replies[self.rank].put(payload)
-        self.posted = True
-        self._progress.finish(self.rank, self._passed)
+    def _note_reply(self) -> None:
         self._replied.post()
         if self._replied.read() >= self.size - 1:
             self._last[0] = self.rank

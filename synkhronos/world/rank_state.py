@@ -83,9 +83,12 @@ class Command:
             return self
         raise TypeError(f"{type(self).__name__}: expected no change, got {change!r}")
 
-    def change_to(self, batch: Any, size: int) -> Any:
-        """Return the change to a batch of rows for some ranks; None if it has to be compiled again."""
-        return None
+    def prepare_changes(self, size: int) -> Callable[[Any], Any]:
+        """Return a function of a batch, which returns the change to it for `size` ranks.
+
+        The function returns None if the command has to be compiled again.
+        """
+        return lambda batch: None
 
     def bind(self, state: RankState) -> Callable[[Any], Any]:
         """Return a function that runs the command on this rank again and again, each time with a change.
@@ -184,8 +187,8 @@ class FusedCommand(Command):
         commands[self.place] = commands[self.place].changed(change)
         return FusedCommand(commands, self.place)
 
-    def change_to(self, batch: Any, size: int) -> Any:
-        return self.commands[self.place].change_to(batch, size)
+    def prepare_changes(self, size: int) -> Callable[[Any], Any]:
+        return self.commands[self.place].prepare_changes(size)
 
     def bind(self, state: RankState) -> Callable[[Any], list[Any]]:
         bound = [command.bind(state) for command in self.commands]
@@ -318,14 +321,13 @@ class RankState:
 
     def keep_progress(self, is_over: bool = False) -> None:
         """Write the progress where other processes can read it, or, when that is over, nowhere."""
-        self._status = None if is_over else self.transport.status
         place = None if is_over else self.transport.progress
         self.progress: MutableSequence[int] | memoryview = [0] * LINE if place is None else place
 
     def show_name(self, number: int, name: str) -> None:
         """Write the name of a function or schedule where other processes can read it."""
-        if self._status is not None:
-            self._status.name(number, name)
+        if self.transport.status is not None:
+            self.transport.status.name(number, name)
 
     def keep_replicas(self) -> None:
         """Keep replicas alive until the master sends a command to drop them.

@@ -22,10 +22,11 @@ from synkhronos.world.rank_state import SCHEDULE_NUMBER, Command, FusedCommand, 
 from synkhronos.world.world import World, current_world
 
 
-class Schedule:
+class Schedule(Command):
     """What every rank does in a call, a collective or a step that is repeated.
 
-    The ranks drop it when the script has no reference to it any more.
+    Once all ranks have it, it is also the command that runs it without a change. The ranks drop it when
+    the script has no reference to it any more.
 
     Parameters
     ----------
@@ -52,11 +53,13 @@ class Schedule:
         self.is_sent = False
         # The world itself would be kept in a cycle.
         self._registry, self._version = world.registry, world.registry.version
-        self._size = world.size
+        self._change_to = command.prepare_changes(world.size)
         self._handles, self._is_whole = [value.last_handle for value in values], is_whole
+        self._payload = SCHEDULE_NUMBER.pack(self.number)  # the same object is not written again
+        self.needs = command.needs  # type: ignore[method-assign]  # found once by other machines
 
-    def again(self, values: Sequence[Any] = (), batch: Any = None) -> ScheduledRun | None:
-        """Return a run on a batch of these values, or None if they have to be checked and compiled.
+    def again(self, values: Sequence[Any] = (), batch: Any = None) -> Schedule | ScheduledRun | None:
+        """Return its run on a batch of these values, or None if they have to be checked and compiled.
 
         Functions or variables may have been added or dropped, the workers replaced, the world closed;
         a `Data` may be another one or have moved; and the next call of a function may be observed.
@@ -75,44 +78,50 @@ class Schedule:
                 return None
             if value.is_shown:
                 value.check_layout()
-        change = None
-        if batch is not None or not self._is_whole:
-            change = self.command.change_to(batch, self._size)
-            if change is None:
-                return None
-        return ScheduledRun(self, change)
+        if batch is None and self._is_whole:
+            return self if self.is_sent else ScheduledRun(self)
+        change = self._change_to(batch)
+        return None if change is None else ScheduledRun(self, change)
+
+    def sent(self) -> tuple[int]:
+        return (self.number,)
+
+    def packed(self) -> bytes:
+        return self._payload
+
+    def run(self, state: RankState) -> Any:
+        bound = state.bound.get(self.number)
+        return (bound or state.bind(self.number, self.command))(None)
+
+    @property
+    def plain(self) -> Command:
+        return self.command
+
+    def describe(self, state: RankState) -> str:
+        return self.command.describe(state)
 
 
 class ScheduledRun(Command):
-    """A run of a schedule, changed as in `Command.changed`."""
+    """A run of a schedule, changed as in `Command.changed`, or the first run, in which it is sent."""
 
     _plain: Command | None = None
 
     def __init__(self, schedule: Schedule, change: Any = None) -> None:
         self.schedule, self.change, self.schedules = schedule, change, (schedule,)
-        if change is None:  # for other machines, equal needs are found once
-            self.needs = schedule.command.needs  # type: ignore[method-assign]
 
     def sent(self) -> tuple[Any, ...]:
-        schedule = self.schedule
-        if not schedule.is_sent:
-            return schedule.number, self.change, schedule.command
-        return (schedule.number,) if self.change is None else (schedule.number, self.change)
+        sent = self.schedule.number, self.change
+        return sent if self.schedule.is_sent else (*sent, self.schedule.command)
 
     def packed(self) -> bytes:
-        schedule = self.schedule
-        if not schedule.is_sent:
+        if not self.schedule.is_sent:
             return super().packed()
-        if self.change is None:
-            return SCHEDULE_NUMBER.pack(schedule.number)
-        return pickle.dumps((schedule.number, self.change), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps((self.schedule.number, self.change), pickle.HIGHEST_PROTOCOL)
 
     def run(self, state: RankState) -> Any:
         schedule = self.schedule
         bound = state.bound.get(schedule.number)
-        if bound is None:
-            bound = state.bind(schedule.number, schedule.command)
-        return bound(self.change)
+        return (bound or state.bind(schedule.number, schedule.command))(self.change)
 
     def needs(self, ranks: range, size: int) -> Iterable[RequiredRows]:
         return self.plain.needs(ranks, size)
@@ -124,7 +133,7 @@ class ScheduledRun(Command):
         return self._plain
 
     def describe(self, state: RankState) -> str:
-        return self.schedule.command.describe(state)
+        return self.schedule.describe(state)
 
 
 # Blocks

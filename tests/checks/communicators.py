@@ -33,15 +33,20 @@ class RepeatingCommunicator(Communicator):
     def __init__(self, comm):
         super().__init__(comm.group)
         self._comm, self.reduces_in_place, self.takes = comm, comm.reduces_in_place, comm.takes
-        self.gather, self.all_gather = comm.gather, comm.all_gather
-        self.prepare_broadcast = functools.lru_cache(None)(comm.prepare_broadcast)
-        self.prepare_reduction = functools.lru_cache(None)(comm.prepare_reduction)
+        self._broadcast = functools.lru_cache(None)(comm.prepare_broadcast)
+        self._reduction = functools.lru_cache(None)(comm.prepare_reduction)
 
     def gather(self, arrays, root):
-        """See `Communicator`; it is replaced."""
+        return self._comm.gather(arrays, root)
 
     def all_gather(self, arrays):
-        """See `Communicator`; it is replaced."""
+        return self._comm.all_gather(arrays)
+
+    def prepare_broadcast(self, root):
+        return self._broadcast(root)
+
+    def prepare_reduction(self, op, root=None):
+        return self._reduction(op, root)
 
 
 def single(comm, name, array, *args, **kwargs):

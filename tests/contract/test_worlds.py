@@ -223,7 +223,7 @@ def test_a_schedule_is_sent_and_bound_once(lab, sent):
     world = current_world()
     schedule = Schedule(world, Counted("a"))
     for number, change in enumerate((None, "b", None, "c"), 1):
-        results = world.run(ScheduledRun(schedule, change))
+        results = world.run(ScheduledRun(schedule, change) if change else schedule.again())
         assert results == [("a" + (change or ""), number)] * world.size
     number = schedule.number
     assert sent[0][:2] == (number, None) and sent[0][2].name == "a"
@@ -245,6 +245,9 @@ def test_a_schedule_is_current_for_the_same_data_in_the_same_place(lab):
         one.handle()
     schedule = Schedule(world, Counted("a"), [data])
     assert schedule.again([data]).change is None
+    world.start()
+    world.run(schedule.again([data]))
+    assert schedule.again([data]) is schedule
     assert not any(schedule.again(values) for values in ([], [other], [data, other], [np.zeros(3)]))
     data[:] = 1
     assert schedule.again([data])

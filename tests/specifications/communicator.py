@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any, Sequence
 
-from synkhronos.comms.base import Communicator
+from synkhronos.comms.base import Broadcast, Communicator, Reduction
 
 if TYPE_CHECKING:
     from synkhronos._typing import Array
@@ -17,8 +17,8 @@ class NaiveCommunicator(Communicator):
     def _exchange(self, item: Any) -> list[Any]:
         return [pickle.loads(item) for item in self.group.exchange(pickle.dumps(item))]
 
-    def broadcast(self, arrays: Sequence[Array], root: int) -> Sequence[Array]:
-        return self._exchange(arrays if self.rank == root else None)[root]
+    def prepare_broadcast(self, root: int) -> Broadcast:
+        return lambda arrays: self._exchange(arrays if self.rank == root else None)[root]
 
     def gather(self, arrays: Sequence[Array], root: int) -> list[list[Array]] | None:
         gathered = self.all_gather(arrays)
@@ -27,11 +27,14 @@ class NaiveCommunicator(Communicator):
     def all_gather(self, arrays: Sequence[Array]) -> list[list[Array]]:
         return [list(by_rank) for by_rank in zip(*self._exchange(arrays))]
 
-    def reduce(self, arrays: Sequence[Array], op: str, root: int, weight: float = 1) -> Sequence[Array]:
-        reduced = self.all_reduce(arrays, op, weight)
-        return reduced if self.rank == root else arrays
+    def prepare_reduction(self, op: str, root: int | None = None) -> Reduction:
+        def reduce(
+            arrays: Sequence[Array], weight: float = 1, wires: Sequence[Any] = ()
+        ) -> Sequence[Array]:
+            by_rank, weights = zip(*self._exchange((arrays, weight)))
+            operation = self.check_reducible(op, by_rank, weights)
+            if root not in (None, self.rank):
+                return arrays
+            return [operation.reduce(one, weights) for one in zip(*by_rank)]
 
-    def all_reduce(self, arrays: Sequence[Array], op: str, weight: float = 1) -> Sequence[Array]:
-        by_rank, weights = zip(*self._exchange((arrays, weight)))
-        operation = self.check_reducible(op, by_rank, weights)
-        return [operation.reduce(one, weights) for one in zip(*by_rank)]
+        return reduce
