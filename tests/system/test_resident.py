@@ -1,6 +1,7 @@
 """Tests of sums over rows that are evaluated without Python, by workers that stay in a loop."""
 
 import concurrent.futures
+import multiprocessing
 import os
 import signal
 import time
@@ -111,7 +112,7 @@ def test_an_error_on_the_ranks_is_raised_and_nothing_else_changes(evaluated):
 def test_a_wait_for_a_stopped_rank_can_be_interrupted(evaluated):
     write(resident(evaluated).record + native.CHOICE, native.TRY_RANKS)
     write(resident(evaluated).record + native.COUNT, 0)
-    worker = psutil.Process().children()[0]
+    [worker] = [psutil.Process(one.pid) for one in multiprocessing.active_children()]
     worker.suspend()
     while worker.status() != psutil.STATUS_STOPPED:
         time.sleep(0.001)
