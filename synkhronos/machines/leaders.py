@@ -69,8 +69,6 @@ _TIME = struct.Struct("=d")
 
 #: The number of the command, the kind, the machine that sent it, and a value of the kind
 _Notice = Tuple[int, int, int, Any]
-#: The largest message, in bytes, that `Links.receive` takes
-LONGEST = 1 << 30
 
 
 def as_bytes(data: bytes | np.ndarray) -> np.ndarray:
