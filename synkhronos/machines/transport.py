@@ -266,9 +266,9 @@ class MachinesTransport(Transport):
             self._collected = self._collect_here()
         more, replies = self._collected
         replies[self.local.rank] = payload
-        body, arrays = self._receiver.pack(replies, exports + more)
+        packed = self._receiver.pack(replies, exports + more)
         self.posted = True
-        self._receiver.send(body, arrays)
+        self._receiver.send(*packed)
 
     def _collect_here(self) -> tuple[list[MachineHandle], list[bytes | None]]:
         """Return the exports and the replies of the other ranks of this machine."""
