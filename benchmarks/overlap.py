@@ -5,7 +5,8 @@ rank each and a second process that communicates. They are on one host, so these
 cores as the ranks. "Asleep" is a gradient in the shapes of ResNet-50 whose arrays take 5 ms each, in
 which the ranks sleep: as on machines with a core to spare. The steps take turns in one job: ordinary
 ones, overlapped ones, and steps without any exchange, which is the least that is possible. All is
-repeated with a limit of 1 Gbit/s.
+repeated with a limit of 1 Gbit/s, and once more with a delay in addition. The delay is netem's, or that
+of a process on the same cores, where the kernel has no netem.
 """
 
 import os
@@ -41,6 +42,9 @@ def add_options(parser):
     parser.add_argument("--ranks", type=int, default=1, help="on each machine; default: 1")
     parser.add_argument("--wire", help="the format in which gradients travel; default: none")
     parser.add_argument("--network", choices=[*STEPS], help="one of them; default: all")
+    parser.add_argument(
+        "--delay", type=float, default=100, help="µs from machine to machine; 0 for none; default: 100"
+    )
 
 
 # The job: the script on the first machine, which does what it is asked
@@ -204,44 +208,55 @@ def measure(options):
                 for name in names
                 for kind in KINDS
             }
-            free = common.take_turns(turns, rounds, "overlap")
+            times, limit = {}, ", 1 Gbit/s"
+            times[", no limit"] = common.take_turns(turns, rounds, "overlap")
             machines.limit(LIMITED)
-            limited = common.take_turns(turns, rounds, "overlap, limited")
+            times[limit] = common.take_turns(turns, rounds, "overlap, limited")
+            if options.delay:
+                machines.delay(options.delay / 1e6)
+                limit = f", 1 Gbit/s, {options.delay:g} µs"
+                times[limit] = common.take_turns(turns, rounds, "overlap, limited and delayed")
+            round_trip = machines.round_trip()
         finally:
             job.close()
-    lines = []
-    for limit, times in ((", 1 Gbit/s", limited), (", no limit", free)):
-        for name in names:
-            ordinary = times[name, "ordinary"]
-            lines.append(common.line(f"{name}: ordinary{limit}", "ms", ordinary))
-            for kind in KINDS[1:]:
-                lines.append(
-                    common.line(f"{name}: {kind}{limit}", "ms", times[name, kind], ordinary,
-                                "ordinary", at_least=1)
-                )  # fmt: skip
-                if kind == "no exchange":
-                    lines[-1].goal, lines[-1].reached = "", None
     notes = [
         f"{rounds} rounds; steps in each: {', '.join(f'{name} {n}' for name, n in STEPS.items())}; "
         f"{job.ranks // 2} rank(s) per machine, BLAS with one thread. The limit is tbf's, on what a "
-        f"machine sends.",
+        f"machine sends. At last, a round trip takes {1e6 * round_trip:.0f} µs.",
         "Ratios are speed-ups: the time of an ordinary step divided by the time of the other.",
     ]
     if RESNET in names:
         notes.append(f"{RESNET} has images of {_pixels(options)} x {_pixels(options)} pixels.")
     return common.Result(
-        f"a training step on two machines over TCP, wire={options.wire!r}", lines, notes
+        f"a training step on two machines over TCP, wire={options.wire!r}", _lines(times, names), notes
     )
 
 
+def _lines(times, names):
+    lines = []
+    for limit, taken in reversed(times.items()):
+        for name in names:
+            ordinary = taken[name, "ordinary"]
+            lines.append(common.line(f"{name}: ordinary{limit}", "ms", ordinary))
+            for kind in KINDS[1:]:
+                lines.append(
+                    common.line(f"{name}: {kind}{limit}", "ms", taken[name, kind], ordinary,
+                                "ordinary", at_least=1)
+                )  # fmt: skip
+                if kind == "no exchange":
+                    lines[-1].goal, lines[-1].reached = "", None
+    return lines
+
+
 def draw(figure, result):
-    lines = [line for line in result["lines"] if "1 Gbit/s" in line["what"]]
+    limit = result["lines"][0]["what"].partition(",")[2]
+    lines = [line for line in result["lines"] if line["what"].partition(",")[2] == limit]
     axes = figure.add_subplot()
-    labels = [line["what"].replace(", 1 Gbit/s", "") for line in lines]
+    labels = [line["what"].partition(",")[0] for line in lines]
     colours = {"ordinary": "other", "overlap": "synk", "no exchange": "other light"}
     each = [COLOURS[colours[label.split(": ")[1]]] for label in labels]
     common.bars(axes, lines, labels, each, "ms")
-    axes.set_title("a training step at 1 Gbit/s")
+    axes.set_title(f"a training step,{limit}")
 
 
 if __name__ == "__main__":

@@ -24,17 +24,15 @@ their sums.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import Any
 
 import numpy as np
 
-from synkhronos.arithmetic.operations import pieces
-from synkhronos.arithmetic.partition import share
-from synkhronos.comms.linked import chunks
+from synkhronos.comms.linked import ChunkedReduction, LinkedCommunicator, chunks
 from synkhronos.comms.wires import Wire, WireReduction
 
-_PIECE_BYTES = 1 << 17  # float16 has a scale for each piece: part of its format
+_PIECE = 1 << 15  # numbers; float16 has a scale for each piece: part of its format
 
 _ABSOLUTE = np.uint32(0x7FFFFFFF)
 _INFINITY = 0x7F800000  # the bits of a float32
@@ -50,19 +48,33 @@ _TINY = 1e-36  # below, a block is sent as zeros: its inverse scale would be inf
 
 
 class Code(ABC):
-    """A code of float32 numbers.
+    """A code of float32 numbers: a number for each, and before them a float32 for each block of them.
 
     Attributes
     ----------
+    dtype : numpy.dtype
+        Of the numbers of the code.
+    block : int
+        The length of a block; 0 if blocks have no numbers.
     has_feedback : bool
         Whether its errors are so large that they have to be kept, and added to the next numbers.
     """
 
+    dtype: np.dtype
+    block = 0
     has_feedback = False
 
-    @abstractmethod
+    def _start(self, size: int) -> int:
+        return 4 * -(-size // self.block) if self.block else 0
+
     def nbytes(self, size: int) -> int:
         """Return the length of the code of `size` numbers."""
+        return self._start(size) + self.dtype.itemsize * size
+
+    def split(self, data: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return views of the numbers of the blocks, and of the others, in the bytes of a code."""
+        start = self._start(size)
+        return data[:start].view(np.float32), data[start:].view(self.dtype)
 
     @abstractmethod
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
@@ -76,8 +88,7 @@ class Code(ABC):
 class Bfloat16(Code):
     """The upper half of a float32, rounded to nearest."""
 
-    def nbytes(self, size: int) -> int:
-        return 2 * size
+    dtype = np.dtype(np.uint16)
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         codes, scratch = out.view(np.uint16), _scratch(values, 1)[0]
@@ -104,32 +115,27 @@ class Float16(Code):
     Numbers below ``2**-29`` of the largest number of their piece become zero.
     """
 
-    def nbytes(self, size: int) -> int:
-        return 4 * len(_pieces(size)) + 2 * size
+    dtype, block = np.dtype(np.int16), _PIECE
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
-        scales, codes = self._split(out, values.size)
+        scales, codes = self.split(out, values.size)
         scratch = _scratch(values, 3)
         for number, piece in enumerate(_pieces(values.size)):
             scales[number] = _encode_half(values[piece], codes[piece], scratch)
 
     def decode(self, data: np.ndarray, out: np.ndarray) -> None:
-        scales, codes = self._split(data, out.size)
+        scales, codes = self.split(data, out.size)
         for number, piece in enumerate(_pieces(out.size)):
             _decode_half(codes[piece], scales[number], out[piece])
 
-    def _split(self, data: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-        start = 4 * len(_pieces(size))
-        return data[:start].view(np.float32), data[start:].view(np.int16)
-
 
 def _pieces(size: int) -> list[slice]:
-    return pieces(0, size, 4, _PIECE_BYTES)
+    return chunks(0, size, _PIECE)
 
 
 def _scratch(values: np.ndarray, count: int) -> np.ndarray:
     """Return memory for `count` pieces of the bits of numbers."""
-    return np.empty((count, min(values.size, _PIECE_BYTES // 4)), np.uint32)
+    return np.empty((count, min(values.size, _PIECE)), np.uint32)
 
 
 def _encode_half(values: np.ndarray, codes: np.ndarray, scratch: np.ndarray) -> np.float32:
@@ -177,13 +183,10 @@ def _decode_half(codes: np.ndarray, scale: np.float32, out: np.ndarray) -> None:
 class Int8(Code):
     """Multiples of 1/127 of the largest number in a block of 256 numbers."""
 
-    has_feedback = True
-
-    def nbytes(self, size: int) -> int:
-        return 4 * -(-size // _BLOCK) + size
+    dtype, block, has_feedback = np.dtype(np.int8), _BLOCK, True
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
-        scales, codes = self._split(out, values.size)
+        scales, codes = self.split(out, values.size)
         whole = values.size - values.size % _BLOCK
         scratch = _scratch(values, 1).view(np.float32)[0]
         for piece in _pieces(whole):
@@ -194,16 +197,12 @@ class Int8(Code):
             _encode_blocks(values[None, whole:], scales[-1:], codes[None, whole:], scratch)
 
     def decode(self, data: np.ndarray, out: np.ndarray) -> None:
-        scales, codes = self._split(data, out.size)
+        scales, codes = self.split(data, out.size)
         whole = out.size - out.size % _BLOCK
         blocks = codes[:whole].reshape(-1, _BLOCK), out[:whole].reshape(-1, _BLOCK)
         np.multiply(blocks[0], scales[: whole // _BLOCK, None], out=blocks[1])
         if whole < out.size:
             np.multiply(codes[whole:], scales[-1], out=out[whole:])
-
-    def _split(self, data: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-        start = 4 * -(-size // _BLOCK)
-        return data[:start].view(np.float32), data[start:].view(np.int8)
 
 
 def _encode_blocks(
@@ -231,8 +230,7 @@ CODES = {"float16": Float16(), "bfloat16": Bfloat16(), "int8": Int8()}
 # which is queued behind everything that the other leader is sending.
 _CHUNK = 60_000
 _UNIT = 256  # the length of a chunk is a multiple of this number
-_LAG = 4  # chunks
-_PARTS, _SUMS = range(2)  # streams of arrays
+_SENT, _RECEIVED, _SUMS = range(3)  # memories for codes
 
 
 class CodedWire(Wire):
@@ -244,106 +242,80 @@ class CodedWire(Wire):
 
     def all_reduce(self, wires: WireReduction, array: np.ndarray, scale: float, are_alike: bool) -> None:
         rest = self.state()[0] if self.keeps_rest else None
-        _Exchange(wires, CODES[self.format], array, scale, rest).run()
+        _CodedReduction(wires.leaders, CODES[self.format], array, scale, rest).run()
 
 
-class _Exchange:
+class _CodedReduction(ChunkedReduction):
     """One all-reduce of a flat array, in place."""
 
+    window = 4
+
     def __init__(
-        self, wires: WireReduction, code: Code, array: np.ndarray, scale: float, rest: np.ndarray | None
+        self,
+        leaders: LinkedCommunicator,
+        code: Code,
+        array: np.ndarray,
+        scale: float,
+        rest: np.ndarray | None,
     ) -> None:
-        self.group, self.rank = wires.group, wires.rank
-        self.code, self.array, self.scale, self.rest = code, array, scale, rest
-        self.others = [rank for rank in range(wires.size) if rank != wires.rank]
-        length = _CHUNK // code.nbytes(_UNIT) * _UNIT
-        self.parts = [chunks(*share(array.size, wires.size, rank), length) for rank in range(wires.size)]
-        self.own = self.parts[self.rank]
-        self.scratch = np.empty((2, min(array.size, length)), np.float32)
-        self.step = code.nbytes(length)
-        # The chunks whose codes are sent to another leader, or received from it
-        self.coded = {
-            **{(_PARTS, other, True): self.parts[other] for other in self.others},
-            **{(_PARTS, other, False): self.own for other in self.others},
-            **{(_SUMS, other, False): self.parts[other] for other in self.others},
-            (_SUMS, self.rank, True): self.own,
-        }
-        memory = wires.memory([self.step * len(part) for part in self.coded.values()])
-        self.memory = dict(zip(self.coded, memory))
+        length, everyone = _CHUNK // code.nbytes(_UNIT) * _UNIT, range(leaders.size)
+        super().__init__(leaders, array, length, [True] * leaders.size, everyone)
+        self._code, self._scale, self._rest = code, scale, rest
+        self._scratch = np.empty((2, min(array.size, length)), np.float32)
+        shape = 3, leaders.size, self.window, code.nbytes(length)
+        self._memory = leaders.memory(math.prod(shape), np.dtype(np.uint8)).reshape(shape)
 
-    def _code_of(self, number: int, *place: Any) -> np.ndarray:
+    def _room(self, kind: int, rank: int, number: int, chunk: slice) -> np.ndarray:
         """Return the memory for the code of a chunk."""
-        chunk, start = self.coded[place][number], number * self.step
-        return self.memory[place][start : start + self.code.nbytes(chunk.stop - chunk.start)]
+        nbytes = self._code.nbytes(chunk.stop - chunk.start)
+        return self._memory[kind, rank, number % self.window, :nbytes]
 
-    def run(self) -> None:
-        receipts = {
-            (stream, number): [
-                self.group.receive_array(other, self._code_of(number, stream, other, False), stream)
-                for other in self.others
-                if number < len(self.coded[stream, other, False])
-            ]
-            for stream in (_PARTS, _SUMS)
-            for number in range(max(map(len, self.parts)))
-        }
-        self.sent: list[int] = []
-        length = max(map(len, self.parts))
-        for turn in range(length + 2 * _LAG):
-            self._send_parts(turn)
-            for stream, number in ((_PARTS, turn - _LAG), (_SUMS, turn - 2 * _LAG)):
-                if 0 <= number < length:
-                    self.group.complete(receipts[stream, number])
-                    (self._reduce if stream == _PARTS else self._take_sums)(number)
-        self.group.complete([], self.sent)
+    def part(self, rank: int, number: int) -> np.ndarray:
+        chunk = self.parts[rank][number]
+        data, values = self._room(_SENT, rank, number, chunk), self._share(chunk)
+        self._encode(values, data, chunk, self._scratch[1, : values.size])
+        return data
 
-    def _send_parts(self, number: int) -> None:
-        for other in self.others:
-            if number < len(self.parts[other]):
-                chunk = self.parts[other][number]
-                data = self._code_of(number, _PARTS, other, True)
-                values = self._share(chunk)
-                self._encode(values, data, chunk, self.scratch[1, : values.size])
-                self.sent.append(self.group.send_array(other, data, _PARTS))
+    def room_for_part(self, rank: int, number: int) -> np.ndarray:
+        return self._room(_RECEIVED, rank, number, self.own[number])
+
+    def room_for_result(self, rank: int, number: int) -> np.ndarray:
+        return self._room(_SUMS, rank, number, self.parts[rank][number])
+
+    def take_result(self, rank: int, number: int) -> None:
+        self._code.decode(self.room_for_result(rank, number), self.array[self.parts[rank][number]])
 
     def _share(self, chunk: slice) -> np.ndarray:
         """Return this leader's share of some elements, plus the errors that it has kept."""
         values = self.array[chunk]
-        if self.scale == 1 and self.rest is None:
+        if self._scale == 1 and self._rest is None:
             return values
-        out = self.scratch[0, : values.size]
-        if self.scale:
-            np.multiply(values, np.float32(self.scale), out=out)
+        out = self._scratch[0, : values.size]
+        if self._scale:
+            np.multiply(values, np.float32(self._scale), out=out)
         else:
             out[:] = 0
-        if self.rest is not None:
-            out += self.rest[chunk]
+        if self._rest is not None:
+            out += self._rest[chunk]
         return out
 
     def _encode(self, values: np.ndarray, data: np.ndarray, chunk: slice, decoded: np.ndarray) -> None:
         """Write the code of some values; keep its errors."""
-        self.code.encode(values, data)
-        if self.rest is not None:
-            self.code.decode(data, decoded)
-            _subtract(values, decoded, self.rest[chunk])
+        self._code.encode(values, data)
+        if self._rest is not None:
+            self._code.decode(data, decoded)
+            _subtract(values, decoded, self._rest[chunk])
 
-    def _reduce(self, number: int) -> None:
-        """Add up a chunk of this leader's part, and send the sum."""
-        if number >= len(self.own):
-            return
-        chunk, data = self.own[number], self._code_of(number, _SUMS, self.rank, True)
-        total, decoded = self._share(chunk), self.scratch[1, : chunk.stop - chunk.start]
-        for other in self.others:
-            self.code.decode(self._code_of(number, _PARTS, other, False), decoded)
+    def reduce(self, number: int) -> np.ndarray:
+        """Add up a chunk of this leader's part, and return the code of the sum."""
+        chunk, data = self.own[number], self.room_for_result(self.rank, number)
+        total, decoded = self._share(chunk), self._scratch[1, : chunk.stop - chunk.start]
+        for other in sorted(self.others):
+            self._code.decode(self.room_for_part(other, number), decoded)
             total += decoded
         self._encode(total, data, chunk, decoded)
-        self.sent += [self.group.send_array(other, data, _SUMS) for other in self.others]
-        self.code.decode(data, self.array[chunk])
-
-    def _take_sums(self, number: int) -> None:
-        for other in self.others:
-            if number < len(self.parts[other]):
-                data = self._code_of(number, _SUMS, other, False)
-                self.code.decode(data, self.array[self.parts[other][number]])
+        self.take_result(self.rank, number)
+        return data
 
 
 def _subtract(values: np.ndarray, decoded: np.ndarray, rest: np.ndarray) -> None:

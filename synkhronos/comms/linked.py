@@ -13,6 +13,7 @@ import hashlib
 import math
 import pickle
 import struct
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 import numpy as np
@@ -32,7 +33,6 @@ _HEAD = struct.Struct("=8sd")  # of an item: digest of the types, weight
 _START = 32  # of the small arrays in an item
 
 CHUNK = 240 << 10  # bytes
-_WINDOW = 3  # chunks that a rank sends to another rank before it has received the first from it
 _PARTS, _RESULTS = range(2)  # streams of arrays
 
 
@@ -232,7 +232,7 @@ def _room_for(array: np.ndarray, kind: ArraySpec) -> np.ndarray:
 # Large arrays
 
 
-class DirectReduction:
+class ChunkedReduction(ABC):
     """The reduction of a large flat array, in place, on the ranks in `targets`.
 
     A reduce-scatter and an all-gather: each rank receives its part of the elements from every other
@@ -242,6 +242,111 @@ class DirectReduction:
     chunks ahead of those received, so memory and messages under way do not grow with the array.
 
     .. [1] Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
+
+    Parameters
+    ----------
+    comm : LinkedCommunicator
+        The communicator of these ranks.
+    array : numpy.ndarray
+        The flat array of this rank.
+    length : int
+        The length of a chunk.
+    active : list of bool
+        Whether the array of each rank is reduced.
+    targets : list of int
+        The ranks that get the result.
+
+    Attributes
+    ----------
+    window : int
+        The chunks that a rank sends to another rank before it has received the first from it.
+    parts : list of list of slice
+        The chunks of the part of each rank.
+    """
+
+    window = 3
+
+    def __init__(
+        self,
+        comm: LinkedCommunicator,
+        array: np.ndarray,
+        length: int,
+        active: Sequence[bool],
+        targets: Sequence[int],
+    ) -> None:
+        self.comm, self.rank, self.array, self.targets = comm, comm.rank, array, targets
+        self.parts = [chunks(*share(array.size, comm.size, rank), length) for rank in range(comm.size)]
+        self.own = self.parts[self.rank]
+        # Each rank begins with the next rank, as otherwise rank 0 would get the chunks of all at once.
+        self.others = [(self.rank + step) % comm.size for step in range(1, comm.size)]
+        self.senders = [rank for rank in self.others if active[rank]]
+        self._is_active = active[self.rank]
+
+    def run(self) -> None:
+        """Reduce the array. All ranks call it."""
+        group, count, window = self.comm.group, max(map(len, self.parts)), self.window
+        is_target = self.rank in self.targets
+        to = [rank for rank in self.others if rank in self.targets]
+        # By number of a chunk: receipts of parts, parts that were sent, and both of results
+        coming: dict[int, list] = {}
+        sent: dict[int, list[int]] = {}
+        results: dict[int, tuple[list, list[int]]] = {}
+        for turn in range(count + 2 * window):
+            number = turn - 2 * window
+            if number >= 0:
+                group.complete(*results.pop(number))
+                for rank in self._with_chunk(number) if is_target else ():
+                    self.take_result(rank, number)
+            number += window
+            if 0 <= number < count:
+                group.complete(coming.pop(number))
+                sent_results = []
+                if number < len(self.own):
+                    result = self.reduce(number)
+                    sent_results = [group.send_array(rank, result, _RESULTS) for rank in to]
+                # The result of a chunk may arrive in its memory, so the chunk has to be sent first.
+                group.complete([], sent.pop(number))
+                arriving = [
+                    group.receive_array(rank, self.room_for_result(rank, number), _RESULTS)
+                    for rank in (self._with_chunk(number) if is_target else ())
+                ]
+                results[number] = arriving, sent_results
+            if turn < count:
+                coming[turn] = [
+                    group.receive_array(rank, self.room_for_part(rank, turn), _PARTS)
+                    for rank in (self.senders if turn < len(self.own) else ())
+                ]
+                sent[turn] = [
+                    group.send_array(rank, self.part(rank, turn), _PARTS)
+                    for rank in (self._with_chunk(turn) if self._is_active else ())
+                ]
+
+    def _with_chunk(self, number: int) -> list[int]:
+        """Return the other ranks whose parts have so many chunks."""
+        return [rank for rank in self.others if number < len(self.parts[rank])]
+
+    @abstractmethod
+    def part(self, rank: int, number: int) -> np.ndarray:
+        """Return what another rank gets of a chunk of its part."""
+
+    @abstractmethod
+    def room_for_part(self, rank: int, number: int) -> np.ndarray:
+        """Return the memory for the same from another rank. Later chunks use it again."""
+
+    @abstractmethod
+    def reduce(self, number: int) -> np.ndarray:
+        """Reduce a chunk of this rank's part, and return what the targets get of it."""
+
+    @abstractmethod
+    def room_for_result(self, rank: int, number: int) -> np.ndarray:
+        """Return the memory for the same from another rank."""
+
+    def take_result(self, rank: int, number: int) -> None:  # noqa: B027
+        """Put the result of another rank, which has arrived, into the array."""
+
+
+class DirectReduction(ChunkedReduction):
+    """The reduction of an array whose elements are sent as they are.
 
     Parameters
     ----------
@@ -262,68 +367,29 @@ class DirectReduction:
         array: np.ndarray,
         targets: Sequence[int],
     ) -> None:
-        self.comm, self.group, self.rank = comm, comm.group, comm.rank
-        self.arithmetic, self.targets = arithmetic, targets
-        step = max(CHUNK // array.itemsize, 1)
-        self.parts = [
-            [array[chunk] for chunk in chunks(*share(array.size, comm.size, rank), step)]
-            for rank in range(comm.size)
-        ]
-        # Each rank begins with the next rank, as otherwise rank 0 would get the chunks of all at once.
-        self.others = [(self.rank + step) % comm.size for step in range(1, comm.size)]
-        self.senders = [rank for rank in self.others if arithmetic.active[rank]]
-        own = self.parts[self.rank]
-        shape = len(self.senders), min(_WINDOW, len(own)), own[0].size if own else 0
-        self.memory = comm.memory(math.prod(shape), array.dtype).reshape(shape)
-        self.receipts: dict[int, list] = {}  # by number of the chunk
-        self.sent: dict[int, list[int]] = {}
+        length = max(CHUNK // array.itemsize, 1)
+        super().__init__(comm, array, length, arithmetic.active, targets)
+        self._arithmetic = arithmetic
+        shape = comm.size, min(self.window, len(self.own)), min(length, array.size)
+        self._memory = comm.memory(math.prod(shape), array.dtype).reshape(shape)
 
-    def run(self) -> None:
-        own, count = self.parts[self.rank], max(len(part) for part in self.parts)
-        results, arriving = [], []
-        for number in range(_WINDOW):
-            self._start(number)
-        for number in range(count):
-            self.group.complete(self.receipts.pop(number))
-            if number < len(own):
-                results += self._reduce_chunk(number)
-            # The result of a chunk arrives in its memory, so the chunk has to be sent first.
-            self.group.complete([], self.sent.pop(number))
-            if self.rank in self.targets:
-                arriving += [
-                    self.group.receive_array(rank, self.parts[rank][number], _RESULTS)
-                    for rank in self.others
-                    if number < len(self.parts[rank])
-                ]
-            self._start(number + _WINDOW)
-        self.group.complete(arriving, results)
+    def part(self, rank: int, number: int) -> np.ndarray:
+        return self.array[self.parts[rank][number]]
 
-    def _start(self, number: int) -> None:
-        """Start to receive a chunk of this rank's part, and to send a chunk of each other part."""
-        is_own = number < len(self.parts[self.rank])
-        self.receipts[number] = [
-            self.group.receive_array(rank, self._received(index, number), _PARTS)
-            for index, rank in enumerate(self.senders)
-            if is_own
-        ]
-        self.sent[number] = [
-            self.group.send_array(rank, self.parts[rank][number], _PARTS)
-            for rank in self.others
-            if self.arithmetic.active[self.rank] and number < len(self.parts[rank])
-        ]
+    room_for_result = part
 
-    def _received(self, index: int, number: int) -> np.ndarray:
-        """Return the memory for a chunk from a sender. It is used again by later chunks."""
-        return self.memory[index, number % _WINDOW, : self.parts[self.rank][number].size]
+    def room_for_part(self, rank: int, number: int) -> np.ndarray:
+        chunk = self.own[number]
+        return self._memory[rank, number % self.window, : chunk.stop - chunk.start]
 
-    def _reduce_chunk(self, number: int) -> list[int]:
-        own = self.parts[self.rank][number]
+    def reduce(self, number: int) -> np.ndarray:
+        own = self.part(self.rank, number)
         arrays: list[np.ndarray | None] = [None] * self.comm.size
-        for index, rank in enumerate(self.senders):
-            arrays[rank] = self._received(index, number)
+        for rank in self.senders:
+            arrays[rank] = self.room_for_part(rank, number)
         arrays[self.rank] = own
-        self.comm.reduce_part(self.arithmetic.reduce, own, arrays)
-        return [self.group.send_array(rank, own, _RESULTS) for rank in self.targets if rank != self.rank]
+        self.comm.reduce_part(self._arithmetic.reduce, own, arrays)
+        return own
 
 
 def chunks(start: int, stop: int, length: int) -> list[slice]:

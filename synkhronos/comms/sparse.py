@@ -29,7 +29,8 @@ class SparseWire(Wire):
                 array *= np.float32(scale)
             rest += array
         count = math.ceil(self.format.fraction * array.size)
-        data = wires.memory([nbytes_of(count, array.size)] * wires.size)
+        shape = wires.size, nbytes_of(count, array.size)
+        data = wires.leaders.memory(math.prod(shape), np.dtype(np.uint8)).reshape(shape)
         group, others = wires.group, [rank for rank in range(wires.size) if rank != wires.rank]
         receipts = [group.receive_array(other, data[other]) for other in others]
         indices = largest(rest, count)
@@ -97,8 +98,8 @@ def _at_least(values: np.ndarray, bound: np.uint32) -> tuple[np.ndarray, np.ndar
 
 
 def nbytes_of(count: int, size: int) -> int:
-    """Return the number of bytes that `pack` writes for `count` of `size` numbers."""
-    return 4 * -(-size // _BLOCK) + 6 * count
+    """Return the number of bytes for what `pack` writes for `count` of `size` numbers."""
+    return 4 * (-(-size // _BLOCK) + count + (count + 1) // 2)  # the next data are aligned as well
 
 
 def pack(indices: np.ndarray, values: np.ndarray, size: int, out: np.ndarray) -> None:
@@ -122,5 +123,5 @@ def _split(data: np.ndarray, count: int, size: int) -> tuple[np.ndarray, np.ndar
     return (
         data[:blocks].view(np.uint32),
         data[blocks:numbers].view(np.float32),
-        data[numbers:].view(np.uint16),
+        data[numbers : numbers + 2 * count].view(np.uint16),
     )

@@ -25,7 +25,6 @@ from synkhronos.comms.linked import LinkedCommunicator, changeable
 #: Arrays of at most this many bytes are sent as they are; they fit in one message in any case.
 SMALL = 1 << 16
 
-_ALIGNMENT = 16  # bytes
 _NOTHING = np.empty(0, np.float32)
 
 
@@ -104,7 +103,6 @@ class WireReduction:
     def __init__(self, leaders: LinkedCommunicator) -> None:
         self.leaders, self.group = leaders, leaders.group
         self.rank, self.size = leaders.rank, leaders.size
-        self._memory = np.empty(0, np.uint8)
 
     def all_reduce(
         self, arrays: Sequence[np.ndarray], op: str, weight: float, wires: Sequence[Wire]
@@ -147,14 +145,6 @@ class WireReduction:
             if len({count for _, count, _ in each}) > 1:
                 wire.reset()
         return weights, [len({item for _, _, item in each}) == 1 for each in zip(*kept_by_rank)]
-
-    def memory(self, sizes: Sequence[int]) -> list[np.ndarray]:
-        """Return arrays of these sizes in bytes, in memory that is reused by the next call."""
-        ends = np.cumsum([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes], dtype=np.int64)
-        if len(ends) and self._memory.size < ends[-1]:
-            self._memory = np.empty(ends[-1], np.uint8)
-        starts = [0, *map(int, ends[:-1])]
-        return [self._memory[start : start + size] for start, size in zip(starts, sizes)]
 
 
 # The state of a leader's wires, as vectors that can be stored and restored

@@ -47,8 +47,26 @@ FILE = "file"  # an order of the master: a question
 _Keys = Sequence[Tuple[int, int]]
 #: The command, the rows of arrays that came along, and the keys of dropped arrays
 _Content = Tuple[bytes, Sequence[ReceivedRows], _Keys]
-#: Of an array: the shape, the dtype, and whether it is part of the message
-_Kind = Tuple[Tuple[int, ...], str, bool]
+#: Of an array: the shape and the dtype
+_Kind = Tuple[Tuple[int, ...], str]
+
+
+def _pack(arrays: Sequence[np.ndarray]) -> tuple[bytes, list[np.ndarray]]:
+    """Return the bytes of the small arrays, and the other arrays, which are sent by themselves."""
+    small = b"".join([array.tobytes() for array in arrays if array.nbytes <= SMALL])
+    return small, [array for array in arrays if array.nbytes > SMALL]
+
+
+def _unpack(small: bytes, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Fill the small arrays with the bytes that `_pack` has returned, and return the others."""
+    start, large = 0, []
+    for array in arrays:
+        if array.nbytes > SMALL:
+            large.append(array)
+        else:
+            as_bytes(array)[...] = np.frombuffer(small, np.uint8, array.nbytes, start)
+            start += array.nbytes
+    return large
 
 
 class CommandSender:
@@ -127,14 +145,12 @@ class CommandSender:
         leaders = self._leaders
         arrays = arrays or self._nothing  # type: ignore[assignment]  # lists that are empty
         for machine, needs, rows in zip(self._others, needed, arrays):
-            kinds = [(array.shape, array.dtype.str, array.nbytes <= SMALL) for array in rows]
+            kinds = [(array.shape, array.dtype.str) for array in rows]
             body = pickle.dumps((payload, dropped, needs, kinds), pickle.HIGHEST_PROTOCOL)
-            small = b"".join([array.tobytes() for array in rows if array.nbytes <= SMALL])
+            small, large = _pack(rows)
             leaders.send(machine, CONTROL, ControlMessage(leaders.number, False, body, small))
-        for machine, needs, rows in zip(self._others, needed, arrays):
-            for array in rows:
-                if array.nbytes > SMALL:
-                    leaders.send_array(machine, array, OF_COMMAND)
+            for array in large:
+                leaders.send_array(machine, array, OF_COMMAND)
             self._kept[machine].update((name_of(need.handle), True) for need in needs if need.lasts)
 
     def collect(self, idle: bool) -> list[Sequence[bytes | None]]:
@@ -155,15 +171,12 @@ class CommandSender:
             message = self._leaders.receive(machine, REPLY, idle)
             while message.number != self._leaders.number:  # it belongs to a world that broke
                 message = self._leaders.receive(machine, REPLY, idle)
-            replies, handles, contents = pickle.loads(message.body)
+            replies, handles = pickle.loads(message.body)
             found.append(replies)
-            for handle, content in zip(handles, contents):
-                needs.append(RequiredRows(handle))
-                arrays.append(self._store.empty(handle.shape, handle.dtype))
-                if content is None:
-                    announced.append((machine, arrays[-1]))
-                else:
-                    as_bytes(arrays[-1])[...] = np.frombuffer(content, np.uint8)
+            needs += [RequiredRows(handle) for handle in handles]
+            room = [self._store.empty(handle.shape, handle.dtype) for handle in handles]
+            arrays += room
+            announced += [(machine, array) for array in _unpack(message.following, room)]
         self._leaders.receive_arrays(announced, OF_REPLIES)
         self._store.receive(needs, arrays)
         return found
@@ -249,39 +262,29 @@ class CommandReceiver:
         command, store = self._command, self._store
         store.drop(command.dropped)
         if command is not self._last:
-            self._arrays = [store.empty(shape, dtype) for shape, dtype, _ in command.kinds]
-        self._receive_arrays()
+            self._arrays = [store.empty(*kind) for kind in command.kinds]
+        large = _unpack(self._following, self._arrays)
+        self._leaders.receive_arrays([(_MASTER, array) for array in large], OF_COMMAND)
         if command is not self._last or self._files:
             self._last = command
             self._rows = self._files + store.receive(command.needed, self._arrays)
         store.keep_for_command(self._rows)
         return command.payload, self._rows, command.dropped
 
-    def _receive_arrays(self) -> None:
-        start, announced = 0, []
-        for array, (*_, is_small) in zip(self._arrays, self._command.kinds):
-            if is_small:
-                as_bytes(array)[...] = np.frombuffer(self._following, np.uint8, array.nbytes, start)
-                start += array.nbytes
-            else:
-                announced.append((0, array))
-        self._leaders.receive_arrays(announced, OF_COMMAND)
-
     def pack(
         self, replies: Sequence[bytes | None], handles: Sequence[MachineHandle]
-    ) -> tuple[bytes, list[np.ndarray]]:
+    ) -> tuple[ControlMessage, list[np.ndarray]]:
         """Return the replies of this machine's ranks as they are sent, and the arrays that follow them.
 
         `handles` are of the arrays that the ranks have put into the store.
         """
-        arrays = [self._store.get(handle) for handle in handles]
-        contents = [array.tobytes() if array.nbytes <= SMALL else None for array in arrays]
-        body = pickle.dumps((replies, handles, contents), pickle.HIGHEST_PROTOCOL)
-        return body, [array for array in arrays if array.nbytes > SMALL]
+        small, large = _pack([self._store.get(handle) for handle in handles])
+        body = pickle.dumps((replies, handles), pickle.HIGHEST_PROTOCOL)
+        return ControlMessage(self._leaders.number, False, body, small), large
 
-    def send(self, body: bytes, arrays: Sequence[np.ndarray]) -> None:
+    def send(self, message: ControlMessage, arrays: Sequence[np.ndarray]) -> None:
         """Send what `pack` has returned to the master."""
-        self._leaders.send(_MASTER, REPLY, ControlMessage(self._leaders.number, False, body))
+        self._leaders.send(_MASTER, REPLY, message)
         for array in arrays:
             self._leaders.send_array(_MASTER, array, OF_REPLIES)
 

@@ -59,8 +59,6 @@ _STILL_ARRIVING = 100  # commands after an aborted one in which its messages are
 _POLLS = range(4)  # polls between two readings of the clock; each takes about 2 microseconds
 
 SMALL = 4096  # bytes of an array that is sent in the message that announces it
-#: Of a message: the number of the command, whether it is an order, and the body's length
-_HEAD = struct.Struct("=q?Q")
 _NEVER = 1 << 62  # the number of no command
 
 #: The number of pings for a reading of a clock. Some of them are short, also on machines that are busy.
@@ -69,8 +67,6 @@ _TIME = struct.Struct("=d")
 
 #: The number of the command, the kind, the machine that sent it, and a value of the kind
 _Notice = Tuple[int, int, int, Any]
-#: The largest message, in bytes, that `Links.receive` takes
-LONGEST = 1 << 30
 
 
 def as_bytes(data: bytes | np.ndarray) -> np.ndarray:
@@ -298,8 +294,7 @@ class Leaders:
 
     def send(self, to: int, tag: int, message: ControlMessage) -> None:
         """Send a message."""
-        head = _HEAD.pack(message.number, message.is_order, len(message.body))
-        self.links.send(to, tag, b"".join([head, message.body, message.following]))
+        self.links.send(to, tag, pickle.dumps(tuple(message), pickle.HIGHEST_PROTOCOL))
 
     def receive(self, source: int | None, tag: int, idle: bool = False) -> ControlMessage:
         """Wait for a message, from any leader if `source` is None.
@@ -307,9 +302,7 @@ class Leaders:
         `idle` is whether there is no time limit.
         """
         message = self.wait(lambda: self.links.receive(source, tag), idle)[1]
-        number, is_order, length = _HEAD.unpack_from(message)
-        view, end = memoryview(message), _HEAD.size + length
-        return ControlMessage(number, is_order, bytes(view[_HEAD.size : end]), bytes(view[end:]))
+        return ControlMessage(*pickle.loads(message))
 
     def receive_order(self) -> ControlMessage:
         """Wait for an order, between worlds; drop the commands of a world that was broken."""

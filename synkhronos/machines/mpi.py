@@ -4,8 +4,8 @@ MPI makes progress only while one of its functions is called, so a leader polls 
 
 Above a limit, 64 kB over TCP, OpenMPI sends the first bytes of a message, and the rest after the
 receiver has answered. For messages that are a few times as long, several shorter messages are faster, so
-they are sent in pieces. All pieces but the last have the same length; the last is shorter, and may be
-empty.
+they are sent in pieces, and so are messages of 1 GiB or more. All pieces but the last have the same
+length; the last is shorter, and may be empty.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Collection, Iterable, Sequence
 from mpi4py import rc
 
 from synkhronos.machines.job import ending
-from synkhronos.machines.leaders import LONGEST, Links, LostError, Receipt, as_bytes
+from synkhronos.machines.leaders import Links, LostError, Receipt, as_bytes
 from synkhronos.machines.neighbours import Neighbour, Neighbours, connections
 
 rc.initialize = rc.finalize = False
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _PIECE = 62 << 10  # bytes
 _MOST_IN_PIECES = 6 * _PIECE
-_CHUNK = LONGEST  # bytes; MPI counts are C ints
+_CHUNK = 1 << 30  # bytes; MPI counts are C ints
 _NAP = 0.02  # seconds
 _LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 _LEADER, _PROGRESS_PROCESS, _OTHER = range(3)  # the role of a task on its machine
@@ -113,7 +113,7 @@ class MpiLinks(Links):
             sender, piece = received
             pieces = self._pieces.setdefault((sender, tag), [])
             pieces.append(piece)
-            if len(piece) != _PIECE:
+            if len(piece) != len(pieces[0]) or len(piece) not in (_PIECE, _CHUNK):
                 del self._pieces[sender, tag]
                 return sender, piece if len(pieces) == 1 else b"".join(pieces)
         return None
@@ -153,8 +153,7 @@ class MpiLinks(Links):
 def _pieces_of(view: np.ndarray) -> list[np.ndarray]:
     """Return views of the parts of a message, each of which is one MPI message."""
     step = _PIECE if _PIECE <= view.size <= _MOST_IN_PIECES else _CHUNK
-    count = view.size // step + 1 if step == _PIECE else max(-(-view.size // step), 1)
-    return [view[turn * step : (turn + 1) * step] for turn in range(count)]
+    return [view[start : start + step] for start in range(0, view.size + 1, step)]
 
 
 class _MpiReceipt(Receipt):

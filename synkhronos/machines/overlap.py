@@ -20,6 +20,8 @@ machines the results are bit-identical. On more machines, sums have another orde
 
 from __future__ import annotations
 
+import functools
+import pickle
 import time
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -35,11 +37,11 @@ from synkhronos.comms.wires import Kept, Wire, WireReduction, kept_by, restore
 from synkhronos.machines.communicator import MachineGroup
 from synkhronos.machines.leaders import Leaders, nap_after
 from synkhronos.machines.progress_process import ProgressProcess, WorkContext
+from synkhronos.services.registers import Register
 from synkhronos.stores.named_memory import NamedMemory
 
 _READY, _ROWS = range(2)  # columns; the first of the last row counts reduced buckets
-_DONE, _REST, _FACTORS, _COUNTS = range(4)  # words of the table of `WireState`; the counts come last
-_KEPT = "ahead"
+_KEPT, _STATE = "ahead", "kept state of a wire format"
 
 
 class RunningReduction(NamedTuple):
@@ -165,21 +167,24 @@ class OverlappedReduction:
 
     def kept(self, buckets: Buckets) -> Kept:
         """In the leader: fetch the state of a vector's format, once in a command."""
-        found = self._transfer(buckets, is_given=False).get()
-        return found._replace(rest=found.rest.copy(), factors=found.factors.copy())
+        memory, leaders = self._progress_process.named_memory, self._leaders
+        self._progress_process.start(leaders.number, TransferWireState(buckets, is_given=False))
+        find = functools.partial(_get_state, memory, buckets, leaders.number)
+        kept: Kept = leaders.wait_inside(find, meets=False)
+        self._progress_process.finish(leaders.wait)
+        return kept._replace(rest=kept.rest.copy())
 
     def keep(self, buckets: Buckets, kept: Kept) -> None:
         """In the leader, once in a command: give this state to the progress process."""
-        WireState(self._progress_process.named_memory, buckets).put(kept)
-        self._transfer(buckets, is_given=True)
+        process, leaders = self._progress_process, self._leaders
+        _put_state(process.named_memory, buckets, leaders.number, kept)
+        process.start(leaders.number, TransferWireState(buckets, is_given=True))
+        leaders.wait_inside(process.has_stopped, meets=False)
+        process.finish(leaders.wait)
 
-    def _transfer(self, buckets: Buckets, is_given: bool) -> WireState:
-        leaders: Any = self._group.leaders  # not None in the leader
-        state = WireState(self._progress_process.named_memory, buckets)
-        self._table = state.table
-        self._progress_process.start(leaders.number, TransferWireState(buckets, is_given))
-        leaders.wait_inside(lambda: state.table[_DONE], meets=False)
-        return state
+    @property
+    def _leaders(self) -> Leaders:
+        return self._group.leaders  # type: ignore[return-value]  # not None in the leader
 
     def _wait(self, ready: Callable[[], Any]) -> None:
         leaders = self._group.leaders
@@ -194,8 +199,7 @@ class OverlappedReduction:
     def end(self) -> None:
         """In the leader, at the end of a command that all ranks of this machine have left."""
         if self._table is not None:
-            self._progress_process.end()
-            self._group.leaders.wait(self._progress_process.has_stopped)  # type: ignore[union-attr]  # as above
+            self._progress_process.finish(self._leaders.wait)
             self._table[...] = 0
             self.running = self._table = None
 
@@ -274,43 +278,23 @@ def _communicator_of(context: WorkContext) -> tuple[Leaders, BucketCommunicator]
     return context.kept[_KEPT]
 
 
-class WireState(NamedTuple):
-    """Where the `Kept` of a vector is in the named memory, in one command that transfers it.
+def _put_state(named_memory: NamedMemory, buckets: Buckets, number: int, kept: Kept) -> None:
+    """Put a vector's `Kept` where `_get_state` finds it, in the command with a number.
 
-    Attributes
-    ----------
-    named_memory : NamedMemory
-        The named memory of the machine.
-    buckets : Buckets
-        The buckets of the vector.
+    The parts that were not sent come into the memory of the first rank's vector.
     """
+    _vector(named_memory, buckets, 0)[: kept.rest.size] = kept.rest
+    others = kept.counts, kept.rest.size, kept.factors
+    Register(named_memory, _STATE).write(number, pickle.dumps(others, pickle.HIGHEST_PROTOCOL))
 
-    named_memory: NamedMemory
-    buckets: Buckets
 
-    @property
-    def table(self) -> np.ndarray:
-        """Whether the work is done, how long the vectors are, and the counts; 0 between commands."""
-        length = _COUNTS + len(self.buckets.shapes)
-        return self.named_memory.array(f"kept {length}", length, np.int64)
-
-    def put(self, kept: Kept) -> None:
-        """Write the state."""
-        table = self.table
-        table[_REST], table[_FACTORS], table[_COUNTS:] = kept.rest.size, kept.factors.size, kept.counts
-        for own, given in zip(self._vectors(table), kept[1:]):
-            own[:] = given
-
-    def get(self) -> Kept:
-        """Return the state, without copying the vectors."""
-        table = self.table
-        return Kept(table[_COUNTS:].tolist(), *self._vectors(table))
-
-    def _vectors(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rest, factors = _vector(self.named_memory, self.buckets, 0), np.empty(0, np.float32)
-        if length := int(table[_FACTORS]):
-            factors = self.named_memory.array(f"kept factors {length}", length, np.float32)
-        return rest[: table[_REST]], factors
+def _get_state(named_memory: NamedMemory, buckets: Buckets, number: int) -> Kept | None:
+    """Return a vector's `Kept`, which shares the vector's memory, or None if it is not there."""
+    found = Register(named_memory, _STATE).read()
+    if found is None or found[0] != number:
+        return None
+    counts, size, factors = pickle.loads(found[1])
+    return Kept(counts, _vector(named_memory, buckets, 0)[:size], factors)
 
 
 class TransferWireState(NamedTuple):
@@ -329,12 +313,11 @@ class TransferWireState(NamedTuple):
 
     def run(self, context: WorkContext) -> None:
         wires = _communicator_of(context)[1].wires(self.buckets)
-        state = WireState(context.named_memory, self.buckets)
         if self.is_given:
-            restore(wires, self.buckets.sizes(), state.get())
+            kept = _get_state(context.named_memory, self.buckets, context.number)
+            restore(wires, self.buckets.sizes(), kept)  # type: ignore[arg-type]  # it is there
         else:
-            state.put(kept_by(wires))
-        state.table[_DONE] = 1  # the leader continues
+            _put_state(context.named_memory, self.buckets, context.number, kept_by(wires))
 
 
 # Reducing buckets

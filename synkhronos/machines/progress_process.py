@@ -96,6 +96,11 @@ class ProgressProcess:
         """Whether no work uses the named memory."""
         return True
 
+    def finish(self, wait: Callable[[Callable[[], Any]], Any]) -> None:
+        """End the work, and wait until it has stopped by ``wait(ready)``."""
+        self.end()
+        wait(self.has_stopped)
+
     def check(self) -> None:
         """Raise `LostError` if progress processes have died while they were needed."""
 

@@ -266,9 +266,9 @@ class MachinesTransport(Transport):
             self._collected = self._collect_here()
         more, replies = self._collected
         replies[self.local.rank] = payload
-        body, arrays = self._receiver.pack(replies, exports + more)
+        packed = self._receiver.pack(replies, exports + more)
         self.posted = True
-        self._receiver.send(body, arrays)
+        self._receiver.send(*packed)
 
     def _collect_here(self) -> tuple[list[MachineHandle], list[bytes | None]]:
         """Return the exports and the replies of the other ranks of this machine."""
@@ -295,7 +295,7 @@ class MachinesTransport(Transport):
         for ranks, given in zip(self._machines, [own, *self._sender.collect(may_last)]):
             replies[ranks.start : ranks.stop] = given
         if may_last:
-            self._end_relay()
+            self._progress_process.finish(self.leaders.wait)
             self.leaders.read_notices()  # requests to stop; others are read while it waits
         self.leaders.pass_on_flag()
         return replies
@@ -443,10 +443,6 @@ class MachinesTransport(Transport):
         if self.is_leader:
             self._progress_process.start(self.leaders.number, Relay(self._machines))
 
-    def _end_relay(self) -> None:
-        self._progress_process.end()
-        self.leaders.wait(self._progress_process.has_stopped)
-
     def _begin_overlap(self) -> None:
         if self.overlap is not None:
             self.overlap.begin_command()
@@ -457,7 +453,7 @@ class MachinesTransport(Transport):
 
     def _forget_program(self) -> None:
         """On machines other than the master's: forget the program, which has ended on all ranks."""
-        self._end_relay()
+        self._progress_process.finish(self.leaders.wait)
         self.store.named_memory.clear()
         complaint = None if self._on_death is None else self._on_death.complaint()
         if complaint is not None:

@@ -10,7 +10,8 @@ import numpy as np
 from synkhronos.machines.leaders import as_bytes
 
 # Some are multiples of the pieces in which MPI sends, or about as long.
-LENGTHS = [0, 1, 7, 4096, 49_151, 49_152, 65_536, 98_304, 294_912, 294_913, 5_000_000]
+LENGTHS = [0, 1, 7, 4096, 49_151, 49_152, 63_488, 65_536, 98_304, 294_912, 294_913, 1 << 20,
+           (1 << 20) + 63_488, 5_000_000]  # fmt: skip
 ARRAYS = [
     np.float64(3.5), np.zeros(0), np.zeros((0, 3), "int8"), np.arange(6, dtype="int16").reshape(2, 3),
     np.array(True), np.arange(4) * 1j, np.random.default_rng(0).normal(size=625_000),

@@ -18,10 +18,12 @@ from checks.ranks import Ranks
 from synkhronos._errors import WorldBrokenError
 from synkhronos.arithmetic.machines import ranks_of_machines
 from synkhronos.transports.local import LocalTransport
+from synkhronos.machines import mpi
 from synkhronos.machines.leaders import Leaders
 from synkhronos.machines.mpi import Tasks, abort
 from synkhronos.machines.transport import MachinesTransport
 
+mpi._CHUNK = 1 << 20  # the checks have longer messages
 SIZES = [2, 2, 1, 1, 2, 1, 1, 1]  # of the first machines, as many as there are
 
 

