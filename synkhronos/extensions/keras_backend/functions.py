@@ -22,7 +22,7 @@ from synkhronos.engines.analysis.graphs import Dependence, inputs_first, rebuilt
 from synkhronos.extensions.steps.losses import terms
 from synkhronos.extensions.steps.serial_step import SAME_FOR_PAIRS
 from synkhronos.extensions.train import parallel_function
-from synkhronos.functions.comparing import reasons
+from synkhronos.functions.comparing.serial_comparison import causes_in_words, combined
 from synkhronos.functions.steps import shares
 
 
@@ -88,7 +88,7 @@ class Trial:
         parts = [slice(None), slice(half), slice(half, None)]
         values = zip(*[self._function(*[row[part] for row in rows], *others) for part in parts])
         for term, causes, (whole, *halves) in zip(self._terms, self._causes, values):
-            expected = reasons.combined(term.op, halves, [half, length - half])
+            expected = combined(term.op, halves, [half, length - half])
             least = 10 * float(numpy.finfo(whole.dtype).eps)
             agrees = Tolerance(None, least, self._computed_with).allows(expected, whole)
             if agrees and not causes.certain:
@@ -97,7 +97,7 @@ class Trial:
             shown = "although this batch does not show it"
             if not agrees:
                 shown = f"as it is {whole} for a batch, and {halves[0]} and {halves[1]} for its halves"
-            found = f". {reasons.of_graph(causes.possible)}" if causes.possible else ""
+            found = f". {causes_in_words(causes.possible)}" if causes.possible else ""
             raise ValueError(
                 f"{term.label}: it is no {kind} the rows, {shown}, so that the ranks' values do not "
                 f"give the value for all rows. Have the function return one value per row, which Keras "
