@@ -146,10 +146,10 @@ class _State(NamedTuple):
 _UNRELATED = _State()
 
 
-def _joined(one: _State, other: _State) -> _State:
-    causes = Causes(*(a | b for a, b in zip(one.causes, other.causes)))
-    return max(one, other, key=lambda state: state.kind)._replace(
-        is_shifted=one.is_shifted or other.is_shifted, causes=causes, mixed=one.mixed | other.mixed
+def _joined(first: _State, second: _State) -> _State:
+    causes = Causes(*(a | b for a, b in zip(first.causes, second.causes)))
+    return max(first, second, key=lambda state: state.kind)._replace(
+        is_shifted=first.is_shifted or second.is_shifted, causes=causes, mixed=first.mixed | second.mixed
     )
 
 
@@ -183,7 +183,7 @@ class _Search:
             return False
         steps, inner = steps_in(loop), _Search({})
         inner._graph = graph
-        states = {variable: self.state(source) for variable, source in zip(steps.inputs, steps.sources)}
+        states = {variable: self.state(source) for variable, source in steps.sources}
         for _ in range(2):  # a step gets the states of the step before it
             inner._states = dict(states)
             for node in io_toposort(steps.inputs, steps.outputs):
@@ -191,12 +191,10 @@ class _Search:
             states.update(
                 (later, _joined(states[later], inner.state(item))) for item, later in steps.states
             )
-        for output, end in zip(steps.outputs, steps.ends):
+        for output, end in steps.ends:
             state = inner.state(output)
-            if end is not None:
-                self._states[end] = state._replace(
-                    mixed=frozenset([end] if state.kind == _MIXED else [])
-                )
+            mixed = frozenset([end] if state.kind == _MIXED else [])
+            self._states[end] = state._replace(mixed=mixed)
         return True
 
     def _state(self, node: Apply, states: list[_State]) -> _State:

@@ -20,7 +20,7 @@ from synkhronos.engines.analysis import graphs
 from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.engines.analysis.graphs import Dependence, inputs_first, rebuilt
 from synkhronos.extensions.steps.losses import terms
-from synkhronos.extensions.steps.serial_step import SAME_FOR_PAIRS
+from synkhronos.extensions.steps.step import SAME_FOR_PAIRS
 from synkhronos.extensions.train import parallel_function
 from synkhronos.functions.comparing.serial_comparison import causes_in_words, combined
 from synkhronos.functions.steps import shares
