@@ -6,6 +6,7 @@ They are kept so that a copy of the step can be built from them.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -168,20 +169,6 @@ def parse_wire(wire: Any) -> Any:
 MISSING = object()
 
 
-class Group(NamedTuple):
-    """Inputs that a call gives in one argument: a list of arrays if `is_list`, else one array."""
-
-    keyword: str | None
-    inputs: list[Any]
-    is_list: bool
-
-
-def group_of(keyword: str | None, inputs: Any) -> Group:
-    """Return a `Group` of a variable, or of a list of variables."""
-    is_list = isinstance(inputs, (list, tuple))
-    return Group(keyword, list(inputs) if is_list else [inputs], is_list)
-
-
 def variable_of(given: Any) -> Variable:
     """Return the variable of an input, which may have a wrapper such as ``synk.In``."""
     variable = given if isinstance(given, Variable) else getattr(given, "variable", None)
@@ -192,6 +179,13 @@ def variable_of(given: Any) -> Variable:
 
 class StepInputs:
     """The inputs of a step, in the order in which a call gives their data.
+
+    Parameters
+    ----------
+    groups : list of (str or None, variable or list of variables)
+        For each argument of a call: its keyword, and the input or the list of inputs.
+    label : str
+        How messages refer to the step.
 
     Attributes
     ----------
@@ -205,19 +199,20 @@ class StepInputs:
         The number of arguments that a call may give by position.
     """
 
-    def __init__(self, groups: Sequence[Group], label: str) -> None:
-        self.given = [item for group in groups for item in group.inputs]
+    def __init__(self, groups: Sequence[tuple[str | None, Any]], label: str) -> None:
+        self._keywords = [keyword for keyword, _ in groups]
+        self._are_lists = [isinstance(inputs, (list, tuple)) for _, inputs in groups]
+        pairs = zip(self._are_lists, groups)
+        each = [list(inputs) if is_list else [inputs] for is_list, (_, inputs) in pairs]
+        self.given = list(itertools.chain(*each))
         self.variables = [variable_of(item) for item in self.given]
         self.names = [
             getattr(item, "name", None) or variable.name
             for item, variable in zip(self.given, self.variables)
         ]
         self.n_arguments = len(groups)
-        self._groups, self._label = groups, label
-        self._is_flat = not any(group.is_list for group in groups)
-        self._starts = [0]
-        for group in groups:
-            self._starts.append(self._starts[-1] + len(group.inputs))
+        self._is_flat, self._label = not any(self._are_lists), label
+        self._starts = [0, *itertools.accumulate(map(len, each))]
 
     def described(self) -> str:
         """Return the names of the inputs, in a few words."""
@@ -255,13 +250,12 @@ class StepInputs:
                 )
             if positions:
                 return [(positions[0], data)]
-            keywords = [group.keyword for group in self._groups]
-            if key not in keywords:
+            if key not in self._keywords:
                 names = listed(self.names)
                 raise TypeError(f"{self._label}: no input is named {key!r}; inputs: {names}")
-            key = keywords.index(key)
+            key = self._keywords.index(key)
         start, stop = self._starts[key : key + 2]
-        is_several = self._groups[key].is_list and isinstance(data, (list, tuple))
+        is_several = self._are_lists[key] and isinstance(data, (list, tuple))
         each = data if is_several else [data]
         if len(each) != stop - start:
             raise TypeError(

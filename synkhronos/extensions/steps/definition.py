@@ -252,7 +252,7 @@ def _inputs_of_training(given: Arguments) -> StepInputs:
     inputs += [] if y is None else [("y_data", y)]
     broadcast = check_list(given["bcast_inputs"], "bcast_inputs", "variables")
     inputs += [(None, item) for item in broadcast]
-    return StepInputs([arguments.group_of(*item) for item in inputs], "train function")
+    return StepInputs(inputs, "train function")
 
 
 def define_function(given: Arguments) -> tuple[Definition, bool | list[str]]:
@@ -263,7 +263,7 @@ def define_function(given: Arguments) -> tuple[Definition, bool | list[str]]:
     variables = [arguments.variable_of(item) for item in inputs]
     broadcast = check_list(given["bcast_inputs"], "bcast_inputs", "variables")
     inputs += [item for item in broadcast if arguments.variable_of(item) not in variables]
-    parsed = StepInputs([arguments.group_of(None, item) for item in inputs], "parallel function")
+    parsed = StepInputs([(None, item) for item in inputs], "parallel function")
     outputs, form = arguments.parse_outputs(given["outputs"])
     updates, givens = arguments.parse_updates(given["updates"]), arguments.parse_givens(given["givens"])
     sliceable = check_list(given["sliceable_shareds"], "sliceable_shareds", "variables")

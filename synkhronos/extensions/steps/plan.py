@@ -251,15 +251,15 @@ class Plan:
         averaged: list[Update] = []
         last: list[Update] = []
         for update in self._definition.updates:
-            mask, is_touched = self._local.of(update.new), self._touched.of(update.new)
-            is_direct = mask & ~self._random  # else it is the same on all ranks if all draw alike
-            is_collected = is_direct and not is_touched and not self._uncollected.of(update.new)
-            if update.is_own or is_collected:
+            mask = self._local.of(update.new)
+            if update.is_own:
                 own.append(update)
-            elif is_direct and is_touched:
+            elif not mask & ~self._random:  # the same on all ranks if all draw the same numbers
+                last.append(update)
+            elif self._touched.of(update.new):
                 raise errors.refusal("mixed", update.target, self._local, mask)
-            else:
-                (averaged if is_direct else last).append(update)
+            else:  # it depends on the rows directly, or through collectives only
+                (averaged if self._uncollected.of(update.new) else own).append(update)
         return own, averaged, last
 
     def _check_averaged(self, updates: Sequence[Update]) -> None:

@@ -79,11 +79,8 @@ def watch(world: World, function: Any, given: Sequence[Output]) -> None:
     given : list of Output
         The outputs as the script gave them.
     """
-    engine, agreement, numbers = (
-        world.rank_state.engine,
-        replica_tracker_of(world),
-        world.registry.numbers,
-    )
+    engine, numbers = world.rank_state.engine, world.registry.numbers
+    agreement = replica_tracker_of(world)
     streams = engine.random_streams(function.replica.compiled)
     agreement.streams.update(numbers[shared] for shared in streams)
     if world.options.verify != OFF and function.replica.has_rows:
