@@ -23,8 +23,8 @@
 ``keras`` and ``zoo`` are for Theano, ``pymc`` for PyTensor, and the others for both.
 
 Each module is imported when it is first used, as ``synk.extensions.train`` or by an ``import``. So Keras
-is needed only for ``keras``, and Lasagne only for ``zoo``. ``train`` uses the folder ``steps``,
-``keras`` the folder ``keras_backend``, and ``loading`` the folder ``loaders``.
+is needed only for ``keras``, and Lasagne only for ``zoo``. ``train`` uses the folder ``steps``, and
+``loading`` the folder ``loaders``.
 """
 
 import importlib as _importlib

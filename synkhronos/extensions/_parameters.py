@@ -13,8 +13,9 @@ instead of 1.4 ms, adagrad 0.5 instead of 1.1, adam 1.3 instead of 2.1.
 
 from __future__ import annotations
 
+import operator
 from numbers import Real
-from typing import Any, Iterable, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
 
 import numpy
 
@@ -75,17 +76,13 @@ def gradients_of(loss: Any, params: Sequence[SharedVariable]) -> list[Variable]:
     `loss` is a scalar expression, or a list of gradient expressions in the order of `params`.
     """
     if isinstance(loss, (list, tuple)):
-        gradients = _checked_gradients(list(map(_as_dense, loss)), params)
+        gradients = _checked_gradients(list(map(names.dense, loss)), params)
     else:
-        gradients = list(map(_as_dense, _computed_gradients(loss, params)))
+        gradients = list(map(names.dense, _computed_gradients(loss, params)))
     return [
         gradient if gradient.dtype == param.dtype else tt.cast(gradient, param.dtype)
         for param, gradient in zip(params, gradients)
     ]
-
-
-def _as_dense(gradient: Any) -> Any:
-    return names.dense(gradient) if isinstance(gradient, Variable) else gradient
 
 
 def _checked_gradients(gradients: Sequence[Any], params: Sequence[SharedVariable]) -> list[Variable]:
@@ -299,40 +296,41 @@ class FlatGradient(Layout):
         super().__init__(shapes, [param.broadcastable for param in self.params])
         self.vector = self.new_vector(self.dtype, "flat_gradient")
         self.gradient = names.fixed(self.vector, (self.size,))
+        self._state_updates: UpdatePairs = []
 
-    def scalar(self, name: str, value: Any) -> Variable:
-        """Return a hyperparameter as a scalar of the vector's dtype."""
-        return scalar(name, value, self.dtype)
+    def scalars(self, **values: Any) -> list[Variable]:
+        """Return hyperparameters as scalars of the vector's dtype."""
+        return [scalar(name, value, self.dtype) for name, value in values.items()]
 
     def state(self, name: str) -> SharedVariable:
         """Return a new state vector of zeros, as long as the gradient vector."""
         return as_state(names.shared_vector(numpy.zeros(self.size, self.dtype), f"flat_{name}"))
 
-    def step_count(self) -> SharedVariable:
-        """Return a new scalar that counts steps from 0."""
+    def update(self, state: SharedVariable, new: Variable) -> Variable:
+        """Return the new value of a state, which the rule updates."""
+        self._state_updates.append((state, new))
+        return new
+
+    def step_count(self) -> Variable:
+        """Return a new scalar that is 1 in the first step."""
         dtype = numpy.promote_types(self.dtype, "float32")  # float16 does not count beyond 2048
-        return as_state(names.shared(numpy.zeros((), dtype), "step_count", ()))
+        count = as_state(names.shared(numpy.zeros((), dtype), "step_count", ()))
+        return self.update(count, count + 1)
 
     def gradient_updates(self) -> UpdatePairs:
         """Return the update that writes the gradients into the vector, in place."""
         return [(self.vector, self.filled(self.vector, self._expressions))]
 
-    def rule(self, param_updates: UpdatePairs, *state_updates: tuple[SharedVariable, Variable]) -> Rule:
-        """Return the three values of an update rule."""
-        return self.gradient_updates(), [*param_updates, *state_updates], self.vector
+    def descent(self, step: Variable, rate: Variable | None = None) -> Rule:
+        """Return the rule that subtracts the vector `step` from the parameters, or `rate` times it."""
+        return self._rule(lambda old, piece: old - (piece if rate is None else rate * piece), step)
 
-    def descent(self, step: Variable, rate: Variable | None = None) -> UpdatePairs:
-        """Return the updates that subtract the vector `step` from the parameters, or `rate` times it."""
-        return [
-            (param, old - (piece if rate is None else rate * piece))
-            for param, old, piece in self._moved(step)
-        ]
+    def ascent(self, step: Variable) -> Rule:
+        """Return the rule that adds the vector `step` to the parameters."""
+        return self._rule(operator.add, step)
 
-    def ascent(self, step: Variable) -> UpdatePairs:
-        """Return the updates that add the vector `step` to the parameters."""
-        return [(param, old + piece) for param, old, piece in self._moved(step)]
-
-    def _moved(self, step: Variable) -> Iterator[tuple[SharedVariable, Variable, Variable]]:
-        """Yield each parameter, its present value with the shape in its type, and its part of `step`."""
-        for param, piece in zip(self.params, self.pieces(step)):
-            yield param, names.fixed(param, param.get_value(borrow=True).shape), piece
+    def _rule(self, moved: Callable[[Variable, Variable], Variable], step: Variable) -> Rule:
+        """Return the three values of a rule that moves each parameter by its part of `step`."""
+        fixed = [names.fixed(param, param.get_value(borrow=True).shape) for param in self.params]
+        param_updates = list(zip(self.params, map(moved, fixed, self.pieces(step))))
+        return self.gradient_updates(), [*param_updates, *self._state_updates], self.vector

@@ -2,32 +2,50 @@
 
 Importing this module imports Keras and makes it compatible with newer versions of Python and h5py. It
 selects Keras's Theano back end, like ``KERAS_BACKEND=theano``.
+
+While Keras builds the functions of a model, ``K.function`` returns functions on all ranks that are
+called in the same way. `_Trial` finds whether losses and metrics are means or sums over the rows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any, Iterable, Iterator
+from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
+import numpy
+import theano
 import theano.tensor as tt
+from scipy import sparse
+from theano.compile.sharedvalue import SharedVariable
 from theano.gof import Variable
 
+import synkhronos as synk
 from synkhronos._text import listed
-from synkhronos.engines.analysis.graphs import Dependence, inputs_first, is_random_state, rebuilt
-from synkhronos.extensions.keras_backend import functions
-from synkhronos.extensions.keras_backend.functions import Request
-from synkhronos.extensions.keras_backend.imports import import_keras
-from synkhronos.extensions.steps.losses import times
-
-if TYPE_CHECKING:
-    from theano.compile.sharedvalue import SharedVariable
+from synkhronos._typing import AnyArray
+from synkhronos.arithmetic.comparison import Tolerance
+from synkhronos.engines.analysis.difference_causes import difference_causes
+from synkhronos.engines.analysis.graphs import (
+    Dependence,
+    draws_in,
+    inputs_first,
+    is_random_state,
+    rebuilt,
+)
+from synkhronos.extensions.keras_backend import import_keras
+from synkhronos.extensions.steps.losses import terms, times
+from synkhronos.extensions.steps.step import SAME_FOR_PAIRS
+from synkhronos.extensions.train import parallel_function
+from synkhronos.functions.comparing.serial_comparison import causes_in_words, combined
+from synkhronos.functions.steps import shares
 
 __all__ = ["parallelize"]
 
 _keras = import_keras()
 _THEIRS = ("keras.losses", "keras.metrics")
 _KINDS = ("train", "test", "predict")
+#: How Keras itself builds functions.
+_OPTIONS = {"allow_input_downcast": True, "on_unused_input": "ignore"}
 
 
 def parallelize(model: Any) -> Any:
@@ -132,18 +150,48 @@ def _make_function(model: Any, kind: str) -> None:
         return
     make = getattr(type(model), f"_make_{kind}_function")
     if kind == "predict" or not hasattr(model, "total_loss"):
-        with _functions_built_by(functions.PredictFunction):
+        with _functions_built_by(_PredictFunction):
             make(model)
         return
     loss = _Loss(model)
     params = model._collected_trainable_weights if kind == "train" else None
-    with _functions_built_by(functools.partial(_step_function, model, loss, params)), loss.in_use():
+    with _functions_built_by(functools.partial(_StepFunction, model, loss, params)), loss.in_use():
         make(model)
+
+
+class _Request(NamedTuple):
+    """The arguments with which Keras calls ``K.function``."""
+
+    inputs: list[Variable]
+    outputs: list[Variable]
+    updates: dict[SharedVariable, Variable]
+    options: dict[str, Any]
+
+    def values(self, given: Sequence[Any]) -> list[Any]:
+        """Return the arguments of a call in the types of the inputs, as Theano would convert them."""
+        if not isinstance(given, (list, tuple)) or len(given) != len(self.inputs):
+            got = len(given) if isinstance(given, (list, tuple)) else type(given).__name__
+            raise TypeError(f"expected a list of {len(self.inputs)} arrays, got {got}")
+        return [_converted(value, variable) for value, variable in zip(given, self.inputs)]
+
+    def split(self, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return the values of the inputs with rows, and of the others."""
+        pairs = list(zip(values, self.inputs))
+        rows = [value for value, variable in pairs if variable.ndim]
+        return rows, [value for value, variable in pairs if not variable.ndim]
+
+
+def _converted(value: Any, variable: Variable) -> Any:
+    if value is None:  # which NumPy would convert to NaN
+        raise TypeError(f"input {variable}: expected an array or a number, got None")
+    if sparse.issparse(value):
+        return value.astype(variable.dtype)
+    return numpy.asarray(value, variable.dtype)
 
 
 @contextlib.contextmanager
 def _functions_built_by(build: Any) -> Iterator[None]:
-    """Have ``K.function`` call `build` with a `Request`."""
+    """Have ``K.function`` call `build` with a `_Request`."""
     backend = _keras.backend
     usual = backend.function
 
@@ -153,13 +201,123 @@ def _functions_built_by(build: Any) -> Iterator[None]:
         updates: Iterable[tuple[Any, Any]] = (),
         **options: Any,
     ) -> Any:
-        return build(functions.request_of(inputs, outputs, updates, options))
+        first: dict[SharedVariable, Variable] = {}
+        for target, new in updates:
+            first.setdefault(target, new)  # the first of several updates counts
+        return build(_Request(list(inputs), list(outputs), first, {**_OPTIONS, **options}))
 
     backend.function = function
     try:
         yield
     finally:
         backend.function = usual
+
+
+class _PredictFunction:
+    """Computes outputs on all ranks, each on its own rows, and joins them."""
+
+    functions: list[synk.Function]
+
+    def __init__(self, request: _Request) -> None:
+        self._request = request
+        rows, others = request.split(request.inputs)
+        function = synk.function(
+            rows,
+            [(output, "gather") for output in request.outputs],
+            bcast_inputs=others,
+            updates=list(request.updates.items()),
+            **request.options,
+        )
+        self.functions = [function]
+        shares(self.functions)
+
+    def __call__(self, inputs: Sequence[Any]) -> list[AnyArray]:
+        """Return the outputs for all rows."""
+        rows, others = self._request.split(self._request.values(inputs))
+        result: list[AnyArray] = self.functions[0](*rows, *others)
+        return result
+
+
+# Losses and metrics, as sums or means over the rows
+
+
+class _Term(NamedTuple):
+    """A number, or an array without rows, that is computed from the rows of a batch.
+
+    Attributes
+    ----------
+    label : str
+        How messages refer to it.
+    variable : variable
+        The term in the graph.
+    op : {"avg", "sum"}
+        How the values of parts of the batch give the value of the whole batch.
+    """
+
+    label: str
+    variable: Variable
+    op: str
+
+
+def _terms_of(label: str, expression: Variable, local: Dependence) -> list[_Term]:
+    """Return the terms of an expression that depend on the rows."""
+    found = terms(expression, local, until_sums=True) if local.of(expression) else ()
+    return [_Term(label, leaf, "sum" if is_sum else "avg") for leaf, is_sum in found]
+
+
+class _Trial:
+    """Compares the terms of a batch with the terms of its two halves.
+
+    Random numbers are replaced by a constant, because parts of a batch draw different numbers.
+
+    Parameters
+    ----------
+    inputs : list of variables
+        The inputs of the model.
+    terms : list of _Term
+        The terms to compare.
+    options : dict
+        Keywords of ``theano.function``.
+    """
+
+    def __init__(
+        self, inputs: Sequence[Variable], terms: Sequence[_Term], options: dict[str, Any]
+    ) -> None:
+        variables = [spec.variable for spec in terms]
+        drawn = draws_in(inputs_first(variables))
+        # With this number, pairs of normal numbers are equal, too.
+        same = {item: tt.constant(SAME_FOR_PAIRS, dtype=item.dtype) for item in drawn}
+        fixed = {item: item.type.filter_variable(tt.fill(item, same[item])) for item in drawn}
+        self._terms = terms
+        variables = rebuilt(variables, fixed, {})
+        axes = [0 if variable.ndim else None for variable in inputs]
+        self._causes = difference_causes(inputs, axes, variables)
+        self._computed_with = {variable.dtype for variable in inputs}
+        options = {**options, "no_default_updates": True}
+        self._function = theano.function(list(inputs), variables, **options)
+
+    def check(self, rows: Sequence[Any], others: Sequence[Any]) -> None:
+        """Raise ``ValueError`` unless the terms of this batch follow from the terms of its halves."""
+        length = rows[0].shape[0]
+        half = (length + 1) // 2
+        parts = [slice(None), slice(half), slice(half, None)]
+        values = zip(*[self._function(*[row[part] for row in rows], *others) for part in parts])
+        for term, causes, (whole, *halves) in zip(self._terms, self._causes, values):
+            expected = combined(term.op, halves, [half, length - half])
+            least = 10 * float(numpy.finfo(whole.dtype).eps)
+            agrees = Tolerance(None, least, self._computed_with).allows(expected, whole)
+            if agrees and not causes.certain:
+                continue
+            kind = "mean of" if term.op == "avg" else "sum over"
+            shown = "although this batch does not show it"
+            if not agrees:
+                shown = f"as it is {whole} for a batch, and {halves[0]} and {halves[1]} for its halves"
+            found = f". {causes_in_words(causes.possible)}" if causes.possible else ""
+            raise ValueError(
+                f"{term.label}: it is no {kind} the rows, {shown}, so that the ranks' values do not "
+                f"give the value for all rows. Have the function return one value per row, which Keras "
+                f"then averages, or take K.mean over the rows{found}"
+            )
 
 
 class _Loss:
@@ -172,18 +330,14 @@ class _Loss:
     ----------
     local : Dependence
         Which expressions depend on the rows.
-    terms : list of Term
+    terms : list of _Term
         The terms of the loss.
     all_rows : variable or None
         An input for the number of rows of the batch, if the loss needs it.
     """
 
     def __init__(self, model: Any) -> None:
-        rows = [
-            *model._feed_inputs,
-            *model._feed_targets,
-            *model._feed_sample_weights,
-        ]
+        rows = [*model._feed_inputs, *model._feed_targets, *model._feed_sample_weights]
         self._model, self._usual = model, model.total_loss
         changes = [new for metric in model._get_training_eval_metrics() for _, new in metric.updates]
         random = [item for item in inputs_first([self._usual, *changes]) if is_random_state(item)]
@@ -191,7 +345,7 @@ class _Loss:
         # In a whole batch these weights are equal, which the graph then shows.
         equal = {item: tt.fill(item, item[0]) for _, item in _weights_of_whole_batches(model)}
         self._averaged = rebuilt([self._usual], equal, {})[0]
-        self.terms: list[functions.Term] = functions.terms_of("loss", self._averaged, self.local)
+        self.terms: list[_Term] = _terms_of("loss", self._averaged, self.local)
         self.all_rows: Variable | None = None
         if any(term.op == "sum" for term in self.terms):
             self.all_rows = tt.lscalar("all_rows")
@@ -210,25 +364,137 @@ class _Loss:
             self._model.total_loss = self._usual
 
 
-def _step_function(
-    model: Any, loss: _Loss, params: list[SharedVariable] | None, request: Request
-) -> functions.StepFunction:
-    metrics = model._get_training_eval_metrics()
-    states = {state for metric in metrics for state in metric.weights}
-    of_metrics = {target: new for target, new in request.updates.items() if target in states}
-    order = [hasattr(output, "_is_metric") for output in request.outputs]
-    results = [output for output, is_metric in zip(request.outputs, order) if is_metric]
-    kept = functions.Metrics(results, of_metrics, states, loss.local)
-    trial = None
-    if not _is_known(model, loss):
-        options = {name: value for name, value in request.options.items() if name != "name"}
-        trial = functions.Trial(request.inputs, [*loss.terms, *kept.terms], options)
-    request = request._replace(
-        outputs=[output for output, is_metric in zip(request.outputs, order) if not is_metric],
-        updates={target: new for target, new in request.updates.items() if target not in states},
+class _Metrics:
+    """The metrics of a model. Their state is on the master only, which adds the changes of all ranks.
+
+    Parameters
+    ----------
+    results : list of variables
+        The values of the metrics, computed from their states.
+    updates : dict
+        From each state to its new value.
+    states : set of shared variables
+        The states.
+    local : Dependence
+        Which expressions depend on the rows.
+    """
+
+    def __init__(
+        self,
+        results: Sequence[Variable],
+        updates: dict[SharedVariable, Variable],
+        states: set[SharedVariable],
+        local: Dependence,
+    ) -> None:
+        self.terms: list[_Term] = []
+        self.outputs: list[tuple[Variable, str | None]] = []
+        values, news = [], {}
+        for target, new in updates.items():
+            change = _change(target, new, states)
+            op = self._operation(target, change, local)
+            value = change.type()
+            self.outputs.append((change, op))
+            values.append(value)
+            news[target] = target.type.filter_variable(target + value)
+        replaced = rebuilt(results, news, {}) if results else []
+        self._function = theano.function(values, replaced, updates=list(news.items()))
+
+    def _operation(self, target: SharedVariable, change: Variable, local: Dependence) -> str | None:
+        """Return how the changes of the ranks are combined, or None if they are equal on all ranks."""
+        if not local.of(change):
+            return None
+        operations = {term.op for term in _terms_of(f"metric {target.name}", change, local)}
+        if len(operations) > 1:
+            raise ValueError(
+                f"metric {target.name}: it adds a sum over the rows and a mean of the rows; split it "
+                f"into two metrics"
+            )
+        [op] = operations
+        self.terms.append(_Term(f"metric {target.name}", change, op))
+        return op
+
+    def add(self, changes: Sequence[Any]) -> list[AnyArray]:
+        """Add the changes of all ranks; return the values of the metrics."""
+        values: list[AnyArray] = self._function(*changes)
+        return values
+
+
+def _change(target: SharedVariable, new: Variable, states: set[SharedVariable]) -> Variable:
+    """Return what an update adds to the state of a metric."""
+    node = new.owner
+    if node is not None and node.op == tt.add and len(node.inputs) == 2 and target in node.inputs:
+        first, second = node.inputs
+        change = second if first is target else first
+        if states.isdisjoint(inputs_first([change])):
+            return change
+    raise ValueError(
+        f"metric {target.name}: its update does not add to its state what it finds in the batch, so "
+        f"that the ranks cannot share the batch; use K.update_add(state, change), where the change does "
+        f"not depend on states, or compute this metric after predict()"
     )
-    weights = _weights_of_whole_batches(model)
-    return functions.StepFunction(request, kept, order, params, loss.all_rows, trial, weights)
+
+
+class _StepFunction:
+    """Trains or evaluates on a batch on all ranks; returns the loss and the metrics.
+
+    Its attribute ``functions`` lists the functions of Synkhronos that a call runs.
+
+    Parameters
+    ----------
+    model : keras.models.Model
+    loss : _Loss
+    params : list of shared variables or None
+        The variables that are trained.
+    request : _Request
+    """
+
+    def __init__(
+        self, model: Any, loss: _Loss, params: list[SharedVariable] | None, request: _Request
+    ) -> None:
+        self._request, self._counts = request, loss.all_rows is not None
+        self._order = [hasattr(output, "_is_metric") for output in request.outputs]
+        pairs = list(zip(request.outputs, self._order))
+        outputs = [output for output, is_metric in pairs if not is_metric]
+        states = {state for metric in model._get_training_eval_metrics() for state in metric.weights}
+        of_metrics = {target: new for target, new in request.updates.items() if target in states}
+        results = [output for output, is_metric in pairs if is_metric]
+        self._metrics = metrics = _Metrics(results, of_metrics, states, loss.local)
+        self._trial = None  # runs with the first batch
+        if not _is_known(model, loss):
+            options = {name: value for name, value in request.options.items() if name != "name"}
+            self._trial = _Trial(request.inputs, [*loss.terms, *metrics.terms], options)
+        # They have to be equal in each batch.
+        weights = _weights_of_whole_batches(model)
+        self._weights = [(name, request.inputs.index(item)) for name, item in weights]
+        self._n_outputs = len(outputs)
+        training = {} if params is None else {"loss": outputs[0], "params": params}
+        self._function = parallel_function(
+            request.inputs + ([loss.all_rows] if self._counts else []),
+            [*outputs, *metrics.outputs],
+            updates=[item for item in request.updates.items() if item[0] not in states],
+            **training,
+            **request.options,
+        )
+        self.functions = self._function.functions
+
+    def __call__(self, inputs: Sequence[Any]) -> list[AnyArray]:
+        """Return the loss and the metrics."""
+        values = self._request.values(inputs)
+        length = values[0].shape[0]
+        for name, position in self._weights:
+            if numpy.ptp(values[position]):
+                raise ValueError(
+                    f"sample weights: expected equal ones, as the loss of the output {name!r} returns "
+                    f"one number for a batch; have it return one number per row"
+                )
+        if self._trial is not None and length > 1:
+            rows, others = self._request.split(values)
+            self._trial.check(rows, list(map(numpy.zeros_like, others)))  # in the test phase
+            self._trial = None
+        results = self._function(*values, *([length] if self._counts else []))
+        own = iter(results[: self._n_outputs])
+        metrics = iter(self._metrics.add(results[self._n_outputs :]))
+        return [next(metrics if is_metric else own) for is_metric in self._order]
 
 
 def _weights_of_whole_batches(model: Any) -> list[tuple[str, Variable]]:

@@ -20,8 +20,7 @@ from synkhronos.extensions.steps import arguments as step_arguments
 from synkhronos.extensions.steps.arguments import Arguments, StepInputs
 from synkhronos.extensions.steps.definition import define_function, define_training
 from synkhronos.extensions.steps.reduced_expressions import gradients, reduced
-from synkhronos.extensions.steps.serial_step import SerialStep
-from synkhronos.extensions.steps.step import Step
+from synkhronos.extensions.steps.step import SerialStep, Step
 from synkhronos.functions.steps import check_indices
 
 __all__ = [

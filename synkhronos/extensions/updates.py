@@ -91,9 +91,9 @@ def sgd(loss: Loss, params: Params, learning_rate: Hyper) -> Rule:
     (array([0.5, 1. ]), array(2.75))
     """
     flat = FlatGradient(loss, params)
-    rate = flat.scalar("learning_rate", learning_rate)
+    [rate] = flat.scalars(learning_rate=learning_rate)
     # Scaling each piece instead of the whole vector saves memory traffic (8 instead of 17 ms).
-    return flat.rule(flat.descent(flat.gradient, rate))
+    return flat.descent(flat.gradient, rate)
 
 
 def sgd_nonflat(
@@ -197,12 +197,10 @@ def _by_momentum(
     loss: Loss, params: Params, learning_rate: Hyper, momentum: Hyper, is_nesterov: bool
 ) -> Rule:
     flat = FlatGradient(loss, params)
-    rate = flat.scalar("learning_rate", learning_rate)
-    decay = flat.scalar("momentum", momentum)
+    rate, decay = flat.scalars(learning_rate=learning_rate, momentum=momentum)
     velocity = flat.state("velocity")
-    new_velocity = decay * velocity - rate * flat.gradient
-    step = decay * new_velocity - rate * flat.gradient if is_nesterov else new_velocity
-    return flat.rule(flat.ascent(step), (velocity, new_velocity))
+    new = flat.update(velocity, decay * velocity - rate * flat.gradient)
+    return flat.ascent(decay * new - rate * flat.gradient if is_nesterov else new)
 
 
 def adagrad(loss: Loss, params: Params, learning_rate: Hyper = 1.0, epsilon: Hyper = 1e-6) -> Rule:
@@ -230,12 +228,10 @@ def adagrad(loss: Loss, params: Params, learning_rate: Hyper = 1.0, epsilon: Hyp
     array([0.5, 1.5])
     """
     flat = FlatGradient(loss, params)
-    rate = flat.scalar("learning_rate", learning_rate)
-    epsilon = flat.scalar("epsilon", epsilon)
+    rate, epsilon = flat.scalars(learning_rate=learning_rate, epsilon=epsilon)
     squares = flat.state("squared_gradient_sum")
-    new_squares = unfused(squares + tt.sqr(flat.gradient))
-    step = rate * flat.gradient / tt.sqrt(new_squares + epsilon)
-    return flat.rule(flat.descent(step), (squares, new_squares))
+    new = flat.update(squares, unfused(squares + tt.sqr(flat.gradient)))
+    return flat.descent(rate * flat.gradient / tt.sqrt(new + epsilon))
 
 
 def rmsprop(
@@ -266,12 +262,9 @@ def rmsprop(
     array([0.8, 1.8])
     """
     flat = FlatGradient(loss, params)
-    rate = flat.scalar("learning_rate", learning_rate)
-    epsilon = flat.scalar("epsilon", epsilon)
-    squares = flat.state("squared_gradient_average")
-    new_squares = unfused(_moving_average(flat, "rho", rho, squares, tt.sqr(flat.gradient)))
-    step = rate * flat.gradient / tt.sqrt(new_squares + epsilon)
-    return flat.rule(flat.descent(step), (squares, new_squares))
+    rate, epsilon = flat.scalars(learning_rate=learning_rate, epsilon=epsilon)
+    squares = _average(flat, "squared_gradient", tt.sqr(flat.gradient), rho=rho)
+    return flat.descent(rate * flat.gradient / tt.sqrt(squares + epsilon))
 
 
 def adadelta(
@@ -302,16 +295,12 @@ def adadelta(
     array([0.9955, 1.9955])
     """
     flat = FlatGradient(loss, params)
-    rate = flat.scalar("learning_rate", learning_rate)
-    epsilon = flat.scalar("epsilon", epsilon)
-    squares = flat.state("squared_gradient_average")
+    rate, epsilon = flat.scalars(learning_rate=learning_rate, epsilon=epsilon)
+    squares = _average(flat, "squared_gradient", tt.sqr(flat.gradient), rho=rho)
     squared_steps = flat.state("squared_step_average")
-    new_squares = unfused(_moving_average(flat, "rho", rho, squares, tt.sqr(flat.gradient)))
-    ratio = unfused(tt.sqrt(squared_steps + epsilon) / tt.sqrt(new_squares + epsilon))
-    step = flat.gradient * ratio
-    new_squared_steps = _moving_average(flat, "rho", rho, squared_steps, tt.sqr(step))
-    state_updates = (squares, new_squares), (squared_steps, new_squared_steps)
-    return flat.rule(flat.descent(rate * step), *state_updates)
+    step = flat.gradient * unfused(tt.sqrt(squared_steps + epsilon) / tt.sqrt(squares + epsilon))
+    flat.update(squared_steps, _moving_average(flat, squared_steps, tt.sqr(step), rho=rho))
+    return flat.descent(rate * step)
 
 
 def adam(
@@ -348,17 +337,12 @@ def adam(
     array([0.999, 1.999])
     """
     flat = FlatGradient(loss, params)
-    rate = flat.scalar("learning_rate", learning_rate)
-    epsilon = flat.scalar("epsilon", epsilon)
-    mean, squares = flat.state("gradient_average"), flat.state("squared_gradient_average")
+    rate, epsilon = flat.scalars(learning_rate=learning_rate, epsilon=epsilon)
+    mean = _average(flat, "gradient", flat.gradient, beta1=beta1)
+    squares = _average(flat, "squared_gradient", tt.sqr(flat.gradient), beta2=beta2)
     count = flat.step_count()
-    new_count = count + 1
-    new_mean = unfused(_moving_average(flat, "beta1", beta1, mean, flat.gradient))
-    new_squares = unfused(_moving_average(flat, "beta2", beta2, squares, tt.sqr(flat.gradient)))
-    corrected_rate = rate * tt.sqrt(_bias(flat, beta2, new_count)) / _bias(flat, beta1, new_count)
-    step = new_mean / (tt.sqrt(new_squares) + epsilon)
-    state_updates = (mean, new_mean), (squares, new_squares), (count, new_count)
-    return flat.rule(flat.descent(step, corrected_rate), *state_updates)
+    corrected_rate = rate * tt.sqrt(_bias(flat, beta2, count)) / _bias(flat, beta1, count)
+    return flat.descent(mean / (tt.sqrt(squares) + epsilon), corrected_rate)
 
 
 def adamax(
@@ -393,25 +377,24 @@ def adamax(
     array([0.998, 1.998])
     """
     flat = FlatGradient(loss, params)
-    rate = flat.scalar("learning_rate", learning_rate)
-    epsilon = flat.scalar("epsilon", epsilon)
-    mean, largest = flat.state("gradient_average"), flat.state("gradient_norm")
-    count = flat.step_count()
-    new_count = count + 1
-    new_mean = unfused(_moving_average(flat, "beta1", beta1, mean, flat.gradient))
-    decayed = flat.scalar("beta2", beta2) * largest
-    new_largest = unfused(tt.maximum(decayed, abs(flat.gradient)))
-    corrected_rate = rate / _bias(flat, beta1, new_count)
-    step = new_mean / (new_largest + epsilon)
-    state_updates = (mean, new_mean), (largest, new_largest), (count, new_count)
-    return flat.rule(flat.descent(step, corrected_rate), *state_updates)
+    rate, epsilon = flat.scalars(learning_rate=learning_rate, epsilon=epsilon)
+    mean = _average(flat, "gradient", flat.gradient, beta1=beta1)
+    [decay], norm = flat.scalars(beta2=beta2), flat.state("gradient_norm")
+    largest = flat.update(norm, unfused(tt.maximum(decay * norm, abs(flat.gradient))))
+    return flat.descent(mean / (largest + epsilon), rate / _bias(flat, beta1, flat.step_count()))
 
 
-def _moving_average(
-    flat: FlatGradient, name: str, decay: Hyper, average: Variable, value: Variable
-) -> Variable:
-    weight_of_new = flat.scalar(name, 1 - _precise(flat, name, decay))
-    return flat.scalar(name, decay) * average + weight_of_new * value
+def _average(flat: FlatGradient, name: str, value: Variable, **decay: Hyper) -> Variable:
+    """Return the new value of a state, a moving average of a vector."""
+    state = flat.state(f"{name}_average")
+    return flat.update(state, unfused(_moving_average(flat, state, value, **decay)))
+
+
+def _moving_average(flat: FlatGradient, average: Variable, value: Variable, **decay: Hyper) -> Variable:
+    [(name, given)] = decay.items()
+    [weight] = flat.scalars(**decay)
+    [weight_of_new] = flat.scalars(**{name: 1 - _precise(flat, name, given)})
+    return weight * average + weight_of_new * value
 
 
 def _bias(flat: FlatGradient, decay: Hyper, count: Variable) -> Variable:

@@ -13,9 +13,8 @@ from synkhronos.arrays.data import Data
 from synkhronos.engines.base import Analysis
 from synkhronos.functions import arguments, copies
 from synkhronos.functions.call import collect, in_form
-from synkhronos.functions.comparing.first_calls import Verification
 from synkhronos.functions.comparing.serial_comparison import Comparison, check_call
-from synkhronos.functions.comparing.watch import DivergenceCheck, DivergenceWarner, watch
+from synkhronos.functions.comparing.watch import DivergenceCheck, DivergenceWarner, Verification, watch
 from synkhronos.functions.replica import serial_arguments
 from synkhronos.functions.replica_tracker import replica_tracker_of
 from synkhronos.functions.replicate import check_sent, replicate

@@ -435,7 +435,7 @@ def test_importing_refuses_another_back_end_and_another_keras():
 
     import keras
 
-    from synkhronos.extensions.keras_backend.imports import import_keras
+    from synkhronos.extensions.keras_backend import import_keras
 
     assert import_keras() is keras and keras.backend.backend() == "theano"
     with mock.patch.dict(os.environ, KERAS_BACKEND="cntk"):

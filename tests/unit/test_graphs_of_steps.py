@@ -8,6 +8,7 @@ import synkhronos  # noqa: F401
 from compilers import Streams, compiler, softplus, tt
 from synkhronos.engines.analysis.graphs import Dependence, Numbering, rebuilt
 from synkhronos.extensions.steps.losses import split, terms
+from synkhronos.extensions.steps.reduced_expressions import is_in_place
 
 X = tt.dmatrix("x")
 W = compiler.shared(np.arange(6.0).reshape(2, 3) / 7, "w")
@@ -142,3 +143,12 @@ def test_a_sum_of_more_terms_than_the_stack_has_room_for():
     dependent, free = split(loss, dependence())
     assert dependence().of(dependent) and not dependence().of(free)
     assert len(list(terms(loss, dependence(X, B)))) == 3001
+
+
+def test_whether_a_shared_graph_is_computed_in_the_memory_of_a_variable():
+    power = X
+    for _ in range(3000):
+        power = power * power
+    assert not is_in_place(W, power)
+    assert is_in_place(W, power + W) and not is_in_place(W, W)
+    assert is_in_place(B, tt.set_subtensor(B[:1], 1.0) + power[0, 0])

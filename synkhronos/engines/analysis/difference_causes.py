@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from synkhronos.engines import names
-from synkhronos.engines.analysis.graphs import steps_in
+from synkhronos.engines.analysis.graphs import operands, steps_in
 from synkhronos.engines.analysis.rows import FIXED, LENGTH, RowGraph
 from synkhronos.engines.analysis.rules import Powers, Rule, Terms, rule_of
-from synkhronos.engines.analysis.shapes import constant_index, item, normalized_axes
+from synkhronos.engines.analysis.shapes import constant_index, item
 from synkhronos.engines.base import BOUND, Causes
 from synkhronos.engines.collectives import Collective
 from synkhronos.engines.names import Apply, Variable, io_toposort, scalar
@@ -74,7 +74,7 @@ def difference_causes(
         The axis of each input along which its rows are split.
     results : list of variables
     """
-    search = _searched(inputs, axes, results)
+    search = _Search(dict(zip(inputs, axes)), io_toposort(inputs, results))
     return [search.state(result).causes for result in results]
 
 
@@ -82,17 +82,7 @@ def statistics_in(
     inputs: Sequence[Variable], axes: Sequence[int | str | None], results: Sequence[Variable]
 ) -> list[Variable]:
     """Return the values of all rows in which results are not linear, each after those in it."""
-    return list(_searched(inputs, axes, results).statistics)
-
-
-def _searched(
-    inputs: Sequence[Variable], axes: Sequence[int | str | None], results: Sequence[Variable]
-) -> _Search:
-    search, nodes = _Search(dict(zip(inputs, axes))), io_toposort(inputs, results)
-    search.bounded.update(_bounded_by_largest(nodes))
-    for node in nodes:
-        search.visit(node)
-    return search
+    return list(_Search(dict(zip(inputs, axes)), io_toposort(inputs, results)).statistics)
 
 
 def _bounded_by_largest(nodes: Iterable[Apply]) -> Iterator[Variable]:
@@ -102,8 +92,8 @@ def _bounded_by_largest(nodes: Iterable[Apply]) -> Iterator[Variable]:
             other = node.inputs[1]
             while other.owner is not None and isinstance(other.owner.op, names.DimShuffle):
                 other = other.owner.inputs[0]
-            is_largest = other.owner is not None and isinstance(other.owner.op, _REDUCTIONS)
-            if is_largest and other.owner.inputs[0] is node.inputs[0] and not _is_sum(other.owner.op):
+            rule = rule_of(other.owner) if operands(other)[:1] == node.inputs[:1] else None
+            if rule is not None and isinstance(other.owner.op, _REDUCTIONS) and not rule.reduced:
                 yield node.inputs[0]
 
 
@@ -146,26 +136,28 @@ class _State(NamedTuple):
 _UNRELATED = _State()
 
 
-def _joined(one: _State, other: _State) -> _State:
-    causes = Causes(*(a | b for a, b in zip(one.causes, other.causes)))
-    return max(one, other, key=lambda state: state.kind)._replace(
-        is_shifted=one.is_shifted or other.is_shifted, causes=causes, mixed=one.mixed | other.mixed
+def _joined(first: _State, second: _State) -> _State:
+    causes = Causes(*(a | b for a, b in zip(first.causes, second.causes)))
+    return max(first, second, key=lambda state: state.kind)._replace(
+        is_shifted=first.is_shifted or second.is_shifted, causes=causes, mixed=first.mixed | second.mixed
     )
 
 
 class _Search:
-    def __init__(self, axes: Mapping[Variable, int | str | None]) -> None:
+    def __init__(self, axes: Mapping[Variable, int | str | None], nodes: Sequence[Apply]) -> None:
         self._graph = RowGraph(axes)
         self.statistics: dict[Variable, None] = {}
-        self.bounded: set[Variable] = set()
+        self._bounded = set(_bounded_by_largest(nodes))
         self._states = {
             variable: _State(_ROWS) for variable, axis in axes.items() if axis not in (None, BOUND)
         }
+        for node in nodes:
+            self._visit(node)
 
     def state(self, variable: Variable) -> _State:
         return self._states.get(variable, _UNRELATED)
 
-    def visit(self, node: Apply) -> None:
+    def _visit(self, node: Apply) -> None:
         """Find how the outputs of a node depend on the rows."""
         self._graph.add(node)
         if isinstance(node.op, names.Scan) and self._enter(node):
@@ -181,22 +173,20 @@ class _Search:
         graph = self._graph.of_steps(loop)
         if graph is None:
             return False
-        steps, inner = steps_in(loop), _Search({})
+        steps, inner = steps_in(loop), _Search({}, [])
         inner._graph = graph
-        states = {variable: self.state(source) for variable, source in zip(steps.inputs, steps.sources)}
+        states = {variable: self.state(source) for variable, source in steps.sources}
         for _ in range(2):  # a step gets the states of the step before it
             inner._states = dict(states)
             for node in io_toposort(steps.inputs, steps.outputs):
-                inner.visit(node)
+                inner._visit(node)
             states.update(
                 (later, _joined(states[later], inner.state(item))) for item, later in steps.states
             )
-        for output, end in zip(steps.outputs, steps.ends):
+        for output, end in steps.ends:
             state = inner.state(output)
-            if end is not None:
-                self._states[end] = state._replace(
-                    mixed=frozenset([end] if state.kind == _MIXED else [])
-                )
+            mixed = frozenset([end] if state.kind == _MIXED else [])
+            self._states[end] = state._replace(mixed=mixed)
         return True
 
     def _state(self, node: Apply, states: list[_State]) -> _State:
@@ -249,7 +239,7 @@ class _Search:
         if len(used) > 1:
             are_combined = any(label not in kept or label in rule.mixed for label in used)
             return are_combined, () if are_combined else tuple(kept.index(label) for label in used)
-        if node.inputs[0] in self.bounded:
+        if node.inputs[0] in self._bounded:
             return False, ()
         if single == {None}:
             return isinstance(op, _WINDOWS), ()
@@ -295,12 +285,10 @@ class _Search:
         is_certain = rule is not None and all(item.is_certain for item in states if item.mixes)
         if kind == _ROWS and value is not None and value.axis is None:
             return _State(_MIXED, False, is_certain)
-        if kind == _ROWS and isinstance(op, _REDUCTIONS):
-            axis = getattr(op, "axis", None)
-            axes = normalized_axes(axis, node.inputs[0].ndim)
-            if not has_axis and (0 in axes or axis is None):  # most values have their rows on axis 0
-                is_of_all = _is_sum(op) and len(axes) == node.inputs[0].ndim
-                return _State(_MIXED, False, is_certain and is_of_all)
+        if kind == _ROWS and rule is not None and isinstance(op, _REDUCTIONS) and not has_axis:
+            [kept, *_] = rule.outputs
+            if 0 not in kept:  # most values have their rows on axis 0
+                return _State(_MIXED, False, is_certain and bool(rule.reduced) and not kept)
         # In PyTensor 3.3 the operation of one index is that of several.
         is_counted = isinstance(op, names.AdvancedIncSubtensor1) and len(node.inputs) == 3
         is_counted = is_counted and not op.set_instead_of_inc
@@ -396,7 +384,3 @@ def _selects(node: Apply) -> bool:
     if name in _SELECTING:
         return any(getattr(variable.type, "dtype", None) == "bool" for variable in node.inputs[1:])
     return name == "Nonzero"
-
-
-def _is_sum(op: names.Op) -> bool:
-    return isinstance(getattr(op, "scalar_op", None), scalar.Add)

@@ -125,11 +125,11 @@ class EqualAxes:
             self._parents[other] = first
             self._constants.setdefault(first, set()).update(self._constants.pop(other, ()))
 
-    def join_all(self, one: Variable, other: Variable) -> None:
+    def join_all(self, first: Variable, second: Variable) -> None:
         """Put the axes of two variables of the same number of dimensions in the same classes."""
-        if ndim(one) == ndim(other):
-            for axis in range(ndim(one)):
-                self.join((one, axis), (other, axis))
+        if ndim(first) == ndim(second):
+            for axis in range(ndim(first)):
+                self.join((first, axis), (second, axis))
 
     def _loop(self, node: Apply) -> None:
         if node.op in self._done:  # another loop has the same steps
@@ -137,11 +137,8 @@ class EqualAxes:
         self._done.add(node.op)
         steps = steps_in(node)
         self.add(steps.inputs, steps.outputs)
-        for variable, source in zip(steps.inputs, steps.sources):
-            self._step(variable, source)
-        for output, end in zip(steps.outputs, steps.ends):
-            if end is not None:
-                self._step(output, end)
+        for inner, outer in [*steps.sources, *steps.ends]:
+            self._step(inner, outer)
         for item, later in steps.states:
             self.join_all(item, later)
 
@@ -175,21 +172,29 @@ def free_rows(
     graph = _Graph(outputs, updates, givens, no_default_updates)
     if not rows or not any(isinstance(node.op, _FIXING) for node in graph.nodes):
         return outputs, updates, givens, []
-    replacements = _Replacements(graph, rows)
+    graph.find(rows)
     try:
-        freed = graph.rebuilt(replacements)
-        is_free = not replacements.are_in_types(freed)
+        freed = graph.rebuilt()
+        is_free = not graph.are_in_types(freed)
     except Exception as error:  # any exception; an operation may refuse an input of another type
         _logger.debug("the graph cannot be built with other numbers of rows: %s", error)
         is_free = False
     if not is_free:
-        replacements.drop()
+        graph.drop()
         freed = outputs, updates, givens
-    return (*freed, replacements.fixed(graph))
+    return (*freed, graph.fixed())
+
+
+def _roots(outputs: Sequence[Any], updates: Sequence[Any], givens: Sequence[Any]) -> list[Variable]:
+    every = [*outputs, *(new for _, new in [*updates, *givens])]
+    return [root for root in every if isinstance(root, Variable)]
 
 
 class _Graph:
-    """The variables of a function, with the default updates of shared variables."""
+    """The variables of a function, with the default updates of shared variables.
+
+    Constants in it that are numbers of rows are replaced.
+    """
 
     def __init__(
         self,
@@ -198,68 +203,53 @@ class _Graph:
         givens: Sequence[tuple[Variable, Any]],
         no_default_updates: bool | Sequence[SharedVariable] | None,
     ) -> None:
-        self.outputs, self.updates, self.givens = list(outputs), list(updates), list(givens)
-        roots = [*self.outputs, *(new for _, new in [*self.updates, *self.givens])]
-        self.roots = [root for root in roots if isinstance(root, Variable)]
+        self._outputs, self._updates, self._givens = list(outputs), list(updates), list(givens)
+        self._roots = _roots(outputs, updates, givens)
         if no_default_updates is not True:
             excluded = {*(shared for shared, _ in updates), *(no_default_updates or ())}
-            found = default_updates(self.roots, excluded)
-            self.updates.extend(found.items())
-            self.roots.extend(found.values())
-        self.nodes = names.io_toposort([], self.roots)
+            found = default_updates(self._roots, excluded)
+            self._updates.extend(found.items())
+            self._roots.extend(found.values())
+        self.nodes = names.io_toposort([], self._roots)
         self._n_given = len(updates)
+        self._axes = EqualAxes()
+        self._replaced: dict[Apply, dict[int, Variable]] = {}
+        self._lengths: dict[Extent, Variable] = {}
+        self._is_dropped = False
 
-    def rebuilt(self, replacements: _Replacements) -> _Parts:
+    def rebuilt(self) -> _Parts:
         """Return the outputs, updates and givens with the replacements."""
-        made = rebuilt(self.roots, {}, {}, replacements.apply, operands)
-        copies = dict(zip(self.roots, made))
+        made = rebuilt(self._roots, {}, {}, self._apply, operands)
+        copies = dict(zip(self._roots, made))
 
         def copy_of(new: Any) -> Any:
             return copies.get(new, new) if isinstance(new, Variable) else new
 
-        outputs = [copy_of(output) for output in self.outputs]
-        givens = [(old, copy_of(new)) for old, new in self.givens]
-        updates = [(shared, copy_of(new)) for shared, new in self.updates[: self._n_given]]
-        for shared, new in self.updates[self._n_given :]:
+        outputs = [copy_of(output) for output in self._outputs]
+        givens = [(old, copy_of(new)) for old, new in self._givens]
+        updates = [(shared, copy_of(new)) for shared, new in self._updates[: self._n_given]]
+        for shared, new in self._updates[self._n_given :]:
             if copy_of(new) is not new:
                 updates.append((shared, copy_of(new)))
         return outputs, updates, givens
 
-
-def _axes_of(graph: _Graph, rows: Mapping[Variable, int]) -> EqualAxes:
-    axes = EqualAxes()
-    axes.add([], graph.roots)
-    axes.join(*rows.items())
-    for old, new in graph.givens:
-        if isinstance(new, Variable):
-            axes.join_all(old, new)
-    axes.settle()
-    return axes
-
-
-class _Replacements:
-    """Replaces constants that are numbers of rows.
-
-    Parameters
-    ----------
-    graph : _Graph
-    rows : dict
-        The variables that hold rows, and the axis of the rows.
-    """
-
-    def __init__(self, graph: _Graph, rows: Mapping[Variable, int]) -> None:
-        self._axes = _axes_of(graph, rows)
-        self._replaced: dict[Apply, dict[int, Variable]] = {}
-        self._lengths: dict[Extent, Variable] = {}
-        self._is_dropped = False
+    def find(self, rows: Mapping[Variable, int]) -> None:
+        """Find the constants to replace, given the variables that hold rows, and the axis of each."""
+        axes = self._axes
+        axes.add([], self._roots)
+        axes.join(*rows.items())
+        for old, new in self._givens:
+            if isinstance(new, Variable):
+                axes.join_all(old, new)
+        axes.settle()
         variable, axis = next(iter(rows.items()))
-        self._class, self._count = self._axes.class_of((variable, axis)), variable.shape[axis]
+        self._class, self._count = axes.class_of((variable, axis)), variable.shape[axis]
         self._lengths[self._class] = self._count
-        for node in self._axes.regrouped:
+        for node in axes.regrouped:
             self._add_condition(node)
-        nodes = set(graph.nodes)  # without the nodes inside loops
-        for site in self._axes.sites:
-            length = self._lengths.get(self._axes.class_of(site.extent))
+        nodes = set(self.nodes)  # without the nodes inside loops
+        for site in axes.sites:
+            length = self._lengths.get(axes.class_of(site.extent))
             if length is not None and site.node in nodes and not _needs_numbers(site.node.op):
                 self._replaced.setdefault(site.node, {})[site.axis] = length
 
@@ -276,7 +266,7 @@ class _Replacements:
     def _has_rows(self, operand: Variable) -> bool:
         return self._axes.class_of((operand, 0)) == self._class
 
-    def apply(self, node: Apply, inputs: list[Variable]) -> list[Variable]:
+    def _apply(self, node: Apply, inputs: list[Variable]) -> list[Variable]:
         """Return the outputs of a node for new inputs."""
         op, lengths = node.op, self._replaced.get(node, {})
         if isinstance(op, names.ANY_CONVOLUTIONS) and (lengths or op.imshp[0] is not None):
@@ -291,14 +281,12 @@ class _Replacements:
 
     def are_in_types(self, freed: _Parts) -> bool:
         """Whether operations of a rebuilt graph still check the constants, as types of PyTensor do."""
-        outputs, updates, givens = freed
-        roots = [*outputs, *(new for _, new in [*updates, *givens])]
         replaced = {
             site.number for site in self._axes.sites if site.axis in self._replaced.get(site.node, {})
         }
         checks = [
             node
-            for node in names.io_toposort([], [root for root in roots if isinstance(root, Variable)])
+            for node in names.io_toposort([], _roots(*freed))
             if isinstance(node.op, names.SpecifyShape) and isinstance(node.op, names.WITH_EXTENTS)
         ]
         return any(
@@ -312,7 +300,7 @@ class _Replacements:
         self._replaced.clear()
         self._is_dropped = True
 
-    def fixed(self, graph: _Graph) -> list[HardcodedRowCount]:
+    def fixed(self) -> list[HardcodedRowCount]:
         """Return the constants that are not replaced, as a list of `Fixed`."""
         left = [
             HardcodedRowCount(site.number, str(site.node), *self._kind(site))
@@ -320,7 +308,7 @@ class _Replacements:
             if self._replaced.get(site.node, {}).get(site.axis) is not self._count
             if self._is_dropped or not isinstance(site.node.op, names.ANY_CONVOLUTIONS)
         ]
-        for node in graph.nodes:
+        for node in self.nodes:
             cuts = isinstance(node.op, names.Scan) and any(
                 self._has_rows(_uncut(outer_seq)) for outer_seq in node.op.outer_seqs(node.inputs)
             )

@@ -25,9 +25,7 @@ def operands(variable: Variable) -> Sequence[Variable]:
     return () if variable.owner is None else variable.owner.inputs
 
 
-def operands_with(
-    givens: Mapping[Variable, Variable],
-) -> Callable[[Variable], Sequence[Variable]]:
+def operands_with(givens: Mapping[Variable, Variable]) -> Callable[[Variable], Sequence[Variable]]:
     """Return a function like `operands`, for graphs in which the compiler will substitute `givens`."""
 
     def parents(variable: Variable) -> Sequence[Variable]:
@@ -78,6 +76,11 @@ def inputs_first(
                 stack.append((variable, True))
                 above = reversed(parents(variable))
                 stack.extend([(parent, False) for parent in above if parent not in seen])
+
+
+def nodes_of(variables: Iterable[Variable]) -> list[Apply]:
+    """Return the nodes that compute variables, each once, in the order of the variables."""
+    return list(dict.fromkeys(item.owner for item in variables if item.owner is not None))
 
 
 def is_random_state(variable: Any) -> bool:
@@ -300,8 +303,8 @@ def is_seed(variable: Variable) -> bool:
     node = variable.owner
     if node is None or not is_fill_of_one_number(node) or variable.type.ndim:
         return False
-    loss, one = node.inputs
-    return loss.owner is not None and isinstance(one, Constant) and one.data == 1
+    loss, value = node.inputs
+    return loss.owner is not None and isinstance(value, Constant) and value.data == 1
 
 
 def loss_ops(nodes: Iterable[Apply], results: Sequence[Variable]) -> list[frozenset[str]]:
@@ -380,18 +383,6 @@ def with_inputs(node: Apply, inputs: Sequence[Variable]) -> list[Variable]:
 # A property of variables, also through the steps of loops
 
 
-def follow(variables: Iterable[Variable], having: set[Variable], rule: NodeRule) -> None:
-    """Add the variables that have the property to `having`. Parents come before their children."""
-    for variable in variables:
-        node = variable.owner
-        if node is not None and variable not in having and not having.isdisjoint(node.inputs):
-            if isinstance(node.op, names.Scan):
-                _, outputs = through_steps(node, having, rule)
-                having.update(outputs)
-            elif variable in rule(node, having):
-                having.add(variable)
-
-
 class Steps(NamedTuple):
     """The steps of a loop, and how their variables belong to those of the loop.
 
@@ -399,18 +390,18 @@ class Steps(NamedTuple):
     ----------
     inputs, outputs : list of variables
         The variables of a step.
-    sources : list of variables
-        The input of the loop for each of `inputs`.
-    ends : list of variable or None
-        The output of the loop for each of `outputs`.
+    sources : list of (variable, variable)
+        The `inputs`, each with the input of the loop.
+    ends : list of (variable, variable)
+        The `outputs` that the loop returns, each with the output of the loop.
     states : list of (variable, variable)
         The outputs of a step that the next step gets, each with the input.
     """
 
     inputs: list[Variable]
     outputs: list[Variable]
-    sources: list[Variable]
-    ends: list[Variable | None]
+    sources: list[tuple[Variable, Variable]]
+    ends: list[tuple[Variable, Variable]]
     states: list[tuple[Variable, Variable]]
 
 
@@ -418,12 +409,13 @@ def steps_in(loop: Apply) -> Steps:
     """Return the steps of a loop."""
     inputs, outputs = names.steps_of(loop.op)
     places = loop.op.get_oinp_iinp_iout_oout_mappings()
-    ends = [places["outer_out_from_inner_out"].get(index, -1) for index in range(len(outputs))]
+    from_outer, to_outer = places["outer_inp_from_inner_inp"], places["outer_out_from_inner_out"]
+    ends = [(output, to_outer.get(place, -1)) for place, output in enumerate(outputs)]
     return Steps(
         inputs,
         outputs,
-        [loop.inputs[places["outer_inp_from_inner_inp"][index]] for index in range(len(inputs))],
-        [None if end < 0 else loop.outputs[end] for end in ends],
+        [(variable, loop.inputs[from_outer[place]]) for place, variable in enumerate(inputs)],
+        [(output, loop.outputs[end]) for output, end in ends if end >= 0],
         [
             (output, inputs[to])
             for place, output in enumerate(outputs)
@@ -432,28 +424,26 @@ def steps_in(loop: Apply) -> Steps:
     )
 
 
-def through_steps(
-    loop: Apply, having: set[Variable], rule: NodeRule
-) -> tuple[set[Variable], list[Variable]]:
-    """Return the variables of the steps of a loop, and the outputs of the loop, that have a property."""
-    steps = steps_in(loop)
-    found = {variable for variable, source in zip(steps.inputs, steps.sources) if source in having}
-    order, before = list(inputs_first(steps.outputs)), -1
-    while len(found) > before:  # a step gets the states of the step before it
-        before = len(found)
-        follow(order, found, rule)
-        found.update(later for item, later in steps.states if item in found)
-    ends = [end for output, end in zip(steps.outputs, steps.ends) if output in found and end is not None]
-    return found, ends
-
-
-def nodes_with_steps(
+def nodes_having(
     variables: Iterable[Variable], having: set[Variable], rule: NodeRule
-) -> Iterable[tuple[Apply, set[Variable]]]:
-    """Yield the nodes of variables and of the steps of loops, each with the set having the property."""
-    nodes = dict.fromkeys(variable.owner for variable in variables if variable.owner is not None)
-    for node in nodes:
+) -> Iterator[tuple[Apply, set[Variable]]]:
+    """Yield the nodes of variables and of the steps of loops, each with the set having a property.
+
+    The outputs with the property are added to `having`. Parents come before their children.
+    """
+    for node in nodes_of(variables):
+        if not isinstance(node.op, names.Scan):
+            if not having.isdisjoint(node.inputs):
+                having.update(rule(node, having))
+            yield node, having
+            continue
+        steps = steps_in(node)
+        found = {variable for variable, source in steps.sources if source in having}
+        order, inner, before = list(inputs_first(steps.outputs)), [], -1
+        while len(found) > before:  # a step gets the states of the step before it
+            before = len(found)
+            inner = list(nodes_having(order, found, rule))
+            found.update(later for item, later in steps.states if item in found)
+        having.update(end for output, end in steps.ends if output in found)
         yield node, having
-        if isinstance(node.op, names.Scan):
-            inner, _ = through_steps(node, having, rule)
-            yield from nodes_with_steps(inputs_first(names.steps_of(node.op)[1]), inner, rule)
+        yield from inner

@@ -117,35 +117,26 @@ def recurrent(
         return []
     uses = _Uses(nodes, results)
     loops = {node for node in nodes if isinstance(node.op, names.Scan) and _is_recurrence(node, uses)}
-    found = []
-    for axis in range(len(arguments)) if loops else ():
-        if axes[axis] is not None and _runs_along(loops, nodes, arguments, axes, axis):
-            found.append(axis)
-    return found
 
+    def is_along(position: int) -> bool:
+        """Whether one of the loops runs along the rows of an argument, or between the bounds of rows."""
+        kept: list[int | str | None]
+        kept = [axis if axis == BOUND == axes[position] else None for axis in axes]
+        kept[position] = axes[position]
+        graph = RowAxes(dict(zip(arguments, kept)))
+        for node in nodes:
+            graph.add(node)
+            if node in loops:
+                sequences = node.op.outer_seqs(node.inputs)
+                values = [graph.value(sequence) for sequence in sequences]
+                if any(value is not None and value.axis == 0 for value in values):
+                    return True
+                if not sequences and graph.value(node.inputs[0]) == LENGTH:
+                    return True
+        return False
 
-def _runs_along(
-    loops: set[Apply],
-    nodes: Sequence[Apply],
-    arguments: Sequence[Variable],
-    axes: Sequence[int | str | None],
-    position: int,
-) -> bool:
-    """Whether one of the loops runs along the rows of an argument, or between the bounds of rows."""
-    kept: list[int | str | None]
-    kept = [axis if axis == BOUND == axes[position] else None for axis in axes]
-    kept[position] = axes[position]
-    graph = RowAxes(dict(zip(arguments, kept)))
-    for node in nodes:
-        graph.add(node)
-        if node in loops:
-            sequences = node.op.outer_seqs(node.inputs)
-            values = [graph.value(sequence) for sequence in sequences]
-            if any(value is not None and value.axis == 0 for value in values):
-                return True
-            if not sequences and graph.value(node.inputs[0]) == LENGTH:
-                return True
-    return False
+    positions = [position for position, axis in enumerate(axes) if axis is not None]
+    return [position for position in positions if loops and is_along(position)]
 
 
 class _Uses:

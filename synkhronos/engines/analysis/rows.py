@@ -21,18 +21,10 @@ import numpy as np
 from synkhronos.engines import names
 from synkhronos.engines.analysis import shapes
 from synkhronos.engines.analysis.graphs import steps_in
-from synkhronos.engines.analysis.rules import (
-    Labels,
-    Part,
-    Rule,
-    Terms,
-    ndim,
-    product_of_powers,
-    rule_of,
-)
+from synkhronos.engines.analysis.rules import Labels, Part, Rule, Terms, ndim, product_of_powers, rule_of
 from synkhronos.engines.analysis.shapes import Item, item
 from synkhronos.engines.base import BOUND, PARTLY_SUM, ROWS, SUM
-from synkhronos.engines.names import Apply, Constant, Variable, io_toposort, scalar
+from synkhronos.engines.names import Apply, Constant, SharedVariable, Variable, io_toposort, scalar
 
 _ROUNDS = 4  # in which the states of a loop are found
 
@@ -147,9 +139,9 @@ class RowGraph:
         if isinstance(op, names.Scan):
             return self.looped(node, values)
         if isinstance(op, (names.Subtensor, names.Shape_i)):
-            one = item(node.outputs[0])
-            if one is not node.outputs[0]:  # an item of a shape
-                return self.number(one)
+            dim = item(node.outputs[0])
+            if dim is not node.outputs[0]:  # an item of a shape
+                return self.number(dim)
         for kinds, special in _SPECIAL:
             if isinstance(op, kinds):
                 return getattr(self, special)(node, values)
@@ -191,8 +183,7 @@ class RowGraph:
         graph = self.of_steps(node)
         if graph is None:
             return of_unlisted(values)
-        steps = steps_in(node)
-        found = {end: _ahead(graph.value(output), -1) for output, end in zip(steps.outputs, steps.ends)}
+        found = {end: _ahead(graph.value(output), -1) for output, end in steps_in(node).ends}
         return [found.get(output) for output in node.outputs]
 
     def of_steps(self, loop: Apply) -> RowGraph | None:
@@ -202,7 +193,7 @@ class RowGraph:
         steps = steps_in(loop)
         known = {
             variable: _ahead(self.value(source), ndim(source) - ndim(variable))
-            for variable, source in zip(steps.inputs, steps.sources)
+            for variable, source in steps.sources
         }
         for _ in range(_ROUNDS):
             graph = RowGraph({}, known)
@@ -344,10 +335,11 @@ class RowAxes(RowGraph):
 
     def _reshaped(self, node: Apply, value: Rows | None) -> Rows | None:
         """The axis that has as many items before it as the axis of rows had."""
-        shape, present = shapes.dims(node.inputs[1]), shapes.present_items(node.inputs[1])
-        if value is None or value.axis is None or not shape or not present:
+        shape = shapes.dims(node.inputs[1])
+        if value is None or value.axis is None or not shape:
             return None
-        before = [shapes.present_extent(node.inputs[0], axis) for axis in range(value.axis)]
+        present = [_present_extent(node.outputs[0], axis) for axis in range(len(shape))]
+        before = [_present_extent(node.inputs[0], axis) for axis in range(value.axis)]
         known = [extent for extent in before if extent is not None]
         if len(known) < len(before):
             return None
@@ -381,6 +373,30 @@ class RowAxes(RowGraph):
         return value
 
 
+def _present_extent(variable: Variable, axis: int) -> int | None:
+    """Return the present extent of a variable along an axis; None if it is not known.
+
+    It is a constant, or that of a shared variable which has a value now.
+    """
+    while variable.owner is not None:
+        node, rule = variable.owner, rule_of(variable.owner)
+        if rule is None:
+            return None
+        label = rule.outputs[node.outputs.index(variable)][axis]
+        given: list[Any] = [number for _, number, key in rule.numbers if key == (variable, axis)]
+        given += [
+            (operand, labels.index(label))
+            for operand, labels in zip(node.inputs, rule.inputs)
+            if label is not None and labels and label in labels
+        ]
+        if not given or isinstance(given[0], int):
+            return 1 if variable.type.broadcastable[axis] else given[0] if given else None
+        variable, axis = given[0]
+    if isinstance(variable, SharedVariable):
+        return variable.get_value(borrow=True, return_internal_type=True).shape[axis]
+    return variable.data.shape[axis] if isinstance(variable, Constant) else None
+
+
 def _ahead(value: Rows | None, axes: int) -> Rows | None:
     """Return a value without its first axes; None if one of them has the rows."""
     if value is None or value.axis is None:
@@ -388,12 +404,12 @@ def _ahead(value: Rows | None, axes: int) -> Rows | None:
     return None if value.axis < axes else Rows(value.axis - axes, value.degrees)
 
 
-def _alike(one: Rows | None, other: Rows | None) -> Rows | None:
+def _alike(first: Rows | None, second: Rows | None) -> Rows | None:
     """Return the value of something that is one of two; None if they are not of a kind."""
-    if one is None or other is None or one.axis != other.axis:
+    if first is None or second is None or first.axis != second.axis:
         return None
-    is_same = not one.degrees or not other.degrees or one.degrees == other.degrees
-    return Rows(one.axis, one.degrees | other.degrees) if is_same else None
+    is_same = not first.degrees or not second.degrees or first.degrees == second.degrees
+    return Rows(first.axis, first.degrees | second.degrees) if is_same else None
 
 
 def _along(rule: Rule, label: Any, known: Sequence[tuple[Labels, Rows]]) -> Rows | None:

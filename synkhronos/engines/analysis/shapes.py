@@ -10,7 +10,7 @@ from typing import Any, Sequence, Tuple, Union
 import numpy as np
 
 from synkhronos.engines import names
-from synkhronos.engines.names import Apply, Constant, SharedVariable, Variable, get_idx_list, scalar
+from synkhronos.engines.names import Apply, Constant, Variable, get_idx_list, scalar
 
 #: An axis of an array, ``(variable, axis)``, that has this extent
 Extent = Tuple[Variable, int]
@@ -65,49 +65,6 @@ def _without_casts(number: Variable) -> Variable:
             break
         [number] = number.owner.inputs
     return number
-
-
-def present_items(shape: Variable) -> list[int | None]:
-    """Return the items of a vector that is a shape, as ints; None for items that are not known.
-
-    Extents come from the present values of shared variables. The result is empty if nothing is known.
-    """
-    return [
-        dim if isinstance(dim, int) else present_extent(*dim) if isinstance(dim, tuple) else None
-        for dim in dims(shape) or ()
-    ]
-
-
-def present_extent(variable: Variable, axis: int) -> int | None:
-    """Return the present extent of a variable along an axis; None if it is not known."""
-    while variable.owner is not None:
-        op, first = variable.owner.op, variable.owner.inputs[0]
-        axis %= variable.ndim
-        if isinstance(op, names.DimShuffle):
-            source = op.new_order[axis]
-            if source == "x":
-                return 1
-            variable, axis = first, source
-        elif isinstance(op, names.Elemwise):
-            wide = [item for item in variable.owner.inputs if not item.type.broadcastable[axis]]
-            variable = wide[0] if wide else first
-        elif isinstance(op, names.Subtensor):
-            chosen = constant_index(variable.owner)
-            chosen += [slice(None)] * (first.ndim - len(chosen))
-            axis = [k for k, item in enumerate(chosen) if isinstance(item, slice)][axis]
-            if chosen[axis] != slice(None):
-                return None
-            variable = first
-        elif type(op).__name__ in names.TRANSFERS:
-            variable = first
-        elif isinstance(op, names.Reshape):
-            items = present_items(variable.owner.inputs[1]) or [None] * variable.ndim
-            return None if items[axis] == -1 else items[axis]
-        else:
-            return None
-    if isinstance(variable, SharedVariable):
-        return variable.get_value(borrow=True, return_internal_type=True).shape[axis]
-    return variable.data.shape[axis] if isinstance(variable, Constant) else None
 
 
 def constant_index(node: Apply) -> list[Any]:

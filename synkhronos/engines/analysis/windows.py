@@ -10,7 +10,7 @@ possible are computed or copied.
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 from synkhronos import _text
 from synkhronos.engines import names
@@ -28,24 +28,6 @@ _ARITHMETIC = (
 )  # fmt: skip
 
 
-class Found(NamedTuple):
-    """The variables of givens whose new values depend on an index.
-
-    Attributes
-    ----------
-    axes : dict
-        For each variable whose new value has rows that an index selects: their axis.
-    whole : list of variables
-        The other variables whose new values depend on an index.
-    selection : _Selection
-        The index, followed through the graph.
-    """
-
-    axes: dict[Variable, int]
-    whole: list[Variable]
-    selection: _Selection
-
-
 def cut_windows(
     givens: Sequence[tuple[Variable, Any]], index: Sequence[Variable], divided: Mapping[Variable, int]
 ) -> Windows:
@@ -54,21 +36,21 @@ def cut_windows(
     if not found.axes:
         return Windows(givens, [], [], {}, found.whole)
     bounds = [tensor.lscalar("first_row"), tensor.lscalar("last_row")]
-    parts = _Parts(found.selection, bounds)
+    found.divide(slice(*bounds))
     cut, lengths = [], []
     for old, new in givens:
         if old in found.axes:
             axis = found.axes[old]
             lengths.append(new.shape[axis])
-            new = parts.of(new, axis)
+            new = found.part_of(new, axis)
         cut.append((old, new))
     return Windows(cut, bounds, lengths, found.axes, found.whole)
 
 
 def find_windows(
     givens: Sequence[tuple[Variable, Any]], index: Sequence[Variable], divided: Mapping[Variable, int]
-) -> Found:
-    """Return which new values of givens an index selects, as `Found`.
+) -> Selection:
+    """Return which new values of givens an index selects.
 
     Parameters
     ----------
@@ -84,21 +66,21 @@ def find_windows(
         If an index selects from the different rows of the ranks, or if it is not known along which axis
         the selected rows are.
     """
-    indices, axes, whole = set(index), {}, []
+    indices = set(index)
     news = {old: new for old, new in givens if isinstance(new, Variable)}
     news = {old: new for old, new in news.items() if not indices.isdisjoint(names.ancestors([new]))}
-    selection = _Selection(index, divided, list(news.values()))
+    selection = Selection(index, divided, list(news.values()))
     for old, new in news.items():
         if new in selection.rows and new in selection.own:
-            raise _of_own_rows(old, new, index, divided)
+            raise _refusal(old, new, index, divided)
         if new in selection.rows and selection.value(new) is None:
-            raise _of_unknown_rows(old, new, index)
+            raise _refusal(old, new, index)
         axis = selection.axis_of(new)
         if axis is not None and not _is_fixed(old, axis):
-            axes[old] = axis
+            selection.axes[old] = axis
         elif new not in selection.own and (new in selection.selected or getattr(new, "ndim", None)):
-            whole.append(old)
-    return Found(axes, whole, selection)
+            selection.whole.append(old)
+    return selection
 
 
 def _is_fixed(variable: Variable, axis: int) -> bool:
@@ -108,11 +90,15 @@ def _is_fixed(variable: Variable, axis: int) -> bool:
     return getattr(variable.type, "broadcastable", {axis: False})[axis]
 
 
-class _Selection(RowAxes):
+class Selection(RowAxes):
     """Follows an index through a graph.
 
     Attributes
     ----------
+    axes : dict
+        For each variable of givens whose new value has rows that an index selects: their axis.
+    whole : list of variables
+        The other variables of givens whose new values depend on an index.
     nodes : list
         The nodes of the graph, inputs first.
     selected : set of variables
@@ -127,6 +113,9 @@ class _Selection(RowAxes):
         self, index: Sequence[Variable], divided: Mapping[Variable, int], roots: Sequence[Variable]
     ) -> None:
         super().__init__(divided)
+        self.axes: dict[Variable, int] = {}
+        self.whole: list[Variable] = []
+        self._parts: dict[Variable, Variable] = {}
         self._dependent, self._numbers = set(index), set(index)
         self.selected: set[Variable] = set()
         self.rows: set[Variable] = set()
@@ -208,6 +197,38 @@ class _Selection(RowAxes):
         is_by_row = not self._dependent.isdisjoint(node.inputs[1:3])
         return Rows(0, FIXED.degrees) if is_by_row else None
 
+    # The items between two bounds of everything that has rows which an index selects
+
+    def divide(self, rows: slice) -> None:
+        """Find the parts between bounds, computed from parts as far as possible."""
+        self._rows = rows
+        for node in self.nodes:
+            value = self.value(node.outputs[0]) if len(node.outputs) == 1 else None
+            if value is not None and value.axis is not None and node.outputs[0] in self.rows:
+                part = self._computed(node, value.axis)
+                if part is not None:
+                    self._parts[node.outputs[0]] = part
+
+    def part_of(self, variable: Variable, axis: int) -> Variable:
+        """Return the part of a variable along an axis."""
+        value = self.value(variable)
+        if variable in self._parts and value is not None and value.axis == axis:
+            return self._parts[variable]
+        return variable[(slice(None),) * axis + (self._rows,)]
+
+    def _computed(self, node: Apply, axis: int) -> Variable | None:
+        """Return the part of an output, computed from parts; None if that is not possible."""
+        rule = rule_of(node) if isinstance(node.op, _BY_ITEM) else None
+        label = None if rule is None else rule.outputs[0][axis]
+        if rule is None or label is None or isinstance(label, Part):
+            return None
+        return node.op(
+            *[
+                self.part_of(variable, labels.index(label)) if labels and label in labels else variable
+                for variable, labels in zip(node.inputs, rule.inputs)
+            ]
+        )
+
 
 def _summands(node: Apply) -> Sequence[Variable]:
     """Return the operands of a node that computes integers, as far as they can shift row numbers."""
@@ -216,40 +237,6 @@ def _summands(node: Apply) -> Sequence[Variable]:
     if isinstance(node.op, names.Elemwise):
         return node.inputs if isinstance(node.op.scalar_op, _ARITHMETIC) else ()
     return node.inputs if isinstance(node.op, (names.DimShuffle, names.MakeVector, names.Join)) else ()
-
-
-class _Parts:
-    """The items between two bounds of everything that has rows which an index selects."""
-
-    def __init__(self, selection: _Selection, bounds: Sequence[Variable]) -> None:
-        self._selection, self._rows = selection, slice(*bounds)
-        self._parts: dict[Variable, Variable] = {}
-        for node in selection.nodes:
-            value = selection.value(node.outputs[0]) if len(node.outputs) == 1 else None
-            if value is not None and value.axis is not None and node.outputs[0] in selection.rows:
-                part = self._part(node, value.axis)
-                if part is not None:
-                    self._parts[node.outputs[0]] = part
-
-    def of(self, variable: Variable, axis: int) -> Variable:
-        """Return the part of a variable along an axis."""
-        value = self._selection.value(variable)
-        if variable in self._parts and value is not None and value.axis == axis:
-            return self._parts[variable]
-        return variable[(slice(None),) * axis + (self._rows,)]
-
-    def _part(self, node: Apply, axis: int) -> Variable | None:
-        """Return the part of an output, computed from parts; None if that is not possible."""
-        rule = rule_of(node) if isinstance(node.op, _BY_ITEM) else None
-        label = None if rule is None else rule.outputs[0][axis]
-        if rule is None or label is None or isinstance(label, Part):
-            return None
-        return node.op(
-            *[
-                self.of(variable, labels.index(label)) if labels and label in labels else variable
-                for variable, labels in zip(node.inputs, rule.inputs)
-            ]
-        )
 
 
 # Errors
@@ -275,22 +262,21 @@ def _used_in(new: Variable, variables: Iterable[Variable]) -> list[Variable]:
     return [variable for variable in variables if variable in found]
 
 
-def _of_unknown_rows(old: Variable, new: Variable, index: Sequence[Variable]) -> ValueError:
-    index = listed(_used_in(new, index))
-    return ValueError(
-        f"givens: {name_of(old)} is replaced by a value of rows that {index} selects, but it is not "
-        f"known along which axis they are, so they cannot be divided among the ranks. "
-        f"{how_to_select(name_of(old), index)}"
-    )
-
-
-def _of_own_rows(
-    old: Variable, new: Variable, index: Sequence[Variable], divided: Mapping[Variable, int]
+def _refusal(
+    old: Variable, new: Variable, index: Sequence[Variable], own: Iterable[Variable] = ()
 ) -> ValueError:
-    index = listed(_used_in(new, index))
+    """Return the error for rows that an index selects; `own` are variables with rows of a rank."""
+    selecting, found = listed(_used_in(new, index)), _used_in(new, own)
+    if found:
+        why = (
+            f"{selecting} selects from the rows of {listed(found)}, or together with them, of which "
+            f"each rank has rows of its own. Select from other shared variables alone, and compute the "
+            f"rest in the graph. If each rank shall select from its own rows, give {selecting} in "
+            f"bcast_inputs"
+        )
+        return ValueError(f"givens: {name_of(old)} is replaced by a value that {why}")
     return ValueError(
-        f"givens: {name_of(old)} is replaced by a value that {index} selects from the rows of "
-        f"{listed(_used_in(new, divided))}, or together with them, of which each rank has rows of its "
-        f"own. Select from other shared variables alone, and compute the rest in the graph. If each "
-        f"rank shall select from its own rows, give {index} in bcast_inputs"
+        f"givens: {name_of(old)} is replaced by a value of rows that {selecting} selects, but it is not "
+        f"known along which axis they are, so they cannot be divided among the ranks. "
+        f"{how_to_select(name_of(old), selecting)}"
     )

@@ -6,7 +6,8 @@ They are kept so that a copy of the step can be built from them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable, NamedTuple, Sequence
 
 import synkhronos as synk
@@ -41,15 +42,6 @@ class Output(NamedTuple):
     has_op: bool
     where: str  # how messages refer to it
     op: Any = None
-
-
-def parse_variables(variables: Any, what: str) -> list[Any]:
-    """Return a list of variables, or of wrappers of them; None stands for an empty one."""
-    if variables is None:
-        return []
-    if not isinstance(variables, (list, tuple)):
-        raise TypeError(f"{what}: expected a list of variables, got {shortened(variables)}")
-    return list(variables)
 
 
 def parse_updates(updates: Any, what: str = "updates") -> list[Update]:
@@ -177,20 +169,6 @@ def parse_wire(wire: Any) -> Any:
 MISSING = object()
 
 
-class Group(NamedTuple):
-    """Inputs that a call gives in one argument: a list of arrays if `is_list`, else one array."""
-
-    keyword: str | None
-    inputs: list[Any]
-    is_list: bool
-
-
-def group_of(keyword: str | None, inputs: Any) -> Group:
-    """Return a `Group` of a variable, or of a list of variables."""
-    is_list = isinstance(inputs, (list, tuple))
-    return Group(keyword, list(inputs) if is_list else [inputs], is_list)
-
-
 def variable_of(given: Any) -> Variable:
     """Return the variable of an input, which may have a wrapper such as ``synk.In``."""
     variable = given if isinstance(given, Variable) else getattr(given, "variable", None)
@@ -201,6 +179,13 @@ def variable_of(given: Any) -> Variable:
 
 class StepInputs:
     """The inputs of a step, in the order in which a call gives their data.
+
+    Parameters
+    ----------
+    groups : list of (str or None, variable or list of variables)
+        For each argument of a call: its keyword, and the input or the list of inputs.
+    label : str
+        How messages refer to the step.
 
     Attributes
     ----------
@@ -214,19 +199,20 @@ class StepInputs:
         The number of arguments that a call may give by position.
     """
 
-    def __init__(self, groups: Sequence[Group], label: str) -> None:
-        self.given = [item for group in groups for item in group.inputs]
+    def __init__(self, groups: Sequence[tuple[str | None, Any]], label: str) -> None:
+        self._keywords = [keyword for keyword, _ in groups]
+        self._are_lists = [isinstance(inputs, (list, tuple)) for _, inputs in groups]
+        pairs = zip(self._are_lists, groups)
+        each = [list(inputs) if is_list else [inputs] for is_list, (_, inputs) in pairs]
+        self.given = list(itertools.chain(*each))
         self.variables = [variable_of(item) for item in self.given]
         self.names = [
             getattr(item, "name", None) or variable.name
             for item, variable in zip(self.given, self.variables)
         ]
         self.n_arguments = len(groups)
-        self._groups, self._label = groups, label
-        self._is_flat = not any(group.is_list for group in groups)
-        self._starts = [0]
-        for group in groups:
-            self._starts.append(self._starts[-1] + len(group.inputs))
+        self._is_flat, self._label = not any(self._are_lists), label
+        self._starts = [0, *itertools.accumulate(map(len, each))]
 
     def described(self) -> str:
         """Return the names of the inputs, in a few words."""
@@ -245,48 +231,39 @@ class StepInputs:
                 f"{len(args)}"
             )
         values = [MISSING] * len(self.given)
-        for position, data in enumerate(args):
-            self._spread(position, data, values)
-        for name, data in named.items():
-            positions = [i for i, item in enumerate(self.names) if item == name]
-            if len(positions) > 1:
-                raise TypeError(
-                    f"{self._label}: {len(positions)} inputs are named {name!r}; give these by position"
-                )
-            if positions:
-                self._set(positions[0], data, values)
-            else:
-                self._spread(self._group_named(name), data, values)
+        given: list[tuple[int | str, Any]] = [*enumerate(args), *named.items()]
+        for key, data in given:
+            for index, item in self._spread(key, data):
+                if values[index] is not MISSING:
+                    name = self.names[index] or index
+                    raise TypeError(f"{self._label}: data for the input {name} is given twice")
+                values[index] = item
         return values
 
-    def _group_named(self, name: str) -> int:
-        for position, group in enumerate(self._groups):
-            if group.keyword == name:
-                return position
-        raise TypeError(f"{self._label}: no input is named {name!r}; inputs: {listed(self.names)}")
-
-    def _spread(self, position: int, data: Any, values: list[Any]) -> None:
-        """Give the data of an argument to the inputs of its group."""
-        group, start = self._groups[position], self._starts[position]
-        each = data if isinstance(data, (list, tuple)) else [data]
-        if not group.is_list:
-            each = [data]
-        if len(each) != len(group.inputs):
-            names = self.names[start : start + len(group.inputs)]
-            got = f"{len(each)}" if isinstance(data, (list, tuple)) else type(data).__name__
+    def _spread(self, key: int | str, data: Any) -> Iterable[tuple[int, Any]]:
+        """Return the inputs, by number, and the data of each, of an argument by position or by name."""
+        if isinstance(key, str):
+            positions = [i for i, item in enumerate(self.names) if item == key]
+            if len(positions) > 1:
+                raise TypeError(
+                    f"{self._label}: {len(positions)} inputs are named {key!r}; give these by position"
+                )
+            if positions:
+                return [(positions[0], data)]
+            if key not in self._keywords:
+                names = listed(self.names)
+                raise TypeError(f"{self._label}: no input is named {key!r}; inputs: {names}")
+            key = self._keywords.index(key)
+        start, stop = self._starts[key : key + 2]
+        is_several = self._are_lists[key] and isinstance(data, (list, tuple))
+        each = data if is_several else [data]
+        if len(each) != stop - start:
             raise TypeError(
-                f"{self._label}: expected a list of {len(group.inputs)} arrays for the inputs "
-                f"{listed(names)}, "
-                f"got {got}"
+                f"{self._label}: expected a list of {stop - start} arrays for the inputs "
+                f"{listed(self.names[start:stop])}, got "
+                f"{len(each) if is_several else type(data).__name__}"
             )
-        for offset, item in enumerate(each):
-            self._set(start + offset, item, values)
-
-    def _set(self, index: int, data: Any, values: list[Any]) -> None:
-        if values[index] is not MISSING:
-            name = self.names[index]
-            raise TypeError(f"{self._label}: data for the input {name or index} is given twice")
-        values[index] = data
+        return zip(range(start, stop), each)
 
     def select(self, indices: Sequence[int], values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the data of some inputs as arguments of a function: by position, then by name."""

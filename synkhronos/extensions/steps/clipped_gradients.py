@@ -16,7 +16,7 @@ it is computed from a gradient, and is multiplied by the same number as the grad
 
 from __future__ import annotations
 
-from typing import Container, Iterable, Mapping, Sequence
+from typing import Iterable, Mapping, Sequence
 
 import numpy
 
@@ -74,7 +74,7 @@ def _degrees(variable: Variable, carrying: set[Variable]) -> frozenset[float]:
 
 def _of_steps(loop: Apply, carrying: set[Variable]) -> str:
     """Return the kind of a loop, in which nothing is shifted after a sum over the rows."""
-    found = graphs.nodes_with_steps(loop.outputs, carrying, outputs_that_carry)
+    found = graphs.nodes_having(loop.outputs, carrying, outputs_that_carry)
     kinds = {
         kind_of(node, inner)
         for node, inner in found
@@ -122,7 +122,8 @@ def scaled(
     ValueError
         If an operation changes a gradient that is already a sum over the rows of a rank.
     """
-    changing, carrying = _changes_of(gradients, definition, full)
+    changes = _Changes(gradients, definition, full)
+    changing, carrying = changes.nodes, changes.carrying
     if op != "avg" or not changing:
         return list(gradients)
 
@@ -142,10 +143,8 @@ def scaled(
     return graphs.rebuilt(gradients, {}, definition.givens, apply)
 
 
-def _changes_of(
-    gradients: Sequence[Variable], definition: Definition, full: Dependence
-) -> tuple[set[Apply], set[Variable]]:
-    """Return the nodes that change gradients of rows, and the variables that carry gradients.
+class _Changes:
+    """Where operations change gradients.
 
     Parameters
     ----------
@@ -156,77 +155,69 @@ def _changes_of(
     full : Dependence
         Which variables differ from rank to rank.
 
+    Attributes
+    ----------
+    nodes : set
+        The nodes that change gradients of rows, or the results of other such nodes.
+    carrying : set of variables
+        The variables that carry gradients.
+
     Raises
     ------
     ValueError
         If an operation changes a gradient that is already a sum over the rows of a rank.
     """
-    parents = graphs.operands_with(definition.givens)
-    seeds = graphs.gradient_seeds(gradients, parents)
-    order = list(inputs_first(gradients, lambda one: () if one in seeds else parents(one)))
-    carrying = set(seeds)
-    graphs.follow(order, carrying, outputs_that_carry)
-    kinds = {}
-    for node in dict.fromkeys(variable.owner for variable in order if variable.owner is not None):
-        operands = [variable for variable in node.inputs if variable in carrying and full.of(variable)]
-        kind = kind_of(node, carrying) if operands else HOMOGENEOUS
-        if kind != HOMOGENEOUS:  # a value that is the same on every rank stays the same
-            kinds[node] = kind, operands
-    if not kinds:
-        return set(), carrying
-    _check_parameters(seeds.values(), definition)
-    is_sum = _sums(order, carrying, seeds.values(), kinds, definition)
-    return _changing(order, kinds, is_sum), carrying
 
+    def __init__(self, gradients: Sequence[Variable], definition: Definition, full: Dependence) -> None:
+        self._definition, parents = definition, graphs.operands_with(definition.givens)
+        seeds = graphs.gradient_seeds(gradients, parents)
+        self._order = list(inputs_first(gradients, lambda item: () if item in seeds else parents(item)))
+        self.carrying: set[Variable] = set(seeds)
+        self.nodes: set[Apply] = set()
+        every = list(graphs.nodes_having(self._order, self.carrying, outputs_that_carry))
+        self._nodes = [node for node, having in every if having is self.carrying]
+        self._kinds: dict[Apply, tuple[str, list[Variable]]] = {}
+        for node in self._nodes:
+            operands = [item for item in node.inputs if item in self.carrying and full.of(item)]
+            kind = kind_of(node, self.carrying) if operands else HOMOGENEOUS
+            if kind != HOMOGENEOUS:  # a value that is the same on every rank stays the same
+                self._kinds[node] = kind, operands
+        if self._kinds:
+            _check_parameters(seeds.values(), definition)
+            self._find(self._sums(seeds.values()))
 
-def _changing(
-    order: Sequence[Variable],
-    kinds: Mapping[Apply, tuple[str, list[Variable]]],
-    is_sum: Mapping[Variable, bool | None],
-) -> set[Apply]:
-    """Return the nodes that change gradients of rows, or the results of other such nodes."""
-    changing: set[Apply] = set()
-    changed: set[Variable] = set()
-    for node in dict.fromkeys(variable.owner for variable in order if variable.owner is not None):
-        kind, operands = kinds.get(node, (HOMOGENEOUS, []))
-        sums = [is_sum[operand] for operand in operands]
-        if kind == OTHER and True in sums:
-            raise errors.refusal("changed after sum", op=node.op)
-        changes = kind != HOMOGENEOUS and True not in sums
-        if kind == SHIFTED and changes:  # the average of sums that are shifted is shifted alike
-            changes = None not in sums or not changed.isdisjoint(operands)
-        if changes:
-            changing.add(node)
-        if changes or not changed.isdisjoint(node.inputs):
-            changed.update(node.outputs)
-    return changing
+    def _find(self, is_sum: Mapping[Variable, bool | None]) -> None:
+        """Find the nodes, given which operands are sums over the rows."""
+        changed: set[Variable] = set()
+        for node in self._nodes:
+            kind, operands = self._kinds.get(node, (HOMOGENEOUS, []))
+            sums = [is_sum[operand] for operand in operands]
+            if kind == OTHER and True in sums:
+                raise errors.refusal("changed after sum", op=node.op)
+            changes = kind != HOMOGENEOUS and True not in sums
+            if kind == SHIFTED and changes:  # the average of sums that are shifted is shifted alike
+                changes = None not in sums or not changed.isdisjoint(operands)
+            if changes:
+                self.nodes.add(node)
+            if changes or not changed.isdisjoint(node.inputs):
+                changed.update(node.outputs)
 
-
-def _sums(
-    order: Sequence[Variable],
-    carrying: Container[Variable],
-    losses: Iterable[Variable],
-    kinds: Mapping[Apply, tuple[str, list[Variable]]],
-    definition: Definition,
-) -> dict[Variable, bool | None]:
-    """Return whether each operand is a sum over the rows, or has an axis of rows, or None."""
-    reductions = definition.reductions
-    numbers = {number for loss in losses for number in reductions.numbers_of_gradients(loss)}
-    found: set[Variable] = set()
-    for item in order:
-        if item in carrying:
-            above = (
-                [] if item.owner is None else [each for each in item.owner.inputs if each in carrying]
-            )
-            is_above = bool(above) and found.issuperset(above)
-            if is_above or reductions.number_of(item) in numbers:
-                found.add(item)
-    operands = list(dict.fromkeys(item for _, each in kinds.values() for item in each))
-    known = zip(operands, values_of(operands, definition))
-    return {
-        item: True if item in found else None if value is None else value.axis is None
-        for item, value in known
-    }
+    def _sums(self, losses: Iterable[Variable]) -> dict[Variable, bool | None]:
+        """Return whether each operand is a sum over the rows, or has an axis of rows, or None."""
+        reductions = self._definition.reductions
+        numbers = {number for loss in losses for number in reductions.numbers_of_gradients(loss)}
+        found: set[Variable] = set()
+        for item in self._order:
+            if item in self.carrying:
+                above = [each for each in graphs.operands(item) if each in self.carrying]
+                if (above and found.issuperset(above)) or reductions.numbering.of(item) in numbers:
+                    found.add(item)
+        operands = list(dict.fromkeys(item for _, each in self._kinds.values() for item in each))
+        values = zip(operands, values_of(operands, self._definition))
+        return {
+            item: True if item in found else None if value is None else value.axis is None
+            for item, value in values
+        }
 
 
 def _check_parameters(losses: Iterable[Variable], definition: Definition) -> None:
@@ -237,6 +228,6 @@ def _check_parameters(losses: Iterable[Variable], definition: Definition) -> Non
         for term, _ in terms(loss, rows):
             order = list(inputs_first([term], parents))
             having = {variable for variable in order if rows.of(variable)}
-            for node, inner in graphs.nodes_with_steps(order, having, lambda node, having: node.outputs):
+            for node, inner in graphs.nodes_having(order, having, lambda node, having: node.outputs):
                 if isinstance(node.op, GradClip) and node.inputs[0] not in inner:
                     raise errors.refusal("changed after sum", op=node.op)

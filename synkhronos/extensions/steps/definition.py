@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Collection, NamedTuple, Sequence
 
-from synkhronos._checks import check_flag
+from synkhronos._checks import check_flag, check_list
 from synkhronos._text import shortened
 from synkhronos.engines.analysis import graphs
 from synkhronos.engines.analysis.windows import find_windows
@@ -87,44 +87,35 @@ def _called(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> AppliedRule:
-    takes = _first_parameters(rule)
-    wants_params_first = "param" in takes[0] and "param" not in takes[1]
-
-    def call(first: Any) -> Any:
-        pair = (params, first) if wants_params_first else (first, params)
-        return rule(*pair, *args, **kwargs)
-
-    name = takes[1] if wants_params_first else takes[0]
-    if "grad" in name:
-        return _normalized(call(gradients(loss, params)), True)
-    if "loss" in name or "cost" in name:
-        return _normalized(call(loss), False)
     try:
-        return _normalized(call(loss), False)
+        known = [name.lower() for name in inspect.signature(rule).parameters]
+    except (TypeError, ValueError):
+        known = []
+    first, second = [*known, "", ""][:2]
+    is_reversed = "param" in first and "param" not in second
+    name = second if is_reversed else first
+
+    def call(with_loss: bool) -> AppliedRule:
+        given = loss if with_loss else gradients(loss, params)
+        pair = (params, given) if is_reversed else (given, params)
+        return _normalized(rule(*pair, *args, **kwargs), not with_loss)
+
+    if "grad" in name or "loss" in name or "cost" in name:
+        return call("grad" not in name)
+    try:
+        return call(True)
     except Exception as error:  # a rule may fail in any way if it expects gradients
         try:
-            return _normalized(call(gradients(loss, params)), True)
+            return call(False)
         except Exception:
             raise error from None
 
 
-def _first_parameters(rule: Callable[..., Any]) -> tuple[str, str]:
-    """Return the names of the first two parameters of a rule, as far as they can be known."""
-    try:
-        names = [name.lower() for name in inspect.signature(rule).parameters]
-    except (TypeError, ValueError):
-        names = []
-    first, second = [*names, "", ""][:2]
-    return first, second
-
-
 def _normalized(result: Any, is_marked: bool) -> AppliedRule:
     if isinstance(result, tuple) and len(result) == 3 and _are_updates(result[0]):
-        grad_updates, param_updates, grad_shared = result
-        is_list = isinstance(grad_shared, (list, tuple))
-        return AppliedRule(
-            param_updates, grad_updates, list(grad_shared) if is_list else [grad_shared], is_marked
-        )
+        grad_updates, param_updates, shared = result
+        shareds = list(shared) if isinstance(shared, (list, tuple)) else [shared]
+        return AppliedRule(param_updates, grad_updates, shareds, is_marked)
     return AppliedRule(result, [], [], is_marked)
 
 
@@ -259,23 +250,23 @@ def _inputs_of_training(given: Arguments) -> StepInputs:
         )
     inputs: list[tuple[str | None, Any]] = [("x_data", given["x"])]
     inputs += [] if y is None else [("y_data", y)]
-    broadcast = arguments.parse_variables(given["bcast_inputs"], "bcast_inputs")
+    broadcast = check_list(given["bcast_inputs"], "bcast_inputs", "variables")
     inputs += [(None, item) for item in broadcast]
-    return StepInputs([arguments.group_of(*item) for item in inputs], "train function")
+    return StepInputs(inputs, "train function")
 
 
 def define_function(given: Arguments) -> tuple[Definition, bool | list[str]]:
     """Return the step that the arguments of ``parallel_function`` define, and the form of results."""
     loss, params, gradients = given["loss"], given["params"], given["gradients"]
     arguments.check_loss_op(given["loss_op"])
-    inputs = arguments.parse_variables(given["inputs"], "inputs")
+    inputs = check_list(given["inputs"], "inputs", "variables")
     variables = [arguments.variable_of(item) for item in inputs]
-    broadcast = arguments.parse_variables(given["bcast_inputs"], "bcast_inputs")
+    broadcast = check_list(given["bcast_inputs"], "bcast_inputs", "variables")
     inputs += [item for item in broadcast if arguments.variable_of(item) not in variables]
-    parsed = StepInputs([arguments.group_of(None, item) for item in inputs], "parallel function")
+    parsed = StepInputs([(None, item) for item in inputs], "parallel function")
     outputs, form = arguments.parse_outputs(given["outputs"])
     updates, givens = arguments.parse_updates(given["updates"]), arguments.parse_givens(given["givens"])
-    sliceable = arguments.parse_variables(given["sliceable_shareds"], "sliceable_shareds")
+    sliceable = check_list(given["sliceable_shareds"], "sliceable_shareds", "variables")
     reductions = ReducedExpressions(given["loss_op"])
     if gradients is None:
         _find_gradients(reductions, outputs, updates, loss, params, {*givens, *sliceable})
@@ -343,7 +334,7 @@ def _defined(
 ) -> Definition:
     """Return a definition with the rows that are divided, and with default updates."""
     broadcast = [arguments.variable_of(variable) for variable in given["bcast_inputs"] or ()]
-    sliceable = arguments.parse_variables(given.get("sliceable_shareds"), "sliceable_shareds")
+    sliceable = check_list(given.get("sliceable_shareds"), "sliceable_shareds", "variables")
     divided, index = _divided(inputs, broadcast, sliceable)
     found = find_windows(list(givens.items()), index, divided)
     options = dict(given["function_options"] or {})

@@ -24,6 +24,7 @@ from synkhronos.engines.analysis.difference_causes import CONSTANT, difference_c
 from synkhronos.engines.analysis.graphs import Dependence, inputs_first, rebuilt
 from synkhronos.engines.analysis.rows import Rows, of_input, rows_of
 from synkhronos.engines.analysis.rules import Powers, rule_of
+from synkhronos.engines.base import Causes
 from synkhronos.engines.names import Apply, SharedVariable, Variable, scalar
 from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions.steps.arguments import Output
@@ -69,12 +70,12 @@ def terms(
     """
     stack = [(variable, False)]
     while stack:
-        one, is_summed = stack.pop()
-        node = one.owner
+        term, is_summed = stack.pop()
+        node = term.owner
         is_sum = node is not None and isinstance(node.op, names.Sum) and node.inputs[0].ndim > 0
         parts = () if until_sums and is_sum else linear_operands(node, local)
         if not parts:
-            yield one, is_summed or (until_sums and is_sum)
+            yield term, is_summed or (until_sums and is_sum)
         else:
             stack.extend([(part, is_summed or is_sum) for part in reversed(parts) if local.of(part)])
 
@@ -101,44 +102,31 @@ def _split(variable: Variable, operands: Sequence[Variable], divided: Mapping[Va
         return variable, None
     if graphs.is_fill_of_one_number(node):
         return divided[operands[0]]
-    if len(operands) > 1:
-        return _joined(variable, divided, 0), _joined(variable, divided, 1)
-    dependent, free = divided[operands[0]]
-    if dependent is None or not _is_kept_whole(node, free):
-        return variable, None
-    return _applied(variable, operands[0], dependent), _applied(variable, operands[0], free)
-
-
-def _is_kept_whole(node: Apply, free: Variable) -> bool:
-    """Whether the operation does not depend on the extents of axes that the free part lacks."""
+    kept: Any = divided[operands[0]][1]
     is_elementwise = isinstance(node.op, (names.Elemwise, names.DimShuffle, names.ViewOp))
-    return is_elementwise or free.type.broadcastable == node.inputs[0].type.broadcastable
+    # Another operation may depend on the extents of axes that the free part lacks.
+    is_single = len(operands) == 1 and not is_elementwise
+    if is_single and kept.type.broadcastable != node.inputs[0].type.broadcastable:
+        return variable, None
+    dependent, free = (_applied(node, operands, divided, which) for which in (0, 1))
+    if dependent.type.broadcastable != variable.type.broadcastable:
+        dependent = dependent + tt.zeros_like(free)  # which has axes that it lacks
+    return dependent, free
 
 
-def _joined(variable: Variable, divided: Mapping[Variable, Parts], which: int) -> Variable | None:
-    """Return the sum or difference of the dependent, or of the free parts of the operands."""
-    node = variable.owner
-    is_difference = isinstance(getattr(node.op, "scalar_op", None), scalar.Sub)
-    signs = [1, -1] if is_difference else [1] * len(node.inputs)
-    total = None
-    for sign, operand in zip(signs, node.inputs):
-        part = divided[operand][which]
-        if part is not None:
-            part = names.dense(part if sign > 0 else -part)
-            total = part if total is None else total + part
-    if total is None:
-        return None
-    total = tt.cast(total, variable.type.dtype)
-    if which == 0 and total.type.broadcastable != variable.type.broadcastable:
-        # The free part has axes that this one lacks.
-        total = total + tt.zeros_like(_joined(variable, divided, 1))
-    return total
+def _applied(
+    node: Apply, operands: Sequence[Variable], divided: Mapping[Variable, Parts], which: int
+) -> Variable:
+    """Return the operation with the dependent, or the free parts of its linear operands."""
 
+    def part_of(item: Variable) -> Variable:
+        part = divided[item][which] if item in operands else item
+        if part is None:
+            return tt.constant(numpy.zeros((1,) * item.ndim, item.dtype))
+        return names.dense(part)
 
-def _applied(variable: Variable, operand: Variable, part: Variable) -> Variable:
-    node = variable.owner
-    inputs = [part if item is operand else item for item in node.inputs]
-    return node.op(*inputs)
+    inputs = map(part_of, node.inputs)
+    return tt.add(*inputs) if names.is_sum_with_sparse(node.op) else node.op(*inputs)
 
 
 _MEAN, _SUM = frozenset([0.0]), frozenset([1.0])  # the degrees of means and sums over the rows
@@ -176,16 +164,33 @@ def _degrees_of(losses: Sequence[Variable], definition: Definition) -> list[Any]
     local = Dependence(definition.rows, definition.givens)
     parts = {loss: split(loss, local)[0] for loss in losses if local.of(loss)}
     known = dict(zip(parts, values_of(list(parts.values()), definition)))
-    values = map(known.get, losses)
-    return [None if item is None or item.axis is not None else item.degrees for item in values]
+    return [_degrees(known.get(loss)) for loss in losses]
+
+
+def _degrees(value: Rows | None) -> frozenset[float] | None:
+    """Return the degrees of a value without an axis of rows."""
+    return None if value is None or value.axis is not None else value.degrees
+
+
+def degrees_and_causes(
+    variables: Sequence[Variable], definition: Definition
+) -> list[tuple[frozenset[float] | None, Causes]]:
+    """Return the degrees of variables in the rows, and why their values on parts of the rows differ.
+
+    The degrees are None if they are not known, or if the variable has rows.
+    """
+    axes = definition.rows
+    causes = difference_causes(list(axes), list(axes.values()), variables)
+    return [(_degrees(item), cause) for item, cause in zip(values_of(variables, definition), causes)]
 
 
 def values_of(variables: Sequence[Variable], definition: Definition) -> list[Rows | None]:
     """Return how variables depend on the number of rows; None where that is not known."""
     known: dict[Variable, Rows | None] = {item: of_input(axis) for item, axis in definition.rows.items()}
-    for variable in inputs_first(variables, graphs.operands_with(definition.givens)):
-        if variable in definition.givens and variable not in known:
-            [known[variable]] = rows_of(known, [definition.givens[variable]])
+    givens = definition.givens
+    for variable in inputs_first(variables, graphs.operands_with(givens)) if givens else ():
+        if variable in givens and variable not in known:
+            [known[variable]] = rows_of(known, [givens[variable]])
     return rows_of(known, variables)
 
 
@@ -207,7 +212,7 @@ class AllRows:
         rows = definition.rows
         self.updates: list[tuple[SharedVariable, Variable]] = []
         if rows:  # A batch of the one that is counted is copied.
-            counted = min(rows, key=lambda one: (isinstance(one, SharedVariable), one.type.ndim))
+            counted = min(rows, key=lambda item: (isinstance(item, SharedVariable), item.type.ndim))
             self._count = tt.cast(counted.shape[rows[counted]], "int64")
         self._total: SharedVariable | None = None
 
@@ -253,8 +258,7 @@ def with_statistics(definition: Definition, all_rows: AllRows) -> Definition:
     losses, rows = definition.reductions.losses, definition.rows
     if definition.reductions.loss_op != "avg" or not losses or not rows:
         return definition
-    inputs, axes = list(rows), list(rows.values())
-    found = statistics_in(inputs, axes, losses)
+    found = statistics_in(list(rows), list(rows.values()), losses)
     changing = [update.target for update in definition.updates]
     changing += [variable for variable in inputs_first(losses) if graphs.is_random_state(variable)]
     stated = [spec.variable for spec in definition.outputs if spec.has_op]
@@ -262,20 +266,19 @@ def with_statistics(definition: Definition, all_rows: AllRows) -> Definition:
     is_changed = Dependence(changing, definition.givens).of(*found)
     if not found or is_changed or Dependence(found, definition.givens).of(*stated):
         return definition
-    known: dict[Variable, Rows | None] = {item: of_input(axis) for item, axis in rows.items()}
     local = Dependence(rows, definition.givens)
     has_collectives = any(
         getattr(item.owner and item.owner.op, "loss_op", None) for item in inputs_first(losses)
     )
     are_floats = all(item.dtype.startswith("float") for item in found)  # else a share has no type
     for has_shares in (True, False) if are_floats else (False,):
-        replaced = _of_all_rows(found, known, definition, all_rows, has_shares)
+        replaced = _of_all_rows(found, definition, all_rows, has_shares)
         made = rebuilt(losses, replaced, {})
         dependent = [part for part, _ in (split(loss, local) for loss in made) if part is not None]
-        degrees = {None if row is None else row.degrees for row in rows_of(known, dependent)}
+        degrees = {_degrees(value) for value in values_of(dependent, definition)}
         are_sums = degrees == {_SUM} and not has_collectives
-        is_mixed = any(item.certain for item in difference_causes(inputs, axes, made))
-        outputs = definition.outputs if has_shares else _outputs(definition, known, replaced)
+        is_mixed = any(item.certain for item in difference_causes(list(rows), list(rows.values()), made))
+        outputs = definition.outputs if has_shares else _outputs(definition, replaced)
         if (degrees == {_MEAN} or are_sums) and not is_mixed and outputs is not None:
             reductions = copy.copy(definition.reductions)
             reductions.loss_op = "sum" if are_sums else "avg"
@@ -287,21 +290,19 @@ def with_statistics(definition: Definition, all_rows: AllRows) -> Definition:
     return definition
 
 
-def _outputs(
-    definition: Definition, known: Mapping[Variable, Rows | None], replaced: Mapping[Variable, Variable]
-) -> list[Output] | None:
+def _outputs(definition: Definition, replaced: Mapping[Variable, Variable]) -> list[Output] | None:
     """Return the outputs, with the operation of those that are sums if statistics are of all rows.
 
     The result is None if an output or an update that uses a statistic is neither a sum nor a mean.
     """
-    using, axes, outputs = Dependence(replaced, definition.givens), definition.rows, []
+    using, outputs = Dependence(replaced, definition.givens), []
     for output in definition.outputs:
         if using.of(output.variable) and not definition.reductions.is_loss(output.variable):
             made = rebuilt([output.variable], replaced, {})
-            [value], [causes] = rows_of(known, made), difference_causes([*axes], [*axes.values()], made)
-            if value is None or value.axis is not None or value.degrees not in (_MEAN, _SUM):
+            [(degrees, causes)] = degrees_and_causes(made, definition)
+            if degrees not in (_MEAN, _SUM):
                 return None
-            if value.degrees == _SUM and causes.possible <= {CONSTANT}:
+            if degrees == _SUM and causes.possible <= {CONSTANT}:
                 output = output._replace(given=(output.variable, "sum"))
         outputs.append(output)
     news = [update.new for update in definition.updates]
@@ -310,31 +311,25 @@ def _outputs(
 
 
 def _of_all_rows(
-    statistics: Sequence[Variable],
-    known: Mapping[Variable, Rows | None],
-    definition: Definition,
-    all_rows: AllRows,
-    has_shares: bool,
+    statistics: Sequence[Variable], definition: Definition, all_rows: AllRows, has_shares: bool
 ) -> dict[Variable, Variable]:
     """Return what replaces statistics in a loss: their values of all rows.
 
     If `has_shares`, those that are no means are multiplied by the rank's share of the rows.
     """
     local = Dependence(definition.rows, definition.givens)
-    inputs, axes = list(definition.rows), list(definition.rows.values())
     whole: dict[Variable, Variable] = {}
     replaced: dict[Variable, Variable] = {}
     for statistic in statistics:
         parts: dict[Variable, Variable] = {}
         for part in dict.fromkeys(item for item, _ in terms(statistic, local, until_sums=True)):
             [own] = rebuilt([part], replaced, {})
-            [value], [causes] = rows_of(known, [own]), difference_causes(inputs, axes, [own])
-            is_exact = value is not None and value.axis is None and not causes.possible
-            total = all_rows.value_of(own, value.degrees) if is_exact and value is not None else None
+            [(degrees, causes)] = degrees_and_causes([own], definition)
+            total = None if causes.possible else all_rows.value_of(own, degrees)
             if total is not None:
                 parts[part] = names.in_type_of(part, total)
         [new] = rebuilt([statistic], {**whole, **parts}, {})
-        [value] = rows_of(known, rebuilt([statistic], replaced, {}))
+        [value] = values_of(rebuilt([statistic], replaced, {}), definition)
         is_mean = value is not None and value.degrees == _MEAN
         whole[statistic] = replaced[statistic] = names.in_type_of(statistic, new)
         if has_shares and not is_mean:

@@ -11,14 +11,13 @@ from typing import Any, Sequence
 
 from synkhronos.engines import names
 from synkhronos.engines.analysis import graphs
-from synkhronos.engines.analysis.difference_causes import difference_causes
 from synkhronos.engines.analysis.graphs import Dependence, inputs_first, rebuilt
 from synkhronos.engines.names import GeneratorType, SharedVariable, Variable
-from synkhronos.extensions.steps import errors
+from synkhronos.extensions.steps import errors, losses
 from synkhronos.extensions.steps.arguments import Output, Update
 from synkhronos.extensions.steps.clipped_gradients import scaled
 from synkhronos.extensions.steps.definition import Definition
-from synkhronos.extensions.steps.losses import AllRows, check_losses, split, terms, values_of
+from synkhronos.extensions.steps.losses import AllRows
 from synkhronos.extensions.steps.reduced_expressions import (
     ReducedExpression,
     ReducedVectors,
@@ -104,7 +103,7 @@ class Plan:
             [candidate for candidate in self._candidates if not self._reductions.is_loss(candidate)]
         )
         self._make_phases()
-        self.is_doubtful = check_losses(definition)
+        self.is_doubtful = losses.check_losses(definition)
 
     def _make_phases(self) -> None:
         own, averaged, last = self._sorted_updates()
@@ -112,8 +111,18 @@ class Plan:
         self.row_outputs, self.places = self._sorted_outputs(outputs)
         self._reduce_shared_gradients()
         expressions = [*(item.new for item in last), *outputs]
-        kept = self._reserve(averaged)
-        replacements = self._replacements(expressions)  # builds the vectors
+        self._check_averaged(averaged)
+        changes = [
+            item.target.type.filter_variable(item.new - item.target if item.op == "sum" else item.new)
+            for item in averaged
+        ]
+        pairs: list[tuple[Any, Variable]] = list(zip(averaged, changes))
+        whole = [
+            self._vectors.add_whole(new, item.op, item.target) for item, new in pairs if item.target.ndim
+        ]
+        singles = [ReducedExpression(new, item.op) for item, new in pairs if not item.target.ndim]
+        replacements, reduced = self._reduce(expressions, singles)
+        kept = [(whole if item.target.ndim else reduced).pop(0) for item in averaged]
         self.row_updates = self._vectors.updates + [(item.target, item.new, None) for item in own]
         self.streams = self._streams(last)
         news = iter(rebuilt(expressions, replacements, self._givens))
@@ -132,7 +141,7 @@ class Plan:
         reduced = [item for item in found if item is not None]
         if all(self._reductions.is_loss(item.expression) for item in reduced):
             loss = self._definition.outputs[0].variable  # the rule has gradients of its own
-            if self._full.of(loss) and split(loss, self._full)[1] is not None:
+            if self._full.of(loss) and losses.split(loss, self._full)[1] is not None:
                 raise errors.refusal("unknown penalty")
         return any(self._parts(item)[1] is not None for item in reduced)
 
@@ -204,34 +213,35 @@ class Plan:
 
     # ReducedExpressions
 
-    def _parts(self, one: ReducedExpression) -> tuple[Any, Any]:
+    def _parts(self, item: ReducedExpression) -> tuple[Any, Any]:
         """Return the part of an expression that is reduced, and the rest or None.
 
         A term that is the same on every rank is left out of a sum over the ranks.
         """
-        return split(one.expression, self._full) if one.op == "sum" else (one.expression, None)
+        return losses.split(item.expression, self._full) if item.op == "sum" else (item.expression, None)
 
-    def _replacements(self, expressions: Sequence[Variable]) -> dict[Variable, Variable]:
-        """Return the replacements of the variables in `expressions` that are reduced."""
+    def _reduce(
+        self, expressions: Sequence[Variable], singles: Sequence[ReducedExpression]
+    ) -> tuple[dict[Variable, Variable], list[Variable]]:
+        """Return the replacements of what is reduced in `expressions`, and the reduced singles."""
         reached = inputs_first(expressions, self._local.parents)
         chosen = {item: self._candidates[item] for item in reached if item in self._candidates}
         by_key = {item.key: item for item in chosen.values()}
         gradients = [item for item in by_key.values() if item.is_gradient]
-        expressions = [gradient.expression for gradient in gradients]
-        for gradient, expression in zip(gradients, self._scaled(expressions)):
+        for gradient, expression in zip(
+            gradients, self._scaled([each.expression for each in gradients])
+        ):
             by_key[gradient.key] = gradient._replace(expression=expression)
-        places, frees = {}, {}
-        for key, node in by_key.items():
-            reduced, frees[key] = self._parts(node)
-            places[key] = self._vectors.add(reduced, node.op, node.shape, node.is_gradient)
-        self._vectors.build()
-        replacements = {}
+        parts = {key: self._parts(item) for key, item in by_key.items()}
+        wanted = [item._replace(expression=parts[key][0]) for key, item in by_key.items()]
+        made = self._vectors.add([*singles, *wanted])
+        reduced, replacements = dict(zip(parts, made[len(singles) :])), {}
         for variable, item in chosen.items():
-            value, free = self._vectors.reduced_at(places[item.key]), frees[item.key]
+            value, free = reduced[item.key], parts[item.key][1]
             if free is not None:
                 value = value + rebuilt([free], {}, self._givens)[0]
             replacements[variable] = names.in_type_of(variable, value)
-        return replacements
+        return replacements, made[: len(singles)]
 
     # Updates
 
@@ -241,38 +251,16 @@ class Plan:
         averaged: list[Update] = []
         last: list[Update] = []
         for update in self._definition.updates:
-            if update.is_own or self._is_same_everywhere(update.new):
+            mask = self._local.of(update.new)
+            if update.is_own:
                 own.append(update)
-            else:
-                (averaged if self._is_averaged(update) else last).append(update)
+            elif not mask & ~self._random:  # the same on all ranks if all draw the same numbers
+                last.append(update)
+            elif self._touched.of(update.new):
+                raise errors.refusal("mixed", update.target, self._local, mask)
+            else:  # it depends on the rows directly, or through collectives only
+                (averaged if self._uncollected.of(update.new) else own).append(update)
         return own, averaged, last
-
-    def _is_same_everywhere(self, new: Variable) -> bool:
-        """Whether a value depends on the rows only through collectives, and not on gradients."""
-        if not self._local.of(new) & ~self._random or self._touched.of(new):
-            return False
-        return not self._uncollected.of(new)
-
-    def _is_averaged(self, update: Update) -> bool:
-        """Whether the ranks' new values have to be combined because they depend on the rows directly."""
-        mask = self._local.of(update.new)
-        if not mask & ~self._random:
-            return False  # the same on all ranks if all draw the same numbers
-        if self._touched.of(update.new):
-            raise errors.refusal("mixed", update.target, self._local, mask)
-        return True
-
-    def _reserve(self, updates: Sequence[Update]) -> list[Any]:
-        """Add reductions of new values that depend on the rows directly; return the place of each."""
-        self._check_averaged(updates)
-        kept: list[Any] = []
-        for target, new, op, _ in updates:
-            value = target.type.filter_variable(new - target if op == "sum" else new)
-            if target.ndim:
-                kept.append(self._vectors.add_whole(value, op, target))  # type: ignore[arg-type]  # not None
-            else:
-                kept.append(self._vectors.add(value, op, ()))  # type: ignore[arg-type]  # as above
-        return kept
 
     def _check_averaged(self, updates: Sequence[Update]) -> None:
         """Raise an error if the average of the ranks' new values may not be the value for all rows."""
@@ -283,18 +271,17 @@ class Plan:
             if not has_op and not target.type.dtype.startswith(("float", "complex")):
                 raise errors.refusal("not a float", target, local, local.of(new))
         # A default update can be given no operation. If it differs, the first call says so.
-        defaults, axes = definition.defaults, definition.rows
+        defaults = definition.defaults
         stated = [update for update in updates if not update.has_op and update.target not in defaults]
-        news = [update.new for update in stated]
-        causes = difference_causes(list(axes), list(axes.values()), news)
+        read = losses.degrees_and_causes([update.new for update in stated], definition)
         found = [
             (update, term, is_summed)
-            for update, value, cause in zip(stated, values_of(news, definition), causes)
-            if value is None or value.axis is not None or not value.degrees <= {0} or cause.possible
-            for term, is_summed in terms(update.new, local)
+            for update, (degrees, causes) in zip(stated, read)
+            if degrees is None or not degrees <= {0} or causes.possible
+            for term, is_summed in losses.terms(update.new, local)
         ]
         targets = Dependence([update.target for update in updates], self._givens)
-        values = values_of([term for _, term, _ in found], definition)
+        values = losses.values_of([term for _, term, _ in found], definition)
         for (update, term, is_summed), value in zip(found, values):
             mask = local.of(update.new)
             if targets.of(term):
@@ -305,12 +292,11 @@ class Plan:
                 raise errors.refusal(cause, update.target, local, mask)
 
     def _stored(
-        self, updates: Sequence[Update], kept: Sequence[Any]
+        self, updates: Sequence[Update], kept: Sequence[Variable]
     ) -> list[tuple[SharedVariable, Variable]]:
         """Return the updates that store reduced new values."""
         pairs = []
-        for update, place in zip(updates, kept):
-            reduced = self._vectors.reduced_at(place)
+        for update, reduced in zip(updates, kept):
             new = update.target + reduced if update.op == "sum" else reduced
             if update.op != "sum" and is_in_place(update.target, update.new):
                 new = in_place(update.target, reduced)

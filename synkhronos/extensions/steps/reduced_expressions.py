@@ -14,7 +14,8 @@ import numpy
 
 from synkhronos.arithmetic import operations
 from synkhronos.engines import names
-from synkhronos.engines.analysis.graphs import Dependence, Numbering, gradient_seeds, inputs_first
+from synkhronos.engines.analysis import graphs
+from synkhronos.engines.analysis.graphs import inputs_first
 from synkhronos.engines.names import Elemwise, SharedVariable, Variable, ViewOp, scalar
 from synkhronos.engines.names import tensor as tt
 from synkhronos.extensions._parameters import FLOAT_DTYPES, Layout, checked_parameters, gradients_of
@@ -188,9 +189,9 @@ class ReducedExpression(NamedTuple):
 
     expression: Variable
     op: str
-    shape: tuple[int, ...]
-    key: tuple[int, str]  # equal for equal expressions and operations
-    is_gradient: bool
+    shape: tuple[int, ...] = ()
+    is_gradient: bool = False
+    key: tuple[int, str] | None = None  # equal for equal expressions and operations
 
 
 class ReducedExpressions:
@@ -205,12 +206,14 @@ class ReducedExpressions:
     ----------
     losses : list of variables
         The losses that are reduced.
+    numbering : Numbering
+        The numbers by which equal expressions are found.
     """
 
     def __init__(self, loss_op: str) -> None:
         self.loss_op = loss_op
         self.losses: list[Variable] = []
-        self._numbering = Numbering()
+        self.numbering = graphs.Numbering()
         self._known: dict[int, SharedVariable | None] = {}  # gradients by a parameter, or losses
 
     def add_loss(self, loss: Variable, params: Sequence[Variable]) -> None:
@@ -218,7 +221,7 @@ class ReducedExpressions:
         self._check_collectives(loss, params)
         if not self.is_loss(loss):
             self.losses.append(loss)
-            self._known[self._numbering.of(loss)] = None
+            self._known[self.numbering.of(loss)] = None
 
     def add_gradients(
         self, expressions: Iterable[Variable | None], params: Sequence[SharedVariable]
@@ -227,13 +230,10 @@ class ReducedExpressions:
         for expression, param in zip(expressions, params):
             if expression is not None:
                 for item in (expression, names.dense(expression)):
-                    self._known[self._numbering.of(item)] = param
+                    self._known[self.numbering.of(item)] = param
 
     def add_gradients_of(
-        self,
-        loss: Variable,
-        params: Sequence[SharedVariable],
-        others: Sequence[SharedVariable] = (),
+        self, loss: Variable, params: Sequence[SharedVariable], others: Sequence[SharedVariable] = ()
     ) -> None:
         """Reduce a loss and its gradients, also by the variables in `others` on which it depends."""
         expressions, params = _gradients(loss, params, others)
@@ -250,34 +250,30 @@ class ReducedExpressions:
 
         ``params_of(output)`` returns the last two arguments of `add_gradients_of`.
         """
-        numbers = {self._numbering.of(variable) for variable in inputs_first(expressions)}
+        numbers = {self.numbering.of(variable) for variable in inputs_first(expressions)}
         for output in outputs:
             try:
                 gradients, params = _gradients(output, *params_of(output))
             except Exception as error:  # any exception; each operation may refuse in its own way
                 _logger.debug("output %s is no loss: %s", output, error)
                 continue
-            if any(self._numbering.of(item) in numbers for item in gradients if item is not None):
+            if any(self.numbering.of(item) in numbers for item in gradients if item is not None):
                 self.add_gradients(gradients, params)
                 self.add_loss(output, params)
-
-    def number_of(self, variable: Variable) -> int:
-        """Return the number of a variable, which is equal for equal expressions."""
-        return self._numbering.of(variable)
 
     def numbers_of_gradients(self, loss: Variable) -> set[int]:
         """Return the numbers of the gradients of a loss by the variables that may be its parameters."""
         gradients, _ = _gradients(loss, (), parameters_under(loss))
-        return {self.number_of(gradient) for gradient in gradients if gradient is not None}
+        return {self.numbering.of(gradient) for gradient in gradients if gradient is not None}
 
     def add_losses_of(self, expressions: Iterable[Variable]) -> None:
         """Reduce the losses of the gradients that expressions are computed from."""
-        for loss in gradient_seeds(expressions).values():
+        for loss in graphs.gradient_seeds(expressions).values():
             self.add_loss(loss, parameters_under(loss))
 
     def _check_collectives(self, loss: Variable, params: Sequence[Variable]) -> None:
         """Raise if gradients go through collectives that are for losses combined in another way."""
-        depending = Dependence(params, {})
+        depending = graphs.Dependence(params, {})
         for variable in inputs_first([loss]):
             built = getattr(variable.owner and variable.owner.op, "loss_op", None)
             if built not in (None, self.loss_op) and depending.of(variable):
@@ -286,8 +282,8 @@ class ReducedExpressions:
 
     def is_loss(self, variable: Variable) -> bool:
         """Whether a variable is a loss, or is computed like one."""
-        number = self._numbering.of(variable) if self.losses else None
-        return any([self._numbering.of(loss) == number for loss in self.losses])
+        number = self.numbering.of(variable) if self.losses else None
+        return any([self.numbering.of(loss) == number for loss in self.losses])
 
     def find(self, variable: Variable) -> ReducedExpression | None:
         """Return how a variable is reduced, or None."""
@@ -295,17 +291,15 @@ class ReducedExpressions:
         if node is not None and isinstance(node.op, Mark):
             expression, op, shape = node.inputs[0], node.op.op or self.loss_op, node.op.shape
             is_gradient = node.op.op is None
-        elif self._known and self._numbering.of(variable) in self._known:
+        elif self._known and self.numbering.of(variable) in self._known:
             expression, op = variable, self.loss_op
-            param = self._known[self._numbering.of(variable)]
+            param = self._known[self.numbering.of(variable)]
             shape = () if param is None else param.get_value(borrow=True).shape
             is_gradient = not self.is_loss(variable)
         else:
             return None
         expression = names.dense(expression)
-        return ReducedExpression(
-            expression, op, shape, (self._numbering.of(expression), op), is_gradient
-        )
+        return ReducedExpression(expression, op, shape, is_gradient, (self.numbering.of(expression), op))
 
 
 def _gradients(
@@ -348,10 +342,6 @@ def is_float_tensor(shared: SharedVariable) -> bool:
     return hasattr(shared.type, "broadcastable") and shared.type.dtype in FLOAT_DTYPES
 
 
-#: Of an expression: the dtype, the operation, whether it is a gradient, and the position in the vector
-Place = Tuple[str, str, bool, int]
-
-
 class ReducedVectors:
     """Vectors that hold the values to reduce, one for each dtype and operation; gradients are separate.
 
@@ -366,20 +356,27 @@ class ReducedVectors:
     """
 
     def __init__(self) -> None:
-        self._groups: dict[tuple[str, str, bool], list[tuple[Variable, tuple[int, ...]]]] = {}
-        self._pieces: dict[tuple[str, str, bool], list[Variable]] = {}
         self.updates: list[tuple[SharedVariable, Variable, str | None]] = []
         self.reduced: dict[str, list[SharedVariable]] = {}
         self.gradients: list[SharedVariable] = []
 
-    def add(
-        self, expression: Variable, op: str, shape: tuple[int, ...], is_gradient: bool = False
-    ) -> Place:
-        """Reserve a place in a vector for an expression; return it."""
-        key = expression.dtype, op, is_gradient
-        group = self._groups.setdefault(key, [])
-        group.append((expression, shape))
-        return (*key, len(group) - 1)
+    def add(self, items: Sequence[ReducedExpression]) -> list[Variable]:
+        """Have expressions reduced in one vector for each dtype and operation; return their values."""
+        groups: dict[tuple[str, str, bool], list[int]] = {}
+        for place, item in enumerate(items):
+            key = item.expression.dtype, item.op, item.is_gradient
+            groups.setdefault(key, []).append(place)
+        found: dict[int, Variable] = {}
+        for (dtype, op, is_gradient), places in groups.items():
+            expressions = [items[place].expression for place in places]
+            patterns = [expression.type.broadcastable for expression in expressions]
+            layout = Layout([items[place].shape for place in places], patterns)
+            vector = layout.new_vector(dtype, f"flat_{op}")
+            if is_gradient:
+                self.gradients.append(vector)
+            self.add_update(vector, layout.filled(vector, expressions), op)
+            found.update(zip(places, layout.pieces(vector)))
+        return [found[place] for place in range(len(items))]
 
     def add_whole(self, new: Variable, op: str, like: SharedVariable) -> SharedVariable:
         """Return a new shared variable for an expression of the type of `like`, to be reduced."""
@@ -393,26 +390,6 @@ class ReducedVectors:
         """Let each rank compute `shared`, which is then reduced."""
         self.updates.append((shared, new, op))
         self.reduced.setdefault(op, []).append(shared)
-
-    def build(self) -> None:
-        """Create the vectors; nothing can be added to them afterwards."""
-        for key, group in self._groups.items():
-            dtype, op, is_gradient = key
-            expressions = [expression for expression, _ in group]
-            patterns = [expression.type.broadcastable for expression in expressions]
-            layout = Layout([shape for _, shape in group], patterns)
-            vector = layout.new_vector(dtype, f"flat_{op}")
-            if is_gradient:
-                self.gradients.append(vector)
-            self.add_update(vector, layout.filled(vector, expressions), op)
-            self._pieces[key] = list(layout.pieces(vector))
-
-    def reduced_at(self, place: Place | SharedVariable) -> Variable:
-        """Return the reduced value of the expression at a place, or of a variable of its own."""
-        if isinstance(place, SharedVariable):
-            return place
-        dtype, op, is_gradient, position = place
-        return self._pieces[dtype, op, is_gradient][position]
 
     def clearing(self) -> list[tuple[SharedVariable, Variable]]:
         """Return updates that keep ranks without rows from taking part in the reduction.
@@ -447,14 +424,14 @@ _replaced = Elemwise(_Replaced(scalar.second.output_types_preference, name="repl
 
 def is_in_place(target: SharedVariable, new: Variable) -> bool:
     """Whether one process computes the new value of a variable in the memory of the old value."""
-    node = new.owner
-    if node is None:
-        return False
-    if isinstance(node.op, names.WRITES):
-        return node.inputs[0] is target
-    if not isinstance(node.op, Elemwise):
-        return False
-    return any(variable is target or is_in_place(target, variable) for variable in node.inputs)
+
+    def elements(variable: Variable) -> Sequence[Variable]:
+        is_elementwise = variable.owner is not None and isinstance(variable.owner.op, Elemwise)
+        return variable.owner.inputs if is_elementwise else ()
+
+    reached = list(inputs_first([new], elements))
+    written = [node.inputs[0] for node in graphs.nodes_of(reached) if isinstance(node.op, names.WRITES)]
+    return new is not target and target in [*reached, *written]
 
 
 def in_place(target: SharedVariable, new: Variable) -> Variable:

@@ -1,18 +1,25 @@
-"""A training step on all ranks: the phases of a plan, as one command."""
+"""A training step on all ranks, the phases of a plan, as one command; and the same in one process.
+
+The ranks draw other random numbers than one process would, so a step that draws cannot be compared with
+the serial step. `with_fixed_draws` replaces these numbers by numbers that follow from the rows.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, NoReturn, Sequence
+
+import numpy
 
 import synkhronos as synk
 from synkhronos._text import listed
 from synkhronos.engines import names
-from synkhronos.engines.analysis.graphs import inputs_first, operands_with
-from synkhronos.engines.names import SharedVariable, Variable
+from synkhronos.engines.analysis.graphs import Dependence, draws_in, inputs_first, operands_with
+from synkhronos.engines.names import SharedVariable, Variable, package
+from synkhronos.engines.names import tensor as tt
+from synkhronos.extensions.steps.arguments import MISSING
 from synkhronos.extensions.steps.definition import Definition
 from synkhronos.extensions.steps.losses import AllRows, with_statistics
 from synkhronos.extensions.steps.plan import Plan
-from synkhronos.extensions.steps.serial_step import with_fixed_draws
 from synkhronos.functions.steps import RepeatedStep, compare_step, reduces, shares
 
 
@@ -116,7 +123,12 @@ class Step:
             "gradient", row_outputs, row_updates, True, indices, definition.sliceable
         )
         self._before = [builder.build("clear", [], plan.clearing)] if plan.clearing else []
-        self._count, self._counts_sliceable = self._build_count(counter, plan, definition.sliceable)
+        used, self._counts = counter.used([], plan.counting), []
+        counted = [item for item in definition.sliceable if item in used]
+        if plan.counting:  # the ranks meet in it, which not every mode can do
+            count = counter.build("count", [], plan.counting, True, sliceable=counted, mode=None)
+            self._counts.append(count)
+        self._counts_sliceable = bool(counted)
         self._later: list[_Phase] = []
         if plan.outputs or plan.updates:
             outputs = [((output, None), output) for output in plan.outputs]  # the master's value
@@ -125,8 +137,7 @@ class Step:
         self._own = [update.target for update in definition.updates if update.is_own]
         self._told = _named(plan), plan.is_doubtful
         reduces(self._rows.function, *self._told)
-        counts = [] if self._count is None else [self._count]
-        called = [*self._before, *counts, self._rows, *self._later]
+        called = [*self._before, *self._counts, self._rows, *self._later]
         self._called, self._place = [phase.function for phase in called], called.index(self._rows)
         self.functions = self._called[len(self._before) :]
         self._repeated = self._repeat()
@@ -143,22 +154,10 @@ class Step:
     def _repeat(self) -> RepeatedStep:
         shares(self._called, self._own)
         # The count is called on rows, too.
-        repeated = RepeatedStep(self._called, self._place, self._count is None, self.name or "step")
+        repeated = RepeatedStep(self._called, self._place, not self._counts, self.name or "step")
         #: Takes a step, and reports it to functions of ``synk.on_step``
         self.reported = repeated.reported
         return repeated
-
-    def _build_count(
-        self, builder: _Builder, plan: Plan, sliceable: Sequence[SharedVariable]
-    ) -> tuple[_Phase | None, bool]:
-        """Return the phase that counts the rows of all ranks, and whether they are sliceable."""
-        if not plan.counting:
-            return None, False
-        used = builder.used([], plan.counting)
-        counted = [item for item in sliceable if item in used]
-        # The ranks meet in it, which not every mode can do.
-        phase = builder.build("count", [], plan.counting, True, sliceable=counted, mode=None)
-        return phase, bool(counted)
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles record steps of their own, and are without the script's expressions.
@@ -193,26 +192,24 @@ class Step:
         return [*rows, ("updates", listed([target.name or target for target in self._targets]))]
 
     def _make_calls(self, values: Sequence[Any], batch: Any, num_slices: int, batch_s: Any) -> None:
-        positional, named = self._inputs.select(self._rows.indices, values)
-        if batch_s is not None:
-            named["batch_s"] = batch_s
-        rows = self._rows.function
+        sliceable = {} if batch_s is None else {"batch_s": batch_s}
         for phase in self._before:
-            phase.function()
-        if self._count is not None:
-            by_position, by_name = self._inputs.select(self._count.indices, values)
-            if self._counts_sliceable and batch_s is not None:
-                by_name["batch_s"] = batch_s
-            self._count.function(*by_position, batch=batch, **by_name)
-        rows(*positional, batch=batch, num_slices=num_slices, **named)
+            self._call(phase, values)
+        for phase in self._counts:
+            self._call(phase, values, batch=batch, **(sliceable if self._counts_sliceable else {}))
+        self._call(self._rows, values, batch=batch, num_slices=num_slices, **sliceable)
         op: Any
         for op, shareds, wire in self._reduced:
-            synk.all_reduce(shareds, op, weights=rows if op == "avg" else None, wire=wire)
+            weights = self._rows.function if op == "avg" else None
+            synk.all_reduce(shareds, op, weights=weights, wire=wire)
         if self._streams:
             synk.broadcast(self._streams)
         for phase in self._later:
-            positional, named = self._inputs.select(phase.indices, values)
-            phase.function(*positional, **named)
+            self._call(phase, values)
+
+    def _call(self, phase: _Phase, values: Sequence[Any], **options: Any) -> None:
+        positional, named = self._inputs.select(phase.indices, values)
+        phase.function(*positional, **options, **named)
 
     def check(
         self,
@@ -304,3 +301,138 @@ def _overlapped(plan: Plan, wire: Any) -> list[tuple[SharedVariable, Variable, A
         )
         for shared, new, slice_op in plan.row_updates
     ]
+
+
+# In one process
+
+
+class SerialStep:
+    """The serial step that a step on all ranks must equal. It is called like a `Step`."""
+
+    def __init__(self, definition: Definition) -> None:
+        inputs, options = definition.inputs, definition.options
+        self._inputs = inputs
+        self.name: str | None = options.get("name")
+        self._scattered = [variable in definition.rows for variable in inputs.variables]
+        self._function = package.function(
+            inputs.given,
+            [spec.variable for spec in definition.outputs],
+            updates=[(update.target, update.new) for update in definition.merged().updates],
+            givens=list(definition.givens.items()),
+            **{"name": "gradient", **options},
+        )
+
+    def check(self, *_: Any) -> NoReturn:
+        """Refuse to compare the serial step with itself."""
+        raise TypeError(
+            "check: expected a step on all ranks, of make_train_function(), got the serial step of "
+            "make_train_function_theano(); check the former, which is compared with the serial step"
+        )
+
+    def reported(self, take: Callable[..., Any], *arguments: Any) -> Any:
+        """Return ``take(*arguments)``: ``synk.on_step`` is about the steps of ranks."""
+        return take(*arguments)
+
+    def described(self) -> list[tuple[object, ...]]:
+        """Return the rows of a table."""
+        return [("functions", "of the compiler alone, for one process")]
+
+    def __call__(self, values: Sequence[Any], batch: Any, num_slices: int) -> list[Any]:
+        """Take a step; return the list of outputs. The result does not depend on `num_slices`."""
+        rows: slice | numpy.ndarray
+        if batch is None or isinstance(batch, (int, numpy.integer)):
+            rows = slice(batch)
+        else:
+            rows = batch if isinstance(batch, slice) else numpy.asarray(batch)
+        chosen = [
+            _rows_of(value, rows) if scattered and value is not MISSING else value
+            for value, scattered in zip(map(_usable, values), self._scattered)
+        ]
+        positional, named = self._inputs.select(range(len(chosen)), chosen)
+        return self._function(*positional, **named)
+
+
+def _usable(value: Any) -> Any:
+    """Return an array that the compiler takes, and that is not wrong in BLAS because of its strides."""
+    if not isinstance(value, numpy.ndarray) or value.flags.forc and value.flags.aligned:
+        return value
+    return numpy.array(value, order="C")
+
+
+def _rows_of(value: Any, rows: slice | numpy.ndarray) -> Any:
+    if isinstance(value, (list, tuple)):
+        return numpy.asarray(value)[rows].tolist()  # the compiler casts lists, but not arrays
+    return value[rows]
+
+
+# Random numbers that follow from the rows: a row gets the same ones on any rank, and in one process
+
+_GOLDEN = 0.6180339887498949  # multiples of it are spread evenly, modulo 1
+_STEPS = (0.7548776662466927, 0.5698402909980532, 0.4301597090019468)  # along the axes
+#: For a draw without an axis of rows: its sine and cosine, of 2 pi times it, are equal, so that normal
+#: numbers, which are made of a vector of uniform ones by these, are all the same.
+SAME_FOR_PAIRS = 0.125
+
+
+def with_fixed_draws(definition: Definition) -> Definition:
+    """Return a step with numbers that follow from the rows in place of random numbers.
+
+    Raises
+    ------
+    ValueError
+        If the script draws no random numbers.
+    """
+    roots = [spec.variable for spec in definition.outputs]
+    roots += [item.new for item in [*definition.updates, *definition.grad_updates] if not item.is_own]
+    draws = draws_in(inputs_first(roots, operands_with(definition.givens)))
+    if not draws:
+        raise ValueError("check: random=True is for steps that draw random numbers; this one does not")
+    by_row = _number_of_each_row(definition)
+    of_rows = Dependence(definition.rows, definition.givens)
+    fixed = {draw: _fixed(draw, by_row, bool(of_rows.of(_size(draw)))) for draw in draws}
+    return definition._replace(givens={**definition.givens, **fixed})
+
+
+def _size(draw: Variable) -> Variable:
+    """Return the shape of a draw, computed from the operands of the draw."""
+    size, *parameters = draw.owner.inputs[1:]
+    is_given = getattr(size.type, "ndim", None) == 1 and not _is_empty(size)
+    if is_given:
+        return size
+    return sum(parameters[1:], parameters[0]).shape
+
+
+def _is_empty(size: Variable) -> bool:
+    data = getattr(size, "data", None)
+    return data is not None and not len(data)
+
+
+def _number_of_each_row(definition: Definition) -> Variable:
+    """Return a vector with a number for each row, which depends on the contents of the row."""
+    rows, axis = next(iter(definition.rows.items()))
+    others = [index for index in range(rows.ndim) if index != axis]
+    numbers = tt.cast(rows, "float64")
+    return numbers.sum(axis=others) if others else numbers
+
+
+def _fixed(draw: Variable, by_row: Variable, has_rows: bool) -> Variable:
+    """Return numbers of the shape and the type of a draw."""
+    size, length = _size(draw), by_row.shape[0]
+    total, is_by_row = tt.constant(numpy.float64(0)), tt.constant(numpy.int8(0))
+    for axis in range(draw.ndim):
+        places = tt.arange(size[axis])
+        along = tt.cast(places, "float64") * _STEPS[axis % len(_STEPS)]
+        if has_rows:  # along the first axis of this length
+            is_axis = tt.eq(size[axis], length) * (1 - is_by_row)
+            along = tt.switch(is_axis, by_row[places % length], along)
+            is_by_row = is_by_row + tt.cast(is_axis, "int8")
+        order: list[Any] = ["x"] * draw.ndim
+        order[axis] = 0
+        total = total + along.dimshuffle(*order)
+    numbers = (total * _GOLDEN) % 1
+    if has_rows:
+        numbers = tt.switch(is_by_row, numbers, SAME_FOR_PAIRS)
+    if not draw.dtype.startswith("float"):
+        numbers = numbers < 0.5
+    numbers = names.with_pattern(tt.cast(numbers, draw.dtype), draw.type.broadcastable)
+    return draw.type.filter_variable(numbers)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import theano
 
-from synkhronos.extensions.keras_backend.imports import import_keras
+from synkhronos.extensions.keras_backend import import_keras
 from synkhronos.extensions.zoo import data
 from synkhronos.extensions.zoo.layers import scaled
 from synkhronos.extensions.zoo.model import Graph, Head, Model

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
+import functools
+from typing import Any, Callable, Collection, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -11,10 +12,11 @@ from synkhronos._checks import check_number
 from synkhronos._errors import MismatchError
 from synkhronos._typing import AnyArray, SharedVariable
 from synkhronos.arithmetic.comparison import DIFFERENT_SHAPE, Tolerance, difference
-from synkhronos.arithmetic.operations import GATHER
+from synkhronos.arithmetic.operations import GATHER, OPERATIONS
+from synkhronos.engines.analysis.difference_causes import EXPLANATIONS
+from synkhronos.engines.base import PARTLY_SUM
 from synkhronos.functions.analysis import analysis_of, causes_of
 from synkhronos.functions.call import check_all_are_none
-from synkhronos.functions.comparing import reasons
 from synkhronos.functions.comparing.trial_runs import ByRank, Called, Calls, Key, called
 from synkhronos.functions.replica_tracker import find_different, label, labels, replica_tracker_of
 from synkhronos.functions.replicate import replicate
@@ -68,6 +70,13 @@ class ToCompare(NamedTuple):
     of_step: bool = False
 
 
+class Reason(NamedTuple):
+    """Why a result differs, and what to do; or that no reduction would make it right."""
+
+    text: str
+    is_found: bool = True
+
+
 class Complaint(NamedTuple):
     """A result that differs.
 
@@ -87,7 +96,7 @@ class Complaint(NamedTuple):
 
     what: str
     how: str
-    why: Callable[[], reasons.Reason]
+    why: Callable[[], Reason]
     value: AnyArray | None
     key: Key
 
@@ -125,7 +134,6 @@ class SerialComparison:
         self.differences: dict[str, float] = {}
         self.not_compared: dict[str, str] = {}
         self.complaints: list[Complaint] = []
-        self._out_of_sync: set[int] | None = None
 
     def run(self, everywhere: bool) -> None:
         """Compare; the new values of all ranks if `everywhere`, otherwise a sample of the master's."""
@@ -156,7 +164,7 @@ class SerialComparison:
         suspects = suspects or none.union(*[update.possible for update in updates.values()])
         if not suspects and self._calls.are_in_slices and function.replica.has_collectives:
             return "Collectives in the graph combine only one slice at a time: leave out num_slices."
-        return reasons.of_graph(suspects)
+        return causes_in_words(suspects)
 
     @property
     def is_stale(self) -> bool:
@@ -195,22 +203,20 @@ class SerialComparison:
             return False
         return True
 
-    @property
+    @functools.cached_property
     def out_of_sync(self) -> set[int]:
         """The variables that the results depend on whose replicas differ before the calls."""
-        if self._out_of_sync is None:
-            world, shareds = self._world, self._world.rank_state.shareds
-            known = self._calls.used - replica_tracker_of(world).streams
-            used = sorted(item for item in known if world.rank_state.engine.is_tensor(shareds[item]))
-            self._out_of_sync = {*find_different(world, used)}
-        return self._out_of_sync
+        world, shareds = self._world, self._world.rank_state.shareds
+        known = self._calls.used - replica_tracker_of(world).streams
+        used = sorted(item for item in known if world.rank_state.engine.is_tensor(shareds[item]))
+        return {*find_different(world, used)}
 
-    def _stale(self, sources: set[int]) -> reasons.Reason | None:
+    def _stale(self, sources: set[int]) -> Reason | None:
         """Return the reason if replicas already differed before the calls."""
         stale = sorted(sources & self.out_of_sync)
         if not stale:
             return None
-        return reasons.Reason(
+        return Reason(
             f"the replicas of {labels(self._world, stale)} differed before the call: make them "
             f"equal with synk.broadcast()"
         )
@@ -235,17 +241,7 @@ class SerialComparison:
         value = _combined(function, index, found)
         if self._agrees(what, value, serial):
             return
-
-        def why() -> reasons.Reason:
-            return self._stale(sources) or reasons.of_output(
-                mode,
-                found.values if len(found.values) > 1 else None,
-                found.weights,
-                serial,
-                self._tolerance.allows,
-                analysis_of(self._world, function).extents[index],
-            )
-
+        why = lambda: self._stale(sources) or self._why_output(function, index, serial, found)  # noqa: E731
         how = how_output_differs(value, serial, found)
         self.complaints.append(Complaint(what, how, why, value, key))
 
@@ -262,7 +258,7 @@ class SerialComparison:
         how = "is not None, but the serial output is"
         if serial is not None:
             how = "is None, but the serial output is not"
-        self.complaints.append(Complaint(what, how, lambda: reasons.Reason(""), None, key))
+        self.complaints.append(Complaint(what, how, lambda: Reason(""), None, key))
 
     def _agrees(self, what: str, value: AnyArray | None, serial: AnyArray) -> bool:
         """Whether a value agrees with the serial one; note how much they differ."""
@@ -281,13 +277,13 @@ class SerialComparison:
         serial, found = self._serial[number], self._found[number]
         values, weights = found.values, found.weights
         op = self._compared.reduced.get(number)
-        if op is not None and self._agrees(what, reasons.combined(op, values, weights), serial):
+        if op is not None and self._agrees(what, combined(op, values, weights), serial):
             return
         wrong = [rank for rank, value in enumerate(values) if not self._agrees(what, value, serial)]
         if not wrong:
             return
         how = self._how_variable_differs(values, wrong, serial)
-        why = lambda: self._stale(sources) or self._why(values, weights, serial)  # noqa: E731
+        why = lambda: self._stale(sources) or self._why_variable(values, weights, serial)  # noqa: E731
         master = values[0] if len(values) == 1 else values[self._world.master_rank]
         self.complaints.append(Complaint(what, how, why, master, number))
 
@@ -300,16 +296,70 @@ class SerialComparison:
             return f"differs {how}"
         return f"the new value differs {how} on rank(s) {', '.join(map(str, wrong))}"
 
-    def _why(
-        self, values: Sequence[AnyArray], weights: Sequence[int], serial: AnyArray
-    ) -> reasons.Reason:
-        if len(values) == 1:
-            return reasons.of_reduced(values[0], serial, self._world.size, self._tolerance.allows)
-        if self._compared.of_step:
-            return reasons.Reason(
-                "the gradient, or what else is reduced for it, is not the serial one", False
+    # The usual reasons why a result differs, found by trying alternatives
+
+    def _why_output(self, function: Any, index: int, serial: AnyArray, found: ByRank) -> Reason:
+        if analysis_of(self._world, function).extents[index] == PARTLY_SUM:
+            return Reason(
+                "it contains a sum over the rows, and terms that do not depend on their number: divide "
+                "the sum by the number of rows, or make the terms separate outputs"
             )
-        return reasons.of_update(values, weights, serial, self._tolerance.allows)
+        mode, values, weights = function.output_modes[index], found.values, found.weights
+        others = ("sum", GATHER, "avg", "max", "min", "prod") if len(values) > 1 else ()
+        for op in others:
+            if op != mode and self._tolerance.allows(combined(op, values, weights), serial):
+                what = "the concatenation" if op == GATHER else f"the {op}"
+                return Reason(
+                    f"its op is {mode!r}, but {what} of the ranks' values equals the serial value: give "
+                    f"it as (output, {op!r})"
+                )
+        text = f"its op is {mode!r}, but no op gives the serial value"
+        if others and serial.dtype.kind in "fiu":
+            exact = combined(mode, [np.asarray(value, np.float64) for value in values], weights)
+            if exact is not None and _is_inexact(serial, exact, sum(weights)):
+                return Reason(
+                    f"{text}. The serial value may be the wrong one: {serial.dtype} is too narrow for a "
+                    f"sum of this many rows, or of this size; compare with a graph in float64 or int64"
+                )
+        return Reason(text, False)
+
+    def _why_variable(
+        self, values: Sequence[AnyArray], weights: Sequence[int], serial: AnyArray
+    ) -> Reason:
+        allows, size = self._tolerance.allows, self._world.size
+        if len(values) == 1:  # reduced
+            [value] = values
+            if allows(np.multiply(value, size, dtype=value.dtype), serial):
+                return Reason(
+                    "the serial value is the sum of the ranks' values, not their average: the loss is a "
+                    "sum over the rows, perhaps divided by a number; make it a mean, or give "
+                    "loss_op='sum'"
+                )
+            if allows(np.divide(value, size).astype(value.dtype), serial):
+                return Reason(
+                    "the serial value is the average of the ranks' values, not their sum: the loss is a "
+                    "mean over the rows; leave out loss_op='sum'"
+                )
+            return Reason("no reduction of the ranks' values gives the serial one", False)
+        if self._compared.of_step:
+            text = "the gradient, or what else is reduced for it, is not the serial one"
+            return Reason(text, False)
+        why = "each rank updates it from its own rows"
+        for op, call in (
+            ("avg", "synk.all_reduce(variable, weights=function)"),
+            ("sum", "synk.all_reduce(variable, 'sum')"),
+        ):
+            if allows(combined(op, values, weights), serial):
+                return Reason(
+                    f"{why}; their {op} equals the serial value: call {call} after each call, or build "
+                    f"a training step with synkhronos.extensions.train.make_train_function()"
+                )
+        return Reason(
+            f"{why}, and neither their average nor their sum equals the serial value. A training step "
+            f"has to average the gradients, not the parameters: build it with "
+            f"synkhronos.extensions.train.parallel_function() or make_train_function(), or call "
+            f"synk.all_reduce() on the gradients"
+        )
 
 
 def _combined(function: Any, index: int, found: ByRank) -> AnyArray | None:
@@ -317,7 +367,7 @@ def _combined(function: Any, index: int, found: ByRank) -> AnyArray | None:
     mode, replica = function.output_modes[index], function.replica
     value = found.values[0]
     if len(found.values) > 1:
-        value = reasons.combined(mode, found.values, found.weights, replica.output_axes[index])
+        value = combined(mode, found.values, found.weights, replica.output_axes[index])
     return None if value is None else np.asarray(value, replica.output_dtypes[index])
 
 
@@ -335,6 +385,47 @@ def how_called(world: World, called: Sequence[Called]) -> str:
     """Return the number of ranks of calls, and the number of slices if there are several."""
     slices = max(getattr(item.command, "num_slices", 1) for item in called)
     return f"on {world.size} rank(s)" + (f", in {slices} slices," if slices > 1 else "")
+
+
+def causes_in_words(suspects: Collection[str]) -> str:
+    """Return the causes to look for if no reduction gives a serial value.
+
+    Parameters
+    ----------
+    suspects : collection of str
+        The causes in the graph, as of `synkhronos.engines.analysis.difference_causes`.
+    """
+    found = "; ".join(EXPLANATIONS[item] for item in EXPLANATIONS if item in suspects or not suspects)
+    return f"The graph has {found}." if suspects else f"Usual reasons: {found}."
+
+
+def combined(
+    op: str, values: Sequence[AnyArray], weights: Sequence[int], axis: int = 0
+) -> AnyArray | None:
+    """Return the reduction or concatenation of values; None if it is not possible."""
+    shapes = {value.shape for value in values}
+    if op == GATHER:
+        if values[0].ndim <= axis or len({shape[:axis] + shape[axis + 1 :] for shape in shapes}) > 1:
+            return None
+        joined: AnyArray = np.concatenate(values, axis)
+        return joined
+    if len(shapes) > 1 or not OPERATIONS[op].is_defined_for(values[0].dtype):
+        return None
+    return OPERATIONS[op].reduce(values, weights)
+
+
+def _is_inexact(serial: AnyArray, exact: AnyArray, n_rows: int) -> bool:
+    """Whether a serial sum may have lost this much, as its dtype is narrow.
+
+    The gradient of indexing adds rows one by one. Numba computes products of integers in floating point.
+    """
+    if exact.shape != serial.shape:
+        return False
+    if serial.dtype.kind == "f":
+        lost = np.abs(exact - serial)
+        return bool((lost <= np.abs(exact) * n_rows * np.finfo(serial.dtype).eps / 2).all())
+    digits = 53 if serial.dtype.itemsize == 8 else 24
+    return bool(np.abs(exact).max(initial=0) > min(np.iinfo(serial.dtype).max, 2.0**digits))
 
 
 # What the script asks for
