@@ -133,6 +133,9 @@ class Verification:
             return
         if self._is_reported and world.options.verify != RAISE:
             return
+        results = [*self._compared.outputs, *self._compared.variables.values(), *self._reduced.values()]
+        if self._reported.issuperset(results):  # nothing could be said any more
+            return
         if world.options.verify != ALWAYS and not self._is_due(function, command):
             return
         if world.is_recording:
