@@ -30,7 +30,8 @@ from synkhronos.extensions.pymc.leaves import (
 )
 from synkhronos.extensions.pymc.potential import substitute
 
-_SELECTIONS = (names.AdvancedSubtensor, names.AdvancedSubtensor1)
+#: Operations that select items by masks or indices
+SELECTIONS = (names.AdvancedSubtensor, names.AdvancedSubtensor1)
 
 
 # Joins
@@ -134,7 +135,7 @@ def selected_first(
     sources: list[Variable] = []
     new: dict[Variable, Variable] = {}
     for node in io_toposort(inputs, [graph]):
-        index = _index_of_rows(node) if isinstance(node.op, _SELECTIONS) else None
+        index = _index_of_rows(node) if isinstance(node.op, SELECTIONS) else None
         if index is None or n_rows is not None and len(index.rows) != n_rows:
             continue
         (old,) = node.outputs

@@ -15,7 +15,7 @@ from pymc.variational.minibatch_rv import MinibatchRandomVariable, get_scaling
 from synkhronos._text import listed
 from synkhronos.engines import names
 from synkhronos.engines.names import Constant, SharedVariable, Variable, ancestors, io_toposort
-from synkhronos.extensions.pymc.imputed import joined_by_row, selected_first
+from synkhronos.extensions.pymc.imputed import SELECTIONS, joined_by_row, selected_first
 from synkhronos.extensions.pymc.leaves import (
     array_of,
     computed_once,
@@ -494,9 +494,27 @@ class Group:
                 f"several rows from the data before, or, if it only happens to be as long as the rows, "
                 f"name the arrays that have rows by data={{...}}"
             )
+        for term in self._terms:
+            if not causes and _selects_inside(term.graph):
+                causes.append(
+                    f"rows of the data are selected inside of the marginalized variable "
+                    f"{term.graph.owner.op.marginalized_name!r}, on which {term.variable.name!r} "
+                    f"depends; select them before, as in pm.Data(..., array[mask])"
+                )
         if not causes or isinstance(reason, RecurrenceError):
             causes = [str(reason).partition(": ")[2]]
         return ValueError(f"{self._title}: {'. '.join(causes)}")
+
+
+def _selects_inside(graph: Variable) -> bool:
+    """Whether a marginalized variable, which has a graph of its own, selects rows of data in it."""
+    node = graph.owner
+    if node is None or not hasattr(node.op, "marginalized_name"):
+        return False
+    given = dict(zip(node.op.inner_inputs, node.inputs))
+    inside = [item.owner for item in ancestors(node.op.inner_outputs) if item.owner]
+    selections = [item.inputs[0] for item in inside if isinstance(item.op, SELECTIONS)]
+    return any(is_leaf(given.get(operand, operand)) for operand in selections)
 
 
 def _distribution(variable: Variable) -> str:
