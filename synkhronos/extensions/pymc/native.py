@@ -18,16 +18,17 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-#: What `evaluate` and `serve` return
-DONE, OFF, LATE, FAILED, SAY, LEFT, CROWDED = range(7)
+#: What `evaluate`, `serve` and waits return
+DONE, OFF, LATE, FAILED, SAY, LEFT, CROWDED, SLEPT = range(8)
 
-#: Words of the board: the number of the last evaluation, the sum, whether the ranks have to leave
-NUMBER, SUM, LEAVE = 0, 8, 16
+#: Words of the board: the number of the last evaluation, and its sum; `NONE` if the ranks have to leave
+NUMBER, SUM = 0, 8
+NONE = -1
 #: The bytes of the board before the lines, and those of a line
 LINE = 128
 #: Words of a line: the evaluation that was finished last, its code, whether the rank sleeps,
-#: whether it has left the loop, the times at which its last part began and ended, and its core
-FINISHED, CODE, SLEEPS, GONE, BEGAN, ENDED, CORE = range(0, 56, 8)
+#: whether it has left the loop, and its core
+FINISHED, CODE, SLEEPS, GONE, CORE = range(0, 40, 8)
 SEMAPHORE = 64
 
 #: Words of a record. The first ones belong to all sums of a process.
@@ -131,26 +132,15 @@ def add(context, address, value):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def call(context, function, table):  # type: ignore[no-untyped-def]
-    """Call a function by its address, with the address of a table."""
+def call(context, function, words):  # type: ignore[no-untyped-def]
+    """Call a function by its address, with a tuple of words."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        kind = ir.FunctionType(_word, [cgutils.voidptr_t])
-        found = builder.inttoptr(arguments[0], kind.as_pointer())
-        return builder.call(found, [builder.inttoptr(arguments[1], cgutils.voidptr_t)])
+        given = cgutils.unpack_tuple(builder, arguments[1], len(words))
+        kind = ir.FunctionType(_word, [_word] * len(given))
+        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), given)
 
-    return types.int64(types.int64, types.int64), generate
-
-
-@intrinsic
-def _call5(context, function, one, two, three, four, five):  # type: ignore[no-untyped-def]
-    """Call a function of five words by its address."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        kind = ir.FunctionType(_word, [_word] * 5)
-        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
-
-    return types.int64(*[types.int64] * 6), generate
+    return types.int64(types.int64, words), generate
 
 
 @intrinsic
@@ -230,36 +220,59 @@ def _patience(halvings, worked):  # type: ignore[no-untyped-def]
 
 
 @_compiled
+def _wait_for_change(place, old, line, halvings, polls, worked):  # type: ignore[no-untyped-def]
+    """Wait until a word is no longer the old one: poll, and then sleep; see `transports.waiting`.
+
+    Parameters
+    ----------
+    place, line, halvings : int
+        The addresses of the word, of the line of this rank, and of the word in which it keeps how long
+        to poll.
+    polls : int
+        Whether to poll at all.
+    worked : int
+        The nanoseconds of work before.
+
+    Returns
+    -------
+    int
+        `DONE`, `SLEPT` if it was not polling any more, or `LATE`.
+    """
+    polled, began, until, slept = 0, np.int64(0), np.int64(0), False
+    while load(place) == old:
+        polled += 1
+        if polled % _POLLS:
+            continue
+        time = now()
+        if not began:
+            began, until = time, time + polls * _patience(load(halvings), worked)
+        if time - began > _LATE:
+            return LATE
+        if time < until:
+            _sched_yield()
+            continue
+        slept = True
+        store(line + SLEEPS, 1)
+        if load(place) == old:
+            _wait_until(line + SEMAPHORE, _deadline())
+        store(line + SLEEPS, 0)
+    if slept and now() - began > _patience(0, worked):
+        store(halvings, min(load(halvings) + 1, _MOST_HALVINGS))
+    elif began:
+        store(halvings, 0)
+    return SLEPT if slept else DONE
+
+
+@_compiled
 def wait_for_ranks(common, worked):  # type: ignore[no-untyped-def]
     """Wait until the others have finished the last evaluation; return whether that took too long."""
     board, size, own = load(common + BOARD), load(common + SIZE), load(common + RANK)
-    number, line = load(board + NUMBER), board + LINE * (1 + own)
-    began, slept = np.int64(0), False
-    until = np.int64(0)
+    before, line = load(board + NUMBER) - 1, board + LINE * (1 + own)
     for rank in range(size):
-        polls = 0
-        while rank != own and load(board + LINE * (1 + rank) + FINISHED) != number:
-            polls += 1
-            if polls % _POLLS:
-                continue
-            time = now()
-            if not began:
-                began = time
-                until = time + load(common + POLLS) * _patience(load(common + HALVINGS), worked)
-            if time - began > _LATE:
+        place, polls = board + LINE * (1 + rank) + FINISHED, load(common + POLLS)
+        if rank != own:
+            if _wait_for_change(place, before, line, common + HALVINGS, polls, worked) == LATE:
                 return True
-            if time < until:
-                _sched_yield()
-                continue
-            slept = True
-            store(line + SLEEPS, 1)
-            if load(board + LINE * (1 + rank) + FINISHED) != number:
-                _wait_until(line + SEMAPHORE, _deadline())
-            store(line + SLEEPS, 0)
-    if slept and now() - began > _patience(0, worked):
-        store(common + HALVINGS, min(load(common + HALVINGS) + 1, _MOST_HALVINGS))
-    elif began:
-        store(common + HALVINGS, 0)
     return False
 
 
@@ -280,45 +293,21 @@ def _serve(board, size, own, master, polls, parts, tables, halvings):  # type: i
     ``halvings`` is the address of a word in which it keeps how long to poll.
     """
     line, boss = board + LINE * (1 + own), board + LINE * (1 + master)
-    seen, worked = load(line + FINISHED), np.int64(0)
+    worked = np.int64(0)
     while True:
-        began = now()
-        until = began + polls * _patience(load(halvings), worked)
-        polled, slept = 0, False
-        while load(board + NUMBER) == seen:
-            if load(board + LEAVE):
-                return LEFT
-            polled += 1
-            if polled % _POLLS:
-                continue
-            time = now()
-            if time - began > _LATE:
-                return LATE
-            if time < until:
-                _sched_yield()
-                continue
-            slept = True
-            store(line + SLEEPS, 1)
-            if load(board + NUMBER) == seen and not load(board + LEAVE):
-                _wait_until(line + SEMAPHORE, _deadline())
-            store(line + SLEEPS, 0)
-        began, waited = now(), now() - began
-        if slept and waited > _patience(0, worked):
-            store(halvings, min(load(halvings) + 1, _MOST_HALVINGS))
-        else:
-            store(halvings, 0)
-        if slept and _core() == load(boss + CORE) and polls:
-            return CROWDED
-        seen = load(board + NUMBER)
+        seen = load(line + FINISHED)
+        how = _wait_for_change(board + NUMBER, seen, line, halvings, polls, worked)
         number = load(board + SUM)
-        store(line + CODE, call(load(parts + 8 * number), load(tables + 8 * number)))
-        ended = now()
-        store(line + BEGAN, began)
-        store(line + ENDED, ended)
+        if number == NONE:
+            return LEFT
+        if how == LATE or how == SLEPT and polls and _core() == load(boss + CORE):
+            return LATE if how == LATE else CROWDED
+        seen, began = load(board + NUMBER), now()
+        store(line + CODE, call(load(parts + 8 * number), (load(tables + 8 * number),)))
+        worked = now() - began
         store(line + FINISHED, seen)
         if load(boss + SLEEPS):
             _sem_post(boss + SEMAPHORE)
-        worked = ended - began
 
 
 @_compiled
@@ -347,13 +336,11 @@ def _with_ranks(record, parameters, result):  # type: ignore[no-untyped-def]
         add(board + NUMBER, 1)
         wake(board, size, own)
         began = now()
-        code = call(load(record + PART), load(record + TABLES) + own * load(record + TABLE_BYTES))
-        ended, line = now(), board + LINE * (1 + own)
-        store(line + CODE, code)
-        store(line + BEGAN, began)
-        store(line + ENDED, ended)
+        table = load(record + TABLES) + own * load(record + TABLE_BYTES)
+        code = call(load(record + PART), (table,))
+        worked = now() - began
+        store(board + LINE * (1 + own) + CODE, code)
         store(common + STARTED, number + 1)
-        worked = ended - began
         if wait_for_ranks(common, worked):
             return LATE
     store(common + STARTED, 0)
@@ -382,7 +369,7 @@ def _alone(record, parameters, result):  # type: ignore[no-untyped-def]
         _memcpy(table.ctypes.data, place, 8 * n_words)
         table[T_PARAMETERS] = parameters
         table[T_OUTPUTS] = part.ctypes.data if number else result
-        if call(load(record + PART), table.ctypes.data):
+        if call(load(record + PART), (table.ctypes.data,)):
             return FAILED
         if number:
             add_to(total, part, number)
@@ -500,6 +487,5 @@ def taken(outputs, start, like):  # type: ignore[no-untyped-def]
 @_compiled
 def call_evaluate(function, record, parameters, outputs):  # type: ignore[no-untyped-def]
     """Call ``evaluate``, with arrays for parameters and outputs."""
-    return _call5(
-        function, record, parameters.ctypes.data, 8 * parameters.size, outputs.ctypes.data, outputs.size
-    )
+    places = parameters.ctypes.data, outputs.ctypes.data
+    return call(function, (record, places[0], 8 * parameters.size, places[1], outputs.size))

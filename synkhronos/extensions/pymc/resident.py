@@ -97,8 +97,10 @@ class Residence:
         native.unlock(self.common)
         board, world = self._board, self._world
         if board is not None and world is not None:
-            write(board.ctypes.data + native.LEAVE, 1)
-            native.wake(board.ctypes.data, world.size, world.master_rank)
+            place = board.ctypes.data
+            write(place + native.SUM, native.NONE)
+            write(place + native.NUMBER, read(place + native.NUMBER) + 1)
+            native.wake(place, world.size, world.master_rank)
 
     def check(self, waited: float) -> None:
         """Raise if it is useless to wait longer for an evaluation."""
