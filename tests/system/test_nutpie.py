@@ -16,7 +16,7 @@ from test_pymc import Held
 
 import synkhronos as synk
 from synkhronos.extensions.pymc import parallelize
-from synkhronos.extensions.pymc.operation import RowsSum
+from synkhronos.extensions.pymc.potential import RowsSum
 from synkhronos.extensions.pymc.rows import Rows
 from synkhronos.world.world import current_world
 

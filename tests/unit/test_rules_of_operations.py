@@ -380,8 +380,7 @@ REWRITING = {
     "engines/collectives.py", "engines/graph_engine.py", "engines/pytensor/jax_engine.py",
     "engines/theano/engine.py", "engines/theano/gpu_engine.py", "engines/theano/kernels/cpp.py",
     "engines/theano/kernels/loops.py", "engines/theano/kernels/normalization.py",
-    "extensions/pymc/imputed.py", "extensions/pymc/leaves.py", "extensions/pymc/models.py",
-    "extensions/pymc/operation.py",
+    "extensions/pymc/graphs.py", "extensions/pymc/models.py", "extensions/pymc/potential.py",
     "extensions/pymc/terms.py", "extensions/steps/clipped_gradients.py", "extensions/steps/losses.py",
     "extensions/steps/reduced_expressions.py",
 }  # fmt: skip

@@ -9,13 +9,13 @@ of the log-probability and of its gradient to the master. Priors, transformation
 the master, as they do without ranks.
 
 ``parallel`` has the public functions for models. ``models`` makes a parallel model: with the sum of
-``rows`` over all ranks, which ``operation`` is in a graph, in place of observed variables. ``resident``
-evaluates it without Python, by functions that are ``compiled`` for it and the loop of ``native``.
-``terms`` has the observed variables with their graphs, and the sums of those with equal numbers of rows.
-``leaves`` are the constants and shared variables of a graph, and ``imputed`` rewrites graphs with
-missing values and selections so that they have rows. ``point`` has the values with which graphs are
-tried. ``deterministics`` does what `compute_deterministics` does, and ``chains`` what `sample` does.
-``potential`` makes a sum over rows without a model.
+``rows`` over all ranks in place of observed variables. ``potential`` has the operation that is this sum
+in a graph, and makes one without a model. ``resident`` evaluates it without Python, by functions that
+are ``compiled`` for it and the loop of ``native``. ``terms`` has the observed variables with their
+graphs, the sums of those with equal numbers of rows, and the values with which graphs are tried.
+``graphs`` rewrites graphs, also with missing values and selections, so that their constants and shared
+variables have the rows. ``deterministics`` does what `compute_deterministics` does, and ``chains`` what
+`sample` does.
 
 Samplers do not show that a sum is wrong. So ``serial`` tests whether the rows are independent, finds on
 which items they depend, and compares the first evaluations with the sum on one process. ``lost_errors``

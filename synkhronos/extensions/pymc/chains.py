@@ -25,7 +25,7 @@ from synkhronos._checks import check_int
 from synkhronos._typing import AnyArray
 from synkhronos.extensions.pymc.deterministics import computed
 from synkhronos.extensions.pymc.models import DividedModel
-from synkhronos.extensions.pymc.operation import sums_over_rows
+from synkhronos.extensions.pymc.potential import sums_over_rows
 from synkhronos.extensions.pymc.rows import EvaluatedSum, Rows, SumOnRanks
 
 _logger = logging.getLogger("synkhronos")

@@ -14,13 +14,11 @@ import synkhronos as synk
 from synkhronos._text import listed
 from synkhronos._typing import AnyArray
 from synkhronos.engines.names import Variable
-from synkhronos.extensions.pymc.leaves import array_of, folded, has_length, padded
-from synkhronos.extensions.pymc.point import Point
+from synkhronos.extensions.pymc.graphs import array_of, folded, has_length, padded
 from synkhronos.extensions.pymc.potential import substitute
+from synkhronos.extensions.pymc.rows import slices_of
 from synkhronos.extensions.pymc.serial import dependence
-from synkhronos.extensions.pymc.terms import arrays_of, leaves_of, of_parameters, with_rows
-
-_SLICE = 4 << 20  # bytes of rows in a slice
+from synkhronos.extensions.pymc.terms import Point, arrays_of, leaves_of, of_parameters, with_rows
 
 
 def computed(
@@ -117,8 +115,7 @@ class ByRow(NamedTuple):
             name=f"compute_deterministics({name})",
             on_unused_input="ignore",
         )
-        num_slices = max(1, sum(array.nbytes for array in arrays) // (_SLICE * synk.size()))
-        return lambda *values: compute(*data, *values, num_slices=num_slices)
+        return lambda *values: compute(*data, *values, num_slices=slices_of(data))
 
 
 def _by_row(model: Any, variable: Variable, point: Point) -> ByRow | None:

@@ -27,12 +27,9 @@ import synkhronos as synk
 from synkhronos._text import listed
 from synkhronos._typing import AnyArray
 from synkhronos.engines.names import SharedVariable, Variable, ancestors
-from synkhronos.extensions.pymc.imputed import select_first
-from synkhronos.extensions.pymc.leaves import has_dims
-from synkhronos.extensions.pymc.operation import RowsSum, sums_over_rows
-from synkhronos.extensions.pymc.point import Point, lowered
-from synkhronos.extensions.pymc.potential import substitute, sum_over_ranks
-from synkhronos.extensions.pymc.terms import Group, Term, terms_of
+from synkhronos.extensions.pymc.graphs import has_dims, select_first
+from synkhronos.extensions.pymc.potential import RowsSum, substitute, sum_over_ranks, sums_over_rows
+from synkhronos.extensions.pymc.terms import Group, Point, Term, lowered, terms_of
 
 _NEEDS_JAX = ("blackjax", "numpyro")
 _PACKAGES = ("pymc", "pymc_extras")

@@ -263,7 +263,7 @@ class Rows(EvaluatedSum):
         arrays = [_as_data(name, *pair) for pair in zip(variables, data)]
         super().__init__(
             SumOnRanks(
-                name, total.type.dtype, list(parameters), wrt, arrays, _slices(arrays), {}, no_gradient
+                name, total.type.dtype, list(parameters), wrt, arrays, slices_of(arrays), {}, no_gradient
             )
         )
         self._arguments: list[Any] = []  # the parameters as `Data`, when there are values
@@ -321,13 +321,14 @@ class Rows(EvaluatedSum):
             data = [changed.get(number, rows) for number, (_, rows) in enumerate(named)]
             _check_lengths(self.name, self._variables, data)
             arrays = [_as_data(self.name, *pair) for pair in zip(self._variables, data)]
-            self.on_ranks.data, self.on_ranks.num_slices = arrays, _slices(arrays)
+            self.on_ranks.data, self.on_ranks.num_slices = arrays, slices_of(arrays)
             self._serial.take(arrays)
             self._sources.use()
 
     def depends_on(self, shared: Any) -> bool:
         """Whether the rows are computed from a shared variable."""
-        return shared in self._sources.shared
+        container = getattr(shared, "container", None)
+        return any(item.container is container for item in self._sources.shared)
 
     def _evaluate_here(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
         try:
@@ -416,7 +417,8 @@ class Rows(EvaluatedSum):
         )
 
 
-def _slices(data: Sequence[synk.Data]) -> int:
+def slices_of(data: Sequence[synk.Data]) -> int:
+    """Return in how many slices a rank computes its share of rows."""
     return max(1, n_bytes(data) // (_SLICE * synk.size()))
 
 
