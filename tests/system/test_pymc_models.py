@@ -111,6 +111,18 @@ def test_value_and_gradient_are_those_of_the_model(two, build):
     assert_equal(model, parallel)
 
 
+def test_data_of_named_dims_that_are_set_reach_the_ranks(two):
+    model = model_of(named_dims)
+    parallel = parallelize(model)
+    for changed, data in (
+        (model, {"x": X[::-1].copy()}),
+        (parallel, {"x": 2 * X}),
+        (parallel, {"center": np.arange(3.0)}),
+    ):
+        pm.set_data(data, model=changed)
+        assert_equal(model, parallel)
+
+
 def test_initial_values_are_those_of_the_model(two):
     for build in (values_as_initial_ones, draws_as_initial_ones):
         model = model_of(build)
