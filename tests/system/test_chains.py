@@ -13,6 +13,7 @@ import pytest
 
 import synkhronos as synk
 from synkhronos.extensions.pymc import parallelize, rows_potential, sample
+from synkhronos.extensions.pymc.resident import ResidentSum
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -110,6 +111,29 @@ def test_ctrl_c_returns_the_draws_until_then(world_of, in_python):
     assert 0 < drawn.posterior.sizes["draw"] < 10**4
     assert not np.isnan(drawn.posterior["weights"]).any()
     assert sample(parallel, chains=2, **{**options, "draws": 3}).posterior.sizes["draw"] == 3
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_nutpie_where_a_rank_evaluates_without_python(world_of, monkeypatch):
+    pytest.importorskip("nutpie")
+    script, begin, interrupted = os.getpid(), ResidentSum.begin_alone, []
+
+    def interrupted_soon(*args):
+        begin(*args)
+        if os.getpid() == script and not interrupted:
+            interrupted.append(time.monotonic() + 2)
+            threading.Timer(2.0, os.kill, (script, signal.SIGINT)).start()
+
+    monkeypatch.setattr(ResidentSum, "begin_alone", interrupted_soon)
+    world_of(2, timeout=120)
+    rows = random.normal(size=20_000)
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mean"), pm.HalfNormal("sigma"), observed=rows)
+    options = {**SHORT, "draws": 10**6, "random_seed": 1, "nuts_sampler": "nutpie"}
+    drawn = sample(parallelize(model, mode="NUMBA"), chains=2, **options)
+    assert time.monotonic() - interrupted[0] < 20
+    assert 0 < drawn.posterior.sizes["draw"] < 10**6
+    assert not np.isnan(drawn.posterior["mean"]).any()
 
 
 def test_deterministics_that_were_left_out_are_added(world_of, in_python):

@@ -6,13 +6,14 @@ their rows of each evaluation. All ranks read the same rows in shared memory.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import pickle
 import signal
 import threading
 from importlib.util import find_spec
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
 import cloudpickle
 import numpy as np
@@ -30,6 +31,7 @@ from synkhronos.extensions.pymc.rows import EvaluatedSum, Rows, SumOnRanks
 
 _logger = logging.getLogger("synkhronos")
 
+_LOOK = 0.1  # seconds between two looks whether the ranks are asked to stop
 _REHEARSALS = 3  # evaluations by all ranks before the chains, which are compared with the model
 
 
@@ -93,16 +95,13 @@ class SumOfTeam(EvaluatedSum):
         Its number among the sums of the team.
     on_ranks : SumOnRanks
         What the ranks have of it.
-    interrupts : Interrupts
-        Ends the sampler after Ctrl-C.
     """
 
-    def __init__(self, team: Team, number: int, on_ranks: SumOnRanks, interrupts: Interrupts) -> None:
+    def __init__(self, team: Team, number: int, on_ranks: SumOnRanks) -> None:
         super().__init__(on_ranks)
-        self._team, self._number, self._interrupts = team, number, interrupts
+        self._team, self._number = team, number
 
     def _evaluate_here(self, values: Sequence[Any], with_gradient: bool) -> AnyArray:
-        self._interrupts.in_evaluation()
         result, resident = self._team.evaluate(self._number, values, with_gradient), None
         if self._team.size == 1:
             resident = self.resident[with_gradient]
@@ -112,64 +111,47 @@ class SumOfTeam(EvaluatedSum):
         return result
 
 
-class Interrupts:
-    """Ends the sampler of this process after Ctrl-C, so that it returns its draws.
+@contextlib.contextmanager
+def _interrupted(stop: Any) -> Iterator[None]:
+    """Raise KeyboardInterrupt in this thread, once, after Ctrl-C, which only asks the ranks to stop.
 
-    PyMC's own sampler is ended between two draws. nutpie evaluates in other threads while the main
-    thread waits, so the signal is raised there.
+    nutpie evaluates in other threads, perhaps without Python, and looks for signals in this one.
 
     Parameters
     ----------
-    rank : Rank
-        This rank of the program.
+    stop : Stop
+        Whether the ranks are asked to stop.
     """
+    main, has_ended, is_due = threading.main_thread().ident or 0, threading.Event(), threading.Event()
+    if threading.get_ident() != main:
+        yield
+        return
 
-    def __init__(self, rank: synk.Rank) -> None:
-        self._stop = rank._stop
-        self._was_raised = self._was_handled = False
-        self._before: Any = None
+    def watch() -> None:
+        while not has_ended.wait(_LOOK):
+            if stop.is_asked:
+                is_due.set()
+                signal.pthread_kill(main, signal.SIGINT)
+                return
 
-    def __enter__(self) -> Interrupts:
-        if _is_main():
-            self._before = signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        if _is_main():
-            signal.signal(signal.SIGINT, self._before)
-
-    @property
-    def are_asked(self) -> bool:
-        """Whether the ranks are asked to stop."""
-        return self._stop.is_asked
-
-    def between_draws(self, callback: Any) -> Any:
-        """Return a callback for PyMC's sampler, which calls another one first."""
-
-        def called(trace: Any, draw: Any) -> None:
-            if callback is not None:
-                callback(trace, draw)
-            if self.are_asked:
+    def handle(number: int, frame: Any) -> None:
+        if is_due.is_set():
+            is_due.clear()
+            if not has_ended.is_set():
                 raise KeyboardInterrupt
+        elif callable(before):
+            before(number, frame)
 
-        return called
-
-    def in_evaluation(self) -> None:
-        """Raise the signal in the main thread, once, if another thread evaluates."""
-        if self.are_asked and not self._was_raised and not _is_main():
-            self._was_raised = True
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    def _handle(self, number: int, frame: Any) -> None:
-        if self._was_raised and not self._was_handled:
-            self._was_handled = True
-            raise KeyboardInterrupt
-        if callable(self._before):
-            self._before(number, frame)
-
-
-def _is_main() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
+    before = signal.signal(signal.SIGINT, handle)
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+        has_ended.set()  # so that it is not raised below
+    finally:
+        has_ended.set()
+        watcher.join()
+        signal.signal(signal.SIGINT, before)
 
 
 class _ModelPickler(cloudpickle.Pickler):
@@ -316,35 +298,43 @@ def _sample(
     if not rank.is_master:
         options = {**options, "progressbar": False}
         logging.getLogger("pymc").setLevel(logging.WARNING)
-    interrupts = Interrupts(rank)
-    own = [SumOfTeam(team, *numbered, interrupts) for numbered in enumerate(sums)]
+    own = [SumOfTeam(team, *numbered) for numbered in enumerate(sums)]
     model = _ModelUnpickler(pickled, own).load()
-    with interrupts:
-        drawn = [
-            (chain, _sample_chain(model, seeds[chain], interrupts, options))
-            for chain in range(first, len(seeds), n_groups)
-        ]
+    drawn = [
+        (chain, _sample_chain(model, seeds[chain], rank._stop, options))
+        for chain in range(first, len(seeds), n_groups)
+    ]
     team.dismiss()
     return drawn
 
 
-def _sample_chain(model: pm.Model, seed: int, interrupts: Interrupts, options: dict[str, Any]) -> Any:
+def _sample_chain(model: pm.Model, seed: int, stop: Any, options: dict[str, Any]) -> Any:
     """Return the draws of a chain; those until then after Ctrl-C, and None if there are none."""
-    if interrupts.are_asked:
+    if stop.is_asked:
         return None
-    if _is_of_pymc(model, options):
-        options = {**options, "callback": interrupts.between_draws(options.get("callback"))}
+    interrupted = contextlib.nullcontext() if _is_of_pymc(model, options) else _interrupted(stop)
+    if _is_of_pymc(model, options):  # it is ended between two draws
+        callback = options.get("callback")
+
+        def called(trace: Any, draw: Any) -> None:
+            if callback is not None:
+                callback(trace, draw)
+            if stop.is_asked:
+                raise KeyboardInterrupt
+
+        options = {**options, "callback": called}
     try:
-        return pm.sample(
-            model=model,
-            chains=1,
-            cores=1,
-            random_seed=[seed],
-            compute_convergence_checks=False,
-            **options,
-        )
+        with interrupted:
+            return pm.sample(
+                model=model,
+                chains=1,
+                cores=1,
+                random_seed=[seed],
+                compute_convergence_checks=False,
+                **options,
+            )
     except (Exception, KeyboardInterrupt):  # as nutpie raises if it has no draw yet
-        if not interrupts.are_asked:
+        if not stop.is_asked:
             raise
         return None
 
@@ -376,18 +366,12 @@ def _n_draws(posterior: Any) -> int:
 
 def _join(by_chain: Sequence[Any]) -> Any:
     """Return the draws of all chains as one, of the kind that PyMC returns."""
-    first = by_chain[0]
-    names = list(getattr(first, "children", None) or first.groups())
-    groups = {}
-    for name in names:
-        datasets = [
-            getattr(item[name], "to_dataset", lambda found=item[name]: found)() for item in by_chain
-        ]
+    first, groups = by_chain[0], {}
+    is_tree = hasattr(first, "children")  # of PyMC 6
+    for name in first.children if is_tree else first.groups():
+        datasets = [item[name].to_dataset() if is_tree else item[name] for item in by_chain]
+        groups[name] = datasets[0]
         if "chain" in datasets[0].dims:
             joined = xarray.concat(datasets, dim="chain")
             groups[name] = joined.assign_coords(chain=np.arange(len(by_chain)))
-        else:
-            groups[name] = datasets[0]
-    if hasattr(first, "children"):  # an xarray.DataTree, of PyMC 6
-        return xarray.DataTree.from_dict(groups)
-    return type(first)(**groups)
+    return xarray.DataTree.from_dict(groups) if is_tree else type(first)(**groups)
