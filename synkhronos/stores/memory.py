@@ -352,13 +352,13 @@ class SharedMemory:
 
     def collect(self) -> None:
         """Free the blocks of deallocated arrays; keep the pages of some for the next blocks."""
+        self._changes.forget_interrupted()
         if self._blocks.any_ended:
             with self._changes:
                 for offset, nbytes in self._blocks:
                     self._free(offset, nbytes)
         if self._changes.any_lost:
             self._find_lost()
-        self._changes.forget_interrupted()
 
     def _free(self, offset: int, nbytes: int) -> None:
         if offset < self._large.lowest:
