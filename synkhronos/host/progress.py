@@ -123,6 +123,9 @@ def shown(compile_function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(compile_function)
     def compile_and_show(inputs: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        processes = sys.modules.get("multiprocessing.process")
+        if processes is not None and processes.parent_process() is not None:  # only the master shows it
+            return compile_function(inputs, outputs, *args, **kwargs)
         name = kwargs.get("name")
         called = f" ({os.path.basename(name)})" if isinstance(name, str) else ""
         with progress.show(f"compiling theano.function {next(numbers)}{called}", REMARK):

@@ -97,6 +97,18 @@ def test_the_keys_of_a_module_are_never_incomplete_on_disk(tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
+def test_a_failure_to_write_the_keys_leaves_no_file(tmp_path):
+    data = KeyData({"first"}, "hash", str(tmp_path / "key.pkl"), "entry")
+    with pytest.raises(AttributeError):
+        data.add_key(lambda: "which cannot be pickled")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_program_without_arguments_is_run():
+    """Theano runs one that it has compiled, unless its flags name an architecture."""
+    assert module_cache.run_compiler(["true"])[2] == 0
+
+
 def modules_in(folder):
     """Return the names of compiled modules, which are digests of their code and flags."""
     return sorted(file.stem.partition(".")[0] for file in Path(folder).glob("*/*/m*.so"))

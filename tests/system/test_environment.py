@@ -1,8 +1,11 @@
 """Tests of how Theano is made importable, repaired and configured, and which BLAS is found."""
 
+import importlib
 import importlib.util
+import multiprocessing.process
 import re
 import sys
+import time
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -288,6 +291,18 @@ def test_theano_shows_that_it_compiles_also_to_those_who_call_it_within_theano()
     names = ("theano.compile.function_module", "theano.compile.pfunc")
     shown, same = (importlib.import_module(name).orig_function for name in names)
     assert shown is same and shown.__wrapped__.__name__ == "orig_function"
+
+
+def test_only_the_process_of_the_script_shows_that_theano_compiles(monkeypatch, capsys):
+    progress = importlib.import_module("theano.compat.progress")
+    monkeypatch.setattr(progress, "DELAY", 0.0)
+    monkeypatch.delenv(progress.VARIABLE, raising=False)
+    compiled = progress.shown(lambda inputs, outputs: time.sleep(0.2))
+    compiled([], [])
+    assert "compiling theano.function 1" in capsys.readouterr().err
+    monkeypatch.setattr(multiprocessing.process, "parent_process", lambda: "the master")
+    progress.shown(lambda inputs, outputs: time.sleep(0.2))([], [])
+    assert capsys.readouterr().err == ""
 
 
 def test_the_finder_of_the_start_stays_the_only_one(monkeypatch):

@@ -104,8 +104,13 @@ def test_the_others_go_on_when_a_rank_dies_and_a_new_one_takes_its_place(world_o
 
 
 def test_what_needs_all_ranks_cannot_go_on_without_one(tmp_path):
-    for rule, checkpoint in (("BSP", None), ("LocalSGD", None), ("EASGD", tmp_path / "session.npz")):
-        with pytest.raises(ValueError, match="in collectives, which .* uses; use what needs none"):
+    saved = tmp_path / "session.npz"
+    for rule, checkpoint, advice in (
+        ("BSP", None, "use a rule without them"),
+        ("LocalSGD", None, "use a rule without them"),
+        ("EASGD", saved, "leave out checkpoint="),
+    ):
+        with pytest.raises(ValueError, match=f"in collectives, which .* uses; {advice}"):
             Session(Model, rule, checkpoint=checkpoint, on_death="continue")
     with pytest.raises(ValueError, match="expected one of .'continue', 'raise'., got 'ignore'"):
         Session(Model, "EASGD", on_death="ignore")

@@ -74,7 +74,8 @@ def test_the_readmes_config_file(configure):
             [("node0", ["cuda0"]), ("node1", ["cuda0", "cuda1"])],
         ),
         ("DEVICES=opencl0:0", [("", ["opencl0:0"])]),
-        ('NOTE="two words"\nDEVICES=cpu', [("", ["cpu"])]),
+        ("NOTE='run (2)'\nDEVICES=cpu", [("", ["cpu"])]),
+        ("DEVICES=('a:cpu' # a core\n'b:cpu')", [("a", ["cpu"]), ("b", ["cpu"])]),
     ],
 )
 def test_devices_of_a_config_file(configure, text, devices):
@@ -91,6 +92,9 @@ def test_devices_of_a_config_file(configure, text, devices):
         ('DEVICES="$HOME"', "expected a plain value"),
         ("DEVICES=cuda0 touch", "expected one value, in quotes"),
         ("DEVICES=(cpu", "expected a list"),
+        ("DEVICES=(cpu # :)", "expected a list"),
+        ("DEVICES=(\n" + "'cuda0' # a GPU of this machine\n" * 40, "expected a list"),
+        ("DEVICES=cpu(0)", "expected a plain value"),
         ("DEVICES='cpu", "line 4: expected a closing quotation mark"),
         ("DEVICES=gpu0", "expected names such as cuda0 or cpu, got 'gpu0'"),
         ("DEVICES=cpu,cpu\nSIZE=3", "expected as many DEVICES as SIZE, 3, got 2"),
@@ -436,6 +440,7 @@ def record(recorder):
         recorder.start()
         recorder.end("calc")
         recorder.train_error(count, np.float32(count), 0.5)
+        assert recorder.train_info["cost"][-1] == count and recorder.all_time["calc"][0] > 0
         recorder.print_train_info(count)
     recorder.val_error(4, 1.0, 0.25, 0.125)
     recorder.val_error(4, 3.0, 0.75, 0.375)
@@ -491,10 +496,11 @@ def test_validations_of_all_processes_are_collected():
         (lambda one: (one.start(), one.end("sleep")), "Recorder.end: expected 'load', 'calc'"),
         (lambda one: one.end_epoch(1, 1), "expected a call of start_epoch()"),
         (lambda one: one.print_val_info(1), "expected calls of val_error()"),
+        (lambda one: one.train_error(1, None, 0.5), "float"),
     ],
 )
 def test_wrong_calls_of_the_recorder(call, message):
-    with pytest.raises((RuntimeError, ValueError)) as caught:
+    with pytest.raises((RuntimeError, TypeError, ValueError)) as caught:
         call(Recorder(None, 2, "model", False))
     assert message in str(caught.value)
 

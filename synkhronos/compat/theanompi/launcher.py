@@ -38,7 +38,7 @@ USAGE = (
 )
 #: An assignment of a list, with its parentheses and the rest of its line, or of a value; or any line
 _STATEMENT = re.compile(
-    r"""[^\S\n]*([A-Za-z_]\w*)=(?:\(((?:"[^"]*"|'[^']*'|\#.*|[^()"'])*)\)[^\S\n]*(?:\#.*)?$|(.*))|.*""",
+    r"""[^\S\n]*([A-Za-z_]\w*)=(?:\(((?:"[^"]*"|'[^']*'|\#.*\n|[^()"'#])*)\)[^\S\n]*(?:\#.*)?$|(.*))|.*""",
     re.MULTILINE,
 )
 _DEVICE = re.compile(r"cpu|cuda\d*|opencl\d+:\d+")
@@ -142,7 +142,9 @@ def _assignment(statement: re.Match[str]) -> dict[str, list[str]]:
         return {}
     if items is None and text.startswith("("):
         raise ValueError(f"expected a list such as ('a' 'b'), got {text.strip()!r}")
-    wrong = [word for word in words if re.search(r"[$`;&|<>()]", word)]
+    wrong = [word for word in words if re.search(r"[$`;&|<>]", word)]
+    if re.search(r"[()]", re.sub(r"\"[^\"]*\"|'[^']*'|#.*", "", text)):
+        wrong.insert(0, text.strip())
     if wrong:
         raise ValueError(f"expected a plain value, got {wrong[0]!r}")
     if items is None and (len(words) > 1 or (words and text[0].isspace())):

@@ -112,7 +112,7 @@ _n_modules: collections.Counter[tuple[str, ...]] = collections.Counter()
 
 def run_compiler(command: Sequence[str], **options: Any) -> Any:
     """Run a command as Theano does; one that compiles a module takes less time."""
-    if command[1] == "-shared":
+    if command[1:2] == ["-shared"]:  # not a program that it tries
         _, _, debug, *flags = command[: command.index("-o")]  # Theano asks for debug information
         rest = command[command.index("-o") :]
         if not any(flag.startswith("-g") for flag in flags):

@@ -536,12 +536,12 @@ def _after(before: Saved, results: synk.Results) -> Saved:
 # Arguments
 
 
-def check_rule(given: Any, what: str) -> Rule:
+def check_rule(given: Any, what: str, or_else: str = "") -> Rule:
     """Return a copy of a rule; raise if it is something else. `what` begins the message."""
     if not isinstance(given, Rule):
         raise TypeError(
-            f"{what}: rule: expected a Rule, such as rules.EASGD(), got {given!r}; a rule of your own "
-            f"is derived from rules.Rule"
+            f"{what}: rule: expected a Rule, such as rules.EASGD(){or_else}, got {given!r}; a rule of "
+            f"your own is derived from rules.Rule"
         )
     return copy.copy(given)
 
@@ -554,10 +554,12 @@ def check_on_death(on_death: str, what: str, rule: Rule, other: str | None) -> s
     check_choice(on_death, f"{what}: on_death", ("raise", "continue"))
     meeting = repr(rule) if rule.is_synchronous else other
     if on_death == "continue" and meeting:
+        advice = f"leave out {other}"
+        if rule.is_synchronous:
+            advice = "use a rule without them, such as rules.EASGD()"
         raise ValueError(
             f"{what}: on_death='continue': the ranks that are left cannot meet a dead one in "
-            f"collectives, which {meeting} uses; use what needs none, such as rules.EASGD(), or "
-            f"on_death='raise' and a checkpoint"
+            f"collectives, which {meeting} uses; {advice}, or use on_death='raise' and a checkpoint"
         )
     return on_death
 

@@ -629,7 +629,7 @@ def _checked_rule(rule: Any, sync_type: str) -> Rule:
         if rule.lower() not in by_name:
             raise ValueError(f"Session: rule: expected one of {', '.join(_RULES)}, got {rule!r}")
         return by_name[rule.lower()]()
-    checked = check_rule(rule, "Session")
+    checked = check_rule(rule, "Session", ", or its name")
     if isinstance(checked, rules.BSP) and checked.average == "gradients":
         raise ValueError(
             f"Session: rule: expected BSP(average='params'), got {rule!r}: the model computes its "

@@ -15,7 +15,7 @@ from typing import Any, Mapping
 
 from synkhronos.extensions import session
 from synkhronos.extensions.session.inforec import read_inforec
-from synkhronos.extensions.session.recorder import BatchRecorder, Lines, means_of
+from synkhronos.extensions.session.recorder import MODES, BatchRecorder, Lines, means_of
 
 _OUTPUTS = ("loss", "error", "error_top5")  # of a validation; training has the first two
 
@@ -63,6 +63,16 @@ class Recorder(BatchRecorder):
         if self.verbose:
             sys.stdout.write(f"global epoch {uepoch} took {seconds / 3600:.4f} h\n\n")
 
+    def train_error(self, count: int, cost: Any, error: Any) -> None:  # type: ignore[override]
+        """Record the cost and the error of a training batch."""
+        super().train_error(count, float(cost), float(error))
+
+    def val_error(  # type: ignore[override]
+        self, count: int, cost: Any, error: Any, error_top5: Any
+    ) -> None:
+        """Record the cost and the errors of a validation batch."""
+        super().val_error(count, float(cost), float(error), float(error_top5))
+
     def print_train_info(self, count: int) -> None:
         """Record and write the means of the last batches, if `count` is a multiple of ``printFreq``."""
         batches = len(self.outputs_of_batch)
@@ -77,10 +87,19 @@ class Recorder(BatchRecorder):
         self.clear_train_info()
 
     @property
+    def train_info(self) -> dict[str, list[float]]:
+        """The outputs of the training batches since the last means, by name."""
+        return _columns(self.outputs_of_batch, 2)
+
+    @property
     def val_info(self) -> dict[str, list[float]]:
         """The outputs of the validation batches since the last means, by name."""
-        rows = [_row(item, 3) for item in self._validated]
-        return {name: [row[place] for row in rows] for place, name in enumerate(("cost", *_OUTPUTS[1:]))}
+        return _columns(self._validated, 3)
+
+    @property
+    def all_time(self) -> dict[str, list[float]]:
+        """The seconds since the last means, by the name that `end` takes."""
+        return {mode: [self._times[name]] for mode, name in MODES.items()}
 
     def gather_val_info(self) -> None:
         """Collect the validation batches of all processes, by the communicator."""
@@ -154,6 +173,12 @@ class Recorder(BatchRecorder):
         """
         record = session.Recorder.from_inforec(self.info_dict)
         session.compare({self.modelname + label: record}, "train.png")
+
+
+def _columns(batches: list[dict[str, float]], length: int) -> dict[str, list[float]]:
+    """Return the first numbers of `_OUTPUTS` of batches, by their names in Theano-MPI."""
+    rows = zip(*[_row(batch, length) for batch in batches]) if batches else [()] * length
+    return {name: list(column) for name, column in zip(("cost", *_OUTPUTS[1:]), rows)}
 
 
 def _row(means: Mapping[str, float], length: int) -> list[float]:
