@@ -380,7 +380,7 @@ def test_no_exception_of_an_alarm_is_lost_and_the_ranks_can_be_used(tmp_path, co
 
 
 FILES = [
-    "transports/local.py", "stores/memory.py", "stores/deallocations.py", "transports/mailbox.py",
+    "transports/local.py", "stores/memory.py", "transports/mailbox.py", "world/schedule.py",
     "transports/waiting.py", "world/world.py", "world/call_lock.py", "world/rank_state.py",
     "functions/call.py", "functions/function.py",
 ]  # fmt: skip
