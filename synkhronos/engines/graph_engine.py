@@ -8,6 +8,7 @@ import copyreg
 import functools
 import inspect
 import io
+import pickle
 import sys
 from abc import abstractmethod
 from typing import (
@@ -265,6 +266,8 @@ class GraphEngine(Engine):
             self.enter_thread()
             buffer = io.BytesIO()
             self.dump_code(buffer)
+            # Operations that are unpickled derive the dtypes of what they compute anew from it.
+            pickle.dump(names.package.config.floatX, buffer)
             dump(lambda kind: self.pickler(kind, buffer, known), buffer, objects)
             return buffer.getvalue()  # Python 3.13 reports a buffer in garbage if it has views
 
@@ -275,6 +278,7 @@ class GraphEngine(Engine):
             self.enter_thread()
             buffer = io.BytesIO(payload)  # type: ignore[arg-type]  # an array is a buffer, too
             self.load_code(buffer)
+            names.package.config.floatX = pickle.load(buffer)
             return GraphUnpickler(buffer, functools.partial(self.resolve, known=known)).load()
 
         return with_deep_stack(work)

@@ -15,6 +15,7 @@ from theano.gof.cc import get_module_cache
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
+from synkhronos.engines.cpu import CpuEngine
 from synkhronos.world.rank_state import Command
 from theano.compile.nanguardmode import NanGuardMode
 
@@ -308,3 +309,12 @@ def test_too_little_memory_is_no_reason_to_refuse_a_function(two, monkeypatch, t
             f(ONES)
     short.unlink()
     assert f(ONES) == 6
+
+
+def test_a_rank_has_the_dtype_of_floats_of_the_process_that_has_built_its_functions(monkeypatch):
+    """On another machine, the script may not have set it yet when the rank begins."""
+    engine, config = CpuEngine(), theano.config
+    monkeypatch.setattr(config, "floatX", "float32")
+    payload = engine.dumps([], {})
+    monkeypatch.setattr(config, "floatX", "float64")
+    assert engine.loads(payload, {}) == [] and config.floatX == "float32"

@@ -1,5 +1,6 @@
 """Tests of the recorder of sessions: tables, pictures, TensorBoard, and records of Theano-MPI."""
 
+import importlib
 import io
 import os
 import pickle
@@ -192,14 +193,23 @@ def display(image, display_id):
 """
 
 
-def test_a_live_picture_is_replaced_by_the_next_one(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
+@pytest.fixture
+def displayed(tmp_path, monkeypatch):
+    """What a module in the place of IPython has displayed."""
     (tmp_path / "IPython").mkdir()
-    (tmp_path / "IPython" / "__init__.py").touch()
+    # Matplotlib asks for the version when it makes its first canvas.
+    (tmp_path / "IPython" / "__init__.py").write_text("version_info = 8, 24")
     (tmp_path / "IPython" / "display.py").write_text(DISPLAY)
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name.partition(".")[0] == "IPython"]:
         monkeypatch.delitem(sys.modules, name)
+    yield importlib.import_module("IPython.display").shown
+    for name in ("IPython", "IPython.display"):
+        del sys.modules[name]
+
+
+def test_a_live_picture_is_replaced_by_the_next_one(displayed):
+    pytest.importorskip("matplotlib")
     sinks = Recorder(print_every=0, live=True).open_sinks(print)
     made = RankRecorder(sinks, 2, {}, 0.0)
     for count in (1, 2, 3, 4):
@@ -207,10 +217,7 @@ def test_a_live_picture_is_replaced_by_the_next_one(tmp_path, monkeypatch):
         made.finish_batch(0.125, 1.0, 8)
         made.print_train_info(count)
     made.print_val_info(4, point(1, error=0.25))
-    shown = sys.modules["IPython.display"].shown
-    for name in ("IPython", "IPython.display"):
-        del sys.modules[name]
-    assert len({*shown}) == 3 and all(image.startswith(b"\x89PNG") for image in shown)
+    assert len({*displayed}) == 3 and all(image.startswith(b"\x89PNG") for image in displayed)
 
 
 def test_a_number_that_no_validation_has_is_drawn_as_nothing(tmp_path):
