@@ -536,11 +536,14 @@ def _after(before: Saved, results: synk.Results) -> Saved:
 # Arguments
 
 
-def check_rule(given: Any, what: str, or_else: str = "") -> Rule:
-    """Return a copy of a rule; raise if it is something else. `what` begins the message."""
+def check_rule(given: Any, what: str, also: str = "") -> Rule:
+    """Return a copy of a rule; raise if it is something else.
+
+    The message begins with `what`, and says after a rule what is expected `also`.
+    """
     if not isinstance(given, Rule):
         raise TypeError(
-            f"{what}: rule: expected a Rule, such as rules.EASGD(){or_else}, got {given!r}; a rule of "
+            f"{what}: rule: expected a Rule, such as rules.EASGD(){also}, got {given!r}; a rule of "
             f"your own is derived from rules.Rule"
         )
     return copy.copy(given)
